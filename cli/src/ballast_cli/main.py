@@ -1,0 +1,18 @@
+"""The `ballast` command. Sub-commands import what they need when they run, so that `--help` stays fast."""
+
+import typer
+
+app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
+
+
+@app.callback()
+def main() -> None:
+    """Keeps a fleet of prefill/decode vLLM pods in balance."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version of Ballast."""
+    from importlib.metadata import version as installed_version
+
+    typer.echo(installed_version("ballast"))

@@ -1,0 +1,1 @@
+"""The Kubernetes operator: kopf handlers (thin) -> gather -> plan (pure) -> apply."""
