@@ -1,0 +1,170 @@
+"""Hardware profiles: how long one engine step takes, how much KV fits, how fast a link moves it.
+
+One step-time law serves the gateway's beliefs, the simulator's truth and the golden runs; they can only disagree on
+numbers:
+
+    t = overhead + (a^4 + (d T)^4)^(1/4) + k (sum of decode contexts) + s (sum over prefill chunks of n (C + n/2))
+        + b (number of decodes)
+
+T are all tokens computed in the step; a chunk computes n tokens of a request that has C computed already. The
+fourth-power mean joins the memory-bound floor `a` (weights are read once, however few tokens) with the compute-bound
+slope `d`. `k` is the KV read of decodes, `s` the attention arithmetic of prefill, `b` the host's cost for each decode.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareProfile:
+    """Coefficients of one engine: a model on a kind and number of GPUs.
+
+    Coefficients are in milliseconds, as published; methods return seconds.
+    """
+
+    name: str
+    hardware: str = ""
+    gpus: int = 1
+    overhead_ms: float
+    a_ms: float
+    d_ms_per_token: float
+    k_ms_per_kv_token: float
+    s_ms_per_pair: float
+    b_ms_per_seq: float
+    kv_tokens: int
+    kv_bytes_per_token: int
+    block_size: int = 16
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    link_gbps: float = 200.0
+    link_setup_s: float = 0.005
+    derivation: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field when a coefficient is negative or a capacity is not positive."""
+        for field in (
+            "overhead_ms",
+            "a_ms",
+            "d_ms_per_token",
+            "k_ms_per_kv_token",
+            "s_ms_per_pair",
+            "b_ms_per_seq",
+            "link_setup_s",
+        ):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise ValueError(f"{field}: must be a finite number, 0 or more, not {getattr(self, field)!r}")
+        for field in (
+            "gpus",
+            "kv_bytes_per_token",
+            "block_size",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "link_gbps",
+        ):
+            if not 0 < getattr(self, field) < float("inf"):
+                raise ValueError(f"{field}: must be a finite number above 0, not {getattr(self, field)!r}")
+        if self.kv_tokens < self.block_size:
+            raise ValueError(
+                f"kv_tokens: must hold one block of {self.block_size} tokens at least, not {self.kv_tokens!r}"
+            )
+        if self.overhead_ms + self.a_ms <= 0:
+            raise ValueError("overhead_ms, a_ms: one of them must be above 0, or an engine step would take no time")
+
+    @property
+    def kv_blocks(self) -> int:
+        """Whole KV blocks that requests can use."""
+        return self.kv_tokens // self.block_size
+
+    def step_s(self, tokens: int, decode_context_tokens: float, prefill_pairs: float, decodes: int) -> float:
+        """Seconds of one engine step.
+
+        `tokens` counts all tokens computed; `decode_context_tokens` sums the tokens already computed of every decode;
+        `prefill_pairs` sums n (C + n/2) over the prefill chunks.
+        """
+        weights_and_matmul_ms: float = (self.a_ms**4 + (self.d_ms_per_token * tokens) ** 4) ** 0.25
+        return (
+            self.overhead_ms
+            + weights_and_matmul_ms
+            + self.k_ms_per_kv_token * decode_context_tokens
+            + self.s_ms_per_pair * prefill_pairs
+            + self.b_ms_per_seq * decodes
+        ) / 1e3
+
+    def transfer_s(self, tokens: int) -> float:
+        """Seconds to pull the KV of `tokens` over a link that nobody else uses."""
+        return self.link_setup_s + tokens * self.kv_bytes_per_token / (self.link_gbps * 1e9 / 8)
+
+
+H20_QWEN3_32B = HardwareProfile(
+    name="h20-qwen3-32b",
+    hardware="H20 141 GB",
+    gpus=1,
+    overhead_ms=1.0,
+    a_ms=16.0,
+    d_ms_per_token=0.562,
+    k_ms_per_kv_token=6.55e-5,
+    s_ms_per_pair=2.9e-5,
+    b_ms_per_seq=0.05,
+    kv_tokens=190_000,
+    kv_bytes_per_token=262_144,
+    block_size=16,
+    max_num_batched_tokens=8192,
+    max_num_seqs=256,
+    link_gbps=200,
+    link_setup_s=0.005,
+    derivation=(
+        "decode: 64 GB of weights and 262,144 B a KV token over 4.0 TB/s; "
+        "prefill: 62.4 GFLOP a token at 75 % of 148 TFLOP/s; "
+        "attention 2.1 MFLOP a pair at 50 %; b assumed (sampling, host)"
+    ),
+)
+
+A100_QWEN3_32B = HardwareProfile(
+    name="a100-qwen3-32b",
+    hardware="2 x A100 80 GB, tensor parallel",
+    gpus=2,
+    overhead_ms=1.0,
+    a_ms=16.0,
+    d_ms_per_token=0.167,
+    k_ms_per_kv_token=6.55e-5,
+    s_ms_per_pair=8.4e-6,
+    b_ms_per_seq=0.05,
+    kv_tokens=280_000,
+    kv_bytes_per_token=262_144,
+    block_size=16,
+    max_num_batched_tokens=8192,
+    max_num_seqs=256,
+    link_gbps=200,
+    link_setup_s=0.005,
+    derivation=(
+        "decode: 64 GB over 2 x 2.0 TB/s; prefill: 62.4 GFLOP a token at 60 % of 2 x 312 TFLOP/s; "
+        "attention at 40 %; b assumed"
+    ),
+)
+
+H200_LLAMA3_8B = HardwareProfile(
+    name="h200-llama3-8b",
+    hardware="H200 141 GB",
+    gpus=1,
+    overhead_ms=1.0,
+    a_ms=4.771597,
+    d_ms_per_token=0.01925584,
+    k_ms_per_kv_token=2.934709e-05,
+    s_ms_per_pair=8.387413e-07,
+    b_ms_per_seq=0.004627547,
+    kv_tokens=884_736,
+    kv_bytes_per_token=131_072,
+    block_size=16,
+    max_num_batched_tokens=8192,
+    max_num_seqs=1024,
+    link_gbps=200,
+    link_setup_s=0.005,
+    derivation=(
+        "fit to public kernel tables (decode and prefill steps; held-out error mean 1.4 %, max 6.8 %); overhead assumed"
+    ),
+)
+
+SHIPPED_PROFILES: Mapping[str, HardwareProfile] = MappingProxyType(
+    {profile.name: profile for profile in (H20_QWEN3_32B, A100_QWEN3_32B, H200_LLAMA3_8B)}
+)
