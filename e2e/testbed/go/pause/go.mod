@@ -1,0 +1,3 @@
+module ballast.dev/testbed/pause
+
+go 1.26
