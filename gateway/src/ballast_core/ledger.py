@@ -1,0 +1,150 @@
+"""The in-flight ledger: everything that we dispatched and that has not ended, whether metrics show it yet or not.
+
+Each request is on the books of one endpoint per stage: of its prefill endpoint until its KV cache has been handed
+off, and of its decode endpoint from the moment it is assigned (a pending prefill is load to come) until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+
+from ballast_core.model import EndpointId, Observation, Request, RequestId, Stage
+from ballast_core.view import IntArray
+
+
+class Phase(Enum):
+    """Where a request in flight is."""
+
+    HELD = auto()
+    """No endpoint yet."""
+    PREFILLING = auto()
+    DECODING = auto()
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request in flight."""
+
+    request: Request
+    arrived_s: float
+    phase: Phase = Phase.HELD
+    prefill_slot: int | None = None
+    """None when held, when its prefill is over, or when the decode endpoint prefills it itself."""
+    decode_slot: int | None = None
+    generated_tokens: int = 0
+    failures: int = 0
+    avoid: set[EndpointId] = field(default_factory=set)
+    """Endpoints on which a leg of this request failed."""
+
+
+class Ledger:
+    """Requests in flight, and their sums by stage and slot. Shapes: the arrays are (capacity,)."""
+
+    def __init__(self, capacity: int) -> None:
+        self._entries: dict[RequestId, Entry] = {}
+        self.requests = {stage: np.zeros(capacity, np.int64) for stage in Stage}
+        self.tokens = {stage: np.zeros(capacity, np.int64) for stage in Stage}
+        self._on_engine: IntArray = np.zeros(capacity, np.int64)
+        """Our requests that the engine itself should know of by now."""
+        self._excess: IntArray = np.zeros(capacity, np.int64)
+        self.foreign: IntArray = np.zeros(capacity, np.int64)
+        """Requests that the endpoint reports beyond ours: of other gateways and of direct clients."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def get(self, request_id: RequestId) -> Entry | None:
+        """The entry of a request in flight, or None."""
+        return self._entries.get(request_id)
+
+    def resize(self, capacity: int) -> None:
+        """Grow every array to this length."""
+        more = capacity - len(self.foreign)
+        if more <= 0:
+            return
+        empty = np.zeros(more, np.int64)
+        for stage in Stage:
+            self.requests[stage] = np.concatenate([self.requests[stage], empty])
+            self.tokens[stage] = np.concatenate([self.tokens[stage], empty])
+        self._on_engine = np.concatenate([self._on_engine, empty])
+        self._excess = np.concatenate([self._excess, empty])
+        self.foreign = np.concatenate([self.foreign, empty])
+
+    def open(self, request: Request, now_s: float) -> Entry:
+        """Put a new request on the books, held. Raises `ValueError` if its id is in flight already."""
+        if request.id in self._entries:
+            raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
+        entry = self._entries[request.id] = Entry(request=request, arrived_s=now_s)
+        return entry
+
+    def assign(self, entry: Entry, prefill_slot: int | None, decode_slot: int) -> None:
+        """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it itself."""
+        prompt_tokens = entry.request.prompt_tokens
+        entry.phase = Phase.PREFILLING
+        entry.prefill_slot, entry.decode_slot = prefill_slot, decode_slot
+        first = decode_slot if prefill_slot is None else prefill_slot
+        self.requests[Stage.PREFILL][first] += 1
+        self.tokens[Stage.PREFILL][first] += prompt_tokens
+        self._on_engine[first] += 1
+        self.requests[Stage.DECODE][decode_slot] += 1
+        self.tokens[Stage.DECODE][decode_slot] += prompt_tokens
+
+    def prefilled(self, entry: Entry) -> None:
+        """Its prefill is over: from here on it is on its decode endpoint's books only. Idempotent."""
+        if entry.phase is not Phase.PREFILLING or entry.decode_slot is None:
+            return
+        first = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
+        self.requests[Stage.PREFILL][first] -= 1
+        self.tokens[Stage.PREFILL][first] -= entry.request.prompt_tokens
+        self._on_engine[first] -= 1
+        self._on_engine[entry.decode_slot] += 1
+        entry.prefill_slot = None
+        entry.phase = Phase.DECODING
+
+    def progressed(self, entry: Entry, generated_tokens: int) -> None:
+        """So many output tokens exist by now."""
+        more = generated_tokens - entry.generated_tokens
+        if more > 0 and entry.decode_slot is not None:
+            self.tokens[Stage.DECODE][entry.decode_slot] += more
+            entry.generated_tokens = generated_tokens
+
+    def unassign(self, entry: Entry) -> None:
+        """Take it off its endpoints' books and hold it again. Idempotent."""
+        self.prefilled(entry)
+        if entry.decode_slot is not None:
+            self.requests[Stage.DECODE][entry.decode_slot] -= 1
+            self.tokens[Stage.DECODE][entry.decode_slot] -= entry.request.prompt_tokens + entry.generated_tokens
+            self._on_engine[entry.decode_slot] -= 1
+        entry.phase, entry.decode_slot, entry.generated_tokens = Phase.HELD, None, 0
+
+    def close(self, request_id: RequestId) -> Entry | None:
+        """Take a request off the books for good; returns its last state, or None if it was not there."""
+        entry = self._entries.pop(request_id, None)
+        if entry is not None:
+            self.unassign(entry)
+        return entry
+
+    def observed(self, slot: int, observation: Observation) -> None:
+        """Compare what an endpoint reports with our own books.
+
+        Only an excess seen twice in a row counts as foreign: a single one is usually a request of ours that ended
+        between the engine's last step and the scrape (vLLM's gauges refresh only when the engine steps).
+        """
+        excess = max(0, observation.running + observation.waiting - int(self._on_engine[slot]))
+        self.foreign[slot] = min(excess, int(self._excess[slot]))
+        self._excess[slot] = excess
+
+    def forget(self, slot: int) -> None:
+        """What the endpoint reported no longer counts."""
+        self.foreign[slot] = self._excess[slot] = 0
+
+    def is_idle(self, slot: int) -> bool:
+        """Whether nothing of ours refers to the slot."""
+        return not any(self.requests[stage][slot] for stage in Stage)

@@ -1,0 +1,105 @@
+"""The values that events, effects and policies speak of. All immutable, all without behaviour of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+EndpointId = NewType("EndpointId", str)
+"""Names one serving target for as long as it lives: the pod's name, or the entry's name in an endpoints file."""
+
+RequestId = NewType("RequestId", str)
+"""Names one client request from arrival to end; unique among the requests in flight."""
+
+
+class Role(StrEnum):
+    """What an endpoint may be asked to do."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FLEXIBLE = "flexible"
+    """Either, and both for one request without a hand-off."""
+
+
+class Stage(StrEnum):
+    """The two halves of a disaggregated request, each placed on its own."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+STAGE_ROLES: dict[Stage, frozenset[Role]] = {
+    Stage.PREFILL: frozenset({Role.PREFILL, Role.FLEXIBLE}),
+    Stage.DECODE: frozenset({Role.DECODE, Role.FLEXIBLE}),
+}
+"""Which roles may take which stage."""
+
+
+class Binding(StrEnum):
+    """When the decode endpoint is fixed (design section 3, hand-off)."""
+
+    EARLY = "early"
+    """At arrival: push connectors, and sidecars that run both legs themselves."""
+    LATE = "late"
+    """At arrival for the projection, and again when prefill ends: pull connectors such as NIXL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One serving target."""
+
+    id: EndpointId
+    address: str
+    """`host:port`; an IPv6 host stands in brackets."""
+    role: Role
+    pool: str = ""
+    """The pool of the ServingPool that it belongs to."""
+    profile: str = ""
+    """Name of its HardwareProfile; empty if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one scrape of an endpoint's metrics said (`research`: vLLM's gauges of the same names)."""
+
+    observed_at_s: float
+    running: int
+    waiting: int
+    kv_usage_ratio: float = 0.0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is known of a request when it arrives."""
+
+    id: RequestId
+    prompt_tokens: int
+    """Exact when the prompt came as token ids, else the gateway's estimate."""
+    max_output_tokens: int | None = None
+    model: str = ""
+    priority: int = 0
+    """Lower is more urgent, as in vLLM."""
+    subset: frozenset[str] | None = None
+    """Addresses that the proxy allows (GIE's subset hint); None allows all."""
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    """The client went away."""
+
+
+class RejectReason(StrEnum):
+    """Why a request gets no endpoint. One table at the edge maps these to HTTP and gRPC codes."""
+
+    NO_ENDPOINTS = "no-endpoints"
+    """No endpoint of the needed role is ready and allowed."""
+    SATURATED = "saturated"
+    """The limit of requests in flight is reached."""
+    UPSTREAM_FAILED = "upstream-failed"
+    """Every endpoint that was tried failed before the first token."""

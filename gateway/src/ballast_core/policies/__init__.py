@@ -1,0 +1,1 @@
+"""Policies: pure functions of a view. `registry` lists them."""

@@ -1,0 +1,181 @@
+"""The asyncio driver of the Director: feeds it events with the loop's clock and hands its effects to who waits.
+
+Both faces use it alike: `open` a request, `await ticket.dispatched()`, report what happens, and `end` it exactly once.
+Everything runs on one event loop, so the Director needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from ballast_core.director import Director
+from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
+from ballast_core.events import (
+    ClientGone,
+    DispatchFailed,
+    Event,
+    FirstToken,
+    PrefillDone,
+    Progress,
+    RequestArrived,
+    RequestEnded,
+    TimerFired,
+)
+from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
+
+EffectListener: TypeAlias = Callable[[Effect, float], None]
+"""Called with every effect and its time: decision log, metrics."""
+
+
+class Rejected(Exception):
+    """The Director gives a request no endpoint. The faces map `reason` to a status code."""
+
+    def __init__(self, reason: RejectReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Ticket:
+    """One request in flight, as its face sees it. Use as a context manager: leaving it ends the request at the latest.
+
+    Leaving with an exception or without `completed` counts as failed; with a cancellation, as the client gone.
+    """
+
+    def __init__(self, driver: Driver, request: Request) -> None:
+        self.request = request
+        self._driver = driver
+        self._effects: deque[Dispatch | Handoff | Reject] = deque()
+        self._arrived = asyncio.Event()
+        self._open = True
+
+    async def dispatched(self) -> Dispatch:
+        """Wait for the (next) dispatch. Raises `Rejected`."""
+        while not self._effects:
+            self._arrived.clear()
+            await self._arrived.wait()
+        match self._effects.popleft():
+            case Dispatch() as dispatch:
+                return dispatch
+            case Reject(reason=reason, message=message):
+                self._close()
+                raise Rejected(reason, message)
+            case Handoff():
+                raise RuntimeError("a hand-off came before prefill was done")
+
+    def prefill_done(self) -> Handoff:
+        """Report the end of prefill; the answer names the decode endpoint to use."""
+        self._driver.feed(PrefillDone(self.request.id))
+        match self._effects.popleft() if self._effects else None:
+            case Handoff() as handoff:
+                return handoff
+            case other:
+                raise RuntimeError(f"no hand-off after prefill, but {other!r}")
+
+    def failed(self, stage: Stage, endpoint_id: EndpointId) -> None:
+        """Report a failed leg; `await dispatched()` says how it goes on."""
+        self._driver.feed(DispatchFailed(self.request.id, stage, endpoint_id))
+
+    def first_token(self) -> None:
+        """Report the first token."""
+        self._driver.feed(FirstToken(self.request.id))
+
+    def progress(self, generated_tokens: int) -> None:
+        """Report the tokens generated so far."""
+        self._driver.feed(Progress(self.request.id, generated_tokens))
+
+    def end(self, outcome: Outcome, output_tokens: int = 0) -> None:
+        """Report the end; further calls change nothing."""
+        if self._open:
+            self._close()
+            if outcome is Outcome.CANCELLED:
+                self._driver.feed(ClientGone(self.request.id))
+            else:
+                self._driver.feed(RequestEnded(self.request.id, outcome, output_tokens))
+
+    def take(self, effect: Dispatch | Handoff | Reject) -> None:
+        """Called by the driver."""
+        self._effects.append(effect)
+        self._arrived.set()
+
+    def _close(self) -> None:
+        self._open = False
+        self._driver.forget(self.request.id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
+        self.end(Outcome.CANCELLED if cancelled else Outcome.FAILED)
+
+
+class Driver:
+    """Feeds one Director. `clock` gives seconds; by default the running loop's own clock, so virtual time works."""
+
+    def __init__(
+        self,
+        director: Director,
+        *,
+        clock: Callable[[], float] | None = None,
+        listeners: tuple[EffectListener, ...] = (),
+    ) -> None:
+        self.director = director
+        self._clock = clock
+        self._listeners = listeners
+        self._tickets: dict[RequestId, Ticket] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def now_s(self) -> float:
+        """The time that events carry."""
+        return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
+
+    def open(self, request: Request) -> Ticket:
+        """Take a request in. Raises `ValueError` if its id is in flight already."""
+        if request.id in self._tickets:
+            raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
+        ticket = self._tickets[request.id] = Ticket(self, request)
+        self.feed(RequestArrived(request))
+        return ticket
+
+    def forget(self, request_id: RequestId) -> None:
+        """Called by a ticket that closes."""
+        self._tickets.pop(request_id, None)
+
+    def feed(self, event: Event) -> None:
+        """Hand an event to the Director and carry its effects out."""
+        now_s = self.now_s()
+        for effect in self.director.on_event(event, now_s):
+            for listen in self._listeners:
+                listen(effect, now_s)
+            self._carry_out(effect, now_s)
+
+    def close(self) -> None:
+        """Drop pending timers."""
+        for handle in self._timers:
+            handle.cancel()
+        self._timers.clear()
+
+    def _carry_out(self, effect: Effect, now_s: float) -> None:
+        match effect:
+            case Dispatch() | Handoff() | Reject():
+                ticket = self._tickets.get(effect.request_id)
+                if ticket is not None:
+                    ticket.take(effect)
+            case WakeAt():
+                self._wake_in(max(0.0, effect.at_s - now_s))
+            case Hold() | Cancel():
+                pass  # a ticket waits by itself, and its face closes the legs when its client goes
+
+    def _wake_in(self, delay_s: float) -> None:
+        def fire() -> None:
+            self._timers.discard(handle)
+            self.feed(TimerFired())
+
+        handle = asyncio.get_running_loop().call_later(delay_s, fire)
+        self._timers.add(handle)

@@ -1,0 +1,227 @@
+"""The Director: each request gets endpoints of the right roles, is on their books, and leaves them exactly once."""
+
+from __future__ import annotations
+
+import pytest
+from ballast_core.effects import Cancel, Handoff, Hold, Reject, WakeAt
+from ballast_core.events import (
+    ClientGone,
+    DispatchFailed,
+    EndpointDraining,
+    EndpointLost,
+    EndpointObserved,
+    FirstToken,
+    PrefillDone,
+    Progress,
+    RequestArrived,
+    RequestEnded,
+    TimerFired,
+)
+from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, RequestId, Stage
+from ballast_core.policies.placements import RoundRobin
+
+from tests.support.core_builders import director, endpoint, observation, only_dispatch, request
+
+
+def test_a_request_is_prefilled_and_decoded_by_endpoints_of_those_roles() -> None:
+    """A disaggregated fleet gives a prefill and a decode endpoint."""
+    dispatch = only_dispatch(director().on_event(RequestArrived(request()), 0.0))
+    assert dispatch.prefill is not None
+    assert (dispatch.prefill.id, dispatch.decode.id) == ("p0", "d0")
+
+
+def test_least_requests_counts_pending_prefills() -> None:
+    """Requests still in prefill are load of their decode endpoint already: the next ones go elsewhere."""
+    d = director()
+    chosen = [only_dispatch(d.on_event(RequestArrived(request(f"r{k}")), 0.0)).decode.id for k in range(4)]
+    assert chosen == ["d0", "d1", "d2", "d0"]
+
+
+def test_round_robin_takes_turns_whatever_the_load() -> None:
+    """Ended requests do not change whose turn it is."""
+    d = director(policy=RoundRobin())
+    chosen = []
+    for k in range(5):
+        chosen.append(only_dispatch(d.on_event(RequestArrived(request(f"r{k}")), 0.0)).decode.id)
+        d.on_event(RequestEnded(RequestId(f"r{k}"), Outcome.COMPLETED), 0.0)
+    assert chosen == ["d0", "d1", "d2", "d0", "d1"]
+
+
+def test_round_robin_takes_a_new_endpoint_into_the_turn_once() -> None:
+    """A joining endpoint is next, then waits for its turn like the others."""
+    d = director(names=("p0", "d0", "d1"), policy=RoundRobin())
+    for k in range(3):
+        d.on_event(RequestArrived(request(f"a{k}")), 0.0)
+    d.on_event(EndpointObserved(endpoint("d9")), 1.0)
+    chosen = [only_dispatch(d.on_event(RequestArrived(request(f"b{k}")), 1.0)).decode.id for k in range(4)]
+    assert chosen == ["d9", "d1", "d0", "d9"]
+
+
+def test_late_binding_repicks_a_strictly_better_decode_endpoint() -> None:
+    """When prefill ends and another decode endpoint has become emptier, the request goes there."""
+    d = director(names=("p0", "d0", "d1"))
+    d.on_event(RequestArrived(request("other")), 0.0)  # d0
+    d.on_event(RequestArrived(request("mine")), 0.0)  # d1
+    d.on_event(RequestArrived(request("third")), 0.0)  # d0
+    d.on_event(RequestEnded(RequestId("mine"), Outcome.COMPLETED), 1.0)
+    (effect,) = d.on_event(PrefillDone(RequestId("third")), 1.0)
+    assert isinstance(effect, Handoff)
+    assert effect.decode.id == "d1"
+    assert d.ledger.requests[Stage.DECODE].sum() == 2
+
+
+def test_late_binding_keeps_the_endpoint_on_a_tie() -> None:
+    """Confirming costs nothing; moving would."""
+    d = director(names=("p0", "d0", "d1"), policy=RoundRobin())
+    first = only_dispatch(d.on_event(RequestArrived(request()), 0.0)).decode
+    (effect,) = d.on_event(PrefillDone(RequestId("r")), 1.0)
+    assert isinstance(effect, Handoff)
+    assert effect.decode == first
+
+
+def test_early_binding_never_moves() -> None:
+    """A push connector has sent the KV cache to the endpoint chosen at arrival."""
+    d = director(names=("p0", "d0", "d1"), binding=Binding.EARLY)
+    for name in ("other", "mine", "third"):
+        d.on_event(RequestArrived(request(name)), 0.0)
+    d.on_event(RequestEnded(RequestId("mine"), Outcome.COMPLETED), 1.0)
+    (effect,) = d.on_event(PrefillDone(RequestId("third")), 1.0)
+    assert isinstance(effect, Handoff)
+    assert effect.decode.id == "d0"
+
+
+def test_late_binding_leaves_a_decode_endpoint_that_was_lost() -> None:
+    """An endpoint that vanished during prefill is replaced at the hand-off."""
+    d = director(names=("p0", "d0", "d1"))
+    d.on_event(RequestArrived(request()), 0.0)
+    d.on_event(EndpointLost(EndpointId("d0")), 0.5)
+    (effect,) = d.on_event(PrefillDone(RequestId("r")), 1.0)
+    assert isinstance(effect, Handoff)
+    assert effect.decode.id == "d1"
+
+
+def test_a_flexible_endpoint_prefills_its_own_requests() -> None:
+    """Without prefill endpoints there is no hand-off: one endpoint does both."""
+    dispatch = only_dispatch(director(names=("f0", "f1")).on_event(RequestArrived(request()), 0.0))
+    assert dispatch.prefill is None
+    assert dispatch.decode.id == "f0"
+
+
+@pytest.mark.parametrize(("names", "missing"), [((), "decode"), (("p0",), "decode"), (("d0",), "prefill")])
+def test_without_endpoints_a_request_is_rejected_with_the_missing_role(names: tuple[str, ...], missing: str) -> None:
+    """The message says which kind of endpoint is missing."""
+    (effect,) = director(names=names).on_event(RequestArrived(request()), 0.0)
+    assert isinstance(effect, Reject)
+    assert effect.reason is RejectReason.NO_ENDPOINTS
+    assert missing in effect.message
+
+
+def test_a_held_request_is_dispatched_when_an_endpoint_appears() -> None:
+    """With hold_s a request survives the moment in which a fleet has no endpoint."""
+    d = director(names=("p0",), hold_s=5.0)
+    assert d.on_event(RequestArrived(request()), 1.0) == [Hold(RequestId("r")), WakeAt(6.0)]
+    dispatch = only_dispatch(d.on_event(EndpointObserved(endpoint("d0")), 2.0))
+    assert dispatch.decode.id == "d0"
+
+
+def test_a_held_request_is_rejected_when_its_time_is_over() -> None:
+    """It is held no longer than hold_s after its arrival."""
+    d = director(names=("p0",), hold_s=5.0)
+    d.on_event(RequestArrived(request()), 1.0)
+    assert d.on_event(TimerFired(), 5.9) == []
+    (effect,) = d.on_event(TimerFired(), 6.0)
+    assert isinstance(effect, Reject)
+    assert len(d.ledger) == 0
+
+
+def test_draining_endpoints_get_nothing_new_until_they_are_lost_and_return() -> None:
+    """A fresh observation of a draining endpoint does not undo the drain."""
+    d = director(names=("p0", "d0", "d1"))
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.0)
+    d.on_event(EndpointObserved(endpoint("d0"), observation()), 0.1)
+    assert {only_dispatch(d.on_event(RequestArrived(request(f"a{k}")), 0.2)).decode.id for k in range(3)} == {"d1"}
+    d.on_event(EndpointLost(EndpointId("d0")), 1.0)
+    d.on_event(EndpointObserved(endpoint("d0")), 2.0)
+    assert only_dispatch(d.on_event(RequestArrived(request("b")), 2.0)).decode.id == "d0"
+
+
+def test_a_failed_leg_is_tried_elsewhere_and_never_again_on_the_same_endpoint() -> None:
+    """Two retries by default; then the client is told what was tried."""
+    d = director(names=("p0", "d0", "d1", "d2", "d3"))
+    seen = [only_dispatch(d.on_event(RequestArrived(request()), 0.0)).decode.id]
+    for _ in range(2):
+        seen.append(only_dispatch(d.on_event(DispatchFailed(RequestId("r"), Stage.DECODE, seen[-1]), 1.0)).decode.id)
+    assert len(set(seen)) == 3
+    (effect,) = d.on_event(DispatchFailed(RequestId("r"), Stage.DECODE, seen[-1]), 2.0)
+    assert isinstance(effect, Reject)
+    assert effect.reason is RejectReason.UPSTREAM_FAILED
+    assert d.ledger.requests[Stage.DECODE].sum() == 0
+
+
+def test_a_client_that_leaves_cancels_its_legs_and_frees_the_books() -> None:
+    """Afterwards nothing is booked, and a second report changes nothing."""
+    d = director()
+    d.on_event(RequestArrived(request()), 0.0)
+    assert d.on_event(ClientGone(RequestId("r")), 1.0) == [Cancel(RequestId("r"))]
+    assert d.on_event(ClientGone(RequestId("r")), 1.0) == []
+    assert sum(int(d.ledger.requests[stage].sum()) for stage in Stage) == 0
+
+
+def test_the_limit_of_requests_in_flight_sheds_the_next_one() -> None:
+    """The first beyond the limit is saturated; after an end there is room again."""
+    d = director(max_in_flight=1)
+    d.on_event(RequestArrived(request("a")), 0.0)
+    (effect,) = d.on_event(RequestArrived(request("b")), 0.0)
+    assert isinstance(effect, Reject)
+    assert effect.reason is RejectReason.SATURATED
+    d.on_event(RequestEnded(RequestId("a"), Outcome.COMPLETED), 1.0)
+    assert only_dispatch(d.on_event(RequestArrived(request("c")), 1.0))
+
+
+def test_a_subset_hint_limits_the_decode_candidates_by_address() -> None:
+    """GIE: only endpoints of the subset may be chosen; none eligible means no endpoints."""
+    d = director(names=("f0", "f1", "f2"))
+    dispatch = only_dispatch(d.on_event(RequestArrived(request("a", subset=frozenset({"f2:8000"}))), 0.0))
+    assert dispatch.decode.id == "f2"
+    (effect,) = d.on_event(RequestArrived(request("b", subset=frozenset({"other:1"}))), 0.0)
+    assert isinstance(effect, Reject)
+    assert effect.reason is RejectReason.NO_ENDPOINTS
+
+
+def test_load_of_others_counts_once_it_is_seen_twice() -> None:
+    """What an endpoint reports beyond our own books steers us away, but a single stale reading does not."""
+    d = director(names=("p0", "d0", "d1"))
+    d.on_event(EndpointObserved(endpoint("d0"), observation(running=5, at_s=1.0)), 1.0)
+    assert only_dispatch(d.on_event(RequestArrived(request("a")), 1.0)).decode.id == "d0"
+    d.on_event(RequestEnded(RequestId("a"), Outcome.COMPLETED), 1.1)
+    d.on_event(EndpointObserved(endpoint("d0"), observation(running=5, at_s=2.0)), 2.0)
+    chosen = [only_dispatch(d.on_event(RequestArrived(request(f"b{k}")), 2.0)).decode.id for k in range(3)]
+    assert chosen == ["d1", "d1", "d1"]
+
+
+def test_progress_adds_tokens_to_the_decode_endpoint_and_the_end_removes_them() -> None:
+    """Tokens in flight are those of the prompt and of the output so far."""
+    d = director(names=("p0", "d0"))
+    d.on_event(RequestArrived(request(prompt_tokens=100)), 0.0)
+    d.on_event(FirstToken(RequestId("r")), 1.0)
+    d.on_event(Progress(RequestId("r"), 40), 2.0)
+    d.on_event(Progress(RequestId("r"), 30), 2.1)  # late and lower: ignored
+    slot = d.inventory.slot_of(EndpointId("d0"))
+    assert slot is not None
+    assert d.ledger.tokens[Stage.DECODE][slot] == 140
+    assert d.ledger.tokens[Stage.PREFILL].sum() == 0
+    d.on_event(RequestEnded(RequestId("r"), Outcome.COMPLETED, 40), 3.0)
+    assert d.ledger.tokens[Stage.DECODE][slot] == 0
+
+
+def test_every_dispatch_can_say_why() -> None:
+    """The trace names stage, policy, and each candidate with its cost."""
+    d = director(names=("p0", "d0", "d1"))
+    d.on_event(RequestArrived(request("a")), 0.0)
+    trace = only_dispatch(d.on_event(RequestArrived(request("b")), 0.0)).traces[-1]
+    assert trace.as_dict() == {
+        "stage": "decode",
+        "policy": "least-requests",
+        "chosen": "d1",
+        "candidates": [{"endpoint": "d1", "cost": 0.0}, {"endpoint": "d0", "cost": 1.0}],
+    }
