@@ -1,0 +1,254 @@
+"""What every model of the API shares: strictness, camelCase names, rules that the API server and pydantic both enforce.
+
+The API server reads the generated OpenAPI schema and CEL; the operator, the gateway and the tools read these models.
+Both must accept and refuse the same objects and fill in the same defaults (tests/api and e2e apply one table of
+mutations to both), so nothing here coerces: `replicas: "3"` is an error, as it is for the server.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+    ValidationError,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
+
+GROUP = "serving.ballast.dev"
+VERSION = "v1alpha1"
+API_VERSION: Final = "serving.ballast.dev/v1alpha1"
+
+T = TypeVar("T")
+Seq = Annotated[tuple[T, ...], Strict(False)]
+"""A list in manifests, a tuple in Python."""
+
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DNS_LABEL_STARTING_WITH_LETTER = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+
+NonEmptyStr = Annotated[str, Field(min_length=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+ShareRatio = Annotated[float, Field(ge=0, le=1)]
+"""A share in [0, 1]."""
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
+"""The name of another Kubernetes object."""
+DateTime = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+"""RFC 3339, UTC, as Kubernetes writes it: `2026-11-21T06:00:00Z`."""
+ImagePullPolicy = Literal["Always", "IfNotPresent", "Never"]
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A condition across fields, once for the API server (CEL) and once for pydantic.
+
+    The two halves stand side by side because they must say the same. `field` is the camelCase path that the error
+    names, relative to the model; it must exist in the schema (the server checks that).
+    """
+
+    field: str
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+
+    def as_schema(self) -> JsonObject:
+        """The entry of `x-kubernetes-validations`."""
+        return {"rule": self.cel, "message": self.message, "fieldPath": f".{self.field}"}
+
+
+class ApiModel(BaseModel):
+    """Base of all models: immutable, strict, camelCase outside and snake_case inside, unknown fields refused."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """The model of plain data, as it came from YAML or the API server: camelCase names only.
+
+        Raises pydantic's ValidationError; `ballast_api.errors.explain` turns it into sentences.
+        """
+        return cls.model_validate(value, by_alias=True, by_name=False)
+
+    def dump(self) -> JsonObject:
+        """Plain data for YAML and the API server: camelCase, absent instead of null, defaults written out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _treat_null_as_the_api_server_does(cls, value: object) -> object:
+        """The server drops a null where the field has a default and refuses it elsewhere (no field is nullable)."""
+        if not isinstance(value, Mapping) or all(item is not None for item in value.values()):
+            return value
+        by_alias = {info.alias or name: info for name, info in cls.model_fields.items()}
+        kept, refused = {}, []
+        for key, item in value.items():
+            info = by_alias.get(key)
+            if item is not None or info is None or info.is_required():
+                kept[key] = item
+            elif info.default_factory is None and info.default is None:
+                refused.append(key)
+        if refused:
+            raise_at(
+                cls.__name__,
+                [(key, "null", "is null; give it a value or leave the line out", None) for key in refused],
+            )
+        return kept
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        broken = [rule for rule in self.rules if not rule.holds(self)]
+        if broken:
+            raise_at(type(self).__name__, [(rule.field, "rule", rule.message, None) for rule in broken])
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        json_schema = handler(schema)
+        if cls.rules:
+            target = handler.resolve_ref_schema(json_schema)
+            target["x-kubernetes-validations"] = [rule.as_schema() for rule in cls.rules]
+        return json_schema
+
+
+def raise_at(title: str, problems: Sequence[tuple[str, str, str, object]]) -> typing.NoReturn:
+    """Raises one ValidationError with a line for every (field path, error type, message, input)."""
+    raise ValidationError.from_exception_data(
+        title,
+        [
+            InitErrorDetails(
+                type=PydanticCustomError(kind, "{message}", {"message": message}),
+                loc=tuple(field.split(".")),
+                input=value,
+            )
+            for field, kind, message, value in problems
+        ],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedBy:
+    """Marks a list as a map by one field: the server merges by it and refuses duplicates; so does pydantic."""
+
+    key: str
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._refuse_duplicates, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+
+    def _refuse_duplicates(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        seen: set[object] = set()
+        problems = []
+        for index, item in enumerate(items):
+            value = getattr(item, self.key)
+            if value in seen:
+                problems.append((str(index), "duplicate", f"has the {self.key} {value!r} of an earlier entry", value))
+            seen.add(value)
+        if problems:
+            raise_at("list", [(index, kind, message, value) for index, kind, message, value in problems])
+        return items
+
+
+class LocalRef(ApiModel):
+    """Names an object: of the same namespace if its kind is namespaced."""
+
+    name: ObjectName
+    """Name of the object."""
+
+
+class ObjectMeta(ApiModel):
+    """Standard object metadata. Only what Ballast reads is typed; the rest is kept as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: ObjectName
+    """Unique within the namespace (or, if cluster-scoped, within the cluster)."""
+    namespace: str | None = None
+    """Namespace of the object; cluster-scoped kinds have none."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations."""
+    uid: str | None = None
+    """Set by the API server."""
+    generation: int | None = None
+    """Counts changes of the spec; set by the API server."""
+    resource_version: str | None = None
+    """Set by the API server."""
+    deletion_timestamp: str | None = None
+    """Set by the API server when deletion was asked for."""
+
+
+class Resource(ApiModel):
+    """Base of the custom resources."""
+
+    kind_name: ClassVar[str]
+    plural: ClassVar[str]
+    short_names: ClassVar[tuple[str, ...]] = ()
+    namespaced: ClassVar[bool] = True
+    printer_columns: ClassVar[tuple[PrinterColumn, ...]] = ()
+    max_name_length: ClassVar[int] = 253
+    name_pattern: ClassVar[str] = DNS_SUBDOMAIN
+
+    metadata: ObjectMeta
+    """Standard object metadata."""
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        name, limit = self.metadata.name, self.max_name_length
+        if len(name) > limit:
+            raise_at("metadata", [("metadata.name", "name", f"has {len(name)} characters; {limit} are allowed", name)])
+        if not re.match(self.name_pattern, name):
+            raise_at("metadata", [("metadata.name", "name", f"{name!r} does not match {self.name_pattern}", name)])
+        return self
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """metadata.namespace; `default` where a manifest leaves it out, as kubectl takes it."""
+        return self.metadata.namespace or "default"
+
+
+@dataclass(frozen=True, slots=True)
+class PrinterColumn:
+    """A column of `kubectl get`."""
+
+    name: str
+    json_path: str
+    type: str = "string"
+    description: str = ""
+    priority: int = 0

@@ -1,0 +1,145 @@
+"""Conditions of the custom resources: their types and reasons, one sentence each (docs/reference quotes them)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from ballast_api.common import ApiModel, DateTime, KeyedBy, NonNegativeInt, Seq
+
+
+class ConditionType(StrEnum):
+    """What a condition is about."""
+
+    AVAILABLE = "Available"
+    PROGRESSING = "Progressing"
+    DEGRADED = "Degraded"
+    SLO_MET = "SLOMet"
+    RESOLVED_REFS = "ResolvedRefs"
+    ACCEPTED = "Accepted"
+
+    @property
+    def sentence(self) -> str:
+        """What True means."""
+        return CONDITION_SENTENCES[self]
+
+
+CONDITION_SENTENCES: dict[ConditionType, str] = {
+    ConditionType.AVAILABLE: "Requests can be served: gateway and at least one endpoint of each needed role are ready.",
+    ConditionType.PROGRESSING: "The cluster is on its way to the spec: pods start, stop or are replaced.",
+    ConditionType.DEGRADED: "Something keeps the pool from reaching its spec; the reason says what.",
+    ConditionType.SLO_MET: "The share of requests that meet the ServiceLevelObjective is at or above its target.",
+    ConditionType.RESOLVED_REFS: "Every object that the spec names exists and is usable.",
+    ConditionType.ACCEPTED: "Ballast can use this object as it is.",
+}
+
+
+class Reason(StrEnum):
+    """Why a condition is what it is."""
+
+    READY = "Ready"
+    PREFILL_NOT_READY = "PrefillNotReady"
+    DECODE_NOT_READY = "DecodeNotReady"
+    GATEWAY_NOT_READY = "GatewayNotReady"
+    SCALED_TO_ZERO = "ScaledToZero"
+    ROLLING_OUT = "RollingOut"
+    SCALING = "Scaling"
+    DELETING = "Deleting"
+    COMPLETE = "Complete"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    AS_EXPECTED = "AsExpected"
+    UNSCHEDULABLE = "Unschedulable"
+    CRASH_LOOP = "CrashLoop"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    APPLY_FAILED = "ApplyFailed"
+    NAME_CONFLICT = "NameConflict"
+    GPU_BUDGET_EXCEEDED = "GPUBudgetExceeded"
+    INVALID_SPEC = "InvalidSpec"
+    UNSUPPORTED = "Unsupported"
+    REFS_RESOLVED = "RefsResolved"
+    POLICY_NOT_FOUND = "PolicyNotFound"
+    POLICY_INVALID = "PolicyInvalid"
+    PROFILE_NOT_FOUND = "ProfileNotFound"
+    PROFILE_INVALID = "ProfileInvalid"
+    SLO_NOT_FOUND = "SLONotFound"
+    SLO_INVALID = "SLOInvalid"
+    SLO_MET = "SLOMet"
+    SLO_MISSED = "SLOMissed"
+    NO_SLO = "NoSLO"
+    NO_TRAFFIC = "NoTraffic"
+    NOT_MEASURED = "NotMeasured"
+    ACCEPTED = "Accepted"
+
+    @property
+    def sentence(self) -> str:
+        """What it means, for people."""
+        return REASON_SENTENCES[self]
+
+
+REASON_SENTENCES: dict[Reason, str] = {
+    Reason.READY: "The gateway and at least one endpoint of each needed role are ready.",
+    Reason.PREFILL_NOT_READY: "No endpoint that can prefill is ready.",
+    Reason.DECODE_NOT_READY: "No endpoint that can decode is ready.",
+    Reason.GATEWAY_NOT_READY: "No gateway pod is ready.",
+    Reason.SCALED_TO_ZERO: "A needed role is asked to have no endpoint.",
+    Reason.ROLLING_OUT: "Pods of an older revision are being replaced.",
+    Reason.SCALING: "Pods are being added or removed.",
+    Reason.DELETING: "The resource is being deleted.",
+    Reason.COMPLETE: "All pods are of the wanted revision, in the wanted number, and ready.",
+    Reason.PROGRESS_DEADLINE_EXCEEDED: "A Deployment made no progress within its deadline.",
+    Reason.AS_EXPECTED: "Nothing is wrong.",
+    Reason.UNSCHEDULABLE: "Pods find no node: too few GPUs are free, or no node has the profile's labels.",
+    Reason.CRASH_LOOP: "A container keeps ending; its log says why.",
+    Reason.IMAGE_UNAVAILABLE: "An image cannot be pulled.",
+    Reason.APPLY_FAILED: "The API server refused an object that the operator wanted to write.",
+    Reason.NAME_CONFLICT: "An object of a needed name exists and belongs to somebody else.",
+    Reason.GPU_BUDGET_EXCEEDED: "The pools together ask for more GPUs than spec.gpuBudget.",
+    Reason.INVALID_SPEC: "The spec does not pass validation; nothing was changed.",
+    Reason.UNSUPPORTED: "The spec asks for something that this release of Ballast does not do.",
+    Reason.REFS_RESOLVED: "Every object that the spec names was found and is usable.",
+    Reason.POLICY_NOT_FOUND: "The SchedulingPolicy of spec.policyRef does not exist.",
+    Reason.POLICY_INVALID: "The SchedulingPolicy of spec.policyRef is not usable.",
+    Reason.PROFILE_NOT_FOUND: "A HardwareProfile that a pool names does not exist.",
+    Reason.PROFILE_INVALID: "A HardwareProfile that a pool names is not usable.",
+    Reason.SLO_NOT_FOUND: "The ServiceLevelObjective of spec.sloRef does not exist.",
+    Reason.SLO_INVALID: "The ServiceLevelObjective of spec.sloRef is not usable.",
+    Reason.SLO_MET: "The measured attainment is at or above the target.",
+    Reason.SLO_MISSED: "The measured attainment is below the target.",
+    Reason.NO_SLO: "The spec names no ServiceLevelObjective.",
+    Reason.NO_TRAFFIC: "No request ended in the window that is measured.",
+    Reason.NOT_MEASURED: "The gateway has reported no attainment yet.",
+    Reason.ACCEPTED: "The object is valid and known to the operator.",
+}
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class Condition(ApiModel):
+    """One observation about the resource, in the form that Kubernetes tools expect (metav1.Condition)."""
+
+    type: Annotated[str, Field(min_length=1, max_length=316)]
+    """What the condition is about, such as `Available`."""
+    status: ConditionStatus
+    """True, False or Unknown."""
+    reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
+    """Why, as one CamelCase word; the reference lists them."""
+    message: Annotated[str, Field(max_length=32768)]
+    """Why, for people: names objects and numbers."""
+    last_transition_time: DateTime
+    """When `status` last changed."""
+    observed_generation: NonNegativeInt | None = None
+    """The `metadata.generation` that the condition speaks of."""
+
+
+Conditions: TypeAlias = Annotated[Seq[Condition], KeyedBy("type")]
+
+
+class AcceptedStatus(ApiModel):
+    """Status of the resources that others refer to."""
+
+    observed_generation: NonNegativeInt | None = None
+    """The `metadata.generation` that this status speaks of."""
+    conditions: Conditions = ()
+    """`Accepted` is False when Ballast cannot use the object; the message says why."""

@@ -1,0 +1,104 @@
+"""Validation errors as sentences: which file, which object, which field, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong."""
+
+    field: str
+    """camelCase path, such as `spec.pools[1].replicas`; empty for the whole object."""
+    message: str
+    """What is wrong and what to do."""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+
+class InvalidInput(ValueError):
+    """Input that is refused. `str()` is for people: one line per problem, each naming the place and the fix."""
+
+    def __init__(self, where: str, problems: Sequence[Problem]) -> None:
+        self.where = where
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{where}: {problem}" if where else str(problem) for problem in self.problems))
+
+
+def explain(error: ValidationError) -> tuple[Problem, ...]:
+    """Every line of a pydantic error as a Problem, in the order of the fields."""
+    return tuple(Problem(field_path(line["loc"]), _sentence(line)) for line in error.errors(include_url=False))
+
+
+def field_path(location: Sequence[int | str]) -> str:
+    """`("spec", "pools", 1, "name")` as `spec.pools[1].name`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int) or part.isdecimal():
+            path += f"[{part}]"
+        elif part in _UNION_TAGS:
+            continue
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+_UNION_TAGS = frozenset({"int", "str"})
+_TYPE_NAMES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text in quotes",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping of names to values",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+    "finite_number": "a finite number",
+}
+
+
+_TEMPLATES: Mapping[str, str] = {
+    "missing": "is missing; add it",
+    "extra_forbidden": "is not a field here; check the spelling or remove it",
+    "literal_error": "must be {expected}, not {shown}",
+    "greater_than_equal": "must be {ge} or more, not {shown}",
+    "greater_than": "must be above {gt}, not {shown}",
+    "less_than_equal": "must be {le} or less, not {shown}",
+    "less_than": "must be below {lt}, not {shown}",
+    "string_too_short": "must not be empty",
+    "string_too_long": "has {length} characters; {max_length} are allowed",
+    "string_pattern_mismatch": "{shown} does not match {pattern}",
+    "too_short": "must have {min_length} entries or more, not {actual_length}",
+    "too_long": "has {actual_length} entries; {max_length} are allowed",
+}
+
+
+def _sentence(line: Any) -> str:
+    kind, value = line["type"], line.get("input")
+    if kind in _TYPE_NAMES:
+        return f"must be {_TYPE_NAMES[kind]}, not {_shown(value)}"
+    if kind in _TEMPLATES:
+        length = len(value) if isinstance(value, str) else 0
+        return _TEMPLATES[kind].format(**line.get("ctx", {}), shown=_shown(value), length=length)
+    return str(line["msg"])
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, (list, tuple)):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

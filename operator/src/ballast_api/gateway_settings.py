@@ -1,0 +1,186 @@
+"""GatewaySettings: the gateway's configuration file.
+
+The operator renders it into a ConfigMap; by hand it is a YAML file (`ballast gateway --config FILE`). Both load it with
+`load_settings`. Defaults are for a gateway in a pod.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+import yaml
+from ballast_core.model import Endpoint, EndpointId, Role
+from pydantic import Field, model_validator
+
+from ballast_api import names
+from ballast_api.common import (
+    ApiModel,
+    KeyedBy,
+    NonEmptyStr,
+    Port,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    Seq,
+    raise_at,
+)
+from ballast_api.hardware_profile import EngineProfile
+from ballast_api.scheduling_policy import SchedulingPolicySpec
+
+PortOrAny = Annotated[int, Field(ge=0, le=65535)]
+Address = Annotated[
+    str, Field(min_length=3, max_length=260, pattern=r"^(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]+):[0-9]{1,5}$")
+]
+"""`host:port`; an IPv6 host stands in brackets."""
+
+
+class KubernetesDiscovery(ApiModel):
+    """Endpoints are the ready pods that a label selector finds; roles come from their labels."""
+
+    namespace: NonEmptyStr
+    """Namespace of the pods."""
+    selector: NonEmptyStr
+    """Label selector, as in `kubectl get pods -l`."""
+    port: Port = names.PORT_ENGINE
+    """Port of the engines' HTTP API."""
+
+
+class Discovery(ApiModel):
+    """Where endpoints come from: exactly one of the two."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="kubernetes",
+            cel="has(self.kubernetes) != has(self.file)",
+            message="set exactly one of kubernetes and file",
+            holds=lambda self: (self.kubernetes is None) != (self.file is None),
+        ),
+    )
+
+    kubernetes: KubernetesDiscovery | None = None
+    """Watch pods."""
+    file: NonEmptyStr | None = None
+    """Path of an endpoints file (see EndpointsFile); read again when it changes."""
+
+
+class Listeners(ApiModel):
+    """Ports that the gateway listens on. 0 takes any free port (the gateway prints which)."""
+
+    host: NonEmptyStr = "0.0.0.0"
+    """Address to bind."""
+    proxy: PortOrAny = names.PORT_PROXY
+    """OpenAI API, for the faces Proxy and Both."""
+    ext_proc: PortOrAny = names.PORT_EXT_PROC
+    """Envoy ext_proc gRPC, for the faces Picker and Both."""
+    grpc_health: PortOrAny = names.PORT_GRPC_HEALTH
+    """gRPC health, for the faces Picker and Both."""
+    admin: PortOrAny = names.PORT_ADMIN
+    """Prometheus metrics, /healthz, /readyz and the admin API."""
+
+
+class Scrape(ApiModel):
+    """How the engines' /metrics are read."""
+
+    interval_s: PositiveFloat = 0.2
+    """Seconds between two scrapes of one endpoint."""
+    timeout_s: PositiveFloat = 1.0
+    """Seconds until a scrape counts as failed."""
+    stale_after_s: PositiveFloat = 2.0
+    """Seconds after which an observation is too old to be believed."""
+
+
+class Limits(ApiModel):
+    """Where the gateway says no."""
+
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    """Bytes of one request body; more is answered 413."""
+    max_header_bytes: PositiveInt = 64 * 1024
+    """Bytes of one request's headers; more is answered 431."""
+    max_in_flight: PositiveInt = 10_000
+    """Requests in flight in this gateway; more are answered 429."""
+    connect_timeout_s: PositiveFloat = 5.0
+    """Seconds to connect to an engine."""
+    prefill_timeout_s: PositiveFloat = 300.0
+    """Seconds until the answer to a prefill."""
+    idle_timeout_s: PositiveFloat = 300.0
+    """Seconds that an engine may send nothing in the middle of a stream."""
+    drain_timeout_s: PositiveFloat = 30.0
+    """Seconds that running requests get after SIGTERM."""
+
+
+class ServedModel(ApiModel):
+    """What clients may put into `model`."""
+
+    served_names: Annotated[Seq[NonEmptyStr], Field(min_length=1, max_length=16)]
+    """Accepted names; the first is what /v1/models lists first."""
+
+
+class GatewaySettings(ApiModel):
+    """Everything that a gateway needs to know."""
+
+    model: ServedModel
+    """The model."""
+    face: Literal["Proxy", "Picker", "Both"] = "Proxy"
+    """Which faces are served."""
+    policy: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
+    """Placement policies, as in a SchedulingPolicy's spec."""
+    connector: Literal["NixlConnector"] = "NixlConnector"
+    """KV connector of the engines: decides how a prefill is handed to a decode."""
+    discovery: Discovery
+    """Where endpoints come from."""
+    profiles: dict[str, EngineProfile] = Field(default_factory=dict)
+    """What the gateway believes of the hardware, by HardwareProfile name."""
+    listeners: Listeners = Field(default_factory=Listeners)
+    """Ports."""
+    scrape: Scrape = Field(default_factory=Scrape)
+    """Reading of the engines' metrics."""
+    limits: Limits = Field(default_factory=Limits)
+    """Limits and timeouts."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+
+    def to_yaml(self) -> str:
+        """The file's text; `load_settings` of it gives an equal value."""
+        return yaml.safe_dump(self.dump(), sort_keys=False, allow_unicode=True)
+
+
+class EndpointEntry(ApiModel):
+    """One engine in an endpoints file."""
+
+    name: NonEmptyStr
+    """Names the endpoint in metrics, logs and decisions."""
+    address: Address
+    """`host:port`; an IPv6 host stands in brackets."""
+    role: Literal["prefill", "decode", "flexible"]
+    """What it may be asked to do."""
+    pool: str = ""
+    """Pool that it belongs to, for metrics."""
+    profile: str = ""
+    """Key of `profiles` in the settings; empty if unknown."""
+
+    @model_validator(mode="after")
+    def _check_port(self) -> Self:
+        if not 0 < int(self.address.rpartition(":")[2]) <= 65535:
+            raise_at("EndpointEntry", [("address", "port", "the port must be from 1 to 65535", self.address)])
+        return self
+
+    def to_core(self) -> Endpoint:
+        """The core's value."""
+        return Endpoint(
+            id=EndpointId(self.name),
+            address=self.address,
+            role=Role(self.role),
+            pool=self.pool,
+            profile=self.profile,
+        )
+
+
+class EndpointsFile(ApiModel):
+    """The file of `discovery.file`: `endpoints:` and a list."""
+
+    endpoints: Annotated[Seq[EndpointEntry], KeyedBy("name")] = ()
+    """The engines."""
+
+    def to_yaml(self) -> str:
+        """The file's text."""
+        return yaml.safe_dump(self.dump(), sort_keys=False, allow_unicode=True)

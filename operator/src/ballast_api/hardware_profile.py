@@ -1,0 +1,128 @@
+"""HardwareProfile: what one engine on one kind of hardware can do (cluster-scoped)."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from ballast_core import profiles as core
+from pydantic import Field
+
+from ballast_api.common import (
+    API_VERSION,
+    ApiModel,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PrinterColumn,
+    Resource,
+    Rule,
+)
+from ballast_api.conditions import AcceptedStatus
+
+Description = Annotated[str, Field(max_length=1024)]
+
+
+class EngineProfile(ApiModel):
+    """Speed and capacity of one engine: a model on a kind and number of GPUs.
+
+    Milliseconds of one engine step: `overheadMs + (aMs^4 + (dMsPerToken T)^4)^(1/4) + kMsPerKvToken (sum of decode
+    contexts) + sMsPerPair (sum over prefill chunks of n (C + n/2)) + bMsPerSeq (number of decodes)`. T are all tokens
+    computed in the step; a chunk computes n tokens of a request that has C computed already.
+    """
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="kvTokens",
+            cel="self.kvTokens >= self.blockSize",
+            message="kvTokens must be at least blockSize: the KV cache has to hold one block",
+            holds=lambda self: self.kv_tokens >= self.block_size,
+        ),
+        Rule(
+            field="aMs",
+            cel="self.overheadMs + self.aMs > 0.0",
+            message="aMs and overheadMs cannot both be 0: an engine step takes time",
+            holds=lambda self: self.overhead_ms + self.a_ms > 0,
+        ),
+    )
+
+    hardware: Description = ""
+    """What it is, for people: `2 x A100 80 GB, tensor parallel`."""
+    gpus: PositiveInt = 1
+    """GPUs of one engine. They are requested from Kubernetes as `resourceName`."""
+    overhead_ms: NonNegativeFloat
+    """Milliseconds of every step that depend on nothing: launch and host."""
+    a_ms: NonNegativeFloat
+    """Milliseconds to read the weights once: the floor of a step (memory-bound)."""
+    d_ms_per_token: NonNegativeFloat
+    """Milliseconds of arithmetic for each token computed in the step (compute-bound slope)."""
+    k_ms_per_kv_token: NonNegativeFloat
+    """Milliseconds for each token of context that decodes read from the KV cache."""
+    s_ms_per_pair: NonNegativeFloat
+    """Milliseconds for each (new token, earlier token) pair of prefill attention."""
+    b_ms_per_seq: NonNegativeFloat
+    """Milliseconds for each decoding sequence: sampling and host."""
+    kv_tokens: PositiveInt
+    """Tokens that the KV cache holds."""
+    kv_bytes_per_token: PositiveInt
+    """Bytes of KV cache for one token: what a hand-off moves."""
+    block_size: PositiveInt = 16
+    """Tokens of one KV block (vLLM's --block-size)."""
+    max_num_batched_tokens: PositiveInt = 8192
+    """Tokens that one step computes at most (vLLM's --max-num-batched-tokens)."""
+    max_num_seqs: PositiveInt = 256
+    """Sequences that run at once (vLLM's --max-num-seqs)."""
+    link_gbps: PositiveFloat = 200.0
+    """Bandwidth of the link that KV travels on, in Gbit/s."""
+    link_setup_s: NonNegativeFloat = 0.005
+    """Seconds before the first byte of a KV transfer flows."""
+    derivation: Description = ""
+    """Where the numbers come from."""
+
+    def to_core(self, name: str) -> core.HardwareProfile:
+        """The value that the core computes with."""
+        numbers = {field: getattr(self, field) for field in EngineProfile.model_fields}
+        return core.HardwareProfile(name=name, **numbers)
+
+    @classmethod
+    def from_core(cls, profile: core.HardwareProfile) -> EngineProfile:
+        """The inverse of `to_core`."""
+        return cls(**{field: getattr(profile, field) for field in EngineProfile.model_fields})
+
+
+class HardwareProfileSpec(EngineProfile):
+    """An engine's speed and capacity, and where in the cluster such engines run."""
+
+    cost_per_hour: NonNegativeFloat | None = None
+    """Cost of one engine for an hour, in any one currency; the ratio controller minimises it."""
+    node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict)
+    """Labels of the nodes that have this hardware; added to the pods' nodeSelector."""
+    resource_name: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
+    """The extended resource that the GPUs are requested as."""
+
+    def engine_profile(self) -> EngineProfile:
+        """Only what the gateway and the engine need: no prices, no node labels."""
+        return EngineProfile(**{field: getattr(self, field) for field in EngineProfile.model_fields})
+
+
+class HardwareProfile(Resource):
+    """How fast one engine of a model is on one kind of hardware, how much KV it holds, and which nodes have it."""
+
+    kind_name: ClassVar[str] = "HardwareProfile"
+    plural: ClassVar[str] = "hardwareprofiles"
+    short_names: ClassVar[tuple[str, ...]] = ("hwp",)
+    namespaced: ClassVar[bool] = False
+    printer_columns: ClassVar[tuple[PrinterColumn, ...]] = (
+        PrinterColumn("HARDWARE", ".spec.hardware", description="What it is."),
+        PrinterColumn("GPUS", ".spec.gpus", type="integer", description="GPUs of one engine."),
+        PrinterColumn("KV TOKENS", ".spec.kvTokens", type="integer", description="Tokens that the KV cache holds."),
+        PrinterColumn("AGE", ".metadata.creationTimestamp", type="date"),
+    )
+
+    api_version: Literal["serving.ballast.dev/v1alpha1"] = API_VERSION
+    """Group and version."""
+    kind: Literal["HardwareProfile"] = "HardwareProfile"
+    """HardwareProfile."""
+    spec: HardwareProfileSpec
+    """The numbers."""
+    status: AcceptedStatus | None = None
+    """Written by the operator."""

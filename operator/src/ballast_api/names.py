@@ -1,0 +1,138 @@
+"""Label and annotation keys, ports and child names: what operator, gateway and users must spell alike.
+
+Names of children are `<serving pool>-<pool>` and `<serving pool>-gateway`; the length limits of the models keep them
+DNS labels of at most 63 characters. Two ServingPools can still meet in one name (`a` with a pool `b-c`, `a-b` with a
+pool `c`): the API server refuses a second controller of an object, and the operator reports NameConflict.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from ballast_core.model import Role as CoreRole
+
+from ballast_api.common import GROUP
+
+RoleName = Literal["Prefill", "Decode", "Flexible"]
+
+MANAGER: Final = "ballast-operator"
+"""Field manager of every server-side apply, and `app.kubernetes.io/managed-by`."""
+
+LABEL_SERVING_POOL: Final = f"{GROUP}/serving-pool"
+"""On every object of a ServingPool: its name."""
+LABEL_POOL: Final = f"{GROUP}/pool"
+"""On engine pods and their Deployment and Service: the name of the pool."""
+LABEL_ROLE: Final = f"{GROUP}/role"
+"""On engine pods: `prefill`, `decode` or `flexible`. The gateway places by it; changing it flips a pod at once."""
+LABEL_LLMD_ROLE: Final = "llm-d.ai/role"
+"""The same role in llm-d's words, for its sidecars and tools."""
+
+ANNOTATION_HARDWARE: Final = f"{GROUP}/hardware-profile"
+"""On engine pods: the name of their HardwareProfile."""
+ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
+"""On gateway pods: a hash of the settings that they do not reload; a change rolls them."""
+ANNOTATION_REVISION: Final = f"{GROUP}/revision"
+"""On engine pods: the revision of the pool's template."""
+
+APP_NAME: Final = "app.kubernetes.io/name"
+APP_INSTANCE: Final = "app.kubernetes.io/instance"
+APP_COMPONENT: Final = "app.kubernetes.io/component"
+APP_PART_OF: Final = "app.kubernetes.io/part-of"
+APP_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+
+NODE_LABEL_HARDWARE: Final = f"{GROUP}/hardware"
+"""Suggested label of nodes; the quickstart's HardwareProfiles select by it."""
+
+ENGINE_CONTAINER: Final = "engine"
+"""The container of a pool's template that Ballast fills in."""
+GATEWAY_CONTAINER: Final = "gateway"
+GATEWAY_POOL_SEGMENT: Final = "gateway"
+"""Reserved: no pool may have this name, it would collide with the gateway's objects."""
+ENV_PROFILE: Final = "BALLAST_PROFILE"
+"""Environment of engine containers: the HardwareProfile's spec as JSON (engine-sim takes its timing from it)."""
+GATEWAY_CONFIG_FILE: Final = "gateway.yaml"
+"""Key of the gateway's ConfigMap."""
+GATEWAY_CONFIG_DIR: Final = "/etc/ballast"
+"""Where the gateway's ConfigMap is mounted."""
+
+MAX_SERVING_POOL_NAME: Final = 40
+MAX_POOL_NAME: Final = 20
+MAX_CHILD_NAME: Final = 63
+
+PORT_PROXY: Final = 8000
+PORT_ENGINE: Final = 8000
+PORT_EXT_PROC: Final = 9002
+PORT_GRPC_HEALTH: Final = 9003
+PORT_ADMIN: Final = 9090
+
+_CORE_ROLES: dict[str, CoreRole] = {
+    "Prefill": CoreRole.PREFILL,
+    "Decode": CoreRole.DECODE,
+    "Flexible": CoreRole.FLEXIBLE,
+}
+_LLMD_ROLES = {CoreRole.PREFILL: "prefill", CoreRole.DECODE: "decode", CoreRole.FLEXIBLE: "prefill-decode"}
+
+
+def core_role(role: RoleName) -> CoreRole:
+    """The core's word for a role of the API; its value is the role label's value."""
+    return _CORE_ROLES[role]
+
+
+def llmd_role(role: CoreRole) -> str:
+    """Value of `llm-d.ai/role`: llm-d calls an endpoint of both roles `prefill-decode`."""
+    return _LLMD_ROLES[role]
+
+
+def child_name(serving_pool: str, segment: str) -> str:
+    """Name of a pool's (or the gateway's) objects. Raises ValueError when it is no DNS label of 63 characters."""
+    name = f"{serving_pool}-{segment}"
+    if len(name) > MAX_CHILD_NAME:
+        raise ValueError(f"{name!r} has {len(name)} characters; Kubernetes allows {MAX_CHILD_NAME}")
+    return name
+
+
+def pool_object_name(serving_pool: str, pool: str) -> str:
+    """Deployment, Service and PodDisruptionBudget of one pool."""
+    return child_name(serving_pool, pool)
+
+
+def gateway_object_name(serving_pool: str) -> str:
+    """Deployment, Service, ServiceAccount, Role, RoleBinding, ConfigMap and HTTPRoute of the gateway."""
+    return child_name(serving_pool, GATEWAY_POOL_SEGMENT)
+
+
+def common_labels(serving_pool: str, component: Literal["engine", "gateway"]) -> dict[str, str]:
+    """Labels of every object of a ServingPool."""
+    return {
+        APP_NAME: "ballast",
+        APP_INSTANCE: serving_pool,
+        APP_COMPONENT: component,
+        APP_PART_OF: "ballast",
+        APP_MANAGED_BY: MANAGER,
+        LABEL_SERVING_POOL: serving_pool,
+    }
+
+
+def engine_labels(serving_pool: str, pool: str, role: CoreRole) -> dict[str, str]:
+    """Labels of the engine pods of one pool."""
+    return {
+        **common_labels(serving_pool, "engine"),
+        LABEL_POOL: pool,
+        LABEL_ROLE: role.value,
+        LABEL_LLMD_ROLE: llmd_role(role),
+    }
+
+
+def engine_match_labels(serving_pool: str, pool: str) -> dict[str, str]:
+    """Selector of a pool's Deployment, Service and PodDisruptionBudget. The role is left out: it may change."""
+    return {LABEL_SERVING_POOL: serving_pool, LABEL_POOL: pool, APP_COMPONENT: "engine"}
+
+
+def gateway_match_labels(serving_pool: str) -> dict[str, str]:
+    """Selector of the gateway's Deployment and Service."""
+    return {LABEL_SERVING_POOL: serving_pool, APP_COMPONENT: "gateway"}
+
+
+def endpoint_selector(serving_pool: str) -> str:
+    """Label selector by which the gateway finds the engine pods of its ServingPool."""
+    return f"{LABEL_SERVING_POOL}={serving_pool},{APP_COMPONENT}=engine"

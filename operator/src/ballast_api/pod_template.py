@@ -1,0 +1,47 @@
+"""A pod template to merge over a generated one: typed where Ballast reads it, free elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from ballast_api.common import DNS_LABEL, ApiModel, KeyedBy, Seq
+
+
+class OpenModel(ApiModel):
+    """Keeps fields that it does not know; Kubernetes checks them when the pods are made."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class TemplateMetadata(OpenModel):
+    """Labels and annotations to add."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels to add; those that Ballast sets win."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations to add; those that Ballast sets win."""
+
+
+class ContainerOverlay(OpenModel):
+    """A container to merge (same name) or to add (another name), as in a pod's spec."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
+    """Name of the container."""
+
+
+class TemplateSpec(OpenModel):
+    """A pod's spec; lists with a merge key are merged by it, other values replace."""
+
+    containers: Annotated[Seq[ContainerOverlay], Field(max_length=16), KeyedBy("name")] = ()
+    """Containers, merged by name."""
+
+
+class PodTemplateOverlay(OpenModel):
+    """What users add to or change in the pods that Ballast generates, in the shape of a PodTemplateSpec."""
+
+    metadata: TemplateMetadata = Field(default_factory=TemplateMetadata)
+    """Labels and annotations."""
+    spec: TemplateSpec = Field(default_factory=TemplateSpec)
+    """The pod's spec."""

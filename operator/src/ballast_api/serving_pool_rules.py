@@ -1,0 +1,125 @@
+"""Rules across the fields of a ServingPool: CEL for the API server, a predicate for pydantic, one message.
+
+CEL's cost is bounded by the lists' maxItems, so every list that a rule walks has one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ballast_api.common import Rule
+from ballast_api.names import GATEWAY_POOL_SEGMENT
+
+if TYPE_CHECKING:
+    from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
+
+_PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
+
+
+def autoscaling_rules() -> tuple[Rule, ...]:
+    """Rules of `autoscaling`."""
+    return (
+        Rule(
+            field="minReplicas",
+            cel="self.minReplicas <= self.maxReplicas",
+            message="minReplicas must not be above maxReplicas",
+            holds=lambda self: self.min_replicas <= self.max_replicas,
+        ),
+    )
+
+
+def pool_rules() -> tuple[Rule, ...]:
+    """Rules of one pool."""
+    return (
+        Rule(
+            field="replicas",
+            cel="has(self.replicas) != has(self.autoscaling)",
+            message="set exactly one of replicas and autoscaling",
+            holds=lambda self: (self.replicas is None) != (self.autoscaling is None),
+        ),
+        Rule(
+            field="name",
+            cel=f"self.name != '{GATEWAY_POOL_SEGMENT}'",
+            message=f"the name {GATEWAY_POOL_SEGMENT} is taken by the gateway's own objects; choose another",
+            holds=lambda self: self.name != GATEWAY_POOL_SEGMENT,
+        ),
+    )
+
+
+def ratio_rules() -> tuple[Rule, ...]:
+    """Rules of `ratio`."""
+    return (
+        Rule(
+            field="minRatio",
+            cel="!has(self.minRatio) || !has(self.maxRatio) || self.minRatio <= self.maxRatio",
+            message="minRatio must not be above maxRatio",
+            holds=lambda self: self.min_ratio is None or self.max_ratio is None or self.min_ratio <= self.max_ratio,
+        ),
+    )
+
+
+def rollout_rules() -> tuple[Rule, ...]:
+    """Rules of `rollout`."""
+    return (
+        *(_int_or_percent(field, attribute) for field, attribute in _ROLLOUT_FIELDS),
+        Rule(
+            field="maxSurge",
+            cel="!(self.maxSurge in [dyn(0), dyn('0%')] && self.maxUnavailable in [dyn(0), dyn('0%')])",
+            message="maxSurge and maxUnavailable cannot both be 0: no pod could ever be replaced",
+            holds=lambda self: not (self.max_surge in (0, "0%") and self.max_unavailable in (0, "0%")),
+        ),
+    )
+
+
+_ROLLOUT_FIELDS = (("maxSurge", "max_surge"), ("maxUnavailable", "max_unavailable"))
+
+
+def _int_or_percent(field: str, attribute: str) -> Rule:
+    def holds(self: object) -> bool:
+        value = getattr(self, attribute)
+        return value >= 0 if isinstance(value, int) else _PERCENT.match(value) is not None
+
+    return Rule(
+        field=field,
+        cel=f"type(self.{field}) == int ? self.{field} >= 0 : self.{field}.matches('{_PERCENT.pattern}')",
+        message=f"{field} must be a number, 0 or more, or a percentage from 0% to 100%",
+        holds=holds,
+    )
+
+
+def serving_pool_spec_rules() -> tuple[Rule, ...]:
+    """Rules across pools."""
+    return (
+        Rule(
+            field="pools",
+            cel="self.pools.exists(p, p.role in ['Prefill', 'Flexible'])",
+            message="no pool can prefill; add a pool with role Prefill or Flexible",
+            holds=lambda self: any(pool.role in ("Prefill", "Flexible") for pool in self.pools),
+        ),
+        Rule(
+            field="pools",
+            cel="self.pools.exists(p, p.role in ['Decode', 'Flexible'])",
+            message="no pool can decode; add a pool with role Decode or Flexible",
+            holds=lambda self: any(pool.role in ("Decode", "Flexible") for pool in self.pools),
+        ),
+        Rule(
+            field="gpuBudget",
+            cel=(
+                "!has(self.gpuBudget) || self.pools.map(p, "
+                "(has(p.replicas) ? p.replicas : has(p.autoscaling) ? p.autoscaling.minReplicas : 0)"
+                " * (has(p.tensorParallelSize) ? p.tensorParallelSize : 1) * p.nodesPerInstance).sum()"
+                " <= self.gpuBudget"
+            ),
+            message="gpuBudget is below what the pools' replicas need at least; raise it or lower replicas",
+            holds=lambda self: self.gpu_budget is None or _gpus_at_least(self) <= self.gpu_budget,
+        ),
+    )
+
+
+def _gpus_at_least(spec: ServingPoolSpec) -> int:
+    return sum(_gpus_of(pool) for pool in spec.pools)
+
+
+def _gpus_of(pool: PoolSpec) -> int:
+    return pool.wanted_replicas * (pool.tensor_parallel_size or 1) * pool.nodes_per_instance
