@@ -52,6 +52,9 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
+bench: $(STAMP) ## Benchmarks: decision time of every placement
+	@$(BIN)/python bench/decision_bench.py
+
 format: $(STAMP) ## Format and fix what ruff can
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -60,4 +63,4 @@ lock: | $(BIN)/uv ## Pin all dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-find-links --no-emit-index-url --custom-compile-command "make lock" -q -o requirements.lock
 
-.PHONY: help setup envoy demo test lint type format lock
+.PHONY: help setup envoy demo test lint type bench format lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ballast_core.effects import Cancel, Handoff, Hold, Reject, WakeAt
 from ballast_core.events import (
     ClientGone,
@@ -19,7 +20,6 @@ from ballast_core.events import (
 )
 from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, RequestId, Stage
 from ballast_core.policies.placements import RoundRobin
-
 from tests.support.core_builders import director, endpoint, observation, only_dispatch, request
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ballast_core.director import Director
 from ballast_core.effects import Dispatch, Effect, Handoff, Reject
 from ballast_core.events import (
@@ -30,9 +33,6 @@ from ballast_core.events import (
 from ballast_core.inventory import Readiness
 from ballast_core.ledger import Phase
 from ballast_core.model import STAGE_ROLES, EndpointId, Outcome, RequestId, Stage
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tests.support.core_builders import director, endpoint, observation, request
 
 NAMES = ("p0", "p1", "d0", "d1", "f0")

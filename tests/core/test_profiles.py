@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
 from ballast_core.profiles import H20_QWEN3_32B, SHIPPED_PROFILES, HardwareProfile
 
 PINNED = Path(__file__).parents[3] / "shared" / "profiles" / "pinned.json"
