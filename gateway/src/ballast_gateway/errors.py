@@ -1,0 +1,86 @@
+"""What clients are told when a request goes wrong: one table from reasons to status codes, in OpenAI's shape.
+
+Both faces answer with these values, so a client sees the same error whichever way it came. Statuses follow the
+endpoint-picker protocol of the Gateway API Inference Extension (503 no eligible endpoint, 429 shed).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from ballast_core.model import RejectReason
+
+REASON_HEADER: Final = "x-ballast-reason"
+"""Names the machine-readable reason of an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiError:
+    """One error answer. `body()` and `headers()` are what goes on the wire."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def body(self) -> bytes:
+        """JSON in the shape of OpenAI's errors."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Everything but the content length, in lower case."""
+        retry = () if self.retry_after_s is None else (("retry-after", str(self.retry_after_s)),)
+        return (("content-type", "application/json"), (REASON_HEADER, self.code), *retry)
+
+
+_REJECTED: Final[dict[RejectReason, tuple[int, str, int]]] = {
+    RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error", 1),
+    RejectReason.SATURATED: (429, "rate_limit_error", 1),
+    RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error", 1),
+}
+"""Status, type and seconds after which to try again."""
+
+
+def rejected(reason: RejectReason, message: str) -> ApiError:
+    """The Director gave the request no endpoint."""
+    status, kind, retry_after_s = _REJECTED[reason]
+    return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=retry_after_s)
+
+
+def invalid_request(message: str, *, param: str | None = None, code: str = "invalid-request") -> ApiError:
+    """The client's fault: 400."""
+    return ApiError(status=400, type="invalid_request_error", code=code, message=message, param=param)
+
+
+def model_not_found(model: str, served: tuple[str, ...]) -> ApiError:
+    """The client asked for a model that is not served here: 404."""
+    known = ", ".join(repr(name) for name in served)
+    return ApiError(
+        status=404,
+        type="invalid_request_error",
+        code="model-not-found",
+        message=f"the model {model!r} does not exist here; served: {known}",
+        param="model",
+    )
+
+
+def body_too_large(limit_bytes: int) -> ApiError:
+    """More body than `limits.maxBodyBytes`: 413."""
+    return ApiError(
+        status=413,
+        type="invalid_request_error",
+        code="body-too-large",
+        message=f"the request body is larger than {limit_bytes} bytes, the limit of this gateway",
+    )
+
+
+def internal_error() -> ApiError:
+    """A fault of the gateway itself: 500. The log says which."""
+    return ApiError(
+        status=500, type="internal_error", code="internal-error", message="the gateway failed to handle the request"
+    )

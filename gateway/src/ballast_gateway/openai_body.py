@@ -1,0 +1,108 @@
+"""What the gateway reads from a request body of the OpenAI API, and what it takes out.
+
+The gateway needs few facts; everything else is the engine's to judge. Shared by both faces.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, TypeAlias
+
+JsonObject: TypeAlias = dict[str, Any]
+
+CONTROL_FIELDS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
+"""Routing internals of vLLM's connectors. From a client they would name the engine that KV is read from."""
+
+_CHARS_PER_TOKEN: Final = 4
+_GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
+
+
+class InvalidBody(Exception):
+    """The client's body cannot be used. The message is for the client; `param` names the field, if one is at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def is_json_path(path: str) -> bool:
+    """Whether the path (query and all) is one whose body must be a JSON object."""
+    return path.partition("?")[0].rstrip("/").endswith(_GENERATION_PATHS)
+
+
+def parse_object(raw: bytes) -> JsonObject:
+    """The body as a JSON object. Raises `InvalidBody`."""
+    try:
+        document = json.loads(raw)
+    except UnicodeDecodeError as error:
+        raise InvalidBody(f"the body is not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise InvalidBody(f"the body is not valid JSON: {error.msg} (character {error.pos})") from None
+    except RecursionError:
+        raise InvalidBody("the body is nested too deeply") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InvalidBody(f"the body is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidBody("the body must be a JSON object")
+    return document
+
+
+def model_of(document: JsonObject) -> str:
+    """The `model` field. Raises `InvalidBody`."""
+    model = document.get("model")
+    if not isinstance(model, str) or not model:
+        raise InvalidBody("model: name the model, a non-empty string", param="model")
+    return model
+
+
+def max_output_tokens(document: JsonObject) -> int | None:
+    """The client's limit on output tokens per choice, or None if it sets none that makes sense."""
+    for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
+        value = document.get(field)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def prompt_tokens(document: JsonObject) -> int:
+    """Tokens in the prompt: exact where it came as token ids, else about one for four characters of text."""
+    prompt = document.get("prompt")
+    if prompt is None:
+        prompt = document.get("messages")
+    if prompt is None:
+        prompt = document.get("input")
+    ids, chars = _count(prompt)
+    return ids + -(-chars // _CHARS_PER_TOKEN)
+
+
+def without_control_fields(document: JsonObject) -> JsonObject | None:
+    """A copy without the fields that only the gateway may set, or None if there are none."""
+    if CONTROL_FIELDS.isdisjoint(document):
+        return None
+    return {key: value for key, value in document.items() if key not in CONTROL_FIELDS}
+
+
+def dump(document: JsonObject) -> bytes:
+    """The document as a body. A lone surrogate, legal in JSON but not in UTF-8, stays an escape."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _count(value: object) -> tuple[int, int]:
+    """Token ids and characters in a prompt, messages or input of any shape that the API allows."""
+    ids = chars = 0
+    pending: list[object] = [value]
+    while pending:
+        match pending.pop():
+            case str(text):
+                chars += len(text)
+            case [int(), *_] as tokens:
+                ids += len(tokens)
+            case list(items):
+                pending.extend(items)
+            case {"content": content}:
+                pending.append(content)
+            case {"text": text}:
+                pending.append(text)
+            case _:
+                pass  # images and the like: no text to count
+    return ids, chars
