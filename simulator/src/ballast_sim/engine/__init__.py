@@ -1,0 +1,33 @@
+"""The engine truth: what one vLLM engine decides and how long its steps take.
+
+A pure state machine on a clock that is passed in: no I/O, no randomness, no time of its own. The simulator drives it
+from a heap and `engine-sim` from a wall clock; both see the same steps. It must not know about gateways, policies or
+HTTP.
+
+The scheduling rules are those of vLLM 0.32 (v1/core/sched/scheduler.py, kv_cache_manager.py, block_pool.py and
+v1/engine/core.py); `ballast_sim.validation` replays recorded runs of vLLM's own scheduler and compares step by step.
+"""
+
+from ballast_sim.engine.config import EngineConfig, StepTimer
+from ballast_sim.engine.content import BlockHashes, TokenContent, TraceContent, UniqueContent
+from ballast_sim.engine.engine import Engine
+from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, RequestStats, StepEnded
+from ballast_sim.engine.requests import EngineRequest
+
+__all__ = [
+    "BlockHashes",
+    "Engine",
+    "EngineConfig",
+    "EngineEvent",
+    "EngineRequest",
+    "FinishReason",
+    "Finished",
+    "HandOff",
+    "PullStarted",
+    "RequestStats",
+    "StepEnded",
+    "StepTimer",
+    "TokenContent",
+    "TraceContent",
+    "UniqueContent",
+]

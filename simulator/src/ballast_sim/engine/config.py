@@ -1,0 +1,108 @@
+"""Settings of one engine, named as vLLM names them."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ballast_core.profiles import HardwareProfile
+
+DEFAULT_MAX_MODEL_LEN = 131_072
+
+
+class StepTimer(Protocol):
+    """How long one step lasts; `HardwareProfile` is one."""
+
+    def step_s(self, tokens: int, decode_context_tokens: float, prefill_pairs: float, decodes: int) -> float:
+        """Seconds of a step: see `HardwareProfile.step_s`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the scheduler and the KV block manager obey.
+
+    `kv_blocks` counts as vLLM does, the null block included: one less can be used. `pulls_kv` is a configured pull
+    connector on the consuming side (kv_role kv_consumer or kv_both): block frees wait for steps in flight, and the
+    one token that a finished pull leaves to compute counts as a decode in the step-time law. A pull lasts
+    `pull_setup_s` + tokens * `pull_s_per_token`; with `pull_setup_s` None its end is the driver's to say
+    (`Engine.pull_ended`). `jump_idle_steps` repeats an artefact of the recorded runs: their clock jumps in a step
+    that schedules nothing, also while the report of an ended pull waits in the batch queue (real vLLM sleeps 1 ms
+    there).
+    """
+
+    timer: StepTimer
+    kv_blocks: int
+    block_size: int = 16
+    max_model_len: int = DEFAULT_MAX_MODEL_LEN
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    prefix_caching: bool = True
+    async_scheduling: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    watermark_blocks: int = 0
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    pulls_kv: bool = False
+    pull_setup_s: float | None = None
+    pull_s_per_token: float = 0.0
+    recompute_failed_pulls: bool = False
+    lease_s: float = 30.0
+    jump_idle_steps: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the setting that cannot work."""
+        for name in ("block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be 1 or more, not {getattr(self, name)!r}")
+        if self.max_model_len > self.usable_tokens:
+            raise ValueError(
+                f"max_model_len: {self.max_model_len} tokens do not fit the KV cache of {self.usable_tokens} tokens; "
+                "lower max_model_len or give the engine more KV blocks"
+            )
+        if self.lease_s <= 0:
+            raise ValueError(f"lease_s: must be above 0, not {self.lease_s!r}")
+
+    @property
+    def usable_tokens(self) -> int:
+        """KV tokens that one request could hold at most."""
+        return (self.kv_blocks - 1) * self.block_size
+
+    @classmethod
+    def from_profile(
+        cls,
+        profile: HardwareProfile,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        block_size: int | None = None,
+        policy: Literal["fcfs", "priority"] = "fcfs",
+        prefix_caching: bool = True,
+        async_scheduling: bool = True,
+        pulls_kv: bool = False,
+        recompute_failed_pulls: bool = False,
+        lease_s: float = 30.0,
+        external_pulls: bool = False,
+    ) -> "EngineConfig":
+        """The engine that a hardware profile describes; None takes the profile's own value.
+
+        Without `max_model_len` it is 131,072 tokens or what the KV cache holds, whichever is less.
+        `external_pulls` leaves the end of a pull to the driver.
+        """
+        size = block_size or profile.block_size
+        blocks = profile.kv_tokens // size
+        return cls(
+            timer=profile,
+            kv_blocks=blocks,
+            block_size=size,
+            max_model_len=max_model_len or max(1, min(DEFAULT_MAX_MODEL_LEN, (blocks - 1) * size)),
+            max_num_batched_tokens=max_num_batched_tokens or profile.max_num_batched_tokens,
+            max_num_seqs=max_num_seqs or profile.max_num_seqs,
+            prefix_caching=prefix_caching,
+            async_scheduling=async_scheduling,
+            policy=policy,
+            pulls_kv=pulls_kv,
+            pull_setup_s=None if external_pulls else profile.link_setup_s,
+            pull_s_per_token=profile.kv_bytes_per_token / (profile.link_gbps * 1e9 / 8),
+            recompute_failed_pulls=recompute_failed_pulls,
+            lease_s=lease_s,
+        )

@@ -1,0 +1,109 @@
+"""What a request's tokens are, as far as the prefix cache cares: one chained hash for each full block.
+
+Chained: a block's hash covers the block and everything before it (vLLM's v1/core/kv_cache_utils.py), so two requests
+share a prefix exactly as far as their leading hashes agree. Python's hash of integers and of tuples of integers does
+not depend on PYTHONHASHSEED; none of these hashes leave the process.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+_ROOT = 0x9E3779B97F4A7C15
+_OUTPUT = -2
+_UNIQUE = -3
+
+
+class BlockHashes(Protocol):
+    """The hashes of a request's full blocks: of its prompt and, once generated, of its output."""
+
+    def upto(self, blocks: int) -> Sequence[int]:
+        """At least the first `blocks` hashes. The engine asks only for blocks whose tokens exist."""
+        ...
+
+
+class UniqueContent:
+    """Tokens that no other request shares; `key` tells requests apart."""
+
+    __slots__ = ("_hashes", "_key")
+
+    def __init__(self, key: int) -> None:
+        """`key`: different for every request of a run."""
+        self._key = key
+        self._hashes: list[int] = []
+
+    def upto(self, blocks: int) -> Sequence[int]:
+        """See `BlockHashes`."""
+        hashes = self._hashes
+        while len(hashes) < blocks:
+            hashes.append(hash((_UNIQUE, self._key, len(hashes))))
+        return hashes
+
+
+class TraceContent:
+    """Tokens known by the prefix ids of a trace: equal leading ids mean equal blocks of `id_tokens` tokens.
+
+    What lies beyond the ids is the request's own; outputs are the same for every request with the same prefix.
+    """
+
+    __slots__ = ("_block_size", "_hashes", "_id_tokens", "_ids", "_input_tokens", "_key")
+
+    def __init__(self, ids: Sequence[int], id_tokens: int, input_tokens: int, block_size: int, key: int) -> None:
+        """`ids` cover `id_tokens` prompt tokens each, the last one possibly fewer; `key` is the request's own."""
+        self._ids = ids
+        self._id_tokens = id_tokens
+        self._input_tokens = input_tokens
+        self._block_size = block_size
+        self._key = key
+        self._hashes: list[int] = []
+
+    def upto(self, blocks: int) -> Sequence[int]:
+        """See `BlockHashes`."""
+        hashes = self._hashes
+        while len(hashes) < blocks:
+            parent = hashes[-1] if hashes else _ROOT
+            start = len(hashes) * self._block_size
+            hashes.append(hash((parent, *self._pieces(start, start + self._block_size))))
+        return hashes
+
+    def _pieces(self, start: int, end: int) -> list[int]:
+        """Which tokens lie in [start, end): runs of (source, first offset, last offset), flattened."""
+        covered = min(len(self._ids) * self._id_tokens, self._input_tokens)
+        pieces: list[int] = []
+        position = start
+        while position < end:
+            if position < covered:
+                index, offset = divmod(position, self._id_tokens)
+                stop = min(end, covered, (index + 1) * self._id_tokens)
+                pieces += (self._ids[index], offset, offset + stop - position)
+            elif position < self._input_tokens:
+                stop = min(end, self._input_tokens)
+                pieces += (_UNIQUE, self._key, position)
+            else:
+                stop = end
+                pieces += (_OUTPUT, position - start, end - start)
+            position = stop
+        return pieces
+
+
+class TokenContent:
+    """Tokens known one by one: the prompt's ids, then what `append` adds as the engine generates."""
+
+    __slots__ = ("_block_size", "_hashes", "tokens")
+
+    def __init__(self, tokens: list[int], block_size: int) -> None:
+        """`tokens`: the prompt; the list is taken over and grows."""
+        self.tokens = tokens
+        self._block_size = block_size
+        self._hashes: list[int] = []
+
+    def append(self, token: int) -> None:
+        """One generated token."""
+        self.tokens.append(token)
+
+    def upto(self, blocks: int) -> Sequence[int]:
+        """See `BlockHashes`."""
+        hashes, size = self._hashes, self._block_size
+        while len(hashes) < blocks:
+            start = len(hashes) * size
+            hashes.append(hash((hashes[-1] if hashes else _ROOT, *self.tokens[start : start + size])))
+        return hashes

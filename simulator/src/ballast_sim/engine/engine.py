@@ -1,0 +1,327 @@
+"""The engine's loop on a clock that is passed in (vLLM's v1/engine/core.py, step_with_batch_queue).
+
+One turn of the loop takes in what has arrived, composes a step and, when the batch queue is full (two steps with
+asynchronous scheduling, one without), waits for the oldest step and takes in its tokens. Time passes only while it
+waits.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ballast_sim.engine.config import EngineConfig
+from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, StepEnded
+from ballast_sim.engine.requests import EngineRequest, RequestState, Status
+from ballast_sim.engine.scheduler import Batch, Scheduler
+
+_NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    kind: Literal["add", "abort", "release"]
+    state: RequestState
+
+
+@dataclass(slots=True)
+class _Held:
+    state: RequestState
+    expires_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What the engine's gauges show."""
+
+    running: int
+    waiting: int
+    deferred: int
+    kv_usage_ratio: float
+    queued_input_tokens: int
+
+
+class Engine:
+    """One vLLM engine: add, abort, then `advance` whenever `next_event_s` has come.
+
+    The clock never goes back: ValueError where a time passed in lies before one seen earlier.
+    """
+
+    def __init__(self, config: EngineConfig, on_step: Callable[[float, Batch], None] | None = None) -> None:
+        """`on_step(composed_at_s, batch)` sees every step that computes something, as it is composed."""
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.expired_leases = 0
+        self._on_step = on_step
+        self._now_s = 0.0
+        self._gpu_free_s = 0.0
+        self._inbox: list[_Message] = []
+        self._queue: deque[Batch] = deque()
+        self._depth = 2 if config.async_scheduling else 1
+        self._blocked: Batch | None = None  # the step whose end the loop waits for
+        self._asleep: Batch | None = None  # an empty step during which nothing can be done
+        self._requests: dict[str, RequestState] = {}
+        self._pulling: dict[RequestState, float] = {}
+        self._held: dict[str, _Held] = {}
+        self._events: list[EngineEvent] = []
+
+    # -- what the driver tells ---------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest, now_s: float) -> None:
+        """Hand over a request; it is taken in at the loop's next turn.
+
+        Raises ValueError naming the field of a request that could never run, and for an id that is in use.
+        """
+        self._check(request)
+        self._tick(now_s)
+        state = RequestState(request, self.config.max_model_len)
+        self._requests[request.request_id] = state
+        self._inbox.append(_Message("add", state))
+
+    def abort(self, request_id: str, now_s: float) -> bool:
+        """End a request, at the loop's next turn; False if there is none of this id any more."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return False
+        self._tick(now_s)
+        self._inbox.append(_Message("abort", state))
+        return True
+
+    def release(self, request_id: str, now_s: float) -> bool:
+        """The KV held for another engine was pulled; False if it is not held (any more)."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return False
+        self._tick(now_s)
+        self._inbox.append(_Message("release", held.state))
+        return True
+
+    def extend_lease(self, request_id: str, now_s: float) -> bool:
+        """Another engine still means to pull: the lease starts anew. False if the KV is not held (any more)."""
+        held = self._held.get(request_id)
+        if held is None:
+            return False
+        held.expires_at_s = now_s + self.config.lease_s
+        return True
+
+    def pull_ended(self, request_id: str, now_s: float, failed: bool = False) -> None:
+        """The driver's own link finished a pull (only with `pull_setup_s` None)."""
+        for state in self._pulling:
+            if state.request.request_id == request_id:
+                self._tick(now_s)
+                state.pull_failed = failed
+                self._pulling[state] = now_s
+                return
+
+    def next_event_s(self) -> float:
+        """When `advance` has something to do; infinity while nothing is going on."""
+        if self._inbox and self._blocked is None:
+            return self._now_s
+        lease = min((held.expires_at_s for held in self._held.values()), default=_NEVER)
+        if self._blocked is not None:
+            return min(self._blocked.ends_s, lease)
+        if self._asleep is not None:
+            return min(max(self._now_s, min(self._pulling.values(), default=_NEVER)), lease)
+        return lease
+
+    def advance(self, now_s: float) -> list[EngineEvent]:
+        """Do all that is due until `now_s`, and say what happened, in order."""
+        while (due_s := self.next_event_s()) <= now_s:
+            self._now_s = max(self._now_s, due_s)
+            self._expire_leases()
+            self._turn()
+        self._tick(now_s)
+        events, self._events = self._events, []
+        return events
+
+    # -- what the driver may ask -------------------------------------------------------------------------------------
+
+    def load(self) -> EngineLoad:
+        """Requests and KV as the gauges show them; those not taken in yet count as waiting."""
+        scheduler = self.scheduler
+        new = [message.state for message in self._inbox if message.kind == "add"]
+        deferred = sum(1 for state in scheduler.holding if state.status is Status.PULLING)
+        queued = sum(state.input_tokens for state in scheduler.waiting) + sum(state.input_tokens for state in new)
+        return EngineLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(scheduler.holding) + len(new),
+            deferred=deferred,
+            kv_usage_ratio=scheduler.pool.usage_ratio,
+            queued_input_tokens=queued,
+        )
+
+    def check_blocks(self) -> None:
+        """Raise AssertionError where a KV block is lost or shared wrongly."""
+        held = [entry.state.blocks for entry in self._held.values()]
+        held += [message.state.blocks for message in self._inbox if message.kind == "release"]
+        self.scheduler.pool.check([*self.scheduler.held_blocks(), *held])
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """One stretch of the loop, until it has to wait for time or for news."""
+        if self._blocked is not None:
+            if self._now_s < self._blocked.ends_s:
+                return  # a lease ended in between
+            batch, self._blocked = self._blocked, None
+            self._process(batch)
+        elif self._asleep is not None:
+            batch, self._asleep = self._asleep, None
+            self._dispatched(batch)
+        else:
+            self._take_in()
+        while self._blocked is None and self._asleep is None:
+            self._take_in()
+            if not self._compose():
+                return
+
+    def _compose(self) -> bool:
+        """Compose a step, or go on waiting for the oldest; False when there is nothing to do at all."""
+        if not self.scheduler.has_requests():
+            if not self._queue:
+                return False
+            self._await_oldest()
+            return True
+        batch = self.scheduler.schedule(self._now_s)
+        for state in batch.pulls:
+            self._begin_pull(state)
+        if batch.tokens:
+            self._start(batch)
+        elif self._must_sleep():
+            self._asleep = batch
+            return True
+        self._dispatched(batch)
+        return True
+
+    def _must_sleep(self) -> bool:
+        """Whether an empty step stays empty until a pull ends or news come."""
+        if self._gpu_free_s > self._now_s:
+            return False
+        if self.config.jump_idle_steps and self._pulling:
+            return True
+        pending = any(batch.ended_pulls or batch.tokens for batch in self._queue)
+        due = any(end_s <= self._now_s for end_s in self._pulling.values())
+        return not pending and not due and self.scheduler.has_requests()
+
+    def _start(self, batch: Batch) -> None:
+        """Give a composed step its place on the accelerator and its duration."""
+        context = pairs = 0.0
+        decodes = 0
+        for chunk in batch.chunks:
+            if chunk.decode:
+                decodes += 1
+                context += chunk.context
+            else:
+                pairs += chunk.tokens * (chunk.context + chunk.tokens / 2)
+        batch.starts_s = max(self._now_s, self._gpu_free_s)
+        batch.ends_s = batch.starts_s + self.config.timer.step_s(batch.tokens, context, pairs, decodes)
+        self._gpu_free_s = batch.ends_s
+        if self._on_step is not None:
+            self._on_step(self._now_s, batch)
+
+    def _dispatched(self, batch: Batch) -> None:
+        """The worker has the step: it reports the pulls that have ended by now, with the step's output."""
+        batch.ended_pulls = [state for state, end_s in self._pulling.items() if end_s <= self._now_s]
+        for state in batch.ended_pulls:
+            del self._pulling[state]
+        batch.ends_s = max(batch.ends_s, self._now_s) if batch.tokens else self._now_s
+        self._queue.append(batch)
+        if len(self._queue) >= self._depth or not (batch.tokens or self.scheduler.has_requests()):
+            self._await_oldest()
+
+    def _await_oldest(self) -> None:
+        batch = self._queue.popleft()
+        if batch.ends_s > self._now_s:
+            self._blocked = batch
+        else:
+            self._process(batch)
+
+    def _process(self, batch: Batch) -> None:
+        """Aborts first, then the step's tokens, then the pulls it reported."""
+        for message in self._inbox:
+            if message.kind == "abort":
+                self._abort(message.state)
+        output = self.scheduler.process(batch, self._now_s)
+        if batch.tokens:
+            self._events.append(StepEnded(self._now_s, output.tokens, batch.tokens))
+        for state, reason in output.finished:
+            self._finish(state, reason)
+        self._process_pulls(batch)
+
+    def _process_pulls(self, batch: Batch) -> None:
+        failed = [state for state in batch.ended_pulls if state.pull_failed and not self.config.recompute_failed_pulls]
+        self.scheduler.pulls_reported(batch.ended_pulls)
+        for state in failed:
+            if state.status is not Status.FINISHED:
+                self.scheduler.abort(state)
+                self._finish(state, FinishReason.ERROR)
+
+    def _take_in(self) -> None:
+        """Everything that was told since the last turn, in order."""
+        inbox, self._inbox = self._inbox, []
+        for message in inbox:
+            match message.kind:
+                case "add":
+                    self.scheduler.waiting.add(message.state)
+                case "abort":
+                    self._abort(message.state)
+                case "release":
+                    self.scheduler.pool.release(message.state.blocks)
+                    message.state.blocks = []
+
+    def _abort(self, state: RequestState) -> None:
+        if state.status is Status.FINISHED:
+            return
+        if any(message.state is state and message.kind == "add" for message in self._inbox):
+            return  # taken in first, aborted right after
+        self.scheduler.abort(state)
+        self._finish(state, FinishReason.ABORT)
+
+    # -- ends, pulls, leases -----------------------------------------------------------------------------------------
+
+    def _finish(self, state: RequestState, reason: FinishReason) -> None:
+        request_id = state.request.request_id
+        del self._requests[request_id]
+        hand_off = None
+        if state.request.hold and reason in (FinishReason.LENGTH, FinishReason.STOP):
+            expires_at_s = self._now_s + self.config.lease_s
+            self._held[request_id] = _Held(state, expires_at_s)
+            computed = state.num_tokens - 1  # the last token has no KV yet
+            blocks = tuple(state.blocks[: self.scheduler.pool.blocks_for(computed)])
+            hand_off = HandOff(blocks, computed, expires_at_s)
+        self._events.append(Finished(self._now_s, request_id, reason, state.stats(), hand_off))
+
+    def _begin_pull(self, state: RequestState) -> None:
+        setup_s = self.config.pull_setup_s
+        lasts_s = _NEVER if setup_s is None else setup_s + state.pulled_tokens * self.config.pull_s_per_token
+        self._pulling[state] = self._now_s + lasts_s
+        self._events.append(PullStarted(self._now_s, state.request.request_id, state.pulled_tokens))
+
+    def _expire_leases(self) -> None:
+        for request_id, held in list(self._held.items()):
+            if held.expires_at_s <= self._now_s:
+                del self._held[request_id]
+                self.expired_leases += 1
+                self._inbox.append(_Message("release", held.state))
+
+    def _tick(self, now_s: float) -> None:
+        if now_s < self._now_s:
+            raise ValueError(f"now_s: the clock went back from {self._now_s!r} to {now_s!r}")
+        if self._blocked is None:
+            self._now_s = now_s
+
+    def _check(self, request: EngineRequest) -> None:
+        if request.request_id in self._requests or request.request_id in self._held:
+            raise ValueError(f"request_id: {request.request_id!r} is in use")
+        if request.input_tokens < 1:
+            raise ValueError(f"input_tokens: must be 1 or more, not {request.input_tokens!r}")
+        if request.max_tokens < 1:
+            raise ValueError(f"max_tokens: must be 1 or more, not {request.max_tokens!r}")
+        if request.input_tokens >= self.config.max_model_len:
+            raise ValueError(
+                f"input_tokens: {request.input_tokens} leave no room for output within max_model_len "
+                f"{self.config.max_model_len}"
+            )
+        if request.pull and not self.config.pulls_kv:
+            raise ValueError("pull: this engine has no pull connector on the consuming side (kv_role kv_consumer)")

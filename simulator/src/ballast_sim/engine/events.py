@@ -1,0 +1,69 @@
+"""What an engine reports to its driver. Times are seconds on the engine's clock."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the values are vLLM's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class StepEnded:
+    """A step's output has been processed: each of `tokens` got one more output token."""
+
+    at_s: float
+    tokens: list[str]
+    scheduled_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullStarted:
+    """Blocks for `tokens` are reserved and their KV is being read from elsewhere."""
+
+    at_s: float
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """Finished prefill whose KV blocks stay until they are pulled or the lease ends."""
+
+    blocks: tuple[int, ...]
+    tokens: int
+    expires_at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """A request's life. `scheduled_s` and `first_token_s` are None where it did not come to that."""
+
+    arrival_s: float
+    scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    pulled_tokens: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request ended; nothing more is reported about it."""
+
+    at_s: float
+    request_id: str
+    reason: FinishReason
+    stats: RequestStats
+    hand_off: HandOff | None = None
+
+
+EngineEvent = StepEnded | PullStarted | Finished

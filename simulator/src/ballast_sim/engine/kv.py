@@ -1,0 +1,134 @@
+"""KV blocks: a pool with reference counts, a prefix cache by chained hash, and an LRU free queue.
+
+Follows vLLM's v1/core/block_pool.py. A freed block keeps its hash, and can be hit, until the pool hands it out again.
+Block 0 is vLLM's null block and is never handed out.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from ballast_sim.engine.requests import RequestState
+
+
+class BlockPool:
+    """All KV blocks of one engine."""
+
+    __slots__ = ("_block_hash", "_by_hash", "_caching", "_free", "_references", "block_size", "usable_blocks")
+
+    def __init__(self, kv_blocks: int, block_size: int, caching: bool) -> None:
+        """`kv_blocks` with the null block."""
+        self.block_size = block_size
+        self.usable_blocks = kv_blocks - 1
+        self._caching = caching
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, kv_blocks))
+        self._references = [0] * kv_blocks
+        self._block_hash: list[int | None] = [None] * kv_blocks
+        # Several blocks may hold the same content (computed twice at once); the oldest of them is hit.
+        self._by_hash: dict[int, list[int]] = {}
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be handed out, those that could still be hit included."""
+        return len(self._free)
+
+    @property
+    def usage_ratio(self) -> float:
+        """vLLM's kv_cache_usage_perc."""
+        return 1.0 - len(self._free) / self.usable_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_size)
+
+    def longest_hit(self, state: RequestState) -> list[int]:
+        """Blocks of the longest cached prefix; the last token is always left to compute."""
+        if not self._caching:
+            return []
+        limit = (state.num_tokens - 1) // self.block_size
+        hit: list[int] = []
+        by_hash = self._by_hash
+        for block_hash in state.content.upto(limit)[:limit]:
+            blocks = by_hash.get(block_hash)
+            if blocks is None:
+                break
+            hit.append(blocks[0])
+        return hit
+
+    def free_among(self, blocks: Sequence[int]) -> int:
+        """How many of these hit blocks lie in the free queue (taking them makes room scarcer)."""
+        references = self._references
+        return sum(1 for block in blocks if references[block] == 0)
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Share hit blocks with one more request."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+
+    def take(self, count: int) -> list[int]:
+        """Blocks from the front of the free queue; they lose their hash. The caller has checked `free_blocks`."""
+        free, references = self._free, self._references
+        taken = [free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            if self._block_hash[block] is not None:
+                self._forget(block)
+            references[block] = 1
+        return taken
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._block_hash[block]
+        assert block_hash is not None
+        same = self._by_hash[block_hash]
+        if len(same) == 1:
+            del self._by_hash[block_hash]
+        else:
+            same.remove(block)
+        self._block_hash[block] = None
+
+    def cache(self, state: RequestState, tokens: int) -> None:
+        """Give their hash to the request's blocks that are full with the first `tokens` tokens."""
+        full = tokens // self.block_size
+        first = state.cached_blocks
+        if full <= first or not self._caching:
+            return
+        hashes = state.content.upto(full)
+        for index in range(first, full):
+            block, block_hash = state.blocks[index], hashes[index]
+            self._block_hash[block] = block_hash
+            same = self._by_hash.get(block_hash)
+            if same is None:
+                self._by_hash[block_hash] = [block]
+            else:
+                same.append(block)
+        state.cached_blocks = full
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Give back blocks, in the order of a request's tokens.
+
+        They enter the free queue tail first: those without a hash at the front, as one group, the others at the end.
+        """
+        first: list[int] = []
+        references, hashes, free = self._references, self._block_hash, self._free
+        for block in reversed(list(blocks)):
+            references[block] -= 1
+            if references[block]:
+                continue
+            if hashes[block] is None:
+                first.append(block)
+            else:
+                free[block] = None
+        for block in reversed(first):
+            free[block] = None
+            free.move_to_end(block, last=False)
+
+    def check(self, held: Iterable[Iterable[int]]) -> None:
+        """Raise AssertionError unless every block is free or held as often as counted: the pool's own invariant."""
+        counts = [0] * len(self._references)
+        for blocks in held:
+            for block in blocks:
+                counts[block] += 1
+        assert counts == self._references, "reference counts and holders disagree"
+        assert sum(1 for count in counts[1:] if count == 0) == len(self._free), "a block is neither free nor held"
+        assert 0 not in self._free
+        assert all(counts[block] == 0 for block in self._free)

@@ -1,0 +1,115 @@
+"""Requests as the engine sees them: what was asked, and how far it has come."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ballast_sim.engine.content import BlockHashes
+from ballast_sim.engine.events import RequestStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """What is asked of the engine.
+
+    It ends after `max_tokens` outputs, or after `stop_after` of them by a stop token, which asynchronous scheduling
+    does not foresee. `pull` takes the prompt's KV from another engine; `hold` keeps this one's KV for another engine
+    to pull. Lower `priority` goes first where the policy is "priority".
+    """
+
+    request_id: str
+    input_tokens: int
+    max_tokens: int
+    content: BlockHashes
+    arrival_s: float
+    priority: int = 0
+    stop_after: int | None = None
+    pull: bool = False
+    hold: bool = False
+
+
+class Status(IntEnum):
+    """Where a request is; from FINISHED on it is over."""
+
+    WAITING = 0
+    PULLING = 1
+    PREEMPTED = 2
+    RUNNING = 3
+    FINISHED = 4
+
+
+class RequestState:
+    """The scheduler's own account of a request; names follow vLLM's v1/request.py."""
+
+    __slots__ = (
+        "blocks",
+        "cached_blocks",
+        "cached_tokens",
+        "computed",
+        "content",
+        "first_token_s",
+        "in_flight",
+        "input_tokens",
+        "key",
+        "last_step",
+        "last_token_s",
+        "length_limit",
+        "max_tokens",
+        "num_tokens",
+        "output_tokens",
+        "placeholders",
+        "preemptions",
+        "pull_failed",
+        "pull_reported",
+        "pull_tried",
+        "pulled_tokens",
+        "request",
+        "scheduled_s",
+        "stale",
+        "status",
+    )
+
+    def __init__(self, request: EngineRequest, max_model_len: int) -> None:
+        """`max_tokens` is cut to what the model's length leaves, as vLLM does."""
+        self.request = request
+        self.content = request.content
+        self.input_tokens = request.input_tokens
+        self.max_tokens = min(request.max_tokens, max_model_len - request.input_tokens)
+        self.length_limit = self.input_tokens + self.max_tokens
+        self.key = (request.priority, request.arrival_s, request.request_id)
+        self.status = Status.WAITING
+        self.blocks: list[int] = []
+        self.cached_blocks = 0
+        self.num_tokens = request.input_tokens
+        self.output_tokens = 0
+        self.computed = 0
+        self.placeholders = 0
+        self.in_flight = 0
+        self.stale = 0
+        self.last_step = 0
+        self.preemptions = 0
+        self.pull_tried = not request.pull
+        self.pull_reported = False
+        self.pull_failed = False
+        self.pulled_tokens = 0
+        self.cached_tokens = 0
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+
+    def __lt__(self, other: "RequestState") -> bool:
+        """Order of the priority policy: (priority, arrival, id)."""
+        return self.key < other.key
+
+    def stats(self) -> RequestStats:
+        """The request's life so far."""
+        return RequestStats(
+            arrival_s=self.request.arrival_s,
+            scheduled_s=self.scheduled_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+            pulled_tokens=self.pulled_tokens,
+            preemptions=self.preemptions,
+        )

@@ -1,0 +1,434 @@
+"""Which request computes how many tokens in the next step, and what a finished step changes.
+
+The rules of vLLM 0.32 (v1/core/sched/scheduler.py and async_scheduler.py), without speculative decoding, LoRA,
+multi-modal input and pipeline parallelism. Asynchronous scheduling composes step k+1 when step k starts: a
+*placeholder* stands for each output token that is not known yet.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ballast_sim.engine.config import EngineConfig
+from ballast_sim.engine.events import FinishReason
+from ballast_sim.engine.kv import BlockPool
+from ballast_sim.engine.queues import FcfsQueue, PriorityQueue, WaitingQueue
+from ballast_sim.engine.requests import RequestState, Status
+
+
+@dataclass(slots=True)
+class ScheduledChunk:
+    """`tokens` of a request, after `context` that are computed already; `samples` if a new token comes out."""
+
+    state: RequestState
+    tokens: int
+    context: int
+    samples: bool
+    decode: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step as composed. An empty one is composed, too, while nothing can be scheduled."""
+
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+    tokens: int = 0
+    resumed: int = 0
+    preempted: int = 0
+    pulls: list[RequestState] = field(default_factory=list)
+    ended_pulls: list[RequestState] = field(default_factory=list)
+    starts_s: float = 0.0
+    ends_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Output:
+    """What processing a step brought: who got a token, who ended."""
+
+    tokens: list[str] = field(default_factory=list)
+    finished: list[tuple[RequestState, FinishReason]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start, in tokens where vLLM counts tokens."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
+
+
+class Scheduler:
+    """The scheduler's state: queues, blocks, frees that wait for steps in flight."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """An idle engine with an empty cache."""
+        self.config = config
+        self.pool = BlockPool(config.kv_blocks, config.block_size, config.prefix_caching)
+        make_queue: Callable[[], WaitingQueue] = PriorityQueue if config.policy == "priority" else FcfsQueue
+        self.waiting = make_queue()
+        self.holding = make_queue()  # waits with blocks in hand: pulling, or pulled and not admitted yet
+        self.running: list[RequestState] = []
+        self.counters = Counters()
+        self.finished_unflushed = False
+        self.aborted_pulls: dict[str, RequestState] = {}
+        self._prefills: dict[RequestState, None] = {}  # prefills and loads in flight, by age
+        self._defers_frees = config.pulls_kv and config.async_scheduling
+        self._deferred: deque[tuple[int, list[int]]] = deque()
+        self._composed_steps = 0
+        self._processed_steps = 0
+        self._preempted_now = 0
+
+    # -- what the loop asks ------------------------------------------------------------------------------------------
+
+    def has_requests(self) -> bool:
+        """Whether the loop must go on composing (a finished request is flushed by one more step)."""
+        return bool(
+            self.running or len(self.waiting) or len(self.holding) or self.finished_unflushed or self.aborted_pulls
+        )
+
+    def held_blocks(self) -> Iterator[list[int]]:
+        """Blocks by holder, for the pool's invariant."""
+        for group in (self.running, self.waiting, self.holding, self.aborted_pulls.values()):
+            for state in group:
+                yield state.blocks
+        for _, blocks in self._deferred:
+            yield blocks
+
+    # -- composing ---------------------------------------------------------------------------------------------------
+
+    def schedule(self, now_s: float) -> Batch:
+        """Compose the next step. Running requests come first, then, if none was preempted, waiting ones."""
+        batch = Batch()
+        self._preempted_now = 0
+        chosen: dict[RequestState, int] = {}
+        budget = self._schedule_running(chosen)
+        if not self._preempted_now:
+            self._schedule_waiting(chosen, budget, batch, now_s)
+        if chosen and self._defers_frees:
+            self._composed_steps += 1
+        self._fill(batch, chosen)
+        batch.preempted = self._preempted_now
+        self.finished_unflushed = False
+        return batch
+
+    def _prefill_threshold(self) -> int:
+        """Cap on the tokens of one request in a step; 0 is none."""
+        threshold = self.config.long_prefill_token_threshold
+        count = len(self.running) + len(self.waiting) + len(self.holding)
+        if threshold <= 0 or count <= 1:
+            return 0
+        if self.config.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.config.max_num_batched_tokens // count)
+        return threshold
+
+    def _schedule_running(self, chosen: dict[RequestState, int]) -> int:
+        """Fill `chosen` with running requests in order of admission. Returns the token budget left."""
+        config, pool, running = self.config, self.pool, self.running
+        budget, threshold = config.max_num_batched_tokens, self._prefill_threshold()
+        block_size, longest = config.block_size, config.max_model_len
+        index = 0
+        while index < len(running) and budget > 0:
+            state = running[index]
+            held_back = state.placeholders
+            if held_back and state.computed + 2 - held_back >= state.length_limit:
+                index += 1  # its last token is in flight already
+                continue
+            count = state.num_tokens + held_back - state.computed
+            if 0 < threshold < count:
+                count = threshold
+            count = min(count, budget, longest - state.computed - 1)
+            if count <= 0:
+                index += 1
+                continue
+            reach = state.computed + count
+            missing = -(-reach // block_size) - len(state.blocks)
+            if missing > 0:
+                if missing > pool.free_blocks:
+                    outcome = self._make_room(state, missing, index, chosen)
+                    if outcome is None:
+                        break
+                    index, restored = outcome
+                    budget += restored
+                state.blocks += pool.take(missing)
+            cacheable = min(reach, state.num_tokens)
+            if cacheable // block_size > state.cached_blocks:
+                pool.cache(state, cacheable)
+            chosen[state] = count
+            budget -= count
+            index += 1
+        return budget
+
+    def _make_room(
+        self, state: RequestState, missing: int, index: int, chosen: dict[RequestState, int]
+    ) -> tuple[int, int] | None:
+        """Preempt until `missing` blocks are free: the request's new index and the budget given back, or None."""
+        running, restored = self.running, 0
+        while missing > self.pool.free_blocks:
+            if self.config.policy == "priority":
+                victim = max(running, key=lambda candidate: candidate.key[:2])
+            else:
+                victim = running[-1]
+            if not self._freeable(victim):
+                return None
+            position = running.index(victim) if self.config.policy == "priority" else len(running) - 1
+            del running[position]
+            if position < index:
+                index -= 1
+            restored += chosen.pop(victim, 0)
+            self._preempt(victim)
+            if victim is state:
+                return None
+        return index, restored
+
+    def _preempt(self, victim: RequestState) -> None:
+        """Back to the waiting queue, to be computed anew.
+
+        Tokens in flight are stale: they still count when they come.
+        """
+        self._free(victim)
+        self._prefills.pop(victim, None)
+        victim.status = Status.PREEMPTED
+        victim.computed = 0
+        victim.stale = victim.in_flight
+        victim.placeholders = 0
+        victim.preemptions += 1
+        self.waiting.prepend(victim)
+        self._preempted_now += 1
+        self.counters.preemptions += 1
+
+    def _schedule_waiting(self, chosen: dict[RequestState, int], budget: int, batch: Batch, now_s: float) -> None:
+        """Admit in order; the first that does not fit ends the scan. Those that cannot go yet are passed over."""
+        threshold = self._prefill_threshold()
+        skipped: list[RequestState] = []
+        skipped_holding: list[RequestState] = []
+        while budget > 0 and len(self.running) < self.config.max_num_seqs:
+            queue = self.holding if len(self.holding) else self.waiting
+            if not len(queue):
+                break
+            state = queue.peek()
+            if state.status is Status.PULLING and not self._promote(state):
+                skipped_holding.append(queue.pop())
+                continue
+            if state.stale:
+                skipped.append(queue.pop())
+                continue
+            if not state.pull_tried:
+                if not self._start_pull(state, now_s):
+                    break
+                batch.pulls.append(state)
+                skipped_holding.append(queue.pop())
+                continue
+            count = self._admit(state, budget, threshold)
+            if not count:
+                break
+            queue.pop()
+            self.running.append(state)
+            if state.status is Status.PREEMPTED:
+                batch.resumed += 1
+            state.status = Status.RUNNING
+            if state.scheduled_s is None:
+                state.scheduled_s = now_s
+            if state.computed + count < state.num_tokens:
+                self._prefills[state] = None
+            chosen[state] = count
+            budget -= count
+        self.holding.put_back(skipped_holding)
+        self.waiting.put_back(skipped)
+
+    def _admit(self, state: RequestState, budget: int, threshold: int) -> int:
+        """Take the blocks of a waiting request's first chunk: its tokens, or 0 where it does not fit."""
+        pool = self.pool
+        hit = pool.longest_hit(state) if state.computed == 0 else []
+        computed = state.computed or len(hit) * self.config.block_size
+        count = state.num_tokens - computed
+        if 0 < threshold < count:
+            count = threshold
+        count = min(count, budget)
+        have = len(state.blocks) + len(hit)
+        watermark = self.config.watermark_blocks if self.running else 0
+        room = pool.free_blocks - pool.free_among(hit) - watermark
+        # The whole sequence must fit, though only the chunk's blocks are taken.
+        if pool.blocks_for(state.num_tokens) - have > room:
+            return 0
+        self._take_hit(state, hit)
+        if state.scheduled_s is None:
+            state.cached_tokens = computed
+        state.computed = computed
+        state.blocks += pool.take(max(0, pool.blocks_for(computed + count) - have))
+        pool.cache(state, min(computed + count, state.num_tokens))
+        return count
+
+    def _take_hit(self, state: RequestState, hit: list[int]) -> None:
+        """Count a prefix cache look-up and share what was found."""
+        if state.computed or not self.config.prefix_caching:
+            return
+        self.counters.prefix_queries += state.num_tokens
+        self.counters.prefix_hits += len(hit) * self.config.block_size
+        self.pool.touch(hit)
+        state.blocks += hit
+        state.cached_blocks = len(hit)
+
+    # -- pulls -------------------------------------------------------------------------------------------------------
+
+    def _start_pull(self, state: RequestState, now_s: float) -> bool:
+        """Reserve all prompt blocks of a request whose KV lies elsewhere; False where they do not fit.
+
+        A load holds its blocks without progress, so it is admitted only beside what prefills and loads in flight need.
+        """
+        pool = self.pool
+        hit = pool.longest_hit(state)
+        watermark = self.config.watermark_blocks if self.running else 0
+        missing = pool.blocks_for(state.input_tokens) - len(hit)
+        room = pool.free_blocks - pool.free_among(hit) - watermark
+        reserved = sum(max(0, pool.blocks_for(other.num_tokens) - len(other.blocks)) for other in self._prefills)
+        if missing > room - reserved:
+            return False
+        self._take_hit(state, hit)
+        local = len(hit) * self.config.block_size
+        state.blocks += pool.take(missing)
+        state.cached_tokens = state.computed = state.input_tokens
+        state.pulled_tokens = state.input_tokens - local
+        self.counters.external_queries += state.pulled_tokens
+        self.counters.external_hits += state.pulled_tokens
+        state.pull_tried = True
+        state.status = Status.PULLING
+        state.scheduled_s = now_s
+        self._prefills[state] = None
+        return True
+
+    def _promote(self, state: RequestState) -> bool:
+        """Make a request whose pull was reported ready for admission; False while it is still under way."""
+        if not state.pull_reported:
+            return False
+        if state.pull_failed:
+            self.pool.release(state.blocks)
+            state.blocks = []
+            state.cached_blocks = state.computed = 0
+            state.cached_tokens = state.pulled_tokens = 0
+            state.scheduled_s = None
+        else:
+            self.pool.cache(state, state.computed)
+            if state.computed == state.num_tokens:
+                state.computed -= 1  # computed again, to sample from
+        state.status = Status.PREEMPTED if state.preemptions else Status.WAITING
+        return True
+
+    def pulls_reported(self, ended: list[RequestState]) -> None:
+        """The worker said that these pulls are over (well or not: `pull_failed`)."""
+        for state in ended:
+            if state.status is Status.PULLING:
+                state.pull_reported = True
+            elif self.aborted_pulls.pop(state.request.request_id, None) is not None:
+                self._free(state)
+
+    # -- a step's end ------------------------------------------------------------------------------------------------
+
+    def _fill(self, batch: Batch, chosen: dict[RequestState, int]) -> None:
+        """Advance what is scheduled, and say of each chunk what it computes."""
+        asynchronous, pulls_kv = self.config.async_scheduling, self.config.pulls_kv
+        chunks = batch.chunks
+        for state, count in chosen.items():
+            before = state.computed
+            reach = before + count
+            state.computed = reach
+            state.in_flight += count
+            state.last_step = self._composed_steps
+            samples = reach >= state.num_tokens
+            decode = count == 1 and samples and (pulls_kv or reach > state.input_tokens)
+            chunks.append(ScheduledChunk(state, count, before, samples, decode))
+            batch.tokens += count
+            if reach >= state.num_tokens + state.placeholders:
+                self._prefills.pop(state, None)
+                if asynchronous:
+                    state.placeholders += 1
+
+    def process(self, batch: Batch, now_s: float) -> Output:
+        """Take in the tokens of a step that has ended."""
+        if self._defers_frees and batch.tokens:
+            self._processed_steps += 1
+            self._drain_deferred()
+        output = Output()
+        tokens, pool = output.tokens, self.pool
+        asynchronous, block_size = self.config.async_scheduling, self.config.block_size
+        for chunk in batch.chunks:
+            state = chunk.state
+            state.in_flight -= chunk.tokens
+            stale = state.stale > 0
+            if stale:
+                state.stale -= chunk.tokens
+            if state.status is Status.FINISHED or not chunk.samples:
+                continue
+            if state.output_tokens == 0:
+                state.first_token_s = now_s
+            state.last_token_s = now_s
+            state.output_tokens += 1
+            state.num_tokens += 1
+            tokens.append(state.request.request_id)
+            if not stale and asynchronous:
+                state.placeholders -= 1
+            if asynchronous and state.status is Status.RUNNING:
+                certain = state.computed - state.placeholders
+                if certain // block_size > state.cached_blocks:
+                    pool.cache(state, min(certain, state.num_tokens))
+            reason = self._stop_reason(state)
+            if reason is not None:
+                output.finished.append((state, reason))
+                if state.status is not Status.RUNNING:
+                    self.waiting.remove(state)
+                self._end(state)
+        if output.finished:
+            self.running = [state for state in self.running if state.status is not Status.FINISHED]
+        return output
+
+    def _stop_reason(self, state: RequestState) -> FinishReason | None:
+        """Whether the token just taken in was the last one."""
+        if state.output_tokens == state.request.stop_after:
+            return FinishReason.STOP
+        if state.output_tokens >= state.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def abort(self, state: RequestState) -> None:
+        """End a request at any point. The blocks of a pull under way come back when the pull has ended."""
+        if state.status is Status.RUNNING:
+            self.running.remove(state)
+        elif state.status is Status.PULLING:
+            self.holding.remove(state)
+            if not state.pull_reported:
+                self.aborted_pulls[state.request.request_id] = state
+                state.status = Status.FINISHED
+                self._prefills.pop(state, None)
+                self.finished_unflushed = True
+                return
+        else:
+            (self.holding if state in set(self.holding) else self.waiting).remove(state)
+        self._end(state, keep=False)
+
+    def _end(self, state: RequestState, keep: bool = True) -> None:
+        """Mark as finished; give the blocks back unless another engine is to pull them."""
+        state.status = Status.FINISHED
+        self.finished_unflushed = True
+        self._prefills.pop(state, None)
+        if not (keep and state.request.hold):
+            self._free(state)
+
+    # -- blocks ------------------------------------------------------------------------------------------------------
+
+    def _freeable(self, state: RequestState) -> bool:
+        """Whether no step in flight may still write the request's blocks."""
+        return not self._defers_frees or state.last_step <= self._processed_steps
+
+    def _free(self, state: RequestState) -> None:
+        """Return the request's blocks, now or when the newest composed step has been processed."""
+        blocks, state.blocks, state.cached_blocks = state.blocks, [], 0
+        if self._freeable(state):
+            self.pool.release(blocks)
+        elif blocks:
+            self._deferred.append((self._composed_steps, blocks))
+
+    def _drain_deferred(self) -> None:
+        while self._deferred and self._deferred[0][0] <= self._processed_steps:
+            self.pool.release(self._deferred.popleft()[1])
