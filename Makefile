@@ -63,4 +63,16 @@ lock: | $(BIN)/uv ## Pin all dependencies anew
 	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-find-links --no-emit-index-url --custom-compile-command "make lock" -q -o requirements.lock
 
+TESTBED := PYTHONPATH=e2e $(BIN)/python -m testbed
+
+testbed-build: $(STAMP) ## Build the test cluster's programs, once (root, Go; 6-11 minutes)
+	@$(TESTBED) build >/dev/null
+
+cluster-up: testbed-build ## Start a real Kubernetes without Docker and print its KUBECONFIG (root)
+	@$(TESTBED) up
+
+cluster-down: $(STAMP) ## Stop it and remove all that it left, after a crash too
+	@$(TESTBED) down
+
+.PHONY: testbed-build cluster-up cluster-down
 .PHONY: help setup envoy demo test lint type bench format lock

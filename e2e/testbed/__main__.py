@@ -1,0 +1,111 @@
+"""Command line: `python -m testbed build|up|down|status|enter|run|images`."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from testbed import build, lifecycle, packages
+from testbed.errors import TestbedError
+from testbed.spec import DEFAULT_NODES, parse_name, parse_nodes
+
+DEFAULT_NAME = os.environ.get("BALLAST_TESTBED_NAME", "dev")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="testbed", description="A real Kubernetes without Docker, for tests.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: %(default)s)")
+        return command
+
+    add("build", "install Debian packages and build the programs, once (6-11 minutes)")
+    start = add("up", "start a cluster and print its KUBECONFIG")
+    start.add_argument(
+        "--nodes",
+        default=DEFAULT_NODES,
+        metavar="HARDWARE[:GPUS],...",
+        help="one word per node; `none` is a node without label and GPUs (default: %(default)s)",
+    )
+    add("down", "stop a cluster and remove all that it left, after a crash too")
+    add("status", "say whether a cluster is up and what has failed in it")
+    add("enter", "open a shell inside the cluster's network")
+    run = add("run", "run a command inside the cluster's network, with KUBECONFIG set")
+    run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command")
+    return parser
+
+
+def _up(options: argparse.Namespace) -> int:
+    entrance = lifecycle.up(options.name, parse_nodes(options.nodes), _say)
+    _say("    to enter its network: " + " ".join([*entrance.prefix, "COMMAND"]))
+    print(f"export KUBECONFIG={entrance.kubeconfig}")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    entrance = lifecycle.enter(options.name)
+    print(f"KUBECONFIG={entrance.kubeconfig}")
+    print("enter: " + " ".join([*entrance.prefix, "COMMAND"]))
+    failed = lifecycle.failure(options.name)
+    if failed is not None:
+        print(f"failed: {failed}")
+    subprocess.run(
+        [str(entrance.programs / "kubectl"), "get", "nodes", "-L", "serving.ballast.dev/hardware"],
+        env={**os.environ, **entrance.environment()},
+        check=False,
+    )
+    return 1 if failed else 0
+
+
+def _inside(name: str, argv: Sequence[str]) -> int:
+    """Become the command, inside; returns only when there is none."""
+    words = [*argv]
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        raise TestbedError("run: give a command after --")
+    entrance = lifecycle.enter(name)
+    environment = {**os.environ, **entrance.environment(), "BALLAST_TESTBED_NAME": name}
+    os.execve(entrance.prefix[0], [*entrance.prefix, *words], environment)
+
+
+def _dispatch(options: argparse.Namespace) -> int:
+    parse_name(options.name)
+    match options.command:
+        case "build":
+            packages.install(_say)
+            print(build.build(_say))
+            return 0
+        case "up":
+            return _up(options)
+        case "down":
+            lifecycle.down(options.name, _say)
+            return 0
+        case "status":
+            return _status(options)
+        case "enter":
+            return _inside(options.name, [os.environ.get("SHELL", "/bin/sh")])
+        case _:
+            return _inside(options.name, options.argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status; errors that the user can act on are one message, without a traceback."""
+    try:
+        return _dispatch(_parser().parse_args(argv))
+    except TestbedError as error:
+        _say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
