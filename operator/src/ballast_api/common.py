@@ -19,8 +19,10 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
     Strict,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -41,8 +43,9 @@ DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?
 
 NonEmptyStr = Annotated[str, Field(min_length=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+MAX_INT: Final = 2**31 - 1
+PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 ShareRatio = Annotated[float, Field(ge=0, le=1)]
@@ -100,7 +103,14 @@ class ApiModel(BaseModel):
 
     def dump(self) -> JsonObject:
         """Plain data for YAML and the API server: camelCase, absent instead of null, defaults written out."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return self.model_dump(mode="json", by_alias=True)
+
+    @model_serializer(mode="wrap")
+    def _write_absent_fields_not(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
+        """No null for absent fields; nulls inside free-form parts stay: in an overlay they delete."""
+        data: JsonObject = handler(self)
+        free = self.model_extra or {}
+        return {key: value for key, value in data.items() if value is not None or key in free}
 
     @model_validator(mode="before")
     @classmethod
@@ -228,7 +238,7 @@ class Resource(ApiModel):
         name, limit = self.metadata.name, self.max_name_length
         if len(name) > limit:
             raise_at("metadata", [("metadata.name", "name", f"has {len(name)} characters; {limit} are allowed", name)])
-        if not re.match(self.name_pattern, name):
+        if not re.fullmatch(self.name_pattern, name):
             raise_at("metadata", [("metadata.name", "name", f"{name!r} does not match {self.name_pattern}", name)])
         return self
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal, Self
 
 import yaml
-from ballast_core.model import Endpoint, EndpointId, Role
 from pydantic import Field, model_validator
 
 from ballast_api import names
@@ -26,6 +25,7 @@ from ballast_api.common import (
 )
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.scheduling_policy import SchedulingPolicySpec
+from ballast_core.model import Endpoint, EndpointId, Role
 
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
 Address = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from ballast_core import profiles as core
 from pydantic import Field
 
 from ballast_api.common import (
@@ -18,6 +17,7 @@ from ballast_api.common import (
     Rule,
 )
 from ballast_api.conditions import AcceptedStatus
+from ballast_core import profiles as core
 
 Description = Annotated[str, Field(max_length=1024)]
 

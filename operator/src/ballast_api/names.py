@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from ballast_core.model import Role as CoreRole
-
 from ballast_api.common import GROUP
+from ballast_core.model import Role as CoreRole
 
 RoleName = Literal["Prefill", "Decode", "Flexible"]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from ballast_core.policies.base import Placement
-from ballast_core.policies.registry import PLACEMENTS, PolicyError, build_placement
 from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -16,6 +14,8 @@ from pydantic_core import CoreSchema
 from ballast_api.common import API_VERSION, ApiModel, NonEmptyStr, PrinterColumn, Resource, raise_at
 from ballast_api.conditions import AcceptedStatus
 from ballast_api.policy_parameters import core_parameters, parameters_schema
+from ballast_core.policies.base import Placement
+from ballast_core.policies.registry import PLACEMENTS, PolicyError, build_placement
 
 
 class PlacementSpec(ApiModel):

@@ -187,7 +187,8 @@ class RolloutSpec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = rollout_rules()
 
     max_surge: IntOrPercent = "25%"
-    """Pods above the wanted number during a rollout: a number, or a percentage (rounded up)."""
+    """Pods above the wanted number during a rollout: a number, or a percentage (rounded up). They need free GPUs:
+    where there are none, set this to 0 and maxUnavailable to 1 or more."""
     max_unavailable: IntOrPercent = 0
     """Pods below the wanted number during a rollout: a number, or a percentage (rounded down)."""
     max_skew: ShareRatio = 0.25
