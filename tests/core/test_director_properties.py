@@ -91,6 +91,13 @@ def check_books(d: Director, _event: Event, _effects: list[Effect]) -> None:
             slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
             booked[Stage.PREFILL, slot][0] += 1
             booked[Stage.PREFILL, slot][1] += entry.request.prompt_tokens
+        row = entry.row
+        flights = d.ledger.flights
+        assert (flights.slot[row], flights.prompt_tokens[row]) == (entry.decode_slot, entry.request.prompt_tokens)
+        assert flights.generated_tokens[row] == entry.generated_tokens
+        assert flights.decoding[row] == (entry.phase is Phase.DECODING)
+    assert d.ledger.flights.count == sum(entry.phase is not Phase.HELD for entry in d.ledger)
+    assert (d.ledger.decoding_tokens >= 0).all()
     for (stage, slot), (requests, tokens) in booked.items():
         assert d.ledger.requests[stage][slot] == requests
         assert d.ledger.tokens[stage][slot] == tokens

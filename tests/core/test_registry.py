@@ -45,7 +45,9 @@ def test_reordered_candidates_get_reordered_costs(type_name: str) -> None:
             endpoints=tuple(endpoint(names[k]) for k in order),
             requests=load[order],
             running_requests=load[order],
+            waiting_requests=load[order],
             tokens=load[order] * 100,
+            decoding_tokens=load[order] * 50,
             kv_usage_ratio=load[order] / 10,
             observation_age_s=np.zeros(4),
         )

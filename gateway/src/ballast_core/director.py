@@ -76,11 +76,13 @@ class Director:
             case RequestArrived():
                 return self._arrived(event.request, now_s)
             case Progress():
-                return self._with_entry(event.request_id, lambda e: self.ledger.progressed(e, event.generated_tokens))
+                return self._with_entry(
+                    event.request_id, lambda entry: self._progressed(entry, event.generated_tokens, now_s)
+                )
             case EndpointObserved():
                 return self._observed(event, now_s)
             case FirstToken():
-                return self._with_entry(event.request_id, self._first_token)
+                return self._with_entry(event.request_id, lambda e: self._first_token(e, now_s))
             case PrefillDone():
                 return self._prefill_done(event.request_id, now_s)
             case RequestEnded():
@@ -142,7 +144,7 @@ class Director:
         self._chosen(Stage.DECODE, decode.slot)
         if prefill is not None:
             self._chosen(Stage.PREFILL, prefill.slot)
-        self.ledger.assign(entry, None if prefill is None else prefill.slot, decode.slot)
+        self.ledger.assign(entry, None if prefill is None else prefill.slot, decode.slot, now_s)
         return Dispatch(
             entry.request.id,
             prefill=None if prefill is None else self.inventory.endpoint(prefill.slot),
@@ -150,10 +152,16 @@ class Director:
             traces=(decode.trace,) if prefill is None else (prefill.trace, decode.trace),
         )
 
-    def _first_token(self, entry: Entry) -> None:
+    def _first_token(self, entry: Entry, now_s: float) -> None:
         slots = self._slots_of(entry)
-        self.ledger.prefilled(entry)
+        self.ledger.prefilled(entry, now_s)
         self._release_if_gone(*slots)
+
+    def _progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
+        slots = self._slots_of(entry)
+        self.ledger.progressed(entry, generated_tokens, now_s)
+        if len(slots) > 1:  # the first report of tokens may have ended its prefill
+            self._release_if_gone(*slots)
 
     def _prefill_done(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """Late binding: keep the decode endpoint unless another one is strictly better now, or it is gone."""
@@ -162,23 +170,23 @@ class Director:
             return []
         kept = self.inventory.endpoint(entry.decode_slot)
         if self.settings.binding is Binding.EARLY:
-            self._first_token(entry)
+            self._first_token(entry, now_s)
             return [Handoff(request_id, kept)]
         slots, old_slot = self._slots_of(entry), entry.decode_slot
         self.ledger.unassign(entry)
         placed = self._place(Stage.DECODE, entry, now_s, keep=old_slot)
         if placed is None:  # no ready endpoint is left: the one it had may still answer
-            self._rebook(entry, old_slot)
+            self._rebook(entry, old_slot, now_s)
             return [Handoff(request_id, kept)]
         if placed.slot != old_slot:
             self._chosen(Stage.DECODE, placed.slot)
-        self._rebook(entry, placed.slot)
+        self._rebook(entry, placed.slot, now_s)
         self._release_if_gone(*slots)
         return [Handoff(request_id, self.inventory.endpoint(placed.slot), (placed.trace,))]
 
-    def _rebook(self, entry: Entry, decode_slot: int) -> None:
-        self.ledger.assign(entry, None, decode_slot)
-        self.ledger.prefilled(entry)
+    def _rebook(self, entry: Entry, decode_slot: int, now_s: float) -> None:
+        self.ledger.assign(entry, None, decode_slot, now_s)
+        self.ledger.prefilled(entry, now_s)
 
     def _failed(self, event: DispatchFailed, now_s: float) -> list[Effect]:
         entry = self.ledger.get(event.request_id)
@@ -285,7 +293,9 @@ class Director:
             endpoints=candidates.endpoints,
             requests=self.ledger.requests[stage][slots] + self.ledger.foreign[slots],
             running_requests=self.inventory.running[slots],
+            waiting_requests=self.inventory.waiting[slots],
             tokens=self.ledger.tokens[stage][slots],
+            decoding_tokens=self.ledger.decoding_tokens[slots],
             kv_usage_ratio=self.inventory.kv_usage_ratio[slots],
             observation_age_s=now_s - self.inventory.observed_at_s[slots],
         )

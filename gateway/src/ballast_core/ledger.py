@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 import numpy as np
 
+from ballast_core.flights import Flights
 from ballast_core.model import EndpointId, Observation, Request, RequestId, Stage
 from ballast_core.view import IntArray
 
@@ -39,6 +40,8 @@ class Entry:
     failures: int = 0
     avoid: set[EndpointId] = field(default_factory=set)
     """Endpoints on which a leg of this request failed."""
+    row: int = -1
+    """Its row in the ledger's `flights`; -1 when held."""
 
 
 class Ledger:
@@ -46,8 +49,13 @@ class Ledger:
 
     def __init__(self, capacity: int) -> None:
         self._entries: dict[RequestId, Entry] = {}
+        self._by_row: list[Entry] = []
+        self.flights = Flights()
+        """Every request that has an endpoint, as arrays."""
         self.requests = {stage: np.zeros(capacity, np.int64) for stage in Stage}
         self.tokens = {stage: np.zeros(capacity, np.int64) for stage in Stage}
+        self.decoding_tokens: IntArray = np.zeros(capacity, np.int64)
+        """Tokens of the requests that decode: prompt and output so far, without pending ones."""
         self._on_engine: IntArray = np.zeros(capacity, np.int64)
         """Our requests that the engine itself should know of by now."""
         self._excess: IntArray = np.zeros(capacity, np.int64)
@@ -73,6 +81,7 @@ class Ledger:
         for stage in Stage:
             self.requests[stage] = np.concatenate([self.requests[stage], empty])
             self.tokens[stage] = np.concatenate([self.tokens[stage], empty])
+        self.decoding_tokens = np.concatenate([self.decoding_tokens, empty])
         self._on_engine = np.concatenate([self._on_engine, empty])
         self._excess = np.concatenate([self._excess, empty])
         self.foreign = np.concatenate([self.foreign, empty])
@@ -84,8 +93,18 @@ class Ledger:
         entry = self._entries[request.id] = Entry(request=request, arrived_s=now_s)
         return entry
 
-    def assign(self, entry: Entry, prefill_slot: int | None, decode_slot: int) -> None:
-        """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it itself."""
+    def assign(
+        self,
+        entry: Entry,
+        prefill_slot: int | None,
+        decode_slot: int,
+        now_s: float,
+        handoff_at_s: float | None = None,
+    ) -> None:
+        """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it itself.
+
+        `handoff_at_s` is when it is expected to reach its decode endpoint, by default at once.
+        """
         prompt_tokens = entry.request.prompt_tokens
         entry.phase = Phase.PREFILLING
         entry.prefill_slot, entry.decode_slot = prefill_slot, decode_slot
@@ -95,8 +114,16 @@ class Ledger:
         self._on_engine[first] += 1
         self.requests[Stage.DECODE][decode_slot] += 1
         self.tokens[Stage.DECODE][decode_slot] += prompt_tokens
+        entry.row = self.flights.add(
+            slot=decode_slot,
+            prompt_tokens=prompt_tokens,
+            limit_tokens=entry.request.max_output_tokens,
+            handoff_at_s=now_s if handoff_at_s is None else handoff_at_s,
+            now_s=now_s,
+        )
+        self._by_row.append(entry)
 
-    def prefilled(self, entry: Entry) -> None:
+    def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill is over: from here on it is on its decode endpoint's books only. Idempotent."""
         if entry.phase is not Phase.PREFILLING or entry.decode_slot is None:
             return
@@ -105,24 +132,41 @@ class Ledger:
         self.tokens[Stage.PREFILL][first] -= entry.request.prompt_tokens
         self._on_engine[first] -= 1
         self._on_engine[entry.decode_slot] += 1
+        self.decoding_tokens[entry.decode_slot] += entry.request.prompt_tokens
+        self.flights.start_decoding(entry.row, now_s)
         entry.prefill_slot = None
         entry.phase = Phase.DECODING
 
-    def progressed(self, entry: Entry, generated_tokens: int) -> None:
-        """So many output tokens exist by now."""
+    def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
+        """So many output tokens exist by now; fewer than before are a late report. Tokens imply a finished prefill."""
         more = generated_tokens - entry.generated_tokens
         if more > 0 and entry.decode_slot is not None:
+            self.prefilled(entry, now_s)
             self.tokens[Stage.DECODE][entry.decode_slot] += more
+            self.decoding_tokens[entry.decode_slot] += more
+            self.flights.progress(entry.row, generated_tokens, now_s)
             entry.generated_tokens = generated_tokens
 
     def unassign(self, entry: Entry) -> None:
         """Take it off its endpoints' books and hold it again. Idempotent."""
-        self.prefilled(entry)
+        self.prefilled(entry, entry.arrived_s)
         if entry.decode_slot is not None:
+            held_tokens = entry.request.prompt_tokens + entry.generated_tokens
             self.requests[Stage.DECODE][entry.decode_slot] -= 1
-            self.tokens[Stage.DECODE][entry.decode_slot] -= entry.request.prompt_tokens + entry.generated_tokens
+            self.tokens[Stage.DECODE][entry.decode_slot] -= held_tokens
+            self.decoding_tokens[entry.decode_slot] -= held_tokens
             self._on_engine[entry.decode_slot] -= 1
+            self._drop_row(entry)
         entry.phase, entry.decode_slot, entry.generated_tokens = Phase.HELD, None, 0
+
+    def _drop_row(self, entry: Entry) -> None:
+        last = self.flights.remove(entry.row)
+        moved = self._by_row.pop()
+        if moved is not entry:
+            self._by_row[entry.row] = moved
+            moved.row = entry.row
+        assert len(self._by_row) == last
+        entry.row = -1
 
     def close(self, request_id: RequestId) -> Entry | None:
         """Take a request off the books for good; returns its last state, or None if it was not there."""

@@ -27,8 +27,12 @@ class View:
     """Requests in flight for this stage: running, queued, and assigned but not there yet (pending prefills)."""
     running_requests: IntArray
     """Requests that the endpoint reported as running when it was last observed."""
+    waiting_requests: IntArray
+    """Requests that the endpoint reported as waiting when it was last observed."""
     tokens: IntArray
     """Tokens in flight for this stage: of prompts still to prefill, or of prompts and outputs held for decode."""
+    decoding_tokens: IntArray
+    """Tokens that our decoding requests hold there: prompts and outputs so far, without pending ones."""
     kv_usage_ratio: FloatArray
     """Share of KV blocks in use when last observed, 0 to 1."""
     observation_age_s: FloatArray

@@ -1,0 +1,121 @@
+"""The requests in flight as arrays, one row each: what policies that look at every request compute on.
+
+Rows are dense: the first `count` rows of every column are the requests that have an endpoint, in no particular order.
+A removed row's place is taken by the last one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ballast_core.view import FloatArray, IntArray
+
+NO_LIMIT = np.iinfo(np.int64).max
+"""`limit_tokens` of a request without a limit of its own."""
+
+_FIRST_ROWS = 64
+
+
+class Flights:
+    """Columns by request, each read as a view of shape (count,) that the next change invalidates."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._slot: IntArray = np.zeros(_FIRST_ROWS, np.int64)
+        self._prompt_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
+        self._limit_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
+        self._generated_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
+        self._decoding: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
+        self._handoff_at_s: FloatArray = np.zeros(_FIRST_ROWS)
+        self._progress_at_s: FloatArray = np.zeros(_FIRST_ROWS)
+
+    @property
+    def slot(self) -> IntArray:
+        """Slot of the decode endpoint."""
+        return self._slot[: self.count]
+
+    @property
+    def prompt_tokens(self) -> IntArray:
+        """Tokens of the prompt."""
+        return self._prompt_tokens[: self.count]
+
+    @property
+    def limit_tokens(self) -> IntArray:
+        """Output tokens at most; `NO_LIMIT` if the request sets none."""
+        return self._limit_tokens[: self.count]
+
+    @property
+    def generated_tokens(self) -> IntArray:
+        """Output tokens that had been seen at `progress_at_s`."""
+        return self._generated_tokens[: self.count]
+
+    @property
+    def decoding(self) -> NDArray[np.bool_]:
+        """False while its prefill is pending or running."""
+        return self._decoding[: self.count]
+
+    @property
+    def handoff_at_s(self) -> FloatArray:
+        """When it reached its decode endpoint; while pending, when it is expected there."""
+        return self._handoff_at_s[: self.count]
+
+    @property
+    def progress_at_s(self) -> FloatArray:
+        """When `generated_tokens` was last updated."""
+        return self._progress_at_s[: self.count]
+
+    def add(self, *, slot: int, prompt_tokens: int, limit_tokens: int | None, handoff_at_s: float, now_s: float) -> int:
+        """A new pending row; returns its index, good until a row is removed."""
+        if self.count == len(self._slot):
+            self._grow()
+        row = self.count
+        self.count += 1
+        self._slot[row] = slot
+        self._prompt_tokens[row] = prompt_tokens
+        self._limit_tokens[row] = NO_LIMIT if limit_tokens is None else limit_tokens
+        self._generated_tokens[row] = 0
+        self._decoding[row] = False
+        self._handoff_at_s[row] = handoff_at_s
+        self._progress_at_s[row] = now_s
+        return row
+
+    def start_decoding(self, row: int, now_s: float) -> None:
+        """Its KV cache is at its decode endpoint."""
+        self._decoding[row] = True
+        self._handoff_at_s[row] = self._progress_at_s[row] = now_s
+
+    def progress(self, row: int, generated_tokens: int, now_s: float) -> None:
+        """So many output tokens exist by now."""
+        self._generated_tokens[row] = generated_tokens
+        self._progress_at_s[row] = now_s
+
+    def remove(self, row: int) -> int:
+        """Drop a row. Returns the index of the row that now stands in its place under `row`: the former last one."""
+        last = self.count - 1
+        if row != last:
+            for column in self._columns():
+                column[row] = column[last]
+        self.count = last
+        return last
+
+    def _columns(self) -> tuple[NDArray[np.generic], ...]:
+        return (
+            self._slot,
+            self._prompt_tokens,
+            self._limit_tokens,
+            self._generated_tokens,
+            self._decoding,
+            self._handoff_at_s,
+            self._progress_at_s,
+        )
+
+    def _grow(self) -> None:
+        rows = 2 * len(self._slot)
+        self._slot = np.resize(self._slot, rows)
+        self._prompt_tokens = np.resize(self._prompt_tokens, rows)
+        self._limit_tokens = np.resize(self._limit_tokens, rows)
+        self._generated_tokens = np.resize(self._generated_tokens, rows)
+        self._decoding = np.resize(self._decoding, rows)
+        self._handoff_at_s = np.resize(self._handoff_at_s, rows)
+        self._progress_at_s = np.resize(self._progress_at_s, rows)
