@@ -16,6 +16,8 @@ from ballast_api.common import (
     ApiModel,
     KeyedBy,
     NonEmptyStr,
+    NonNegativeFloat,
+    NonNegativeInt,
     Port,
     PositiveFloat,
     PositiveInt,
@@ -85,8 +87,8 @@ class Scrape(ApiModel):
     """Seconds between two scrapes of one endpoint."""
     timeout_s: PositiveFloat = 1.0
     """Seconds until a scrape counts as failed."""
-    stale_after_s: PositiveFloat = 2.0
-    """Seconds after which an observation is too old to be believed."""
+    failures_until_lost: PositiveInt = 5
+    """Failed scrapes in a row after which an endpoint gets no requests, until one succeeds."""
 
 
 class Limits(ApiModel):
@@ -98,14 +100,42 @@ class Limits(ApiModel):
     """Bytes of one request's headers; more is answered 431."""
     max_in_flight: PositiveInt = 10_000
     """Requests in flight in this gateway; more are answered 429."""
+    max_retries: NonNegativeInt = 2
+    """How often a request goes to another endpoint after one failed before the first token."""
+    hold_s: NonNegativeFloat = 0.0
+    """Seconds that a request waits for an endpoint to appear when there is none; 0 answers 503 at once."""
     connect_timeout_s: PositiveFloat = 5.0
     """Seconds to connect to an engine."""
     prefill_timeout_s: PositiveFloat = 300.0
     """Seconds until the answer to a prefill."""
     idle_timeout_s: PositiveFloat = 300.0
     """Seconds that an engine may send nothing in the middle of a stream."""
+    request_timeout_s: PositiveFloat = 30.0
+    """Seconds that a client may take for the headers of a request, and for each part of its body."""
+    keep_alive_timeout_s: PositiveFloat = 75.0
+    """Seconds that a client's connection may lie idle between two requests."""
+    client_stall_timeout_s: PositiveFloat = 300.0
+    """Seconds that a client may accept nothing of its answer; then the connection is closed and the engine stopped."""
     drain_timeout_s: PositiveFloat = 30.0
     """Seconds that running requests get after SIGTERM."""
+
+
+class Admin(ApiModel):
+    """The admin API."""
+
+    token_file: NonEmptyStr | None = None
+    """Path of a file with the bearer token that /ballast/v1 asks for; by default for none. Read at each call."""
+    decisions_kept: PositiveInt = 512
+    """Decisions that /ballast/v1/decisions can look back on."""
+
+
+class Logs(ApiModel):
+    """What is logged beside messages."""
+
+    requests: bool = True
+    """One JSON line on standard output for each request that ended."""
+    decisions_file: NonEmptyStr | None = None
+    """Path of a file to which each decision is appended as a JSON line; by default none is written."""
 
 
 class ServedModel(ApiModel):
@@ -136,6 +166,10 @@ class GatewaySettings(ApiModel):
     """Reading of the engines' metrics."""
     limits: Limits = Field(default_factory=Limits)
     """Limits and timeouts."""
+    admin: Admin = Field(default_factory=Admin)
+    """The admin API."""
+    logs: Logs = Field(default_factory=Logs)
+    """Request and decision logs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 
