@@ -1,0 +1,85 @@
+{{/* Name of the chart, or nameOverride. */}}
+{{- define "ballast.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of every object: the release, with the chart's name unless it holds it. */}}
+{{- define "ballast.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "ballast.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "ballast.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "ballast.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{- define "ballast.labels" -}}
+{{ include "ballast.selectorLabels" . }}
+app.kubernetes.io/part-of: ballast
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "ballast.serviceAccountName" -}}
+{{- default (include "ballast.fullname" .) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "ballast.image" -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+
+{{/* What the operator may do where ServingPools are. Each line is needed by an object that it writes or reads. */}}
+{{- define "ballast.namespacedRules" -}}
+# Our own resources: patch is for finalizers and for kopf's notes in annotations.
+- apiGroups: [serving.ballast.dev]
+  resources: [servingpools, schedulingpolicies, servicelevelobjectives]
+  verbs: [get, list, watch, patch]
+- apiGroups: [serving.ballast.dev]
+  resources: [servingpools/status, schedulingpolicies/status, servicelevelobjectives/status]
+  verbs: [get, patch]
+# Clusters with OwnerReferencesPermissionEnforcement ask for this before an object may name a ServingPool its owner.
+- apiGroups: [serving.ballast.dev]
+  resources: [servingpools/finalizers]
+  verbs: [update]
+# What a ServingPool becomes. Server-side apply is create and patch.
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, serviceaccounts, configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+# Written only where these APIs exist.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [inference.networking.k8s.io]
+  resources: [inferencepools]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [gateway.envoyproxy.io]
+  resources: [envoyextensionpolicies, backendtrafficpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+# Why pods are not ready; and the gateways' own right, which the operator must hold to grant it.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
