@@ -1,0 +1,54 @@
+"""Shapes of fleets: `8P@a100-qwen3-32b,4D@h20-qwen3-32b`, or `2P4D` with one profile everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ballast_core.model import Endpoint, EndpointId, Role
+from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+
+_PART = re.compile(r"(\d+)([PDF])", re.ASCII)
+_ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "F": Role.FLEXIBLE}
+
+
+class ShapeError(ValueError):
+    """A shape that cannot be read or cannot serve; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One endpoint of the fleet and the hardware under it."""
+
+    endpoint: Endpoint
+    profile: HardwareProfile
+
+
+def parse_shape(
+    text: str, profile: str | None = None, profiles: Mapping[str, HardwareProfile] = SHIPPED_PROFILES
+) -> tuple[Machine, ...]:
+    """The machines of a shape; `profile` is the one of parts that name none. Raises `ShapeError`."""
+    machines: list[Machine] = []
+    for part in text.split(","):
+        counts, _, named = part.strip().partition("@")
+        name = named or profile
+        found = _PART.findall(counts)
+        if not found or "".join(number + letter for number, letter in found) != counts:
+            raise ShapeError(f"endpoints: cannot read {part.strip()!r}; write such as 2P4D or 8P@PROFILE,4D@PROFILE")
+        if name is None:
+            raise ShapeError(f"endpoints: {part.strip()!r} names no profile; add @PROFILE or --profile PROFILE")
+        if name not in profiles:
+            raise ShapeError(f"endpoints: unknown profile {name!r}; known: {', '.join(sorted(profiles))}")
+        for number, letter in found:
+            if int(number) == 0:
+                raise ShapeError(f"endpoints: {part.strip()!r} asks for 0 endpoints; ask for 1 or more")
+            first = sum(machine.endpoint.role is _ROLES[letter] for machine in machines)
+            for index in range(first, first + int(number)):
+                endpoint_id = EndpointId(f"{letter.lower()}{index:03d}")
+                endpoint = Endpoint(endpoint_id, f"{endpoint_id}:8000", _ROLES[letter], pool=name, profile=name)
+                machines.append(Machine(endpoint, profiles[name]))
+    roles = {machine.endpoint.role for machine in machines}
+    if Role.FLEXIBLE not in roles and not roles >= {Role.PREFILL, Role.DECODE}:
+        raise ShapeError("endpoints: needs at least one prefill (P) and one decode (D) endpoint, or a flexible one (F)")
+    return tuple(machines)

@@ -1,0 +1,134 @@
+"""The simulated fleet: every request ends once, time is conserved, the same seed gives the same log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_core.director import DirectorSettings
+from ballast_core.effects import Dispatch, Effect, Handoff
+from ballast_core.model import Stage
+from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_sim.simulation.fleet import Fleet
+from ballast_sim.simulation.shapes import ShapeError, parse_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: Sequence[int] | None = None
+    block_size: int | None = None
+
+
+def poisson(rate: float, count: int, seed: int) -> list[Job]:
+    rng, now_s, jobs = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now_s += rng.expovariate(rate)
+        jobs.append(Job(now_s, rng.randint(1, 2000), rng.randint(1, 60)))
+    return jobs
+
+
+def simulate(shape: str, jobs: list[Job], policy: str = "least-requests", log: list[str] | None = None) -> Fleet:
+    placement = build_placement(policy)
+
+    def note(effect: Effect, now_s: float) -> None:
+        if log is not None and isinstance(effect, (Dispatch, Handoff)):
+            source = effect.prefill.id if isinstance(effect, Dispatch) and effect.prefill else "-"
+            log.append(f"{now_s:.6f} {type(effect).__name__} {effect.request_id} {source} {effect.decode.id}")
+
+    fleet = Fleet(parse_shape(shape), DirectorSettings(prefill=placement, decode=placement), on_effect=note)
+    fleet.load(jobs)
+    fleet.run()
+    return fleet
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    policy=st.sampled_from(sorted(PLACEMENTS)),
+    shape=st.sampled_from(["2P2D", "1P3D", "2F"]),
+)
+def test_every_request_ends_once_with_all_its_tokens(seed: int, policy: str, shape: str) -> None:
+    """Conservation: nothing is lost, nothing doubled, the books are empty and no KV block is lost."""
+    jobs = poisson(8.0, 40, seed)
+    fleet = simulate(shape, jobs, policy)
+    assert [record.generated_tokens for record in fleet.records] == [job.output_tokens for job in jobs]
+    assert fleet.open_requests == 0
+    assert len(fleet.director.ledger) == 0
+    assert all(fleet.director.ledger.requests[stage].sum() == 0 for stage in Stage)
+    for server in fleet._servers.values():
+        server.engine.check_blocks()
+
+
+def test_first_tokens_come_after_prefill_and_pull() -> None:
+    """An idle fleet: TTFT is exactly prefill, link, and one step that computes the last prompt token again."""
+    fleet = simulate("1P@a100-qwen3-32b,1D@h20-qwen3-32b", [Job(1.0, 1000, 5)])
+    (record,) = fleet.records
+    prefill, decode = (machine.profile for machine in fleet.machines)
+    prefill_s = prefill.step_s(1000, 0, 1000 * 500, 0)
+    pull_s = decode.link_setup_s + 1000 * decode.kv_bytes_per_token / (decode.link_gbps * 1e9 / 8)
+    assert record.ttft_s == pytest.approx(prefill_s + pull_s + decode.step_s(1, 999, 0, 1), rel=1e-9)
+
+
+def test_littles_law_holds_on_the_whole_fleet() -> None:
+    """Mean number in the system = arrival rate x mean time in it, measured independently."""
+    jobs = poisson(6.0, 600, 7)
+    fleet = simulate("2P@a100-qwen3-32b,2D@h20-qwen3-32b", jobs)
+    ends = [record.last_token_s for record in fleet.records if record.last_token_s is not None]
+    assert len(ends) == len(jobs)
+    span_s = max(ends) - jobs[0].arrival_s
+    changes = sorted([(job.arrival_s, 1) for job in jobs] + [(end_s, -1) for end_s in ends])
+    area, present, last_s = 0.0, 0, changes[0][0]
+    for time_s, change in changes:
+        area += present * (time_s - last_s)
+        present, last_s = present + change, time_s
+    mean_time_s = sum(record.e2e_s or 0.0 for record in fleet.records) / len(jobs)
+    assert area / span_s == pytest.approx(len(jobs) / span_s * mean_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("policy", sorted(PLACEMENTS))
+def test_the_same_workload_gives_the_same_log(policy: str) -> None:
+    """Deterministic: decisions and token times are equal to the last bit."""
+    logs: list[list[str]] = [[], []]
+    shape, jobs = "2P@a100-qwen3-32b,3D@h20-qwen3-32b", poisson(9.0, 120, 5)
+    outcomes = [simulate(shape, jobs, policy, log).records for log in logs]
+    assert logs[0] == logs[1]
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_shared_prefix_is_computed_once_per_engine() -> None:
+    """Requests with equal prefix ids hit the prefix cache of the endpoint that computed it."""
+    ids = [1, 2, 3, 4]
+    jobs = [Job(float(k), 64 + 5, 4, hash_ids=ids, block_size=16) for k in range(4)]
+    fleet = simulate("1F@a100-qwen3-32b", jobs)
+    assert [record.cached_tokens for record in fleet.records] == [0, 64, 64, 64]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot read ''"),
+        ("4X@h20-qwen3-32b", "cannot read '4X@h20-qwen3-32b'"),
+        ("0P4D@h20-qwen3-32b", "asks for 0 endpoints"),
+        ("2P4D", "names no profile"),
+        ("2P4D@h20", "unknown profile 'h20'; known: a100-qwen3-32b"),
+        ("4D@h20-qwen3-32b", "needs at least one prefill"),
+    ],
+)
+def test_a_shape_that_cannot_serve_is_refused_with_the_reason(text: str, message: str) -> None:
+    """The message names the part and the fix."""
+    with pytest.raises(ShapeError, match=message):
+        parse_shape(text)
+
+
+def test_a_request_larger_than_any_kv_cache_is_refused() -> None:
+    """It is named before anything runs."""
+    with pytest.raises(ValueError, match="request 1: 200000 \\+ 5 tokens do not fit"):
+        simulate("1P@a100-qwen3-32b,1D@h20-qwen3-32b", [Job(0.0, 5, 5), Job(0.0, 200_000, 5)])
