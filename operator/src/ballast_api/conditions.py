@@ -65,6 +65,8 @@ class Reason(StrEnum):
     PROFILE_INVALID = "ProfileInvalid"
     SLO_NOT_FOUND = "SLONotFound"
     SLO_INVALID = "SLOInvalid"
+    PARENT_NOT_FOUND = "ParentNotFound"
+    API_NOT_INSTALLED = "APINotInstalled"
     SLO_MET = "SLOMet"
     SLO_MISSED = "SLOMissed"
     NO_SLO = "NoSLO"
@@ -105,6 +107,8 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.PROFILE_INVALID: "A HardwareProfile that a pool names is not usable.",
     Reason.SLO_NOT_FOUND: "The ServiceLevelObjective of spec.sloRef does not exist.",
     Reason.SLO_INVALID: "The ServiceLevelObjective of spec.sloRef is not usable.",
+    Reason.PARENT_NOT_FOUND: "A Gateway of spec.gateway.parentRefs does not exist.",
+    Reason.API_NOT_INSTALLED: "The spec needs a Kubernetes API that the cluster does not have; its CRDs are missing.",
     Reason.SLO_MET: "The measured attainment is at or above the target.",
     Reason.SLO_MISSED: "The measured attainment is below the target.",
     Reason.NO_SLO: "The spec names no ServiceLevelObjective.",
