@@ -53,7 +53,7 @@ def simulate(shape: str, jobs: list[Job], policy: str = "least-requests", log: l
 @given(
     seed=st.integers(0, 2**32),
     policy=st.sampled_from(sorted(PLACEMENTS)),
-    shape=st.sampled_from(["2P2D", "1P3D", "2F"]),
+    shape=st.sampled_from(["2P2D@a100-qwen3-32b", "1P3D@h20-qwen3-32b", "2F@a100-qwen3-32b"]),
 )
 def test_every_request_ends_once_with_all_its_tokens(seed: int, policy: str, shape: str) -> None:
     """Conservation: nothing is lost, nothing doubled, the books are empty and no KV block is lost."""
