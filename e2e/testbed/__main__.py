@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from testbed import build, lifecycle, packages
+from testbed import build, context, images, lifecycle, packages
 from testbed.errors import TestbedError
 from testbed.spec import DEFAULT_NODES, parse_name, parse_nodes
 
@@ -37,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     add("down", "stop a cluster and remove all that it left, after a crash too")
     add("status", "say whether a cluster is up and what has failed in it")
     add("enter", "open a shell inside the cluster's network")
+    image = add("images", "build images where out of date and load them into the nodes of a running cluster")
+    image.add_argument("names", nargs="*", metavar="IMAGE", help="ballast, envoy, envoy-gateway (default: all)")
+    add("context", "fill the build context of the Dockerfile and print its folder")
     run = add("run", "run a command inside the cluster's network, with KUBECONFIG set")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command")
     return parser
@@ -90,6 +93,13 @@ def _dispatch(options: argparse.Namespace) -> int:
             return 0
         case "status":
             return _status(options)
+        case "images":
+            archives = images.build_archives(options.names or list(images.IMAGES), _say)
+            images.load(options.name, archives, _say)
+            return 0
+        case "context":
+            print(context.prepare(_say).folder)
+            return 0
         case "enter":
             return _inside(options.name, [os.environ.get("SHELL", "/bin/sh")])
         case _:

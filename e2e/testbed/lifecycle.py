@@ -14,6 +14,7 @@ from pathlib import Path
 
 from testbed import build, cgroups, oci, packages, render
 from testbed.errors import TestbedError
+from testbed.overlay import supports_overlay
 from testbed.pki import Authority
 from testbed.processes import (
     ProcessRecord,
@@ -119,31 +120,13 @@ def up(name: str, nodes: tuple[NodeSpec, ...], say: Say) -> Entrance:
 def _prepare(paths: ClusterPaths, name: str, nodes: tuple[NodeSpec, ...], api_port: int, programs: Path) -> ClusterSpec:
     paths.root.mkdir(mode=0o700, parents=True)
     paths.logs.mkdir()
-    spec = ClusterSpec(name, nodes, api_port, _snapshotter(paths.root))
+    spec = ClusterSpec(name, nodes, api_port, "overlayfs" if supports_overlay(paths.root) else "native")
     paths.spec.write_text(spec.to_json())
     Authority(paths.pki).create(spec)
     render.write_all(spec, paths)
     pause = oci.LayerFile("pause", 0o755, (programs / "pause").read_bytes())
     oci.write_archive(paths.root / "pause.tar", PAUSE_IMAGE, [pause], ["/pause"])
     return spec
-
-
-def _snapshotter(folder: Path) -> str:
-    """`overlayfs` where the file system can carry it (not on top of another overlay), else `native`, which copies."""
-    parts = [folder / f"overlay-{part}" for part in ("lower", "upper", "work", "merged")]
-    for part in parts:
-        part.mkdir()
-    lower, upper, work, merged = parts
-    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-    # In a mount namespace of its own, so that it leaves nothing even when it is killed.
-    script = 'mount -t overlay overlay -o "$1" "$2"'
-    probe = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", options, str(merged)]
-    try:
-        found = subprocess.run(probe, capture_output=True, check=False).returncode == 0
-    finally:
-        for part in parts:
-            shutil.rmtree(part)
-    return "overlayfs" if found else "native"
 
 
 def _supervisor_arguments(paths: ClusterPaths, programs: Path, descriptor: int) -> list[str]:
