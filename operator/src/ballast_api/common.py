@@ -115,23 +115,11 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _treat_null_as_the_api_server_does(cls, value: object) -> object:
-        """The server drops a null where the field has a default and refuses it elsewhere (no field is nullable)."""
+        """The server takes null in a field that may be absent as absence."""
         if not isinstance(value, Mapping) or all(item is not None for item in value.values()):
             return value
-        by_alias = {info.alias or name: info for name, info in cls.model_fields.items()}
-        kept, refused = {}, []
-        for key, item in value.items():
-            info = by_alias.get(key)
-            if item is not None or info is None or info.is_required():
-                kept[key] = item
-            elif info.default_factory is None and info.default is None:
-                refused.append(key)
-        if refused:
-            raise_at(
-                cls.__name__,
-                [(key, "null", "is null; give it a value or leave the line out", None) for key in refused],
-            )
-        return kept
+        optional = {info.alias or name for name, info in cls.model_fields.items() if not info.is_required()}
+        return {key: item for key, item in value.items() if item is not None or key not in optional}
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:

@@ -42,14 +42,11 @@ def field_path(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int) or part.isdecimal():
             path += f"[{part}]"
-        elif part in _UNION_TAGS:
-            continue
         else:
             path += f".{part}" if path else part
     return path
 
 
-_UNION_TAGS = frozenset({"int", "str"})
 _TYPE_NAMES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -87,7 +84,8 @@ def _sentence(line: Any) -> str:
         return f"must be {_TYPE_NAMES[kind]}, not {_shown(value)}"
     if kind in _TEMPLATES:
         length = len(value) if isinstance(value, str) else 0
-        return _TEMPLATES[kind].format(**line.get("ctx", {}), shown=_shown(value), length=length)
+        context = {k: f"{v:g}" if isinstance(v, float) else v for k, v in line.get("ctx", {}).items()}
+        return _TEMPLATES[kind].format(**context, shown=_shown(value), length=length)
     return str(line["msg"])
 
 

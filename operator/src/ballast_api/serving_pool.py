@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from ballast_api import names
 from ballast_api.common import (
@@ -42,11 +43,15 @@ from ballast_api.serving_pool_rules import (
 Role = names.RoleName
 Face = Literal["Proxy", "Picker", "Both"]
 PoolName = Annotated[str, Field(min_length=1, max_length=names.MAX_POOL_NAME, pattern=DNS_LABEL)]
-IntOrPercent = Annotated[
-    int | str,
-    Field(union_mode="left_to_right"),
-    WithJsonSchema({"x-kubernetes-int-or-string": True}),
-]
+
+
+def _int_or_text(value: object) -> object:
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        return value
+    raise PydanticCustomError("int_or_percent", "must be a whole number or a percentage such as '25%'")
+
+
+IntOrPercent = Annotated[int | str, BeforeValidator(_int_or_text), WithJsonSchema({"x-kubernetes-int-or-string": True})]
 ImageName = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^\S+$")]
 
 

@@ -1,0 +1,351 @@
+"""One table of mutations of valid objects, for both judges of the API: the pydantic models and the kube-apiserver.
+
+tests/api applies it to the models, e2e to a real API server; both must accept and refuse the same objects and name the
+same field. `field` is the camelCase path that the error names; None means that the object is accepted.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Object = dict[str, Any]
+
+
+class Absent:
+    """The field is removed."""
+
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT: Final = Absent()
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A valid object of `kind` with `edits` (path to value), and who complains about which field."""
+
+    id: str
+    kind: str
+    edits: Mapping[str, Any]
+    field: str | None = None
+    message: str = ""
+    """Part of what pydantic says."""
+    server_field: str = ""
+    """Where the API server names another path than pydantic does."""
+    server_message: str = ""
+    """Part of what the server says, where that matters: the rules' messages are ours and must be the same."""
+
+    def object(self) -> Object:
+        """The mutated object."""
+        result = valid(self.kind)
+        for path, value in self.edits.items():
+            _edit(result, path, value)
+        return result
+
+    @property
+    def expected_server_field(self) -> str:
+        return self.server_field or self.field or ""
+
+
+def valid(kind: str) -> Object:
+    """A valid object, as short as can be: what is left out is filled in by defaults."""
+    return copy.deepcopy(
+        {
+            "apiVersion": "serving.ballast.dev/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": "demo"},
+            "spec": _SPECS[kind],
+        }
+    )
+
+
+_SPECS: Mapping[str, Object] = {
+    "ServingPool": {
+        "model": {"name": "Qwen/Qwen3-32B"},
+        "engine": {"image": "vllm/vllm-openai:v0.11.0"},
+        "pools": [
+            {"name": "prefill", "role": "Prefill", "hardware": "a100", "replicas": 2},
+            {"name": "decode", "role": "Decode", "hardware": "h20", "replicas": 4},
+        ],
+    },
+    "SchedulingPolicy": {"prefill": {"type": "least-requests"}, "decode": {"type": "round-robin"}},
+    "ServiceLevelObjective": {"ttftS": 2.0, "tpotS": 0.05, "e2eS": 60.0},
+    "HardwareProfile": {
+        "overheadMs": 1.0,
+        "aMs": 16.0,
+        "dMsPerToken": 0.167,
+        "kMsPerKvToken": 6.55e-5,
+        "sMsPerPair": 8.4e-6,
+        "bMsPerSeq": 0.05,
+        "kvTokens": 280000,
+        "kvBytesPerToken": 262144,
+    },
+}
+
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+def _edit(target: Any, path: str, value: Any) -> None:
+    steps = [int(index) if index else name for index, name in _STEP.findall(path)]
+    for step in steps[:-1]:
+        target = target[step] if isinstance(step, int) else target.setdefault(step, {})
+    if isinstance(value, Absent):
+        del target[steps[-1]]
+    elif isinstance(target, list) and steps[-1] == len(target):
+        target.append(value)
+    else:
+        target[steps[-1]] = value
+
+
+def _pool(path: str, value: Any, **also: Any) -> dict[str, Any]:
+    return {f"spec.pools[0].{path}": value, **{f"spec.pools[0].{key}": item for key, item in also.items()}}
+
+
+def _serving_pool(id_: str, edits: Mapping[str, Any], field_: str | None, message: str = "", **more: str) -> Mutation:
+    return Mutation(f"pool-{id_}", "ServingPool", edits, field_, message, **more)
+
+
+def _rule(id_: str, edits: Mapping[str, Any], field_: str, message: str) -> Mutation:
+    """A rule across fields: the server must say the very same words."""
+    return Mutation(f"pool-{id_}", "ServingPool", edits, field_, message, server_message=message)
+
+
+_MANY_POOLS = [{"name": f"p{i}", "role": "Flexible", "hardware": "a100", "replicas": 1} for i in range(17)]
+
+MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
+    _serving_pool("name-too-long", {"metadata.name": "a" * 41}, "metadata.name", "41 characters; 40 are allowed"),
+    _serving_pool("name-with-dot", {"metadata.name": "qwen3.32b"}, "metadata.name", "does not match"),
+    _serving_pool("name-starts-with-digit", {"metadata.name": "3b"}, "metadata.name", "does not match"),
+    _serving_pool("no-spec", {"spec": ABSENT}, "spec", "is missing"),
+    _serving_pool("spec-is-a-list", {"spec": []}, "spec", "must be a mapping"),
+    _serving_pool("unknown-field", {"spec.polls": []}, "spec.polls", "check the spelling"),
+    _serving_pool("no-model", {"spec.model": ABSENT}, "spec.model", "is missing"),
+    _serving_pool("no-model-name", {"spec.model.name": ABSENT}, "spec.model.name", "is missing"),
+    _serving_pool("model-name-null", {"spec.model.name": None}, "spec.model.name", "must be a text"),
+    _serving_pool("model-name-with-space", {"spec.model.name": "Qwen 3"}, "spec.model.name", "does not match"),
+    _serving_pool("model-len-zero", {"spec.model.maxModelLen": 0}, "spec.model.maxModelLen", "must be 1 or more"),
+    _serving_pool("served-names-text", {"spec.model.servedNames": "qwen"}, "spec.model.servedNames", "must be a list"),
+    _serving_pool("empty-served-name", {"spec.model.servedNames": [""]}, "spec.model.servedNames[0]", "be empty"),
+    _serving_pool("no-image", {"spec.engine.image": ABSENT}, "spec.engine.image", "is missing"),
+    _serving_pool("empty-image", {"spec.engine.image": ""}, "spec.engine.image", "must not be empty"),
+    _serving_pool(
+        "pull-policy", {"spec.engine.imagePullPolicy": "Sometimes"}, "spec.engine.imagePullPolicy", "'Always'"
+    ),
+    _serving_pool("port-too-high", {"spec.engine.port": 70000}, "spec.engine.port", "must be 65535 or less"),
+    _serving_pool("port-text", {"spec.engine.port": "8000"}, "spec.engine.port", "must be a whole number"),
+    _serving_pool("empty-command", {"spec.engine.command": []}, "spec.engine.command", "1 entries or more"),
+    _serving_pool("args-number", {"spec.engine.args": [1]}, "spec.engine.args[0]", "a text in quotes"),
+    _serving_pool(
+        "connector", {"spec.engine.kvConnector.type": "nixl"}, "spec.engine.kvConnector.type", "'NixlConnector'"
+    ),
+    _serving_pool("no-pools", {"spec.pools": ABSENT}, "spec.pools", "is missing"),
+    _serving_pool("empty-pools", {"spec.pools": []}, "spec.pools", "1 entries or more"),
+    _serving_pool("too-many-pools", {"spec.pools": _MANY_POOLS}, "spec.pools", "16 are allowed"),
+    _serving_pool(
+        "pools-by-name",
+        {"spec.pools": {"prefill": {}}},
+        "spec.pools",
+        "must be a list",
+        server_field="spec.pools.prefill",
+    ),
+    _serving_pool("pool-without-name", _pool("name", ABSENT), "spec.pools[0].name", "is missing"),
+    _serving_pool("pool-name-twice", {"spec.pools[1].name": "prefill"}, "spec.pools[1]", "of an earlier entry"),
+    _serving_pool("pool-name-too-long", _pool("name", "p" * 21), "spec.pools[0].name", "20 are allowed"),
+    _serving_pool("pool-name-underscore", _pool("name", "pre_fill"), "spec.pools[0].name", "does not match"),
+    _rule("pool-named-gateway", _pool("name", "gateway"), "spec.pools[0].name", "the name gateway is taken"),
+    _serving_pool("role-lower-case", _pool("role", "prefill"), "spec.pools[0].role", "'Prefill', 'Decode'"),
+    _serving_pool("no-hardware", _pool("hardware", ABSENT), "spec.pools[0].hardware", "is missing"),
+    _serving_pool("hardware-upper-case", _pool("hardware", "A100"), "spec.pools[0].hardware", "does not match"),
+    _rule("no-replicas", _pool("replicas", ABSENT), "spec.pools[0].replicas", "set exactly one of replicas"),
+    _rule(
+        "replicas-and-autoscaling",
+        _pool("autoscaling", {"minReplicas": 1, "maxReplicas": 2}),
+        "spec.pools[0].replicas",
+        "set exactly one of replicas and autoscaling",
+    ),
+    _serving_pool("replicas-negative", _pool("replicas", -1), "spec.pools[0].replicas", "must be 0 or more"),
+    _serving_pool("replicas-text", _pool("replicas", "2"), "spec.pools[0].replicas", "must be a whole number"),
+    _serving_pool("replicas-fraction", _pool("replicas", 2.5), "spec.pools[0].replicas", "must be a whole number"),
+    _serving_pool("replicas-true", _pool("replicas", True), "spec.pools[0].replicas", "not true"),
+    _serving_pool("replicas-null", _pool("replicas", None), "spec.pools[0].replicas", "set exactly one of"),
+    _serving_pool("replicas-huge", _pool("replicas", 2**31), "spec.pools[0].replicas", "2147483647 or less"),
+    _serving_pool("replica-misspelt", _pool("replica", 2), "spec.pools[0].replica", "check the spelling"),
+    _rule(
+        "autoscaling-upside-down",
+        _pool("autoscaling", {"minReplicas": 3, "maxReplicas": 2}, replicas=ABSENT),
+        "spec.pools[0].autoscaling.minReplicas",
+        "minReplicas must not be above maxReplicas",
+    ),
+    _serving_pool(
+        "autoscaling-from-zero",
+        _pool("autoscaling", {"minReplicas": 0, "maxReplicas": 2}, replicas=ABSENT),
+        "spec.pools[0].autoscaling.minReplicas",
+        "must be 1 or more",
+    ),
+    _serving_pool(
+        "autoscaling-without-max",
+        _pool("autoscaling", {"minReplicas": 1}, replicas=ABSENT),
+        "spec.pools[0].autoscaling.maxReplicas",
+        "is missing",
+    ),
+    _rule("nobody-prefills", {"spec.pools[0].role": "Decode"}, "spec.pools", "no pool can prefill"),
+    _rule("nobody-decodes", {"spec.pools[1].role": "Prefill"}, "spec.pools", "no pool can decode"),
+    _serving_pool("tp-zero", _pool("tensorParallelSize", 0), "spec.pools[0].tensorParallelSize", "1 or more"),
+    _serving_pool("template-list", _pool("template", []), "spec.pools[0].template", "must be a mapping"),
+    _serving_pool(
+        "container-without-name",
+        _pool("template.spec.containers", [{"image": "x"}]),
+        "spec.pools[0].template.spec.containers[0].name",
+        "is missing",
+    ),
+    _serving_pool(
+        "label-number",
+        _pool("template.metadata.labels", {"team": 7}),
+        "spec.pools[0].template.metadata.labels.team",
+        "a text in quotes",
+    ),
+    _serving_pool("ratio-mode", {"spec.ratio.mode": "On"}, "spec.ratio.mode", "'Auto', 'Advisory' or 'Off'"),
+    _serving_pool("ratio-zero", {"spec.ratio.minRatio": 0}, "spec.ratio.minRatio", "must be above 0"),
+    _rule(
+        "ratio-upside-down",
+        {"spec.ratio": {"minRatio": 2.0, "maxRatio": 0.5}},
+        "spec.ratio.minRatio",
+        "minRatio must not be above maxRatio",
+    ),
+    _serving_pool("policy-ref-text", {"spec.policyRef": "mine"}, "spec.policyRef", "must be a mapping"),
+    _serving_pool("slo-ref-empty", {"spec.sloRef": {}}, "spec.sloRef.name", "is missing"),
+    _serving_pool("face", {"spec.gateway.face": "proxy"}, "spec.gateway.face", "'Proxy', 'Picker' or 'Both'"),
+    _serving_pool("gateway-replicas", {"spec.gateway.replicas": -1}, "spec.gateway.replicas", "0 or more"),
+    _serving_pool(
+        "parent-without-name", {"spec.gateway.parentRefs": [{}]}, "spec.gateway.parentRefs[0].name", "is missing"
+    ),
+    _rule(
+        "rollout-stuck",
+        {"spec.rollout": {"maxSurge": "0%", "maxUnavailable": 0}},
+        "spec.rollout.maxSurge",
+        "cannot both be 0",
+    ),
+    _rule("surge-text", {"spec.rollout.maxSurge": "some"}, "spec.rollout.maxSurge", "or a percentage from 0% to 100%"),
+    _rule("surge-over-100", {"spec.rollout.maxSurge": "101%"}, "spec.rollout.maxSurge", "from 0% to 100%"),
+    _rule("surge-negative", {"spec.rollout.maxSurge": -1}, "spec.rollout.maxSurge", "a number, 0 or more"),
+    _serving_pool(
+        "surge-fraction", {"spec.rollout.maxSurge": 0.5}, "spec.rollout.maxSurge", "a whole number or a perc"
+    ),
+    _serving_pool("skew-percent", {"spec.rollout.maxSkew": 25}, "spec.rollout.maxSkew", "must be 1 or less"),
+    _rule("gpu-budget", {"spec.gpuBudget": 5}, "spec.gpuBudget", "gpuBudget is below what the pools' replicas need"),
+    _rule(
+        "gpu-budget-tp",
+        {"spec.gpuBudget": 9, "spec.pools[0].tensorParallelSize": 2, "spec.pools[0].nodesPerInstance": 2},
+        "spec.gpuBudget",
+        "raise it or lower replicas",
+    ),
+)
+
+ACCEPTED_SERVING_POOLS: tuple[Mutation, ...] = (
+    _serving_pool("as-it-is", {}, None),
+    _serving_pool("name-of-40", {"metadata.name": "a" * 40}, None),
+    _serving_pool(
+        "flexible-only",
+        {"spec.pools": [{"name": "all", "role": "Flexible", "hardware": "a100", "replicas": 1}]},
+        None,
+    ),
+    _serving_pool("flexible-beside-decode", {"spec.pools[0].role": "Flexible"}, None),
+    _serving_pool("autoscaling", _pool("autoscaling", {"minReplicas": 1, "maxReplicas": 1}, replicas=ABSENT), None),
+    _serving_pool("no-instances", _pool("replicas", 0), None),
+    _serving_pool("null-where-there-is-a-default", {"spec.gateway": None, "spec.rollout": {"maxSurge": None}}, None),
+    _serving_pool("null-is-absence", {"spec.policyRef": None, "spec.model.maxModelLen": None}, None),
+    _serving_pool("whole-number-for-a-fraction", {"spec.ratio": {"minRatio": 1, "maxRatio": 2}}, None),
+    _serving_pool("budget-just-enough", {"spec.gpuBudget": 6}, None),
+    _serving_pool("some-of-rollout", {"spec.rollout": {"maxSurge": 1, "maxSkew": 0}}, None),
+    _serving_pool(
+        "template-with-anything",
+        _pool(
+            "template",
+            {
+                "metadata": {"labels": {"team": "a"}, "finalizers": []},
+                "spec": {
+                    "tolerations": [{"operator": "Exists"}],
+                    "hostname": None,
+                    "containers": [{"name": "engine", "resources": {"limits": {"cpu": 2}}, "tty": None}],
+                },
+            },
+        ),
+        None,
+    ),
+    _serving_pool("connector-config", {"spec.engine.kvConnector": {"config": {"a": {"b": [1, None, "x"]}}}}, None),
+    _serving_pool(
+        "parents",
+        {
+            "spec.gateway": {
+                "face": "Picker",
+                "parentRefs": [{"name": "eg"}, {"name": "b", "namespace": "n", "port": 80}],
+            }
+        },
+        None,
+    ),
+)
+
+
+def _of(kind: str, *rows: tuple[str, Mapping[str, Any], str | None, str]) -> tuple[Mutation, ...]:
+    return tuple(Mutation(id_, kind, edits, field_, message) for id_, edits, field_, message in rows)
+
+
+OTHER_KINDS: tuple[Mutation, ...] = (
+    *_of(
+        "HardwareProfile",
+        ("hw-as-it-is", {}, None, ""),
+        ("hw-all", {"spec.nodeSelector": {"a": "b"}, "spec.costPerHour": 3, "spec.linkGbps": 400}, None, ""),
+        ("hw-only-overhead", {"spec.aMs": 0}, None, ""),
+        ("hw-no-a", {"spec.aMs": ABSENT}, "spec.aMs", "is missing"),
+        ("hw-negative", {"spec.dMsPerToken": -0.1}, "spec.dMsPerToken", "must be 0 or more"),
+        ("hw-text", {"spec.kMsPerKvToken": "6.55e-5"}, "spec.kMsPerKvToken", "must be a number"),
+        ("hw-no-gpu", {"spec.gpus": 0}, "spec.gpus", "must be 1 or more"),
+        ("hw-link-zero", {"spec.linkGbps": 0}, "spec.linkGbps", "must be above 0"),
+        ("hw-kv-below-block", {"spec.kvTokens": 15}, "spec.kvTokens", "kvTokens must be at least blockSize"),
+        ("hw-no-time", {"spec.aMs": 0, "spec.overheadMs": 0}, "spec.aMs", "an engine step takes time"),
+        ("hw-selector-number", {"spec.nodeSelector": {"gpu": 1}}, "spec.nodeSelector.gpu", "a text in quotes"),
+        ("hw-snake-case", {"spec.kv_tokens": 5}, "spec.kv_tokens", "check the spelling"),
+    ),
+    *_of(
+        "ServiceLevelObjective",
+        ("slo-as-it-is", {}, None, ""),
+        ("slo-only-ttft", {"spec": {"ttftS": 1}}, None, ""),
+        ("slo-empty", {"spec": {}}, "spec.ttftS", "an objective needs a threshold"),
+        ("slo-ttft-zero", {"spec.ttftS": 0}, "spec.ttftS", "must be above 0"),
+        ("slo-e2e-below-ttft", {"spec.e2eS": 1}, "spec.e2eS", "e2eS must be at least ttftS"),
+        ("slo-percent", {"spec.attainment": 99}, "spec.attainment", "must be 1 or less"),
+        ("slo-attainment-zero", {"spec.attainment": 0}, "spec.attainment", "must be above 0"),
+        ("slo-priority", {"spec.priority": "high"}, "spec.priority", "must be a whole number"),
+        ("slo-unit", {"spec.ttftMs": 200}, "spec.ttftMs", "check the spelling"),
+        (
+            "slo-header-upper-case",
+            {"spec.match": {"headers": [{"name": "X-Tier", "value": "gold"}]}},
+            "spec.match.headers[0].name",
+            "does not match",
+        ),
+        (
+            "slo-header-twice",
+            {"spec.match": {"headers": [{"name": "x", "value": "1"}, {"name": "x", "value": "2"}]}},
+            "spec.match.headers[1]",
+            "of an earlier entry",
+        ),
+    ),
+    *_of(
+        "SchedulingPolicy",
+        ("policy-as-it-is", {}, None, ""),
+        ("policy-empty", {"spec": {}}, None, ""),
+        ("policy-no-spec", {"spec": ABSENT}, None, ""),
+        ("policy-unknown", {"spec.prefill.type": "fastest"}, "spec.prefill.type", "known: least-requests, round-robin"),
+        ("policy-no-type", {"spec.decode.type": ABSENT}, "spec.decode.type", "is missing"),
+        ("policy-parameter", {"spec.decode.parameters": {"seed": 1}}, "spec.decode.parameters.seed", "no parameter"),
+        ("policy-parameters-list", {"spec.decode.parameters": []}, "spec.decode.parameters", "must be a mapping"),
+        ("policy-queue", {"spec.queue": {"type": "fcfs"}}, "spec.queue", "this release has no queue-order policies"),
+    ),
+)
+
+MUTATIONS: tuple[Mutation, ...] = (*MALFORMED_SERVING_POOLS, *ACCEPTED_SERVING_POOLS, *OTHER_KINDS)
