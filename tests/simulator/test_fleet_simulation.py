@@ -15,6 +15,7 @@ from ballast_core.effects import Dispatch, Effect, Handoff
 from ballast_core.model import Stage
 from ballast_core.policies.registry import PLACEMENTS, build_placement
 from ballast_sim.simulation.fleet import Fleet
+from ballast_sim.simulation.results import Objective, summarise
 from ballast_sim.simulation.shapes import ShapeError, parse_shape
 
 
@@ -132,3 +133,21 @@ def test_a_request_larger_than_any_kv_cache_is_refused() -> None:
     """It is named before anything runs."""
     with pytest.raises(ValueError, match="request 1: 200000 \\+ 5 tokens do not fit"):
         simulate("1P@a100-qwen3-32b,1D@h20-qwen3-32b", [Job(0.0, 5, 5), Job(0.0, 200_000, 5)])
+
+
+def test_results_count_what_happened() -> None:
+    """An objective that nobody can miss is met by all; one that nobody can meet by none."""
+    fleet = simulate("2P@a100-qwen3-32b,2D@h20-qwen3-32b", poisson(6.0, 50, 3))
+    figures = summarise(fleet, Objective.parse("ttft=1000,tpot=1000"))
+    assert (figures["requests"], figures["completed"], figures["attainment"]) == (50, 50, 1.0)
+    assert summarise(fleet, Objective(ttft_s=1e-9))["goodput_rps"] == 0.0
+    ttft = figures["ttft_s"]
+    assert isinstance(ttft, dict)
+    assert ttft["p50"] <= ttft["p90"] <= ttft["p99"] <= ttft["p999"]
+
+
+@pytest.mark.parametrize("text", ["ttft=0", "tpot=fast", "latency=2", "ttft", "e2e=inf"])
+def test_an_unreadable_objective_is_refused(text: str) -> None:
+    """The message quotes the part."""
+    with pytest.raises(ValueError, match="slo: cannot read"):
+        Objective.parse(text)

@@ -22,7 +22,7 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId
+from ballast_core.model import STAGE_ROLES, Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Stage
 from ballast_sim.engine import (
     BlockHashes,
     Engine,
@@ -101,6 +101,8 @@ class Record:
     cached_tokens: int = 0
     preemptions: int = 0
     rejected: str | None = None
+    optimal: bool | None = None
+    """Whether the decode endpoint assigned at arrival was the least loaded (KV in use) when prefill ended."""
 
     @property
     def completed(self) -> bool:
@@ -153,6 +155,9 @@ class Fleet:
     """Sees every effect with its time: the decision log."""
     kernel: Kernel = field(default_factory=Kernel)
     records: list[Record] = field(default_factory=list)
+    decision_s: list[float] = field(default_factory=list)
+    """Wall time of each arrival's decision, where `stopwatch` is given."""
+    stopwatch: Callable[[], float] | None = None
     open_requests: int = 0
     director: Director = field(init=False)
     _servers: dict[EndpointId, _Server] = field(init=False)
@@ -203,10 +208,12 @@ class Fleet:
     # --- the gateway ----------------------------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
-        now_s = self.kernel.now_s
-        for effect in self.director.on_event(event, now_s):
+        self._carry_out_all(self.director.on_event(event, self.kernel.now_s))
+
+    def _carry_out_all(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
             if self.on_effect is not None:
-                self.on_effect(effect, now_s)
+                self.on_effect(effect, self.kernel.now_s)
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
@@ -226,7 +233,12 @@ class Fleet:
     def _arrive(self, index: int) -> None:
         arrival = self._arrivals[index]
         limit = arrival.output_tokens if self.settings.known_limits else None
-        self._feed(RequestArrived(Request(RequestId(str(index)), arrival.input_tokens, max_output_tokens=limit)))
+        request = Request(RequestId(str(index)), arrival.input_tokens, max_output_tokens=limit)
+        started_s = self.stopwatch() if self.stopwatch else 0.0
+        effects = self.director.on_event(RequestArrived(request), self.kernel.now_s)
+        if self.stopwatch:
+            self.decision_s.append(self.stopwatch() - started_s)
+        self._carry_out_all(effects)
 
     def _dispatch(self, effect: Dispatch) -> None:
         record = self.records[_index(effect.request_id)]
@@ -328,6 +340,7 @@ class Fleet:
         record.preemptions += event.stats.preemptions
         if leg.prefilling:
             record.cached_tokens = event.stats.cached_tokens
+            record.optimal = self._is_least_loaded(record.decode)
             self._feed(PrefillDone(request_id))
             return
         if leg.source is None:
@@ -338,6 +351,14 @@ class Fleet:
             record.last_token_s = event.stats.last_token_s
         outcome = Outcome.COMPLETED if done else Outcome.FAILED
         self._feed(RequestEnded(request_id, outcome, record.generated_tokens))
+
+    def _is_least_loaded(self, decode: EndpointId | None) -> bool:
+        used = {
+            name: server.engine.scheduler.pool.usage_ratio * server.machine.profile.kv_tokens
+            for name, server in self._servers.items()
+            if server.machine.endpoint.role in STAGE_ROLES[Stage.DECODE]
+        }
+        return decode is not None and used[decode] <= min(used.values())
 
     # --- observation ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,83 @@
+"""What a run comes to: the object that `ballast simulate --json` writes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ballast_sim.simulation.fleet import Fleet, Record
+
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Thresholds that a request must meet, each in seconds; None asks nothing."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """Reads `ttft=2,tpot=0.05` (seconds). Raises `ValueError` naming what is wrong."""
+        values: dict[str, float] = {}
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            name, _, number = part.partition("=")
+            try:
+                value = float(number)
+            except ValueError:
+                value = float("nan")
+            if name not in ("ttft", "tpot", "e2e") or not 0 < value < float("inf"):
+                raise ValueError(f"slo: cannot read {part!r}; write such as ttft=2,tpot=0.05 (seconds, above 0)")
+            values[f"{name}_s"] = value
+        return cls(**values)
+
+    def met_by(self, record: Record) -> bool:
+        """Whether a request ended within every threshold. One token has no TPOT and meets it."""
+        if not record.completed:
+            return False
+        measured = ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s), (self.e2e_s, record.e2e_s))
+        return all(limit is None or value is None or value <= limit for limit, value in measured)
+
+
+def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
+    """The figures of a finished run. Times in seconds; rates over the time from first arrival to last token."""
+    records = fleet.records
+    done = [record for record in records if record.completed]
+    met = sum(objective.met_by(record) for record in records)
+    first_s = min((record.arrival_s for record in records), default=0.0)
+    last_s = max((record.last_token_s for record in done if record.last_token_s is not None), default=first_s)
+    span_s = last_s - first_s
+    optimal = [record.optimal for record in records if record.optimal is not None]
+    return {
+        "requests": len(records),
+        "completed": len(done),
+        "rejected": sum(record.rejected is not None for record in records),
+        "ttft_s": distribution(record.ttft_s for record in done),
+        "tpot_s": distribution(record.tpot_s for record in done),
+        "e2e_s": distribution(record.e2e_s for record in done),
+        "goodput_rps": met / span_s if span_s else 0.0,
+        "attainment": met / len(records) if records else None,
+        "throughput_tok_s": sum(record.generated_tokens for record in records) / span_s if span_s else 0.0,
+        "preemptions": fleet.preemptions(),
+        "migrations": 0,
+        "kv_hit_ratio": fleet.prefix_hit_ratio(),
+        "optimal_assignment_ratio": sum(optimal) / len(optimal) if optimal else None,
+        "decision_us": {
+            name: float(np.percentile(fleet.decision_s, share)) * 1e6 if fleet.decision_s else None
+            for name, share in (("p50", 50), ("p99", 99))
+        },
+        "duration_s": span_s,
+    }
+
+
+def distribution(values: Iterable[float | None]) -> dict[str, float | None]:
+    """Mean and percentiles (linear interpolation); None where there is no value."""
+    known = np.array([value for value in values if value is not None])
+    if known.size == 0:
+        return dict.fromkeys(("mean", *PERCENTILES))
+    quantiles = np.percentile(known, list(PERCENTILES.values()))
+    return {"mean": float(known.mean()), **{name: float(q) for name, q in zip(PERCENTILES, quantiles, strict=True)}}
