@@ -6,11 +6,13 @@ same field. `field` is the camelCase path that the error names; None means that 
 
 from __future__ import annotations
 
-import copy
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from ballast_api.common import API_VERSION
 
 Object = dict[str, Any]
 
@@ -40,9 +42,12 @@ class Mutation:
     server_message: str = ""
     """Part of what the server says, where that matters: the rules' messages are ours and must be the same."""
 
+    full: bool = False
+    """Start from the object that sets every field."""
+
     def object(self) -> Object:
         """The mutated object."""
-        result = valid(self.kind)
+        result = full(self.kind) if self.full else valid(self.kind)
         for path, value in self.edits.items():
             _edit(result, path, value)
         return result
@@ -54,14 +59,14 @@ class Mutation:
 
 def valid(kind: str) -> Object:
     """A valid object, as short as can be: what is left out is filled in by defaults."""
-    return copy.deepcopy(
-        {
-            "apiVersion": "serving.ballast.dev/v1alpha1",
-            "kind": kind,
-            "metadata": {"name": "demo"},
-            "spec": _SPECS[kind],
-        }
-    )
+    metadata = {"name": "demo"}
+    return _copy({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _SPECS[kind]})
+
+
+def _copy(value: Object) -> Object:
+    """A copy that shares nothing with the table, nor one part with another (deepcopy keeps such sharing)."""
+    result: Object = json.loads(json.dumps(value))
+    return result
 
 
 _SPECS: Mapping[str, Object] = {
@@ -87,6 +92,111 @@ _SPECS: Mapping[str, Object] = {
     },
 }
 
+_OVERLAY: Object = {
+    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+    "spec": {"containers": [{"name": "engine", "tty": True}], "hostname": "h"},
+}
+
+_FULL_SPECS: Mapping[str, Object] = {
+    "ServingPool": {
+        "model": {"name": "Qwen/Qwen3-32B", "servedNames": ["qwen"], "maxModelLen": 4096},
+        "engine": {
+            "image": "i",
+            "imagePullPolicy": "Always",
+            "command": ["vllm"],
+            "args": ["--x"],
+            "port": 8000,
+            "kvConnector": {"type": "NixlConnector", "config": {"a": 1}},
+        },
+        "pools": [
+            {
+                "name": "one",
+                "role": "Flexible",
+                "hardware": "a100",
+                "replicas": 2,
+                "tensorParallelSize": 2,
+                "nodesPerInstance": 1,
+                "template": _OVERLAY,
+            },
+            {
+                "name": "two",
+                "role": "Flexible",
+                "hardware": "h20",
+                "autoscaling": {"minReplicas": 1, "maxReplicas": 4},
+            },
+        ],
+        "ratio": {"mode": "Off", "minRatio": 0.5, "maxRatio": 2.0},
+        "policyRef": {"name": "p"},
+        "sloRef": {"name": "s"},
+        "gateway": {
+            "replicas": 1,
+            "image": "g",
+            "imagePullPolicy": "Never",
+            "face": "Both",
+            "template": _OVERLAY,
+            "parentRefs": [
+                {
+                    "group": "gateway.networking.k8s.io",
+                    "kind": "Gateway",
+                    "name": "eg",
+                    "namespace": "n",
+                    "sectionName": "http",
+                    "port": 80,
+                }
+            ],
+        },
+        "rollout": {"maxSurge": "25%", "maxUnavailable": 0, "maxSkew": 0.25},
+        "gpuBudget": 100,
+    },
+    "SchedulingPolicy": {"prefill": {"type": "least-requests", "parameters": {}}, "decode": {"type": "round-robin"}},
+    "ServiceLevelObjective": {
+        "ttftS": 2.0,
+        "tpotS": 0.05,
+        "e2eS": 60.0,
+        "attainment": 0.99,
+        "priority": 0,
+        "match": {"model": "m", "headers": [{"name": "x-tier", "value": "gold"}]},
+    },
+    "HardwareProfile": {
+        **_SPECS["HardwareProfile"],
+        "hardware": "A100",
+        "gpus": 2,
+        "blockSize": 16,
+        "maxNumBatchedTokens": 8192,
+        "maxNumSeqs": 256,
+        "linkGbps": 200.0,
+        "linkSetupS": 0.005,
+        "derivation": "measured",
+        "costPerHour": 3.5,
+        "nodeSelector": {"a": "b"},
+        "resourceName": "nvidia.com/gpu",
+    },
+}
+
+
+def full(kind: str) -> Object:
+    """A valid object that sets every field of its spec (of two that exclude each other, one per pool)."""
+    return _copy({**valid(kind), "spec": _FULL_SPECS[kind]})
+
+
+def every_field(kind: str) -> Iterator[str]:
+    """The path of every field and list entry of `full(kind)` below spec, and of its name."""
+    yield "metadata.name"
+    yield "spec"
+    yield from _paths(_FULL_SPECS[kind], "spec")
+
+
+def _paths(value: Any, path: str) -> Iterator[str]:
+    steps: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        steps = ((f"{path}.{name}", item) for name, item in value.items())
+    elif isinstance(value, list):
+        steps = ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    for below, item in steps:
+        yield below
+        yield from _paths(item, below)
+
+
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -106,8 +216,10 @@ def _pool(path: str, value: Any, **also: Any) -> dict[str, Any]:
     return {f"spec.pools[0].{path}": value, **{f"spec.pools[0].{key}": item for key, item in also.items()}}
 
 
-def _serving_pool(id_: str, edits: Mapping[str, Any], field_: str | None, message: str = "", **more: str) -> Mutation:
-    return Mutation(f"pool-{id_}", "ServingPool", edits, field_, message, **more)
+def _serving_pool(
+    id_: str, edits: Mapping[str, Any], field_: str | None, message: str = "", *, server_field: str = ""
+) -> Mutation:
+    return Mutation(f"pool-{id_}", "ServingPool", edits, field_, message, server_field)
 
 
 def _rule(id_: str, edits: Mapping[str, Any], field_: str, message: str) -> Mutation:
@@ -258,6 +370,7 @@ ACCEPTED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("autoscaling", _pool("autoscaling", {"minReplicas": 1, "maxReplicas": 1}, replicas=ABSENT), None),
     _serving_pool("no-instances", _pool("replicas", 0), None),
     _serving_pool("null-where-there-is-a-default", {"spec.gateway": None, "spec.rollout": {"maxSurge": None}}, None),
+    _serving_pool("null-label", _pool("template", {"metadata": {"labels": {"team": None}}}), None),
     _serving_pool("null-is-absence", {"spec.policyRef": None, "spec.model.maxModelLen": None}, None),
     _serving_pool("whole-number-for-a-fraction", {"spec.ratio": {"minRatio": 1, "maxRatio": 2}}, None),
     _serving_pool("budget-just-enough", {"spec.gpuBudget": 6}, None),

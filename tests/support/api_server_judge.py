@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from ballast_api.errors import InvalidInput
+from ballast_api.loading import parse_resource
 from ballast_api.resources import KINDS
-from tests.support.api_mutations import MUTATIONS, Mutation
+from tests.support.api_mutations import ABSENT, MUTATIONS, Mutation, every_field
 
 Post = Callable[[str, dict[str, Any]], tuple[int, dict[str, Any]]]
 """Sends a JSON object to a path of the API server (query included); returns status code and decoded answer."""
@@ -55,3 +57,50 @@ def _judge_accepted(mutation: Mutation, status: int, answer: dict[str, Any]) -> 
     if answer["spec"] != ours:
         return [f"{mutation.id}: defaults differ: server {answer['spec']}, models {ours}"]
     return []
+
+
+JUNK: tuple[Any, ...] = (
+    ABSENT,
+    None,
+    0,
+    1,
+    -1,
+    1.5,
+    2**31,
+    2**40,
+    "",
+    "x",
+    "X y",
+    "5%",
+    True,
+    [],
+    {},
+    [1],
+    ["x"],
+    {"a": 1},
+    [{}],
+)
+"""Values that some field refuses and another takes."""
+
+
+def sweep(kind: str) -> Iterator[Mutation]:
+    """Every field of a full object of the kind, with every junk value in its place."""
+    for path in every_field(kind):
+        for value in JUNK:
+            yield Mutation(f"{kind} {path} = {value!r}", kind, {path: value}, full=True)
+
+
+def sweep_disagreements(post: Post, *, namespace: str = "default") -> list[str]:
+    """A sentence for every swept object that the server and the models judge differently, or default differently."""
+    return [line for kind in KINDS for mutation in sweep(kind) for line in _differs(post, mutation, namespace)]
+
+
+def _differs(post: Post, mutation: Mutation, namespace: str) -> list[str]:
+    status, answer = post(dry_run_path(mutation.kind, namespace), mutation.object())
+    try:
+        ours = parse_resource(mutation.object()).dump()["spec"]
+    except InvalidInput as error:
+        return [f"{mutation.id}: only the models refuse it: {error}"] if status < 300 else []
+    if status >= 300:
+        return [f"{mutation.id}: only the server refuses it: {answer.get('message')}"]
+    return [] if answer["spec"] == ours else [f"{mutation.id}: server {answer['spec']}, models {ours}"]

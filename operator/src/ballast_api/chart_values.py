@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, Seq
+from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, Seq, StringMap
 
 Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 FreeObject = dict[str, Any]
@@ -39,7 +39,7 @@ class ServiceAccountValues(ApiModel):
     """Create it. Without, `name` must exist."""
     name: str = ""
     """Its name; empty takes the name of the release."""
-    annotations: dict[str, str] = Field(default_factory=dict)
+    annotations: StringMap = Field(default_factory=dict)
     """Annotations, for cloud identities."""
 
 
@@ -78,7 +78,7 @@ class ChartValues(ApiModel):
     """The operator's identity."""
     resources: FreeObject = Field(default_factory=_small_resources)
     """Resources of the operator."""
-    node_selector: dict[str, str] = Field(default_factory=dict)
+    node_selector: StringMap = Field(default_factory=dict)
     """Nodes that the operator may run on."""
     tolerations: Seq[FreeObject] = ()
     """Taints that the operator tolerates."""
@@ -86,9 +86,9 @@ class ChartValues(ApiModel):
     """Affinity of the operator."""
     priority_class_name: str = ""
     """Priority class of the operator."""
-    pod_annotations: dict[str, str] = Field(default_factory=dict)
+    pod_annotations: StringMap = Field(default_factory=dict)
     """Annotations of the operator's pod."""
-    pod_labels: dict[str, str] = Field(default_factory=dict)
+    pod_labels: StringMap = Field(default_factory=dict)
     """Labels of the operator's pod."""
     global_: FreeObject = Field(default_factory=dict, alias="global")
     """Helm's values shared by subcharts; not used here."""

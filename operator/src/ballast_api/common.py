@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -54,6 +55,15 @@ ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBD
 """The name of another Kubernetes object."""
 DateTime = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339, UTC, as Kubernetes writes it: `2026-11-21T06:00:00Z`."""
+
+
+def _without_nulls(value: object) -> object:
+    """The server drops null entries of a map of texts; so does every model."""
+    return {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else value
+
+
+StringMap = Annotated[dict[str, str], BeforeValidator(_without_nulls)]
+LabelMap = Annotated[dict[str, Annotated[str, Field(max_length=63)]], BeforeValidator(_without_nulls)]
 ImagePullPolicy = Literal["Always", "IfNotPresent", "Never"]
 JsonObject = dict[str, Any]
 
@@ -193,9 +203,9 @@ class ObjectMeta(ApiModel):
     """Unique within the namespace (or, if cluster-scoped, within the cluster)."""
     namespace: str | None = None
     """Namespace of the object; cluster-scoped kinds have none."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: StringMap = Field(default_factory=dict)
     """Labels."""
-    annotations: dict[str, str] = Field(default_factory=dict)
+    annotations: StringMap = Field(default_factory=dict)
     """Annotations."""
     uid: str | None = None
     """Set by the API server."""

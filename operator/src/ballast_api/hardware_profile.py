@@ -9,6 +9,7 @@ from pydantic import Field
 from ballast_api.common import (
     API_VERSION,
     ApiModel,
+    LabelMap,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -94,7 +95,7 @@ class HardwareProfileSpec(EngineProfile):
 
     cost_per_hour: NonNegativeFloat | None = None
     """Cost of one engine for an hour, in any one currency; the ratio controller minimises it."""
-    node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field(default_factory=dict)
+    node_selector: LabelMap = Field(default_factory=dict)
     """Labels of the nodes that have this hardware; added to the pods' nodeSelector."""
     resource_name: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
     """The extended resource that the GPUs are requested as."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from ballast_api.common import DNS_LABEL, ApiModel, KeyedBy, Seq
+from ballast_api.common import DNS_LABEL, ApiModel, KeyedBy, Seq, StringMap
 
 
 class OpenModel(ApiModel):
@@ -18,9 +18,9 @@ class OpenModel(ApiModel):
 class TemplateMetadata(OpenModel):
     """Labels and annotations to add."""
 
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: StringMap = Field(default_factory=dict)
     """Labels to add; those that Ballast sets win."""
-    annotations: dict[str, str] = Field(default_factory=dict)
+    annotations: StringMap = Field(default_factory=dict)
     """Annotations to add; those that Ballast sets win."""
 
 
