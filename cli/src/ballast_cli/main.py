@@ -2,7 +2,11 @@
 
 import typer
 
+from ballast_cli import engine_sim
+
 app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
+
+app.add_typer(engine_sim.app, name="engine-sim")
 
 
 @app.callback()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ballast_sim.engine.config import EngineConfig
-from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, StepEnded
+from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, RequestStats, StepEnded
 from ballast_sim.engine.requests import EngineRequest, RequestState, Status
 from ballast_sim.engine.scheduler import Batch, Scheduler
 
@@ -150,6 +150,15 @@ class Engine:
             kv_usage_ratio=scheduler.pool.usage_ratio,
             queued_input_tokens=queued,
         )
+
+    def holds_kv(self) -> bool:
+        """Whether finished prefills wait to be pulled."""
+        return bool(self._held)
+
+    def stats(self, request_id: str) -> RequestStats | None:
+        """A request's life so far; None once it has ended."""
+        state = self._requests.get(request_id)
+        return None if state is None else state.stats()
 
     def check_blocks(self) -> None:
         """Raise AssertionError where a KV block is lost or shared wrongly."""

@@ -1,0 +1,290 @@
+"""vLLM's command-line flags, as far as they change what an outside observer sees.
+
+Unknown flags are named in a warning and passed over: an operator's vLLM arguments must start this server, too.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from pydantic import ValidationError
+
+from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_sim.engine import EngineConfig
+
+DEFAULT_PROFILE = "h20-qwen3-32b"
+PULL_CONNECTORS = ("NixlConnector", "NixlPullConnector")
+
+
+class OptionError(ValueError):
+    """A flag or environment variable that cannot be used; the message names it and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """What `--kv-transfer-config` says: who this engine is in a hand-off."""
+
+    role: Literal["kv_producer", "kv_consumer", "kv_both"] = "kv_both"
+    failure_policy: Literal["fail", "recompute"] = "fail"
+    lease_s: float = 30.0
+
+    @property
+    def produces(self) -> bool:
+        """Whether finished prefills may be held for others."""
+        return self.role != "kv_consumer"
+
+    @property
+    def consumes(self) -> bool:
+        """Whether prompts may be pulled from others."""
+        return self.role != "kv_producer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Everything one server needs to know."""
+
+    model: str
+    profile: HardwareProfile
+    host: str = "0.0.0.0"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    tensor_parallel_size: int = 1
+    kv_transfer: KvTransfer | None = None
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    prefix_caching: bool = True
+    async_scheduling: bool = True
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    shutdown_timeout_s: float = 0.0
+    api_keys: tuple[str, ...] = ()
+    prompt_tokens_details: bool = False
+    stream_interval: int = 1
+    server_load_tracking: bool = False
+    seed: int = 0
+    time_scale: float = 1.0
+    side_channel_host: str | None = None
+    side_channel_port: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Model names that requests may use; the first one is reported."""
+        return self.served_model_names or (self.model,)
+
+    def engine_config(self) -> EngineConfig:
+        """The engine behind the server. Raises OptionError where the flags contradict the hardware."""
+        transfer = self.kv_transfer
+        try:
+            return EngineConfig.from_profile(
+                self.profile,
+                max_model_len=self.max_model_len,
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                block_size=self.block_size,
+                policy=self.policy,
+                prefix_caching=self.prefix_caching,
+                async_scheduling=self.async_scheduling,
+                pulls_kv=transfer is not None and transfer.consumes,
+                recompute_failed_pulls=transfer is not None and transfer.failure_policy == "recompute",
+                lease_s=transfer.lease_s if transfer else 30.0,
+                external_pulls=True,
+            )
+        except ValueError as error:
+            raise OptionError(f"--{str(error).replace('_', '-', 2)}") from error
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ballast engine-sim serve", add_help=False, allow_abbrev=False)
+    parser.add_argument("model")
+    parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--served-model-name", nargs="+", default=[])
+    for flag in ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--block-size"):
+        parser.add_argument(flag, type=_positive)
+    for flag in ("--max-num-queued-reqs", "--max-num-queued-tokens"):
+        parser.add_argument(flag, type=_count)
+    parser.add_argument("--tensor-parallel-size", "-tp", type=_positive, default=1)
+    parser.add_argument("--kv-transfer-config", type=kv_transfer_config)
+    parser.add_argument("--scheduling-policy", choices=["fcfs", "priority"], default="fcfs")
+    for flag, default in (("--enable-prefix-caching", True), ("--async-scheduling", True)):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
+    for flag in ("--enable-prompt-tokens-details", "--enable-server-load-tracking"):
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--shutdown-timeout", type=_seconds, default=0.0)
+    parser.add_argument("--api-key", nargs="+", default=[])
+    parser.add_argument("--stream-interval", type=_positive, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profile")
+    parser.add_argument("--time-scale", type=_scale)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = _human_int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = _human_int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {text!r}")
+    return value
+
+
+def _human_int(text: str) -> int:
+    """Integers as vLLM takes them: 8192, 8k (thousands), 8K (1,024s)."""
+    factors = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+    try:
+        if text[-1:] in factors:
+            return int(float(text[:-1]) * factors[text[-1]])
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number such as 8192 or 8k, not {text!r}") from None
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more seconds, not {text!r}")
+    return value
+
+
+def _scale(text: str) -> float:
+    value = _number(text)
+    if not 1e-3 <= value <= 1e3:
+        raise argparse.ArgumentTypeError(f"must be between 0.001 and 1000, not {text!r}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+
+
+def kv_transfer_config(text: str) -> KvTransfer:
+    """Read vLLM's `--kv-transfer-config` JSON. Only pull connectors are modelled."""
+    try:
+        spec = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON: {error}") from None
+    if not isinstance(spec, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    if spec.get("kv_connector") not in PULL_CONNECTORS:
+        known = " or ".join(PULL_CONNECTORS)
+        raise argparse.ArgumentTypeError(f"kv_connector {spec.get('kv_connector')!r} is not modelled; use {known}")
+    role, policy = spec.get("kv_role", "kv_both"), spec.get("kv_load_failure_policy", "fail")
+    if role not in ("kv_producer", "kv_consumer", "kv_both"):
+        raise argparse.ArgumentTypeError(f"kv_role {role!r} is none of kv_producer, kv_consumer, kv_both")
+    if policy not in ("fail", "recompute"):
+        raise argparse.ArgumentTypeError(f"kv_load_failure_policy {policy!r} is neither fail nor recompute")
+    extra = spec.get("kv_connector_extra_config") or {}
+    lease_s = extra.get("kv_lease_duration", 30) if isinstance(extra, dict) else 30
+    if not isinstance(lease_s, int | float) or lease_s <= 0:
+        raise argparse.ArgumentTypeError(f"kv_lease_duration {lease_s!r} must be above 0 seconds")
+    return KvTransfer(role, policy, float(lease_s))
+
+
+def parse_options(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None
+) -> tuple[ServerOptions, list[str]]:
+    """Read `MODEL [vLLM flags]`. Returns the options and one warning for each flag that changes nothing here."""
+    env = os.environ if environment is None else environment
+    known, unknown = _parser().parse_known_args(list(arguments))
+    ignored = [argument.split("=")[0] for argument in unknown if argument.startswith("-")]
+    warnings = [f"{flag} changes nothing here and is passed over" for flag in ignored]
+    scale = known.time_scale if known.time_scale is not None else _environment_scale(env)
+    transfer: KvTransfer | None = known.kv_transfer_config
+    options = ServerOptions(
+        model=known.model,
+        profile=_profile(known.profile, env),
+        host=known.host,
+        port=known.port,
+        served_model_names=tuple(known.served_model_name),
+        max_model_len=known.max_model_len,
+        max_num_seqs=known.max_num_seqs,
+        max_num_batched_tokens=known.max_num_batched_tokens,
+        block_size=known.block_size,
+        tensor_parallel_size=known.tensor_parallel_size,
+        kv_transfer=transfer,
+        policy=known.scheduling_policy,
+        prefix_caching=known.enable_prefix_caching,
+        async_scheduling=known.async_scheduling,
+        max_num_queued_reqs=known.max_num_queued_reqs,
+        max_num_queued_tokens=known.max_num_queued_tokens,
+        shutdown_timeout_s=known.shutdown_timeout,
+        api_keys=tuple(known.api_key) or tuple(filter(None, [env.get("VLLM_API_KEY")])),
+        prompt_tokens_details=known.enable_prompt_tokens_details,
+        stream_interval=known.stream_interval,
+        server_load_tracking=known.enable_server_load_tracking,
+        seed=known.seed,
+        time_scale=scale,
+        side_channel_host=env.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or env.get("VLLM_HOST_IP"),
+        side_channel_port=_environment_port(env),
+    )
+    options.engine_config()
+    return options, warnings
+
+
+def _environment_scale(env: Mapping[str, str]) -> float:
+    try:
+        return _scale(env.get("BALLAST_TIME_SCALE") or "1")
+    except argparse.ArgumentTypeError as error:
+        raise OptionError(f"BALLAST_TIME_SCALE: {error}") from None
+
+
+def _environment_port(env: Mapping[str, str]) -> int:
+    text = env.get("VLLM_NIXL_SIDE_CHANNEL_PORT") or "0"
+    if not text.isdecimal() or int(text) > 65535:
+        raise OptionError(f"VLLM_NIXL_SIDE_CHANNEL_PORT: must be a port from 0 to 65535, not {text!r}")
+    return int(text)
+
+
+def _profile(name: str | None, env: Mapping[str, str]) -> HardwareProfile:
+    """`--profile` wins; then BALLAST_PROFILE, the JSON of a HardwareProfile's spec; then the default."""
+    if name is not None:
+        if name not in SHIPPED_PROFILES:
+            raise OptionError(f"--profile: there is no profile {name!r}; there are {', '.join(SHIPPED_PROFILES)}")
+        return SHIPPED_PROFILES[name]
+    text = env.get("BALLAST_PROFILE")
+    if not text:
+        return SHIPPED_PROFILES[DEFAULT_PROFILE]
+    if text in SHIPPED_PROFILES:
+        return SHIPPED_PROFILES[text]
+    try:
+        return HardwareProfileSpec.model_validate_json(text).to_core(env.get("BALLAST_PROFILE_NAME") or "custom")
+    except (ValidationError, ValueError) as error:
+        raise OptionError(f"BALLAST_PROFILE: not the JSON of a HardwareProfile's spec: {error}") from error
+
+
+def model_root(model: str) -> str:
+    """What `/v1/models` calls the root: the path or name that was served."""
+    return str(Path(model)) if model.startswith(("/", ".")) else model
+
+
+def describe(options: ServerOptions, config: EngineConfig) -> dict[str, Any]:
+    """One line for the log: what is being served."""
+    return {
+        "model": options.names[0],
+        "profile": options.profile.name,
+        "time_scale": options.time_scale,
+        "max_model_len": config.max_model_len,
+        "kv_blocks": config.kv_blocks,
+        "kv_role": options.kv_transfer.role if options.kv_transfer else None,
+    }

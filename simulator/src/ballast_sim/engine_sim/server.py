@@ -1,0 +1,388 @@
+"""The server: routes, admission, hand-offs, shutting down."""
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from ballast_sim.engine import EngineEvent, EngineRequest, Finished, StepEnded
+from ballast_sim.engine_sim import handoff
+from ballast_sim.engine_sim.bodies import ApiError, Call, chat_text, check_ids, check_model, parse_call, parse_json
+from ballast_sim.engine_sim.http11 import Exchange, HttpProtocol, Request
+from ballast_sim.engine_sim.metrics import Metrics
+from ballast_sim.engine_sim.options import ServerOptions, describe, model_root
+from ballast_sim.engine_sim.service import Clock, EngineService, LoopClock
+from ballast_sim.engine_sim.streams import Answer, StreamedAnswer, WholeAnswer
+from ballast_sim.engine_sim.text import GeneratedContent, detokenize, tokenize
+
+VLLM_VERSION = "0.32.0"
+_PROMETHEUS_TEXT = b"text/plain; version=1.0.0; charset=utf-8"
+_BUSY = (
+    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+)
+_BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
+
+logger = logging.getLogger("ballast.engine_sim")
+
+
+class EngineSimServer:
+    """One server on one event loop. `start`, then `stop`; `port` is known in between."""
+
+    def __init__(
+        self, options: ServerOptions, clock: Clock | None = None, observe: Callable[[EngineEvent], None] | None = None
+    ) -> None:
+        """Inside a running loop. `clock` replaces the loop's; `observe` sees every engine event."""
+        self.options = options
+        self.config = options.engine_config()
+        loop = asyncio.get_running_loop()
+        self._observe = observe
+        self.service = EngineService(self.config, clock or LoopClock(loop), options.time_scale, self._on_event)
+        self._started_s = time.time()
+        transfer = options.kv_transfer
+        self.metrics = Metrics(options.names[0], self.config.max_model_len, self._started_s, transfer is not None)
+        self.engine_id = str(uuid.uuid4())
+        self.side_channel = handoff.SideChannel(self.service, self.metrics, self.engine_id)
+        self.port = 0
+        self.side_channel_port = 0
+        self._connections: set[HttpProtocol] = set()
+        self._listeners: list[asyncio.Server] = []
+        self._answers: dict[str, Answer] = {}
+        self._prefilling: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._routes: dict[tuple[str, str], Callable[[Request, Exchange], None]] = {
+            ("POST", "/v1/completions"): partial(self._generate, chat=False),
+            ("POST", "/v1/chat/completions"): partial(self._generate, chat=True),
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/health"): self._health,
+            ("GET", "/ping"): self._health,
+            ("POST", "/ping"): self._health,
+            ("GET", "/version"): partial(self._json, value={"version": VLLM_VERSION}),
+            ("GET", "/load"): self._load,
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
+        }
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen. Raises OSError where a port cannot be had."""
+        loop, options = asyncio.get_running_loop(), self.options
+        factory = partial(HttpProtocol, self.handle, self._connections)
+        server = await loop.create_server(factory, options.host, options.port, backlog=2048)
+        self._listeners.append(server)
+        self.port = server.sockets[0].getsockname()[1]
+        if options.kv_transfer is not None and options.kv_transfer.produces:
+            ear = partial(HttpProtocol, self.side_channel.handle, self._connections)
+            side = await loop.create_server(ear, self._side_bind(), options.side_channel_port)
+            self._listeners.append(side)
+            self.side_channel_port = side.sockets[0].getsockname()[1]
+        logger.info("serving on port %d: %s", self.port, json.dumps(describe(options, self.config)))
+
+    def _side_bind(self) -> str:
+        """P hears D where it says it does; an address that is not this machine's own means all of them."""
+        host = self.options.side_channel_host or self.options.host
+        return host if host.startswith("127.") or host == "localhost" else "0.0.0.0"
+
+    def remote_host(self) -> str:
+        """The address that P's handles give to D."""
+        if self.options.side_channel_host:
+            return self.options.side_channel_host
+        if self.options.host not in ("", "0.0.0.0", "::"):
+            return self.options.host
+        try:
+            return socket.gethostbyname(socket.gethostname())
+        except OSError:
+            return "127.0.0.1"
+
+    async def stop(self) -> None:
+        """Refuse new work, let running requests finish for `shutdown_timeout_s`, then abort what is left."""
+        self._draining = True
+        deadline_s = time.monotonic() + self.options.shutdown_timeout_s
+        while self._busy() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - leases end without an event
+            await asyncio.sleep(0.02)
+        for request_id in list(self._answers):
+            self.service.abort(request_id)
+        for _ in range(20):
+            if not self._answers:
+                break
+            await asyncio.sleep(0.01)
+        for listener in self._listeners:
+            listener.close()
+        self.service.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.close_when_idle()
+        await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _busy(self) -> bool:
+        """Requests under way, or KV that another engine is still to pull."""
+        return bool(self._answers) or self.service.engine.holds_kv()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a hand-off failed unexpectedly", exc_info=task.exception())
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        """An `http11.Handler`: never raises."""
+        try:
+            if request.path.startswith("/v1/") and not self._authorized(request):
+                exchange.respond(401, b'{"error":"Unauthorized"}')
+                return
+            route = self._routes.get((request.method, request.path))
+            if route is None:
+                known = any(path == request.path for _, path in self._routes)
+                exchange.respond(
+                    405 if known else 404, b'{"detail":"%b"}' % (b"Method Not Allowed" if known else b"Not Found")
+                )
+                return
+            route(request, exchange)
+        except ApiError as error:
+            exchange.respond(error.status, error.body())
+        except Exception:
+            logger.exception("request to %s failed", request.path)
+            if exchange.started:
+                exchange.break_off()
+            else:
+                exchange.respond(500, ApiError("Internal server error.", None, 500, "InternalServerError").body())
+
+    def _authorized(self, request: Request) -> bool:
+        keys = self.options.api_keys
+        if not keys:
+            return True
+        scheme, _, key = request.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        return scheme.lower() == "bearer" and key in keys
+
+    def _generate(self, request: Request, exchange: Exchange, chat: bool) -> None:
+        if self._draining:
+            raise ApiError("The server is shutting down.", None, 503, "ServiceUnavailableError")
+        call = parse_call(parse_json(request.body), chat, self.options.names, self.config.max_model_len)
+        self._admit(len(call.tokens))
+        header = request.headers.get(b"x-request-id", b"").decode("latin-1")
+        base = call.request_id or header or uuid.uuid4().hex
+        response_id = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
+        suffix = "" if chat else "-0"
+        engine_id = f"{response_id}{suffix}-{uuid.uuid4().hex[:8]}"
+        priority = _priority(request, call.priority)
+        content = GeneratedContent(list(call.tokens), self.config.block_size, self.options.seed + call.seed)
+        remote = self._remote(call)
+        spec = EngineRequest(
+            request_id=engine_id,
+            input_tokens=len(call.tokens),
+            max_tokens=call.max_tokens,
+            stop_after=call.stop_after,
+            content=content,
+            arrival_s=self.service.now_s(),
+            priority=priority,
+            pull=remote is not None,
+            hold=self._holds(call),
+        )
+        answer = self._answer(call, content, exchange, response_id, spec)
+        if remote is not None:
+            answer.pull = handoff.PullSession(
+                remote,
+                request_id=engine_id,
+                service=self.service,
+                metrics=self.metrics,
+                profile=self.options.profile,
+                spawn=self._spawn,
+            )
+        self._answers[engine_id] = answer
+        self._prefilling[engine_id] = spec.input_tokens
+        exchange.on_disconnect = partial(self._client_gone, engine_id)
+        answer.begin()
+        self.service.submit(spec, answer)
+
+    def _answer(
+        self, call: Call, content: GeneratedContent, exchange: Exchange, response_id: str, spec: EngineRequest
+    ) -> Answer:
+        common: dict[str, Any] = {
+            "response_id": response_id,
+            "created_s": int(time.time()),
+            "arrival_s": spec.arrival_s,
+            "time_scale": self.options.time_scale,
+            "show_cached": self.options.prompt_tokens_details,
+            "on_end": partial(self._ended, spec.request_id),
+        }
+        answer: Answer
+        if call.stream:
+            interval = self.options.stream_interval
+            answer = StreamedAnswer(call, content, exchange, self.metrics, stream_interval=interval, **common)
+        else:
+            answer = WholeAnswer(call, content, exchange, self.metrics, **common)
+            answer.hand_off_params = self._hand_off
+        return answer
+
+    def _remote(self, call: Call) -> handoff.RemoteKv | None:
+        transfer = self.options.kv_transfer
+        if transfer is None or not transfer.consumes or not handoff.wants_pull(call.kv_transfer_params):
+            return None
+        assert call.kv_transfer_params is not None
+        return handoff.remote_kv(call.kv_transfer_params, len(call.tokens), self.config.block_size)
+
+    def _holds(self, call: Call) -> bool:
+        transfer = self.options.kv_transfer
+        return transfer is not None and transfer.produces and handoff.wants_hold(call.kv_transfer_params)
+
+    def _hand_off(self, event: Finished) -> dict[str, Any] | None:
+        """The handle that D needs to pull this request's KV."""
+        if event.hand_off is None:
+            return None
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(event.hand_off.blocks)],
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": event.request_id,
+            "remote_host": self.remote_host(),
+            "remote_port": self.side_channel_port,
+            "tp_size": self.options.tensor_parallel_size,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": event.hand_off.tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": event.stats.cached_tokens,
+        }
+
+    def _admit(self, input_tokens: int) -> None:
+        """vLLM's admission limits. Raises ApiError (503)."""
+        options, rejections = self.options, self.metrics.rejections
+        limit = options.max_num_queued_reqs
+        if limit is not None and len(self._answers) + 1 > limit:
+            rejections["max_num_queued_reqs"] += 1
+            raise ApiError(_BUSY, None, 503, "ServiceUnavailable")
+        limit = options.max_num_queued_tokens
+        if limit is not None and sum(self._prefilling.values()) >= limit:
+            rejections["max_num_queued_tokens"] += 1
+            raise ApiError(_BACKLOG, None, 503, "ServiceUnavailable")
+
+    def _client_gone(self, engine_id: str) -> None:
+        answer = self._answers.get(engine_id)
+        if answer is not None:
+            answer.by_client = True
+            self.service.abort(engine_id)
+
+    def _ended(self, engine_id: str, _: Answer, event: Finished) -> None:
+        self._answers.pop(engine_id, None)
+        if self._prefilling.pop(engine_id, None) is not None and event.stats.first_token_s is not None:
+            self.metrics.prefill_done(event.stats)
+
+    def _on_event(self, event: EngineEvent) -> None:
+        if isinstance(event, StepEnded):
+            self.metrics.iteration_tokens.observe(event.scheduled_tokens)
+            for request_id in event.tokens:
+                if request_id in self._prefilling:
+                    self._first_token(request_id)
+        if self._observe is not None:
+            self._observe(event)
+
+    def _first_token(self, request_id: str) -> None:
+        stats = self.service.engine.stats(request_id)
+        if stats is not None:
+            del self._prefilling[request_id]
+            self.metrics.prefill_done(stats)
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def _json(self, _: Request, exchange: Exchange, value: object) -> None:
+        exchange.respond(200, json.dumps(value, separators=(",", ":")).encode())
+
+    def _health(self, _: Request, exchange: Exchange) -> None:
+        exchange.respond(503 if self._draining else 200, b"", b"text/plain")
+
+    def _load(self, request: Request, exchange: Exchange) -> None:
+        count = len(self._answers) if self.options.server_load_tracking else 0
+        self._json(request, exchange, {"server_load": count})
+
+    def _metrics(self, _: Request, exchange: Exchange) -> None:
+        self.service.pump()
+        exchange.respond(200, self.metrics.render(self.service.engine), _PROMETHEUS_TEXT)
+
+    def _models(self, request: Request, exchange: Exchange) -> None:
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": int(self._started_s),
+                "owned_by": "vllm",
+                "root": model_root(self.options.model),
+                "parent": None,
+                "max_model_len": self.config.max_model_len,
+            }
+            for name in self.options.names
+        ]
+        self._json(request, exchange, {"object": "list", "data": models})
+
+    def _tokenize(self, request: Request, exchange: Exchange) -> None:
+        body = parse_json(request.body)
+        check_model(body, self.options.names)
+        prompt = body.get("prompt")
+        if prompt is not None and not isinstance(prompt, str):
+            raise ApiError("prompt: must be a string.", "prompt")
+        if prompt is None and "messages" not in body:
+            raise ApiError("prompt: send a prompt or messages.", "prompt")
+        tokens = tokenize(prompt if prompt is not None else chat_text(body))
+        strings = [detokenize([token]) for token in tokens] if body.get("return_token_strs") is True else None
+        answer = {"count": len(tokens), "max_model_len": self.config.max_model_len, "tokens": tokens}
+        self._json(request, exchange, {**answer, "token_strs": strings})
+
+    def _detokenize(self, request: Request, exchange: Exchange) -> None:
+        body = parse_json(request.body)
+        check_model(body, self.options.names)
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list):
+            raise ApiError("tokens: must be a list of token ids.", "tokens")
+        self._json(request, exchange, {"prompt": detokenize(check_ids(tokens, "tokens")) if tokens else ""})
+
+
+def _priority(request: Request, asked: int) -> int:
+    """The header wins over the body, as in vLLM."""
+    header = request.headers.get(b"x-vllm-priority")
+    if header is None:
+        return asked
+    try:
+        return int(header)
+    except ValueError:
+        raise ApiError("X-Vllm-Priority: must be a whole number.", "priority") from None
+
+
+async def serve(options: ServerOptions, announce: Callable[[EngineSimServer], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends without waiting. Raises OSError where a port is taken."""
+    server = EngineSimServer(options)
+    await server.start()
+    if announce is not None:
+        announce(server)
+    loop, asked, again = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (again if asked.is_set() else asked).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await asked.wait()
+    stopping = asyncio.ensure_future(server.stop())
+    impatient = asyncio.ensure_future(again.wait())
+    await asyncio.wait([stopping, impatient], return_when=asyncio.FIRST_COMPLETED)
+    for task in (stopping, impatient):
+        task.cancel()
+    await asyncio.gather(stopping, impatient, return_exceptions=True)
