@@ -48,7 +48,7 @@ KUBELET_SETTINGS = {
 }
 
 
-def network(spec: ClusterSpec) -> list[list[str]]:
+def network(spec: ClusterSpec, paths: ClusterPaths) -> list[list[str]]:
     """Set up the namespace: a bridge without ports has the nodes' addresses (not every kernel has `dummy` links)."""
     ip = find_program("ip")
     addresses = [API_ADDRESS, DNS_ADDRESS, *(node.address for node in spec.nodes)]
@@ -59,6 +59,7 @@ def network(spec: ClusterSpec) -> list[list[str]]:
         *([ip, "address", "add", f"{address}/{NODE_PREFIX_BITS}", "dev", _BRIDGE] for address in addresses),
         # Service addresses need a route before NAT rewrites them. Nothing is attached to the bridge: nothing leaves.
         [ip, "route", "add", "default", "dev", _BRIDGE],
+        [find_program("nft"), "-f", str(paths.root / "hairpin.nft")],
         [find_program("sysctl"), "-q", "-w", "net.ipv4.ip_forward=1"],  # of this namespace only
     ]
 

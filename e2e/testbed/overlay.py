@@ -11,7 +11,7 @@ _PROBE = ("--mount", "--propagation", "private", "sh", "-c", 'mount -t overlay o
 
 
 def supports_overlay(folder: Path) -> bool:
-    """True when an overlay mount works below `folder`; on top of another overlay, as in most containers, it does not."""
+    """True when an overlay mount works below `folder`: not so on top of another overlay, as in most containers."""
     parts = [folder / f"overlay-{part}" for part in ("lower", "upper", "work", "merged")]
     for part in parts:
         part.mkdir(exist_ok=True)

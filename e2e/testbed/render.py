@@ -1,6 +1,7 @@
 """Configuration files of the components, as text: pure functions of the cluster's description."""
 
 import base64
+import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -115,6 +116,26 @@ def proxy(paths: ClusterPaths, node: NodeSpec) -> str:
     )
 
 
+def hairpin(spec: ClusterSpec) -> str:
+    """nftables rules for a pod that reaches itself through a Service: its answer must come back by the node.
+
+    kube-proxy has such rules for the pods of its own node only, and here one proxy serves all nodes.
+    """
+    pods = [str(address) for node in spec.nodes for address in ipaddress.ip_network(node.pod_subnet).hosts()]
+    pairs = ", ".join(f"{pod} . {pod}" for pod in pods)
+    return f"""table ip testbed {{
+ set same-pod {{
+  type ipv4_addr . ipv4_addr
+  elements = {{ {pairs} }}
+ }}
+ chain postrouting {{
+  type nat hook postrouting priority srcnat - 5; policy accept;
+  ct status dnat ip saddr . ip daddr @same-pod masquerade
+ }}
+}}
+"""
+
+
 def corefile(paths: ClusterPaths) -> str:
     """CoreDNS configuration: the cluster's names and nothing else, as there is no way out."""
     return f"""{CLUSTER_DOMAIN}:53 in-addr.arpa:53 {{
@@ -175,6 +196,7 @@ def write_all(spec: ClusterSpec, paths: ClusterPaths) -> None:
     users: Sequence[Identity] = (CONTROLLER_MANAGER, SCHEDULER, PROXY, COREDNS)
     for identity in (*users, *(kubelet_identity(node.name) for node in spec.nodes)):
         _write_kubeconfig(spec, paths, identity, paths.user_kubeconfig(identity.file))
+    _write(paths.root / "hairpin.nft", hairpin(spec))
     _write(paths.root / "Corefile", corefile(paths))
     _write(paths.root / "proxy.yaml", proxy(paths, spec.nodes[0]))
     for node in spec.nodes:

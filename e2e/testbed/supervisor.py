@@ -119,7 +119,7 @@ class Supervisor:
         self.say("all nodes are Ready")
 
     async def _namespace(self) -> None:
-        for argv in [*commands.supervisor_mounts(), *commands.network(self._spec)]:
+        for argv in [*commands.supervisor_mounts(), *commands.network(self._spec, self._paths)]:
             await self._children.check("namespace", argv)
 
     async def _control_plane(self) -> None:
