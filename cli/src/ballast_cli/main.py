@@ -2,11 +2,12 @@
 
 import typer
 
-from ballast_cli import engine_sim
+from ballast_cli import engine_sim, operator
 
 app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
 
 app.add_typer(engine_sim.app, name="engine-sim")
+app.command()(operator.operator)
 
 
 @app.callback()

@@ -1,0 +1,82 @@
+"""`ballast operator`: run the Kubernetes operator."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class LogLevel(StrEnum):
+    """Least severe level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class PullPolicy(StrEnum):
+    """As in a container."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+def operator(
+    *,
+    gateway_image: Annotated[
+        str,
+        typer.Option(
+            envvar="BALLAST_GATEWAY_IMAGE", help="Image of gateways whose ServingPool names none; has `ballast` inside."
+        ),
+    ],
+    gateway_image_pull_policy: Annotated[
+        PullPolicy | None,
+        typer.Option(envvar="BALLAST_GATEWAY_IMAGE_PULL_POLICY", help="Its pull policy; by default Kubernetes' rule."),
+    ] = None,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(envvar="BALLAST_NAMESPACES", help="Namespace to serve; may be given again. Default: all."),
+    ] = None,
+    resync_s: Annotated[
+        float, typer.Option(min=1.0, help="Seconds between two looks at everything, for what no watch tells.")
+    ] = 60.0,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Objects reconciled at the same time.")] = 4,
+    health_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of /healthz.")] = 8080,
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe level that is logged.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="Text for people, JSON for log stores.")] = LogFormat.TEXT,
+) -> None:
+    """Run the operator: ServingPools become Deployments, Services and a gateway.
+
+    Credentials come from the pod's ServiceAccount, outside of a cluster from KUBECONFIG.
+    """
+    from ballast_operator.cluster import ApiFailure
+    from ballast_operator.run import configure_logs, run
+    from ballast_operator.settings import GatewayDefaults, OperatorSettings
+
+    settings = OperatorSettings(
+        gateway=GatewayDefaults(
+            image=gateway_image,
+            image_pull_policy=gateway_image_pull_policy.value if gateway_image_pull_policy else None,
+        ),
+        namespaces=tuple(namespace or ()),
+        resync_s=resync_s,
+        workers=workers,
+        health_port=health_port,
+    )
+    configure_logs(log_level.value, log_format.value)
+    try:
+        run(settings)
+    except ApiFailure as error:
+        typer.echo(f"ballast operator: {error}", err=True)
+        raise typer.Exit(1) from error

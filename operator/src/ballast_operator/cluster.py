@@ -1,0 +1,165 @@
+"""The API server: the only module that imports the Kubernetes client. Blocking; called in threads.
+
+Paths come from `kinds`, so that no discovery (and no discovery cache on disk) is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import urllib3
+import urllib3.exceptions
+from kubernetes import client, config
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import DynamicApiError
+
+from ballast_operator.kinds import EVENT, Kind, Manifest, kind_of
+
+PAGE = 500
+"""Objects of one page of a list."""
+
+
+class ApiFailure(Exception):
+    """The API server said no, or nothing. `str()` is its message."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        self.status = status
+        """HTTP status; 0 when there was no answer."""
+        self.reason = reason
+        """Kubernetes' reason, such as `NotFound`."""
+        super().__init__(message)
+
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may succeed later, unchanged."""
+        return self.status in (0, 429) or self.status >= 500
+
+
+def load_credentials() -> None:
+    """In a pod those of its ServiceAccount, else KUBECONFIG. Raises `ApiFailure` when there are none."""
+    try:
+        config.load_config()  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        raise ApiFailure(0, "NoCredentials", f"no cluster to talk to: {error}") from error
+
+
+class Cluster:
+    """Reads and writes objects. Safe to use from several threads."""
+
+    def __init__(self, *, timeout_s: float, connections: int) -> None:
+        configuration = client.Configuration.get_default_copy()
+        configuration.connection_pool_maxsize = connections
+        if not configuration.verify_ssl:  # the user's own choice, said once in KUBECONFIG: not once a request
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        self._timeout_s = timeout_s
+        # The stubs know the client, not its dynamic part.
+        make: Any = DynamicClient
+        self._client = make(client.ApiClient(configuration), discoverer=lambda *_: None)
+
+    def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+        """The object, or None if there is none of that name (or not even its kind)."""
+        return self._or_none(lambda: self._request("GET", kind.path(namespace, name)))
+
+    def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
+        """All objects of a kind that match a label selector; of all namespaces without one."""
+        items: list[Manifest] = []
+        token: str | None = None
+        while True:
+            page = self._request(
+                "GET", kind.path(namespace), label_selector=labels or None, limit=PAGE, _continue=token
+            )
+            # Items of a list carry neither: the list says it once.
+            items += [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in page["items"]]
+            token = page["metadata"].get("continue")
+            if not token:
+                return tuple(items)
+
+    def kinds_of(self, api_version: str) -> frozenset[str]:
+        """Plural names of the kinds that the API server has at a group and version; empty if it does not know it."""
+        found = self._or_none(lambda: self._request("GET", f"/apis/{api_version}"))
+        return frozenset(item["name"] for item in found["resources"]) if found else frozenset()
+
+    def apply(self, manifest: Manifest, manager: str) -> Manifest:
+        """Server-side apply; takes over fields that others own, creates what does not exist."""
+        metadata = manifest["metadata"]
+        path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
+        return self._apply(path, manifest, manager)
+
+    def apply_status(self, kind: Kind, of: Manifest, status: Manifest, manager: str) -> Manifest:
+        """Server-side apply of the status. The uid makes sure that it is still the same object."""
+        metadata = {key: of["metadata"][key] for key in ("name", "namespace", "uid") if key in of["metadata"]}
+        body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "status": status}
+        return self._apply(kind.path(metadata.get("namespace"), metadata["name"], "status"), body, manager)
+
+    def delete(self, manifest: Manifest) -> None:
+        """Delete this very object (by uid), its own children after it. Gone already is fine."""
+        metadata = manifest["metadata"]
+        body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+        path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
+        self._or_none(lambda: self._request("DELETE", path, body=body))
+
+    def create_event(self, event: Manifest) -> None:
+        """Post an event."""
+        self._request("POST", EVENT.path(event["metadata"]["namespace"]), body=event)
+
+    def _apply(self, path: str, body: Manifest, manager: str) -> Manifest:
+        return self._request(
+            "PATCH",
+            path,
+            body=body,
+            content_type="application/apply-patch+yaml",
+            field_manager=manager,
+            force_conflicts=True,
+        )
+
+    def _or_none(self, request: Callable[[], Manifest]) -> Manifest | None:
+        try:
+            return request()
+        except ApiFailure as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _request(self, method: str, path: str, *, body: Manifest | None = None, **options: Any) -> Manifest:
+        try:
+            response = self._client.request(
+                method, path, body=body, serialize=False, _request_timeout=self._timeout_s, query_params=[], **options
+            )
+            answer: Manifest = json.loads(response.data)
+        except DynamicApiError as error:
+            raise _failure(error) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiFailure(0, "Unreachable", f"{method} {path}: {error}") from error
+        return answer
+
+
+class Catalogue:
+    """Which optional kinds the cluster has; asked again after `keep_s` seconds of `clock`."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float], *, keep_s: float) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._keep_s = keep_s
+        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+
+    def available(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
+        """Those of `kinds` that the cluster has."""
+        return frozenset(kind for kind in kinds if kind.plural in self._plurals(kind.api_version))
+
+    def _plurals(self, api_version: str) -> frozenset[str]:
+        asked_at, plurals = self._known.get(api_version, (float("-inf"), frozenset()))
+        now = self._clock()
+        if now - asked_at >= self._keep_s:
+            plurals = self._cluster.kinds_of(api_version)
+            self._known[api_version] = (now, plurals)
+        return plurals
+
+
+def _failure(error: DynamicApiError) -> ApiFailure:
+    try:
+        status = json.loads(error.body or "")
+        return ApiFailure(int(error.status), str(status.get("reason", "")), str(status.get("message", "")))
+    except (TypeError, ValueError, AttributeError):
+        return ApiFailure(int(error.status or 0), str(error.reason), f"HTTP {error.status} {error.reason}")

@@ -1,0 +1,120 @@
+"""Reading the cluster: everything that a plan for one ServingPool needs, into one `Input`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from ballast_api import names
+from ballast_api.errors import InvalidInput
+from ballast_api.serving_pool import ParentRef
+from ballast_operator.kinds import (
+    BUILT_IN_CHILDREN,
+    DEPLOYMENT,
+    GATEWAY,
+    HARDWARE_PROFILE,
+    OBJECTIVE,
+    OPTIONAL_CHILDREN,
+    POD,
+    SCHEDULING_POLICY,
+    SERVING_POOL,
+    Kind,
+    Manifest,
+)
+from ballast_operator.observed import Input
+from ballast_operator.references import named_objects, parse_pool
+from ballast_operator.settings import GatewayDefaults
+
+
+class Reader(Protocol):
+    """What gathering asks of the API server."""
+
+    def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+        """One object, None if there is none."""
+        ...
+
+    def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
+        """Objects of one kind."""
+        ...
+
+
+class OptionalKinds(Protocol):
+    """What gathering asks about installed APIs."""
+
+    def available(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
+        """Those of `kinds` that the cluster has."""
+        ...
+
+
+def gather(
+    reader: Reader, optional: OptionalKinds, namespace: str, name: str, *, now: str, defaults: GatewayDefaults
+) -> Input | None:
+    """Everything about one ServingPool, or None if there is none of that name. Raises what `reader` raises."""
+    pool = reader.get(SERVING_POOL, namespace, name)
+    if pool is None:
+        return None
+    named = named_objects(pool)
+    available = optional.available((*OPTIONAL_CHILDREN, GATEWAY))
+    children = _children(reader, pool, available)
+    return Input(
+        pool=pool,
+        now=now,
+        gateway_defaults=defaults,
+        policy=_named(reader, SCHEDULING_POLICY, namespace, named),
+        objective=_named(reader, OBJECTIVE, namespace, named),
+        profiles={
+            profile: found
+            for kind, profile in sorted(named, key=lambda item: item[1])
+            if kind is HARDWARE_PROFILE and (found := reader.get(kind, None, profile)) is not None
+        },
+        children=children,
+        pods=() if _all_ready(children) else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
+        optional_kinds=available,
+        missing_parents=_missing_parents(reader, pool, available),
+    )
+
+
+def is_child(manifest: Manifest, pool: Manifest) -> bool:
+    """Whether `pool` (by uid) is the controller of an object."""
+    return any(
+        reference.get("controller") and reference["uid"] == pool["metadata"]["uid"]
+        for reference in manifest["metadata"].get("ownerReferences") or ()
+    )
+
+
+def _children(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tuple[Manifest, ...]:
+    labels = f"{names.LABEL_SERVING_POOL}={pool['metadata']['name']},{names.APP_MANAGED_BY}={names.MANAGER}"
+    kinds = [*BUILT_IN_CHILDREN, *(kind for kind in OPTIONAL_CHILDREN if kind in available)]
+    found = (item for kind in kinds for item in reader.list(kind, pool["metadata"]["namespace"], labels=labels))
+    return tuple(item for item in found if is_child(item, pool))
+
+
+def _named(reader: Reader, kind: Kind, namespace: str, named: Iterable[tuple[Kind, str]]) -> Manifest | None:
+    name = next((name for named_kind, name in named if named_kind is kind), None)
+    return reader.get(kind, namespace, name) if name is not None else None
+
+
+def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tuple[ParentRef, ...]:
+    if GATEWAY not in available:
+        return ()  # no HTTPRoute either: the plan says so
+    try:
+        parents = parse_pool(pool).spec.gateway.parent_refs
+    except InvalidInput:
+        return ()
+    namespace = pool["metadata"]["namespace"]
+    return tuple(
+        parent
+        for parent in parents
+        if (parent.group, parent.kind) == (GATEWAY.api_version.partition("/")[0], GATEWAY.kind)
+        and reader.get(GATEWAY, parent.namespace or namespace, parent.name) is None
+    )
+
+
+def _all_ready(children: Iterable[Manifest]) -> bool:
+    deployments = [child for child in children if child["kind"] == DEPLOYMENT.kind]
+    return bool(deployments) and all(_ready(deployment) for deployment in deployments)
+
+
+def _ready(deployment: Manifest) -> bool:
+    wanted, status = deployment["spec"].get("replicas", 1), deployment.get("status") or {}
+    return bool(wanted == status.get("readyReplicas", 0) == status.get("updatedReplicas", 0))

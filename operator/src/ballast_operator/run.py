@@ -1,0 +1,53 @@
+"""The operator's process: credentials, kopf, logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Literal
+
+import kopf
+
+from ballast_operator.cluster import Catalogue, Cluster, load_credentials
+from ballast_operator.handlers import Controller, kopf_settings, registry_for
+from ballast_operator.reconcile import Reconciler
+from ballast_operator.settings import OperatorSettings
+
+LogFormat = Literal["text", "json"]
+
+
+def run(settings: OperatorSettings) -> None:
+    """Run until SIGTERM or SIGINT. Raises `ApiFailure` when there are no credentials."""
+    load_credentials()
+
+    def make_controller() -> Controller:
+        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers)
+        catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
+        return Controller(Reconciler(cluster, catalogue, settings, _now), settings)
+
+    asyncio.run(
+        kopf.operator(
+            registry=registry_for(make_controller),
+            settings=kopf_settings(settings),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+            liveness_endpoint=f"http://0.0.0.0:{settings.health_port}/healthz",
+        )
+    )
+
+
+def configure_logs(level: str, log_format: LogFormat) -> None:
+    """One line per event on stderr. kopf's own chatter about watching is kept for `debug`."""
+    debug = level == "debug"
+    kopf.configure(debug=debug, log_format=kopf.LogFormat.JSON if log_format == "json" else kopf.LogFormat.FULL)
+    logging.getLogger().setLevel(level.upper())
+    if not debug:
+        for name in ("kopf.objects", "asyncio", "aiohttp.access", "urllib3"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

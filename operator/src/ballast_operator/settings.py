@@ -1,0 +1,33 @@
+"""What the operator's administrator sets, as opposed to what users ask for in resources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayDefaults:
+    """Gateway pods of ServingPools that do not say otherwise."""
+
+    image: str
+    """Image with the `ballast` command; the operator's own by default."""
+    image_pull_policy: str | None = None
+    """As in a container; None leaves it to Kubernetes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings:
+    """Settings of one operator process."""
+
+    gateway: GatewayDefaults
+    """Defaults of gateway pods."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces that are served; empty serves all."""
+    resync_s: float = 60.0
+    """Seconds between two looks at every resource, for what no watch tells: CRDs and Gateways that appear."""
+    workers: int = 4
+    """Resources that are reconciled at the same time."""
+    health_port: int = field(default=8080)
+    """Port of /healthz."""
+    request_timeout_s: float = 30.0
+    """Seconds until a request to the API server counts as failed."""

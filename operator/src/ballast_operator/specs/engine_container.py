@@ -1,0 +1,121 @@
+"""The container `engine`: vLLM's command line and environment (vLLM 0.32; engine-sim takes the same)."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from ballast_api import names
+from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
+from ballast_operator.kinds import Manifest
+from ballast_operator.specs.security import container_security
+
+PRE_STOP_S: Final = 5
+"""Seconds in which the gateway learns that the pod ends, before the engine does: a watch event needs far less."""
+SHUTDOWN_TIMEOUT_S: Final = 300
+"""Seconds that running requests get after SIGTERM (vLLM's --shutdown-timeout; its default 0 aborts them)."""
+GRACE_PERIOD_S: Final = PRE_STOP_S + SHUTDOWN_TIMEOUT_S + 15
+START_UP_S: Final = 3600
+"""Seconds to load a model, downloads included."""
+NIXL_PORT: Final = 5600
+"""vLLM's default VLLM_NIXL_SIDE_CHANNEL_PORT: decode engines fetch the KV layout there."""
+HOME: Final = "/home/engine"
+
+_KV_ROLES: Final = {"Prefill": "kv_producer", "Decode": "kv_consumer", "Flexible": "kv_both"}
+
+
+def gpus_of(pool: PoolSpec, profile: HardwareProfileSpec) -> int:
+    """GPUs of one node that one engine uses."""
+    return pool.tensor_parallel_size or profile.gpus
+
+
+def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> Manifest:
+    """The container before the user's overlay."""
+    engine = spec.engine
+    container: Manifest = {
+        "name": names.ENGINE_CONTAINER,
+        "image": engine.image,
+        "command": list(engine.command),
+        "args": arguments(spec, pool, profile),
+        "env": environment(pool, profile),
+        "ports": [
+            {"name": "http", "containerPort": engine.port, "protocol": "TCP"},
+            {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
+        ],
+        "resources": {"limits": {profile.resource_name: str(gpus_of(pool, profile))}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
+        "securityContext": container_security(read_only=False),
+        "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
+        **_probes(),
+    }
+    if engine.image_pull_policy is not None:
+        container["imagePullPolicy"] = engine.image_pull_policy
+    return container
+
+
+def volumes() -> list[Manifest]:
+    """Writable places: caches below the home, and shared memory between tensor-parallel workers."""
+    return [{"name": "home", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+
+
+def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> list[str]:
+    """`serve MODEL ...`, the user's own arguments last: the last one wins in vLLM."""
+    model = spec.model
+    result = [
+        *("serve", model.name),
+        *("--host", "0.0.0.0"),
+        *("--port", str(spec.engine.port)),
+        *("--served-model-name", *model.all_served_names()),
+        *("--tensor-parallel-size", str(gpus_of(pool, profile))),
+        *("--kv-transfer-config", kv_transfer_config(spec, pool)),
+        *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
+    ]
+    if model.max_model_len is not None:
+        result += ["--max-model-len", str(model.max_model_len)]
+    return [*result, *spec.engine.args]
+
+
+def kv_transfer_config(spec: ServingPoolSpec, pool: PoolSpec) -> str:
+    """vLLM's --kv-transfer-config. The user's keys win, `kv_role` included."""
+    connector = spec.engine.kv_connector
+    config = {"kv_connector": connector.type, "kv_role": _KV_ROLES[pool.role], **connector.config}
+    return json.dumps(config, separators=(",", ":"))
+
+
+def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:
+    """Who and where the engine is. POD_IP stands before the variable that uses it."""
+    role = names.core_role(pool.role)
+    return [
+        _from_field("POD_NAME", "metadata.name"),
+        _from_field("POD_NAMESPACE", "metadata.namespace"),
+        _from_field("POD_IP", "status.podIP"),
+        _from_field("NODE_NAME", "spec.nodeName"),
+        {"name": "BALLAST_POOL", "value": pool.name},
+        {"name": "BALLAST_ROLE", "value": role.value},
+        {"name": names.ENV_PROFILE, "value": json.dumps(profile.engine_profile().dump(), separators=(",", ":"))},
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"},
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
+        # A user without an entry in /etc/passwd has neither home nor name; Triton's and Torch's caches need both.
+        {"name": "HOME", "value": HOME},
+        {"name": "USER", "value": "engine"},
+    ]
+
+
+def _from_field(name: str, path: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _probes() -> Manifest:
+    check = {"httpGet": {"path": "/health", "port": "http"}}
+    every_s = 2
+    return {
+        "startupProbe": {
+            **check,
+            "periodSeconds": every_s,
+            "timeoutSeconds": 2,
+            "failureThreshold": START_UP_S // every_s,
+        },
+        "readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 3, "failureThreshold": 3},
+        "livenessProbe": {**check, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+    }

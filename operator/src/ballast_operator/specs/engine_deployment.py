@@ -1,0 +1,88 @@
+"""The Deployment of one pool."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ballast_api import names
+from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_api.pod_template import PodTemplateOverlay
+from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
+from ballast_operator.kinds import DEPLOYMENT, Manifest
+from ballast_operator.specs.engine_container import GRACE_PERIOD_S, START_UP_S, engine_container, volumes
+from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
+from ballast_operator.specs.overlay import overlaid
+from ballast_operator.specs.security import pod_security
+
+REVISION_HISTORY: Final = 3
+
+
+def engine_deployment(
+    owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec, replicas: int
+) -> Manifest:
+    """Deployment of `pool` with `replicas` engines."""
+    match = names.engine_match_labels(owner.name, pool.name)
+    labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
+    deployment = child(
+        DEPLOYMENT,
+        owner,
+        names.pool_object_name(owner.name, pool.name),
+        "engine",
+        spec={
+            "replicas": replicas,
+            "revisionHistoryLimit": REVISION_HISTORY,
+            "progressDeadlineSeconds": START_UP_S,
+            "selector": {"matchLabels": match},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {
+                    "maxSurge": spec.rollout.max_surge,
+                    "maxUnavailable": spec.rollout.max_unavailable,
+                },
+            },
+            "template": _template(owner, spec, pool, profile),
+        },
+    )
+    return with_labels(deployment, labels)
+
+
+def _template(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> Manifest:
+    pod: Manifest = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_PERIOD_S,
+        "securityContext": pod_security(),
+        "topologySpreadConstraints": [spread(names.engine_match_labels(owner.name, pool.name))],
+        "containers": [engine_container(spec, pool, profile)],
+        "volumes": volumes(),
+    }
+    if profile.node_selector:
+        pod["nodeSelector"] = dict(profile.node_selector)
+    labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
+    template = {"metadata": {"labels": labels, "annotations": {names.ANNOTATION_HARDWARE: pool.hardware}}, "spec": pod}
+    return with_revision(with_overlay(template, pool.template))
+
+
+def with_overlay(template: Manifest, overlay: PodTemplateOverlay | None) -> Manifest:
+    """The template with the user's overlay, where there is one."""
+    if overlay is None:
+        return template
+    return overlaid(template, overlay.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def with_revision(template: Manifest) -> Manifest:
+    """The template, annotated with a hash of itself."""
+    metadata = template["metadata"]
+    annotations = {**metadata["annotations"], names.ANNOTATION_REVISION: content_hash(template)}
+    return {**template, "metadata": {**metadata, "annotations": annotations}}
+
+
+def spread(match: dict[str, str]) -> Manifest:
+    """Prefer nodes that have fewest pods of the same kind and revision."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": match},
+        "matchLabelKeys": ["pod-template-hash"],
+    }

@@ -1,0 +1,39 @@
+"""The gateway's settings, rendered into a ConfigMap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ballast_api import names
+from ballast_api.gateway_settings import Discovery, GatewaySettings, KubernetesDiscovery, ServedModel
+from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_api.scheduling_policy import SchedulingPolicySpec
+from ballast_api.serving_pool import ServingPoolSpec
+from ballast_operator.kinds import CONFIG_MAP, Manifest
+from ballast_operator.specs.meta import Owner, child
+
+
+def gateway_settings(
+    owner: Owner, spec: ServingPoolSpec, policy: SchedulingPolicySpec, profiles: Mapping[str, HardwareProfileSpec]
+) -> GatewaySettings:
+    """What the gateway of this ServingPool needs to know."""
+    return GatewaySettings(
+        model=ServedModel(served_names=spec.model.all_served_names()),
+        face=spec.gateway.face,
+        policy=policy,
+        connector=spec.engine.kv_connector.type,
+        discovery=Discovery(
+            kubernetes=KubernetesDiscovery(
+                namespace=owner.namespace,
+                selector=names.endpoint_selector(owner.name),
+                port=spec.engine.port,
+            )
+        ),
+        profiles={name: profiles[name].engine_profile() for name in sorted(profiles)},
+    )
+
+
+def gateway_config_map(owner: Owner, settings: GatewaySettings) -> Manifest:
+    """The ConfigMap with the settings as YAML."""
+    data = {names.GATEWAY_CONFIG_FILE: settings.to_yaml()}
+    return child(CONFIG_MAP, owner, names.gateway_object_name(owner.name), "gateway", data=data)

@@ -1,0 +1,100 @@
+"""The Deployment of the gateway."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ballast_api import names
+from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.serving_pool import GatewaySpec
+from ballast_operator.kinds import DEPLOYMENT, Manifest
+from ballast_operator.settings import GatewayDefaults
+from ballast_operator.specs.engine_deployment import REVISION_HISTORY, spread, with_overlay
+from ballast_operator.specs.meta import Owner, child, content_hash
+from ballast_operator.specs.security import container_security, pod_security
+
+PRE_STOP_S: Final = 5
+"""Seconds in which Services and Envoys learn that the pod ends, before the gateway stops accepting."""
+
+
+def gateway_deployment(
+    owner: Owner, gateway: GatewaySpec, settings: GatewaySettings, defaults: GatewayDefaults
+) -> Manifest:
+    """Deployment of the gateway; a change of its settings rolls it."""
+    name, match = names.gateway_object_name(owner.name), names.gateway_match_labels(owner.name)
+    template: Manifest = {
+        "metadata": {
+            "labels": names.common_labels(owner.name, "gateway"),
+            "annotations": {names.ANNOTATION_CONFIG_HASH: content_hash(settings.dump())},
+        },
+        "spec": {
+            "serviceAccountName": name,
+            "automountServiceAccountToken": True,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": PRE_STOP_S + int(settings.limits.drain_timeout_s) + 10,
+            "securityContext": pod_security(),
+            "topologySpreadConstraints": [spread(match)],
+            "containers": [_container(gateway, defaults)],
+            "volumes": [
+                {"name": "config", "configMap": {"name": name}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+        },
+    }
+    return child(
+        DEPLOYMENT,
+        owner,
+        name,
+        "gateway",
+        spec={
+            "replicas": gateway.replicas,
+            "revisionHistoryLimit": REVISION_HISTORY,
+            "selector": {"matchLabels": match},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": with_overlay(template, gateway.template),
+        },
+    )
+
+
+def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
+    container: Manifest = {
+        "name": names.GATEWAY_CONTAINER,
+        "image": gateway.image or defaults.image,
+        "command": ["ballast"],
+        "args": ["gateway", "--config", f"{names.GATEWAY_CONFIG_DIR}/{names.GATEWAY_CONFIG_FILE}"],
+        "env": [
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        ],
+        "ports": [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in _ports(gateway)],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
+        "securityContext": container_security(read_only=True),
+        "volumeMounts": [
+            {"name": "config", "mountPath": names.GATEWAY_CONFIG_DIR, "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        "startupProbe": _probe("/healthz", period_s=1, failures=60),
+        "readinessProbe": _probe("/readyz", period_s=2, failures=2),
+        "livenessProbe": _probe("/healthz", period_s=10, failures=3),
+    }
+    policy = gateway.image_pull_policy or (defaults.image_pull_policy if gateway.image is None else None)
+    return {**container, "imagePullPolicy": policy} if policy else container
+
+
+def _ports(gateway: GatewaySpec) -> list[tuple[str, int]]:
+    ports = []
+    if gateway.face in ("Proxy", "Both"):
+        ports.append(("http", names.PORT_PROXY))
+    if gateway.face in ("Picker", "Both"):
+        ports += [("ext-proc", names.PORT_EXT_PROC), ("grpc-health", names.PORT_GRPC_HEALTH)]
+    return [*ports, ("admin", names.PORT_ADMIN)]
+
+
+def _probe(path: str, *, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": path, "port": "admin"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

@@ -1,0 +1,136 @@
+"""Objects that attach the pool to a Gateway: HTTPRoute, InferencePool, and Envoy Gateway's two policies.
+
+Which of them a ServingPool needs is for `plan.routing` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ballast_api import names
+from ballast_api.serving_pool import ParentRef, ServingPoolSpec
+from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, TRAFFIC_POLICY, Manifest
+from ballast_operator.specs.meta import Owner, child
+from ballast_operator.specs.services import PORT_CLIENTS, engines_service_name
+
+DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
+"""Header in which the picker names its choice (GIE endpoint-picker protocol)."""
+METADATA_NAMESPACE: Final = "envoy.lb"
+
+
+def backend_proxy(owner: Owner) -> Manifest:
+    """Route to the gateway itself (proxy face)."""
+    return {"group": "", "kind": "Service", "name": names.gateway_object_name(owner.name), "port": PORT_CLIENTS}
+
+
+def backend_engines(owner: Owner, spec: ServingPoolSpec) -> Manifest:
+    """Route to the engines; Envoy Gateway's policies let the picker choose among them."""
+    return {"group": "", "kind": "Service", "name": engines_service_name(owner.name), "port": spec.engine.port}
+
+
+def backend_inference_pool(owner: Owner) -> Manifest:
+    """Route to the InferencePool; a Gateway that implements GIE asks its picker."""
+    group = INFERENCE_POOL.api_version.partition("/")[0]
+    return {"group": group, "kind": INFERENCE_POOL.kind, "name": inference_pool_name(owner.name)}
+
+
+def http_route(owner: Owner, parents: Iterable[ParentRef], backend: Manifest) -> Manifest:
+    """The OpenAI API, and nothing else that engines serve, at the parents' address."""
+    return child(
+        HTTP_ROUTE,
+        owner,
+        http_route_name(owner.name),
+        "gateway",
+        spec={
+            "parentRefs": [parent.dump() for parent in parents],
+            "rules": [
+                {
+                    "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                    "backendRefs": [backend],
+                    # No limit: an answer streams for as long as it has tokens. Envoy would cut it after 15 s.
+                    "timeouts": {"request": "0s"},
+                }
+            ],
+        },
+    )
+
+
+def inference_pool(owner: Owner, spec: ServingPoolSpec) -> Manifest:
+    """The engines with our picker, for Gateways that implement GIE."""
+    picker = {
+        "group": "",
+        "kind": "Service",
+        "name": names.gateway_object_name(owner.name),
+        "port": {"number": names.PORT_EXT_PROC},
+        "failureMode": "FailClose",
+    }
+    selector = {names.LABEL_SERVING_POOL: owner.name, names.APP_COMPONENT: "engine"}
+    return child(
+        INFERENCE_POOL,
+        owner,
+        inference_pool_name(owner.name),
+        "gateway",
+        spec={
+            "selector": {"matchLabels": selector},
+            "targetPorts": [{"number": spec.engine.port}],
+            "endpointPickerRef": picker,
+        },
+    )
+
+
+def extension_policy(owner: Owner) -> Manifest:
+    """Envoy Gateway: ask the picker over ext_proc for every request of the route."""
+    return child(
+        EXTENSION_POLICY,
+        owner,
+        names.gateway_object_name(owner.name),
+        "gateway",
+        spec={
+            "targetRefs": [_route_target(owner)],
+            "extProc": [
+                {
+                    "backendRefs": [
+                        {
+                            "group": "",
+                            "kind": "Service",
+                            "name": names.gateway_object_name(owner.name),
+                            "port": names.PORT_EXT_PROC,
+                        }
+                    ],
+                    "processingMode": {"request": {"body": "FullDuplexStreamed"}, "response": {}},
+                    "metadata": {"writableNamespaces": [METADATA_NAMESPACE]},
+                }
+            ],
+        },
+    )
+
+
+def traffic_policy(owner: Owner) -> Manifest:
+    """Envoy Gateway: send the request where the picker's header says."""
+    override = {"extractFrom": [{"header": DESTINATION_HEADER}]}
+    return child(
+        TRAFFIC_POLICY,
+        owner,
+        names.gateway_object_name(owner.name),
+        "gateway",
+        spec={
+            "targetRefs": [_route_target(owner)],
+            "loadBalancer": {"type": "RoundRobin", "endpointOverride": override},
+        },
+    )
+
+
+def http_route_name(serving_pool: str) -> str:
+    """Name of the HTTPRoute."""
+    return names.gateway_object_name(serving_pool)
+
+
+def inference_pool_name(serving_pool: str) -> str:
+    """Name of the InferencePool."""
+    return names.gateway_object_name(serving_pool)
+
+
+def _route_target(owner: Owner) -> Manifest:
+    group = HTTP_ROUTE.api_version.partition("/")[0]
+    return {"group": group, "kind": HTTP_ROUTE.kind, "name": http_route_name(owner.name)}
