@@ -6,25 +6,11 @@ same field. `field` is the camelCase path that the error names; None means that 
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from ballast_api.common import API_VERSION
-
-Object = dict[str, Any]
-
-
-class Absent:
-    """The field is removed."""
-
-    def __repr__(self) -> str:
-        return "(absent)"
-
-
-ABSENT: Final = Absent()
+from tests.support.api_objects import ABSENT, Object, edit, full, valid
 
 
 @dataclass(frozen=True)
@@ -49,167 +35,12 @@ class Mutation:
         """The mutated object."""
         result = full(self.kind) if self.full else valid(self.kind)
         for path, value in self.edits.items():
-            _edit(result, path, value)
+            edit(result, path, value)
         return result
 
     @property
     def expected_server_field(self) -> str:
         return self.server_field or self.field or ""
-
-
-def valid(kind: str) -> Object:
-    """A valid object, as short as can be: what is left out is filled in by defaults."""
-    metadata = {"name": "demo"}
-    return _copy({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _SPECS[kind]})
-
-
-def _copy(value: Object) -> Object:
-    """A copy that shares nothing with the table, nor one part with another (deepcopy keeps such sharing)."""
-    result: Object = json.loads(json.dumps(value))
-    return result
-
-
-_SPECS: Mapping[str, Object] = {
-    "ServingPool": {
-        "model": {"name": "Qwen/Qwen3-32B"},
-        "engine": {"image": "vllm/vllm-openai:v0.11.0"},
-        "pools": [
-            {"name": "prefill", "role": "Prefill", "hardware": "a100", "replicas": 2},
-            {"name": "decode", "role": "Decode", "hardware": "h20", "replicas": 4},
-        ],
-    },
-    "SchedulingPolicy": {"prefill": {"type": "least-requests"}, "decode": {"type": "round-robin"}},
-    "ServiceLevelObjective": {"ttftS": 2.0, "tpotS": 0.05, "e2eS": 60.0},
-    "HardwareProfile": {
-        "overheadMs": 1.0,
-        "aMs": 16.0,
-        "dMsPerToken": 0.167,
-        "kMsPerKvToken": 6.55e-5,
-        "sMsPerPair": 8.4e-6,
-        "bMsPerSeq": 0.05,
-        "kvTokens": 280000,
-        "kvBytesPerToken": 262144,
-    },
-}
-
-_OVERLAY: Object = {
-    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
-    "spec": {"containers": [{"name": "engine", "tty": True}], "hostname": "h"},
-}
-
-_FULL_SPECS: Mapping[str, Object] = {
-    "ServingPool": {
-        "model": {"name": "Qwen/Qwen3-32B", "servedNames": ["qwen"], "maxModelLen": 4096},
-        "engine": {
-            "image": "i",
-            "imagePullPolicy": "Always",
-            "command": ["vllm"],
-            "args": ["--x"],
-            "port": 8000,
-            "kvConnector": {"type": "NixlConnector", "config": {"a": 1}},
-        },
-        "pools": [
-            {
-                "name": "one",
-                "role": "Flexible",
-                "hardware": "a100",
-                "replicas": 2,
-                "tensorParallelSize": 2,
-                "nodesPerInstance": 1,
-                "template": _OVERLAY,
-            },
-            {
-                "name": "two",
-                "role": "Flexible",
-                "hardware": "h20",
-                "autoscaling": {"minReplicas": 1, "maxReplicas": 4},
-            },
-        ],
-        "ratio": {"mode": "Off", "minRatio": 0.5, "maxRatio": 2.0},
-        "policyRef": {"name": "p"},
-        "sloRef": {"name": "s"},
-        "gateway": {
-            "replicas": 1,
-            "image": "g",
-            "imagePullPolicy": "Never",
-            "face": "Both",
-            "template": _OVERLAY,
-            "parentRefs": [
-                {
-                    "group": "gateway.networking.k8s.io",
-                    "kind": "Gateway",
-                    "name": "eg",
-                    "namespace": "n",
-                    "sectionName": "http",
-                    "port": 80,
-                }
-            ],
-        },
-        "rollout": {"maxSurge": "25%", "maxUnavailable": 0, "maxSkew": 0.25},
-        "gpuBudget": 100,
-    },
-    "SchedulingPolicy": {"prefill": {"type": "least-requests", "parameters": {}}, "decode": {"type": "round-robin"}},
-    "ServiceLevelObjective": {
-        "ttftS": 2.0,
-        "tpotS": 0.05,
-        "e2eS": 60.0,
-        "attainment": 0.99,
-        "priority": 0,
-        "match": {"model": "m", "headers": [{"name": "x-tier", "value": "gold"}]},
-    },
-    "HardwareProfile": {
-        **_SPECS["HardwareProfile"],
-        "hardware": "A100",
-        "gpus": 2,
-        "blockSize": 16,
-        "maxNumBatchedTokens": 8192,
-        "maxNumSeqs": 256,
-        "linkGbps": 200.0,
-        "linkSetupS": 0.005,
-        "derivation": "measured",
-        "costPerHour": 3.5,
-        "nodeSelector": {"a": "b"},
-        "resourceName": "nvidia.com/gpu",
-    },
-}
-
-
-def full(kind: str) -> Object:
-    """A valid object that sets every field of its spec (of two that exclude each other, one per pool)."""
-    return _copy({**valid(kind), "spec": _FULL_SPECS[kind]})
-
-
-def every_field(kind: str) -> Iterator[str]:
-    """The path of every field and list entry of `full(kind)` below spec, and of its name."""
-    yield "metadata.name"
-    yield "spec"
-    yield from _paths(_FULL_SPECS[kind], "spec")
-
-
-def _paths(value: Any, path: str) -> Iterator[str]:
-    steps: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict):
-        steps = ((f"{path}.{name}", item) for name, item in value.items())
-    elif isinstance(value, list):
-        steps = ((f"{path}[{index}]", item) for index, item in enumerate(value))
-    for below, item in steps:
-        yield below
-        yield from _paths(item, below)
-
-
-_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
-
-
-def _edit(target: Any, path: str, value: Any) -> None:
-    steps = [int(index) if index else name for index, name in _STEP.findall(path)]
-    for step in steps[:-1]:
-        target = target[step] if isinstance(step, int) else target.setdefault(step, {})
-    if isinstance(value, Absent):
-        del target[steps[-1]]
-    elif isinstance(target, list) and steps[-1] == len(target):
-        target.append(value)
-    else:
-        target[steps[-1]] = value
 
 
 def _pool(path: str, value: Any, **also: Any) -> dict[str, Any]:
@@ -231,15 +62,15 @@ _MANY_POOLS = [{"name": f"p{i}", "role": "Flexible", "hardware": "a100", "replic
 
 MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("name-too-long", {"metadata.name": "a" * 41}, "metadata.name", "41 characters; 40 are allowed"),
-    _serving_pool("name-with-dot", {"metadata.name": "qwen3.32b"}, "metadata.name", "does not match"),
-    _serving_pool("name-starts-with-digit", {"metadata.name": "3b"}, "metadata.name", "does not match"),
+    _serving_pool("name-with-dot", {"metadata.name": "qwen3.32b"}, "metadata.name", "from a letter to"),
+    _serving_pool("name-starts-with-digit", {"metadata.name": "3b"}, "metadata.name", "from a letter to"),
     _serving_pool("no-spec", {"spec": ABSENT}, "spec", "is missing"),
     _serving_pool("spec-is-a-list", {"spec": []}, "spec", "must be a mapping"),
     _serving_pool("unknown-field", {"spec.polls": []}, "spec.polls", "check the spelling"),
     _serving_pool("no-model", {"spec.model": ABSENT}, "spec.model", "is missing"),
     _serving_pool("no-model-name", {"spec.model.name": ABSENT}, "spec.model.name", "is missing"),
     _serving_pool("model-name-null", {"spec.model.name": None}, "spec.model.name", "must be a text"),
-    _serving_pool("model-name-with-space", {"spec.model.name": "Qwen 3"}, "spec.model.name", "does not match"),
+    _serving_pool("model-name-with-space", {"spec.model.name": "Qwen 3"}, "spec.model.name", "one word without spaces"),
     _serving_pool("model-len-zero", {"spec.model.maxModelLen": 0}, "spec.model.maxModelLen", "must be 1 or more"),
     _serving_pool("served-names-text", {"spec.model.servedNames": "qwen"}, "spec.model.servedNames", "must be a list"),
     _serving_pool("empty-served-name", {"spec.model.servedNames": [""]}, "spec.model.servedNames[0]", "be empty"),
@@ -250,13 +81,13 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     ),
     _serving_pool("port-too-high", {"spec.engine.port": 70000}, "spec.engine.port", "must be 65535 or less"),
     _serving_pool("port-text", {"spec.engine.port": "8000"}, "spec.engine.port", "must be a whole number"),
-    _serving_pool("empty-command", {"spec.engine.command": []}, "spec.engine.command", "1 entries or more"),
+    _serving_pool("empty-command", {"spec.engine.command": []}, "spec.engine.command", "1 or more entries"),
     _serving_pool("args-number", {"spec.engine.args": [1]}, "spec.engine.args[0]", "a text in quotes"),
     _serving_pool(
         "connector", {"spec.engine.kvConnector.type": "nixl"}, "spec.engine.kvConnector.type", "'NixlConnector'"
     ),
     _serving_pool("no-pools", {"spec.pools": ABSENT}, "spec.pools", "is missing"),
-    _serving_pool("empty-pools", {"spec.pools": []}, "spec.pools", "1 entries or more"),
+    _serving_pool("empty-pools", {"spec.pools": []}, "spec.pools", "1 or more entries"),
     _serving_pool("too-many-pools", {"spec.pools": _MANY_POOLS}, "spec.pools", "16 are allowed"),
     _serving_pool(
         "pools-by-name",
@@ -268,11 +99,15 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("pool-without-name", _pool("name", ABSENT), "spec.pools[0].name", "is missing"),
     _serving_pool("pool-name-twice", {"spec.pools[1].name": "prefill"}, "spec.pools[1]", "of an earlier entry"),
     _serving_pool("pool-name-too-long", _pool("name", "p" * 21), "spec.pools[0].name", "20 are allowed"),
-    _serving_pool("pool-name-underscore", _pool("name", "pre_fill"), "spec.pools[0].name", "does not match"),
+    _serving_pool(
+        "pool-name-underscore", _pool("name", "pre_fill"), "spec.pools[0].name", "must be lower-case letters"
+    ),
     _rule("pool-named-gateway", _pool("name", "gateway"), "spec.pools[0].name", "the name gateway is taken"),
     _serving_pool("role-lower-case", _pool("role", "prefill"), "spec.pools[0].role", "'Prefill', 'Decode'"),
     _serving_pool("no-hardware", _pool("hardware", ABSENT), "spec.pools[0].hardware", "is missing"),
-    _serving_pool("hardware-upper-case", _pool("hardware", "A100"), "spec.pools[0].hardware", "does not match"),
+    _serving_pool(
+        "hardware-upper-case", _pool("hardware", "A100"), "spec.pools[0].hardware", "must be lower-case letters"
+    ),
     _rule("no-replicas", _pool("replicas", ABSENT), "spec.pools[0].replicas", "set exactly one of replicas"),
     _rule(
         "replicas-and-autoscaling",
@@ -322,6 +157,7 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
         "a text in quotes",
     ),
     _serving_pool("ratio-mode", {"spec.ratio.mode": "On"}, "spec.ratio.mode", "'Auto', 'Advisory' or 'Off'"),
+    _serving_pool("ratio-mode-off-unquoted", {"spec.ratio.mode": False}, "spec.ratio.mode", "put it in quotes"),
     _serving_pool("ratio-zero", {"spec.ratio.minRatio": 0}, "spec.ratio.minRatio", "must be above 0"),
     _rule(
         "ratio-upside-down",
@@ -439,7 +275,7 @@ OTHER_KINDS: tuple[Mutation, ...] = (
             "slo-header-upper-case",
             {"spec.match": {"headers": [{"name": "X-Tier", "value": "gold"}]}},
             "spec.match.headers[0].name",
-            "does not match",
+            "must be lower-case letters",
         ),
         (
             "slo-header-twice",

@@ -9,7 +9,8 @@ from typing import Any
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import parse_resource
 from ballast_api.resources import KINDS
-from tests.support.api_mutations import ABSENT, MUTATIONS, Mutation, every_field
+from tests.support.api_mutations import MUTATIONS, Mutation
+from tests.support.api_objects import ABSENT, every_field
 
 Post = Callable[[str, dict[str, Any]], tuple[int, dict[str, Any]]]
 """Sends a JSON object to a path of the API server (query included); returns status code and decoded answer."""

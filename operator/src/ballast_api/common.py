@@ -41,6 +41,17 @@ Seq = Annotated[tuple[T, ...], Strict(False)]
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DNS_LABEL_STARTING_WITH_LETTER = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+NO_SPACES = r"^\S+$"
+HEADER_NAME = r"^[a-z0-9-]+$"
+
+PATTERN_SENTENCES: Mapping[str, str] = {
+    DNS_LABEL: "must be lower-case letters, digits and '-', with a letter or digit at both ends",
+    DNS_LABEL_STARTING_WITH_LETTER: "must be lower-case letters, digits and '-', from a letter to a letter or digit",
+    DNS_SUBDOMAIN: "must be lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
+    NO_SPACES: "must be one word without spaces",
+    HEADER_NAME: "must be lower-case letters, digits and '-'",
+}
+"""What a pattern asks for, in words."""
 
 NonEmptyStr = Annotated[str, Field(min_length=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -237,7 +248,9 @@ class Resource(ApiModel):
         if len(name) > limit:
             raise_at("metadata", [("metadata.name", "name", f"has {len(name)} characters; {limit} are allowed", name)])
         if not re.fullmatch(self.name_pattern, name):
-            raise_at("metadata", [("metadata.name", "name", f"{name!r} does not match {self.name_pattern}", name)])
+            raise_at(
+                "metadata", [("metadata.name", "name", f"{PATTERN_SENTENCES[self.name_pattern]}, not {name!r}", name)]
+            )
         return self
 
     @property

@@ -47,22 +47,18 @@ def crd(model: type[Resource]) -> Schema:
 def resource_schema(model: type[Resource]) -> Schema:
     """The schema of the whole object; of metadata a CRD may only restrict the name."""
     schema = structural_schema(model)
-    properties = schema["properties"]
+    required = [name for name in schema.get("required", []) if name != "metadata"]
+    name = {"type": "string", "maxLength": model.max_name_length, "pattern": model.name_pattern}
     return {
         "description": paragraph(model.__doc__ or ""),
         "type": "object",
-        "required": [name for name in schema.get("required", []) if name != "metadata"],
+        **({"required": required} if required else {}),
         "properties": {
             "apiVersion": {"description": "Group and version of the object.", "type": "string"},
             "kind": {"description": "Kind of the object.", "type": "string"},
-            "metadata": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string", "maxLength": model.max_name_length, "pattern": model.name_pattern}
-                },
-            },
-            "spec": properties["spec"],
-            "status": properties["status"],
+            "metadata": {"type": "object", "properties": {"name": name}},
+            "spec": schema["properties"]["spec"],
+            "status": schema["properties"]["status"],
         },
     }
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ballast_api.common import PATTERN_SENTENCES
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -72,8 +74,7 @@ _TEMPLATES: Mapping[str, str] = {
     "less_than": "must be below {lt}, not {shown}",
     "string_too_short": "must not be empty",
     "string_too_long": "has {length} characters; {max_length} are allowed",
-    "string_pattern_mismatch": "{shown} does not match {pattern}",
-    "too_short": "must have {min_length} entries or more, not {actual_length}",
+    "too_short": "must have {min_length} or more entries, not {actual_length}",
     "too_long": "has {actual_length} entries; {max_length} are allowed",
 }
 
@@ -82,6 +83,11 @@ def _sentence(line: Any) -> str:
     kind, value = line["type"], line.get("input")
     if kind in _TYPE_NAMES:
         return f"must be {_TYPE_NAMES[kind]}, not {_shown(value)}"
+    if kind == "string_pattern_mismatch":
+        pattern = line["ctx"]["pattern"]
+        return f"{PATTERN_SENTENCES.get(pattern, f'must match {pattern}')}, not {_shown(value)}"
+    if kind == "literal_error" and isinstance(value, bool):
+        return f"must be {line['ctx']['expected']}; put it in quotes, YAML reads it as {_shown(value)}"
     if kind in _TEMPLATES:
         length = len(value) if isinstance(value, str) else 0
         context = {k: f"{v:g}" if isinstance(v, float) else v for k, v in line.get("ctx", {}).items()}

@@ -6,10 +6,12 @@ The operator renders it into a ConfigMap; by hand it is a YAML file (`ballast ga
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+import re
+from typing import Annotated, ClassVar, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from ballast_api import names
 from ballast_api.common import (
@@ -23,16 +25,23 @@ from ballast_api.common import (
     PositiveInt,
     Rule,
     Seq,
-    raise_at,
 )
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_core.model import Endpoint, EndpointId, Role
 
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
-Address = Annotated[
-    str, Field(min_length=3, max_length=260, pattern=r"^(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]+):[0-9]{1,5}$")
-]
+ADDRESS = r"^(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]+):[0-9]{1,5}$"
+
+
+def _address(value: str) -> str:
+    port = value.rpartition(":")[2]
+    if not re.match(ADDRESS, value) or not 0 < int(port) <= 65535:
+        raise PydanticCustomError("address", "must be host:port, an IPv6 host in brackets, the port from 1 to 65535")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
 """`host:port`; an IPv6 host stands in brackets."""
 
 
@@ -191,12 +200,6 @@ class EndpointEntry(ApiModel):
     """Pool that it belongs to, for metrics."""
     profile: str = ""
     """Key of `profiles` in the settings; empty if unknown."""
-
-    @model_validator(mode="after")
-    def _check_port(self) -> Self:
-        if not 0 < int(self.address.rpartition(":")[2]) <= 65535:
-            raise_at("EndpointEntry", [("address", "port", "the port must be from 1 to 65535", self.address)])
-        return self
 
     def to_core(self) -> Endpoint:
         """The core's value."""

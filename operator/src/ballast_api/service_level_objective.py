@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ballast_api.common import (
     API_VERSION,
+    HEADER_NAME,
     ApiModel,
     KeyedBy,
     NonEmptyStr,
@@ -23,7 +24,7 @@ from ballast_api.conditions import AcceptedStatus
 class HeaderMatch(ApiModel):
     """A request header and the value that it must have."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[a-z0-9-]+$")]
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=HEADER_NAME)]
     """Name of the header, in lower case."""
     value: Annotated[str, Field(max_length=4096)]
     """The exact value."""

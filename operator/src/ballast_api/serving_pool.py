@@ -12,6 +12,7 @@ from ballast_api.common import (
     API_VERSION,
     DNS_LABEL,
     DNS_LABEL_STARTING_WITH_LETTER,
+    NO_SPACES,
     ApiModel,
     DateTime,
     ImagePullPolicy,
@@ -52,13 +53,13 @@ def _int_or_text(value: object) -> object:
 
 
 IntOrPercent = Annotated[int | str, BeforeValidator(_int_or_text), WithJsonSchema({"x-kubernetes-int-or-string": True})]
-ImageName = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^\S+$")]
+ImageName = Annotated[str, Field(min_length=1, max_length=1024, pattern=NO_SPACES)]
 
 
 class ModelSpec(ApiModel):
     """The model that the pool serves."""
 
-    name: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^\S+$")]
+    name: Annotated[str, Field(min_length=1, max_length=512, pattern=NO_SPACES)]
     """Name or path that the engines load, such as `Qwen/Qwen3-32B`."""
     served_names: Annotated[Seq[NonEmptyStr], Field(max_length=16)] = ()
     """Names that clients may use in `model`; by default only `name`."""
@@ -145,7 +146,8 @@ class RatioSpec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = ratio_rules()
 
     mode: Literal["Auto", "Advisory", "Off"] = "Off"
-    """Auto acts, Advisory only says what it would do, Off does neither."""
+    """Auto acts, Advisory only says what it would do, "Off" does neither. Write "Off" in quotes: YAML takes a bare Off
+    for false."""
     min_ratio: PositiveFloat | None = None
     """Prefill instances for each decode instance, at least."""
     max_ratio: PositiveFloat | None = None
