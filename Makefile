@@ -55,6 +55,12 @@ type: $(STAMP) ## mypy --strict over sources and tests
 bench: $(STAMP) ## Benchmarks: decision time of every placement
 	@$(BIN)/python bench/decision_bench.py
 
+generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models
+	@$(BIN)/python -m ballast_api.generate
+
+verify: $(STAMP) ## Show where generated files differ from the models
+	@$(BIN)/python -m ballast_api.generate --check
+
 format: $(STAMP) ## Format and fix what ruff can
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -75,4 +81,4 @@ cluster-down: $(STAMP) ## Stop it and remove all that it left, after a crash too
 	@$(TESTBED) down
 
 .PHONY: testbed-build cluster-up cluster-down
-.PHONY: help setup envoy demo test lint type bench format lock
+.PHONY: help setup envoy demo test lint type bench generate verify format lock
