@@ -64,15 +64,14 @@ def test_every_request_ends_once_with_all_its_tokens(seed: int, policy: str, sha
     assert fleet.open_requests == 0
     assert len(fleet.director.ledger) == 0
     assert all(fleet.director.ledger.requests[stage].sum() == 0 for stage in Stage)
-    for server in fleet._servers.values():
-        server.engine.check_blocks()
+    fleet.world.check_blocks()
 
 
 def test_first_tokens_come_after_prefill_and_pull() -> None:
     """An idle fleet: TTFT is exactly prefill, link, and one step that computes the last prompt token again."""
     fleet = simulate("1P@a100-qwen3-32b,1D@h20-qwen3-32b", [Job(1.0, 1000, 5)])
     (record,) = fleet.records
-    prefill, decode = (machine.profile for machine in fleet.machines)
+    prefill, decode = (machine.profile for machine in fleet.world.machines)
     prefill_s = prefill.step_s(1000, 0, 1000 * 500, 0)
     pull_s = decode.link_setup_s + 1000 * decode.kv_bytes_per_token / (decode.link_gbps * 1e9 / 8)
     assert record.ttft_s == pytest.approx(prefill_s + pull_s + decode.step_s(1, 999, 0, 1), rel=1e-9)

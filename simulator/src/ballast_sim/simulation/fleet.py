@@ -1,13 +1,13 @@
-"""Engines, links, scrapes and one gateway on the kernel's clock.
+"""One gateway in front of a world of engines, on the kernel's clock.
 
 The gateway is the Director with the proxy face's behaviour: prefill leg, hand-off, decode leg; the first token that
-counts is the decode endpoint's. A pull holds the prefill endpoint's blocks until it ends.
+counts is the decode endpoint's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from ballast_core.director import Director, DirectorSettings
@@ -22,27 +22,16 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.model import STAGE_ROLES, Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Stage
-from ballast_sim.engine import (
-    BlockHashes,
-    Engine,
-    EngineConfig,
-    EngineEvent,
-    EngineRequest,
-    Finished,
-    FinishReason,
-    PullStarted,
-    StepEnded,
-    TraceContent,
-    UniqueContent,
-)
+from ballast_core.model import EndpointId, Outcome, Request, RequestId
+from ballast_sim.engine import BlockHashes, EngineRequest, Finished, FinishReason, TraceContent, UniqueContent
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.shapes import Machine
+from ballast_sim.simulation.world import Source, World
 
 PROGRESS_EVERY_TOKENS = 16
 """How often a running request's tokens are reported to the Director."""
 
-_OBSERVE, _ENGINE, _ARRIVE = 0, 1, 2  # order at one time: what is known first, then what runs, then what is new
+_OBSERVE, _ARRIVE = 0, 2  # order at one time: what is known first, then what runs, then what is new
 
 
 class Arrival(Protocol):
@@ -127,65 +116,68 @@ class Record:
         return None if self.last_token_s is None else self.last_token_s - self.arrival_s
 
 
-@dataclass(slots=True)
-class _Server:
-    machine: Machine
-    engine: Engine
-    wakes_at_s: float = float("inf")
+def leg_id(index: int, *, prefill: bool) -> str:
+    """The id under which an engine knows one leg of a request."""
+    return f"{index}{'p' if prefill else 'd'}"
 
 
-@dataclass(slots=True)
-class _Leg:
-    """A request inside an engine: its record, and on which side of a hand-off it is."""
+def engine_request(
+    arrival: Arrival, index: int, *, prefill: bool, pull: bool, block_size: int, now_s: float
+) -> EngineRequest:
+    """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV."""
+    content: BlockHashes = UniqueContent(index)
+    if arrival.hash_ids and arrival.block_size:
+        content = TraceContent(arrival.hash_ids, arrival.block_size, arrival.input_tokens, block_size, index)
+    return EngineRequest(
+        request_id=leg_id(index, prefill=prefill),
+        input_tokens=arrival.input_tokens,
+        max_tokens=1 if prefill else arrival.output_tokens,
+        content=content,
+        arrival_s=now_s,
+        hold=prefill,
+        pull=pull,
+    )
 
-    record: Record
-    prefilling: bool
-    source: EndpointId | None = None
-    """Where a decode leg pulls its KV from."""
 
-
-@dataclass(slots=True)
 class Fleet:
-    """One run: feed it the workload, `run`, read `records`."""
+    """One run: `load` a workload, `run`, read `records`."""
 
-    machines: tuple[Machine, ...]
-    director_settings: DirectorSettings
-    settings: FleetSettings = field(default_factory=FleetSettings)
-    on_effect: Callable[[Effect, float], None] | None = None
-    """Sees every effect with its time: the decision log."""
-    kernel: Kernel = field(default_factory=Kernel)
-    records: list[Record] = field(default_factory=list)
-    decision_s: list[float] = field(default_factory=list)
-    """Wall time of each arrival's decision, where `stopwatch` is given."""
-    stopwatch: Callable[[], float] | None = None
-    open_requests: int = 0
-    director: Director = field(init=False)
-    _servers: dict[EndpointId, _Server] = field(init=False)
-    _legs: dict[str, _Leg] = field(default_factory=dict)
-    _arrivals: list[Arrival] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.director = Director(self.director_settings)
-        self._servers = {
-            machine.endpoint.id: _Server(
-                machine, Engine(EngineConfig.from_profile(machine.profile, pulls_kv=True, external_pulls=True))
-            )
-            for machine in self.machines
-        }
-        for machine in self.machines:
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        director_settings: DirectorSettings,
+        settings: FleetSettings | None = None,
+        *,
+        on_effect: Callable[[Effect, float], None] | None = None,
+        stopwatch: Callable[[], float] | None = None,
+    ) -> None:
+        """`on_effect` sees every effect with its time: the decision log. With a `stopwatch` (such as
+        `time.perf_counter`) the wall time of each arrival's decision is kept in `decision_s`.
+        """
+        self.settings = settings or FleetSettings()
+        self.kernel = Kernel()
+        self.director = Director(director_settings)
+        self.world = World(machines, self.kernel, self)
+        self.records: list[Record] = []
+        self.open_requests = 0
+        self.decision_s: list[float] = []
+        self._on_effect = on_effect
+        self._stopwatch = stopwatch
+        self._arrivals: list[Arrival] = []
+        for machine in machines:
             self._feed(EndpointObserved(machine.endpoint))
         self.kernel.at(self.settings.scrape_interval_s, self._scrape, _OBSERVE)
 
     def load(self, workload: Sequence[Arrival]) -> None:
         """Add a workload's requests. Raises `ValueError` naming a request that no engine could hold."""
-        longest = min(server.engine.config.max_model_len for server in self._servers.values())
+        longest = self.world.max_model_len
         for arrival in workload:
+            index = len(self._arrivals)
             if arrival.input_tokens + arrival.output_tokens > longest:
                 raise ValueError(
-                    f"request {len(self._arrivals)}: {arrival.input_tokens} + {arrival.output_tokens} tokens do not "
-                    f"fit the smallest KV cache of the fleet, {longest} tokens"
+                    f"request {index}: {arrival.input_tokens} + {arrival.output_tokens} tokens do not fit the smallest "
+                    f"KV cache of the fleet, {longest} tokens"
                 )
-            index = len(self._arrivals)
             self._arrivals.append(arrival)
             self.records.append(Record(index, arrival.arrival_s, arrival.input_tokens, arrival.output_tokens))
             self.kernel.at(arrival.arrival_s, lambda index=index: self._arrive(index), _ARRIVE)  # type: ignore[misc]
@@ -195,16 +187,6 @@ class Fleet:
         """Until every request has ended, or the time is over."""
         self.kernel.run(until_s, stop=lambda: self.open_requests == 0)
 
-    def preemptions(self) -> int:
-        """Preemptions of all engines so far."""
-        return sum(server.engine.scheduler.counters.preemptions for server in self._servers.values())
-
-    def prefix_hit_ratio(self) -> float:
-        """Share of the prompt tokens that prefix caches of the prefilling engines held."""
-        queries = sum(server.engine.scheduler.counters.prefix_queries for server in self._servers.values())
-        hits = sum(server.engine.scheduler.counters.prefix_hits for server in self._servers.values())
-        return hits / queries if queries else 0.0
-
     # --- the gateway ----------------------------------------------------------------------------------------------
 
     def _feed(self, event: Event) -> None:
@@ -212,18 +194,23 @@ class Fleet:
 
     def _carry_out_all(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if self.on_effect is not None:
-                self.on_effect(effect, self.kernel.now_s)
+            if self._on_effect is not None:
+                self._on_effect(effect, self.kernel.now_s)
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Dispatch():
-                self._dispatch(effect)
+                record = self._record(effect.request_id)
+                record.decode = effect.decode.id
+                record.prefill = effect.prefill.id if effect.prefill else None
+                self._submit(record, prefill=effect.prefill is not None)
             case Handoff():
-                self._hand_off(effect)
+                record = self._record(effect.request_id)
+                record.decode = effect.decode.id
+                self._submit(record, prefill=False)
             case Reject():
-                self.records[_index(effect.request_id)].rejected = effect.reason
+                self._record(effect.request_id).rejected = effect.reason
                 self.open_requests -= 1
             case WakeAt():
                 self.kernel.at(max(effect.at_s, self.kernel.now_s), lambda: self._feed(TimerFired()))
@@ -234,84 +221,35 @@ class Fleet:
         arrival = self._arrivals[index]
         limit = arrival.output_tokens if self.settings.known_limits else None
         request = Request(RequestId(str(index)), arrival.input_tokens, max_output_tokens=limit)
-        started_s = self.stopwatch() if self.stopwatch else 0.0
+        started_s = self._stopwatch() if self._stopwatch else 0.0
         effects = self.director.on_event(RequestArrived(request), self.kernel.now_s)
-        if self.stopwatch:
-            self.decision_s.append(self.stopwatch() - started_s)
+        if self._stopwatch:
+            self.decision_s.append(self._stopwatch() - started_s)
         self._carry_out_all(effects)
 
-    def _dispatch(self, effect: Dispatch) -> None:
-        record = self.records[_index(effect.request_id)]
-        record.decode = effect.decode.id
-        if effect.prefill is None:
-            self._submit(effect.decode, _Leg(record, prefilling=False))
-        else:
-            record.prefill = effect.prefill.id
-            self._submit(effect.prefill, _Leg(record, prefilling=True))
-
-    def _hand_off(self, effect: Handoff) -> None:
-        record = self.records[_index(effect.request_id)]
-        record.decode = effect.decode.id
-        self._submit(effect.decode, _Leg(record, prefilling=False, source=record.prefill))
-
-    def _submit(self, endpoint: Endpoint, leg: _Leg) -> None:
-        server = self._servers[endpoint.id]
-        arrival = self._arrivals[leg.record.index]
-        name = _leg_name(leg)
-        self._legs[name] = leg
-        request = EngineRequest(
-            request_id=name,
-            input_tokens=arrival.input_tokens,
-            max_tokens=1 if leg.prefilling else arrival.output_tokens,
-            content=self._content(arrival, leg.record.index, server.engine.config.block_size),
-            arrival_s=self.kernel.now_s,
-            hold=leg.prefilling,
-            pull=leg.source is not None,
+    def _submit(self, record: Record, *, prefill: bool) -> None:
+        endpoint_id = record.prefill if prefill else record.decode
+        assert endpoint_id is not None
+        source = None
+        if not prefill and record.prefill is not None:
+            source = Source(record.prefill, leg_id(record.index, prefill=True))
+        request = engine_request(
+            self._arrivals[record.index],
+            record.index,
+            prefill=prefill,
+            pull=source is not None,
+            block_size=self.world.block_size(endpoint_id),
+            now_s=self.kernel.now_s,
         )
-        server.engine.add(request, self.kernel.now_s)
-        self._run_engine(server)
+        self.world.submit(endpoint_id, request, source)
 
-    @staticmethod
-    def _content(arrival: Arrival, index: int, block_size: int) -> BlockHashes:
-        if arrival.hash_ids and arrival.block_size:
-            return TraceContent(arrival.hash_ids, arrival.block_size, arrival.input_tokens, block_size, index)
-        return UniqueContent(index)
+    # --- what the engines report ----------------------------------------------------------------------------------
 
-    # --- the engines ----------------------------------------------------------------------------------------------
-
-    def _run_engine(self, server: _Server) -> None:
-        """Let the engine do what is due, act on what it reports, and wake it for what comes next."""
-        for event in server.engine.advance(self.kernel.now_s):
-            self._engine_event(server, event)
-        self._wake(server)
-
-    def _wake(self, server: _Server) -> None:
-        due_s = server.engine.next_event_s()
-        if due_s < server.wakes_at_s and due_s < float("inf"):
-            due_s = max(due_s, self.kernel.now_s)
-            server.wakes_at_s = due_s
-            self.kernel.at(due_s, lambda: self._woken(server, due_s), _ENGINE)
-
-    def _woken(self, server: _Server, due_s: float) -> None:
-        if server.wakes_at_s == due_s:  # else a nearer wake-up took its place
-            server.wakes_at_s = float("inf")
-            self._run_engine(server)
-
-    def _engine_event(self, server: _Server, event: EngineEvent) -> None:
-        match event:
-            case StepEnded():
-                for name in event.tokens:
-                    self._token(name, event.at_s)
-            case PullStarted():
-                self._pull(server, event)
-            case Finished():
-                self._finished(event)
-
-    def _token(self, name: str, at_s: float) -> None:
-        leg = self._legs.get(name)
-        if leg is None or leg.prefilling:
+    def token(self, request_id: str, at_s: float) -> None:
+        """See `world.Listener`."""
+        if request_id[-1] == "p":
             return
-        record = leg.record
+        record = self.records[int(request_id[:-1])]
         record.generated_tokens += 1
         if record.generated_tokens == 1:
             record.first_token_s = at_s
@@ -319,68 +257,31 @@ class Fleet:
         elif record.generated_tokens % PROGRESS_EVERY_TOKENS == 0:
             self._feed(Progress(RequestId(str(record.index)), record.generated_tokens))
 
-    def _pull(self, server: _Server, event: PullStarted) -> None:
-        leg = self._legs[event.request_id]
-        assert leg.source is not None
-        source, profile = self._servers[leg.source], server.machine.profile
-        gbps = min(profile.link_gbps, source.machine.profile.link_gbps)
-        lasts_s = profile.link_setup_s + event.tokens * profile.kv_bytes_per_token / (gbps * 1e9 / 8)
-
-        def ended() -> None:
-            source.engine.release(f"{leg.record.index}p", self.kernel.now_s)
-            server.engine.pull_ended(event.request_id, self.kernel.now_s)
-            self._run_engine(source)
-            self._run_engine(server)
-
-        self.kernel.at(self.kernel.now_s + lasts_s, ended, _ENGINE)
-
-    def _finished(self, event: Finished) -> None:
-        leg = self._legs.pop(event.request_id)
-        record, request_id = leg.record, RequestId(str(leg.record.index))
+    def finished(self, event: Finished) -> None:
+        """See `world.Listener`."""
+        record = self.records[int(event.request_id[:-1])]
         record.preemptions += event.stats.preemptions
-        if leg.prefilling:
+        if event.request_id[-1] == "p":
             record.cached_tokens = event.stats.cached_tokens
-            record.optimal = self._is_least_loaded(record.decode)
-            self._feed(PrefillDone(request_id))
+            record.optimal = record.decode is not None and self.world.is_least_loaded(record.decode)
+            self._feed(PrefillDone(RequestId(str(record.index))))
             return
-        if leg.source is None:
+        if record.prefill is None:
             record.cached_tokens = event.stats.cached_tokens
         self.open_requests -= 1
         done = event.reason in (FinishReason.LENGTH, FinishReason.STOP)
-        if done:
-            record.last_token_s = event.stats.last_token_s
+        record.last_token_s = event.stats.last_token_s if done else None
         outcome = Outcome.COMPLETED if done else Outcome.FAILED
-        self._feed(RequestEnded(request_id, outcome, record.generated_tokens))
-
-    def _is_least_loaded(self, decode: EndpointId | None) -> bool:
-        used = {
-            name: server.engine.scheduler.pool.usage_ratio * server.machine.profile.kv_tokens
-            for name, server in self._servers.items()
-            if server.machine.endpoint.role in STAGE_ROLES[Stage.DECODE]
-        }
-        return decode is not None and used[decode] <= min(used.values())
+        self._feed(RequestEnded(RequestId(str(record.index)), outcome, record.generated_tokens))
 
     # --- observation ----------------------------------------------------------------------------------------------
 
     def _scrape(self) -> None:
         now_s = self.kernel.now_s
-        for server in self._servers.values():
-            load = server.engine.load()
-            observation = Observation(
-                observed_at_s=now_s,
-                running=load.running,
-                waiting=load.waiting,
-                kv_usage_ratio=load.kv_usage_ratio,
-                preemptions=server.engine.scheduler.counters.preemptions,
-            )
-            event = EndpointObserved(server.machine.endpoint, observation)
+        for machine, observation in self.world.observe():
+            event = EndpointObserved(machine.endpoint, observation)
             self.kernel.at(now_s + self.settings.scrape_delay_s, lambda event=event: self._feed(event), _OBSERVE)  # type: ignore[misc]
         self.kernel.at(now_s + self.settings.scrape_interval_s, self._scrape, _OBSERVE)
 
-
-def _leg_name(leg: _Leg) -> str:
-    return f"{leg.record.index}{'p' if leg.prefilling else 'd'}"
-
-
-def _index(request_id: RequestId) -> int:
-    return int(request_id)
+    def _record(self, request_id: RequestId) -> Record:
+        return self.records[int(request_id)]

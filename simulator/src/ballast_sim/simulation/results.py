@@ -62,9 +62,9 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "goodput_rps": met / span_s if span_s else 0.0,
         "attainment": met / len(records) if records else None,
         "throughput_tok_s": sum(record.generated_tokens for record in records) / span_s if span_s else 0.0,
-        "preemptions": fleet.preemptions(),
+        "preemptions": fleet.world.preemptions(),
         "migrations": 0,
-        "kv_hit_ratio": fleet.prefix_hit_ratio(),
+        "kv_hit_ratio": fleet.world.prefix_hit_ratio(),
         "optimal_assignment_ratio": sum(optimal) / len(optimal) if optimal else None,
         "decision_us": {
             name: float(np.percentile(fleet.decision_s, share)) * 1e6 if fleet.decision_s else None

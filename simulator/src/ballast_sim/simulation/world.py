@@ -1,0 +1,172 @@
+"""The engines of a fleet and the links between them, on a clock that is passed in.
+
+The simulator's kernel is such a clock, and so is an event loop: whoever drives requests through these engines meets
+the same truth. Nothing here knows of gateways or policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Stage
+from ballast_sim.engine import Engine, EngineConfig, EngineEvent, EngineRequest, Finished, PullStarted, StepEnded
+from ballast_sim.simulation.shapes import Machine
+
+ENGINE_PRIORITY = 1
+"""Place of an engine's work among what happens at one time: after what is observed, before what arrives."""
+
+
+class Clock(Protocol):
+    """Tells the time and calls back at a later one."""
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the start."""
+        ...
+
+    def at(self, time_s: float, action: Callable[[], None], priority: int = 0) -> None:
+        """Call `action` at that time."""
+        ...
+
+
+class Listener(Protocol):
+    """Whoever drives requests through the engines."""
+
+    def token(self, request_id: str, at_s: float) -> None:
+        """A request got one more output token."""
+        ...
+
+    def finished(self, event: Finished) -> None:
+        """A request ended in its engine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a decode leg's KV lies: the endpoint, and the id of the leg that computed it there."""
+
+    endpoint_id: EndpointId
+    request_id: str
+
+
+@dataclass(slots=True)
+class _Server:
+    machine: Machine
+    engine: Engine
+    wakes_at_s: float = float("inf")
+
+
+class World:
+    """Engines by endpoint id."""
+
+    def __init__(self, machines: Sequence[Machine], clock: Clock, listener: Listener) -> None:
+        self.machines = tuple(machines)
+        self._clock = clock
+        self._listener = listener
+        self._sources: dict[str, Source] = {}
+        self._servers = {
+            machine.endpoint.id: _Server(
+                machine, Engine(EngineConfig.from_profile(machine.profile, pulls_kv=True, external_pulls=True))
+            )
+            for machine in self.machines
+        }
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output that fit every engine."""
+        return min(server.engine.config.max_model_len for server in self._servers.values())
+
+    def block_size(self, endpoint_id: EndpointId) -> int:
+        """Tokens of one KV block of that engine."""
+        return self._servers[endpoint_id].engine.config.block_size
+
+    def submit(self, endpoint_id: EndpointId, request: EngineRequest, source: Source | None = None) -> None:
+        """Hand a request to an engine; with a source, it pulls its prompt's KV from there."""
+        server = self._servers[endpoint_id]
+        if source is not None:
+            self._sources[request.request_id] = source
+        server.engine.add(request, self._clock.now_s)
+        self._run(server)
+
+    def observe(self) -> list[tuple[Machine, Observation]]:
+        """What a scrape of every engine would say now."""
+        return [
+            (
+                server.machine,
+                Observation(
+                    observed_at_s=self._clock.now_s,
+                    running=(load := server.engine.load()).running,
+                    waiting=load.waiting,
+                    kv_usage_ratio=load.kv_usage_ratio,
+                    preemptions=server.engine.scheduler.counters.preemptions,
+                ),
+            )
+            for server in self._servers.values()
+        ]
+
+    def is_least_loaded(self, decode: EndpointId) -> bool:
+        """Whether no other engine that decodes has fewer KV tokens in use."""
+        used = {
+            name: server.engine.scheduler.pool.usage_ratio * server.machine.profile.kv_tokens
+            for name, server in self._servers.items()
+            if server.machine.endpoint.role in STAGE_ROLES[Stage.DECODE]
+        }
+        return used[decode] <= min(used.values())
+
+    def preemptions(self) -> int:
+        """Preemptions of all engines so far."""
+        return sum(server.engine.scheduler.counters.preemptions for server in self._servers.values())
+
+    def prefix_hit_ratio(self) -> float:
+        """Share of the looked-up prompt tokens that the engines' prefix caches held."""
+        queries = sum(server.engine.scheduler.counters.prefix_queries for server in self._servers.values())
+        hits = sum(server.engine.scheduler.counters.prefix_hits for server in self._servers.values())
+        return hits / queries if queries else 0.0
+
+    def check_blocks(self) -> None:
+        """Raise AssertionError where an engine lost a KV block."""
+        for server in self._servers.values():
+            server.engine.check_blocks()
+
+    def _run(self, server: _Server) -> None:
+        """Let the engine do what is due, tell what it reports, and wake it for what comes next."""
+        for event in server.engine.advance(self._clock.now_s):
+            self._tell(server, event)
+        due_s = server.engine.next_event_s()
+        if due_s < server.wakes_at_s:
+            due_s = max(due_s, self._clock.now_s)
+            server.wakes_at_s = due_s
+            self._clock.at(due_s, lambda: self._woken(server, due_s), ENGINE_PRIORITY)
+
+    def _woken(self, server: _Server, due_s: float) -> None:
+        if server.wakes_at_s == due_s:  # else a nearer wake-up took its place
+            server.wakes_at_s = float("inf")
+            self._run(server)
+
+    def _tell(self, server: _Server, event: EngineEvent) -> None:
+        match event:
+            case StepEnded():
+                for request_id in event.tokens:
+                    self._listener.token(request_id, event.at_s)
+            case PullStarted():
+                self._pull(server, event)
+            case Finished():
+                self._sources.pop(event.request_id, None)
+                self._listener.finished(event)
+
+    def _pull(self, server: _Server, event: PullStarted) -> None:
+        """The link between two engines is as fast as the slower end, and each pull has it for itself."""
+        source = self._sources[event.request_id]
+        origin, profile = self._servers[source.endpoint_id], server.machine.profile
+        gbps = min(profile.link_gbps, origin.machine.profile.link_gbps)
+        lasts_s = profile.link_setup_s + event.tokens * profile.kv_bytes_per_token / (gbps * 1e9 / 8)
+
+        def ended() -> None:
+            origin.engine.release(source.request_id, self._clock.now_s)
+            server.engine.pull_ended(event.request_id, self._clock.now_s)
+            self._run(origin)
+            self._run(server)
+
+        self._clock.at(self._clock.now_s + lasts_s, ended, ENGINE_PRIORITY)
