@@ -1,0 +1,194 @@
+"""One scenario, two drivers: the simulator's heap and the gateway's asyncio driver give the same decision log.
+
+The gateway's side is the real `Driver` with its tickets and tasks, on virtual time, in front of the same world of
+engines; the order in which requests are opened, handed off and ended is asyncio's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ballast_core.director import Director, DirectorSettings
+from ballast_core.effects import Dispatch, Effect, Handoff
+from ballast_core.events import EndpointObserved
+from ballast_core.model import Binding, Outcome, Request, RequestId
+from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_gateway.driver import Driver, Ticket
+from ballast_sim.engine import Finished
+from ballast_sim.simulation.fleet import (
+    PROGRESS_EVERY_TOKENS,
+    Fleet,
+    FleetSettings,
+    engine_request,
+    leg_id,
+)
+from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.world import Source, World
+from tests.support.virtual_loop import run_virtually
+
+SCENARIO = Path(__file__).with_name("scenario.yaml")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    hash_ids: Sequence[int] | None = None
+    block_size: int | None = None
+
+
+def jobs_of(scenario: dict[str, Any]) -> list[Job]:
+    """The scenario's arrivals: Poisson, uniform lengths."""
+    spec = scenario["arrivals"]
+    rng, now_s, jobs = random.Random(spec["seed"]), 0.0, []
+    for _ in range(spec["count"]):
+        now_s += rng.expovariate(spec["rate_rps"])
+        jobs.append(Job(now_s, rng.randint(*spec["input_tokens"]), rng.randint(*spec["output_tokens"])))
+    return jobs
+
+
+def line(effect: Effect, now_s: float) -> str | None:
+    """A decision as the logs are compared: microseconds, what, for whom, where."""
+    match effect:
+        case Dispatch():
+            prefill = effect.prefill.id if effect.prefill else "-"
+            return f"{now_s:.6f} dispatch {effect.request_id} {prefill} {effect.decode.id}"
+        case Handoff():
+            return f"{now_s:.6f} handoff {effect.request_id} {effect.decode.id}"
+        case _:
+            return None
+
+
+class LoopClock:
+    """The event loop as a `world.Clock`."""
+
+    @property
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def at(self, time_s: float, action: Callable[[], None], priority: int = 0) -> None:
+        asyncio.get_running_loop().call_at(time_s, action)
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """The proxy face's behaviour as asyncio tasks, with engines in place of sockets."""
+
+    scenario: dict[str, Any]
+    settings: DirectorSettings
+    log: list[str] = field(default_factory=list)
+    driver: Driver = field(init=False)
+    world: World = field(init=False)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    generated: dict[int, int] = field(default_factory=dict)
+    ended: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    async def run(self) -> list[str]:
+        """Serve the scenario; returns the decision log."""
+        self.driver = Driver(Director(self.settings), listeners=(self._note,))
+        machines = parse_shape(self.scenario["shape"])
+        self.world = World(machines, LoopClock(), self)
+        for machine in machines:
+            self.driver.feed(EndpointObserved(machine.endpoint))
+        scraper = asyncio.create_task(self._scrape())
+        async with asyncio.TaskGroup() as group:
+            for index, job in enumerate(jobs_of(self.scenario)):
+                group.create_task(self._serve(index, job))
+        scraper.cancel()
+        self.driver.close()
+        return self.log
+
+    async def _serve(self, index: int, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(job.arrival_s - loop.time())
+        request = Request(RequestId(str(index)), job.input_tokens, max_output_tokens=job.output_tokens)
+        with self.driver.open(request) as ticket:
+            self.tickets[index] = ticket
+            dispatch = await ticket.dispatched()
+            decode, source = dispatch.decode, None
+            if dispatch.prefill is not None:
+                await self._leg(index, job, dispatch.prefill.id, prefill=True)
+                source = Source(dispatch.prefill.id, leg_id(index, prefill=True))
+                decode = ticket.prefill_done().decode
+            await self._leg(index, job, decode.id, prefill=False, source=source)
+            ticket.end(Outcome.COMPLETED, job.output_tokens)
+
+    async def _leg(self, index: int, job: Job, endpoint: Any, *, prefill: bool, source: Source | None = None) -> None:
+        ended = self.ended[leg_id(index, prefill=prefill)] = asyncio.Event()
+        request = engine_request(
+            job,
+            index,
+            prefill=prefill,
+            pull=source is not None,
+            block_size=self.world.block_size(endpoint),
+            now_s=asyncio.get_running_loop().time(),
+        )
+        self.world.submit(endpoint, request, source)
+        await ended.wait()
+
+    def token(self, request_id: str, at_s: float) -> None:
+        if request_id[-1] == "p":
+            return
+        index = int(request_id[:-1])
+        count = self.generated[index] = self.generated.get(index, 0) + 1
+        if count == 1:
+            self.tickets[index].first_token()
+        elif count % PROGRESS_EVERY_TOKENS == 0:
+            self.tickets[index].progress(count)
+
+    def finished(self, event: Finished) -> None:
+        self.ended[event.request_id].set()
+
+    async def _scrape(self) -> None:
+        spec, loop = self.scenario["scrape"], asyncio.get_running_loop()
+        for round_number in range(1, 10**6):
+            await asyncio.sleep(round_number * spec["interval_s"] - loop.time())
+            seen = self.world.observe()
+            loop.call_later(spec["delay_s"], self._observed, seen)
+
+    def _observed(self, seen: Sequence[Any]) -> None:
+        for machine, observation in seen:
+            self.driver.feed(EndpointObserved(machine.endpoint, observation))
+
+    def _note(self, effect: Effect, now_s: float) -> None:
+        text = line(effect, now_s)
+        if text is not None:
+            self.log.append(text)
+
+
+def simulated(scenario: dict[str, Any], settings: DirectorSettings) -> list[str]:
+    """The decision log of the simulator."""
+    log: list[str] = []
+
+    def note(effect: Effect, now_s: float) -> None:
+        text = line(effect, now_s)
+        if text is not None:
+            log.append(text)
+
+    spec = scenario["scrape"]
+    around = FleetSettings(scrape_interval_s=spec["interval_s"], scrape_delay_s=spec["delay_s"])
+    fleet = Fleet(parse_shape(scenario["shape"]), settings, around, on_effect=note)
+    fleet.load(jobs_of(scenario))
+    fleet.run()
+    return log
+
+
+@pytest.mark.parametrize("binding", list(Binding))
+@pytest.mark.parametrize("policy", sorted(PLACEMENTS))
+def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> None:
+    """Every dispatch and hand-off: the same request, endpoints and microsecond."""
+    scenario = yaml.safe_load(SCENARIO.read_text())
+    placement = build_placement(policy)
+    settings = DirectorSettings(prefill=placement, decode=placement, binding=binding)
+    expected = simulated(scenario, settings)
+    assert len(expected) == 2 * scenario["arrivals"]["count"]
+    assert run_virtually(_Gateway(scenario, settings).run()) == expected
