@@ -1,0 +1,192 @@
+"""Two estimators of the survival curve of output length, S(x) = P(L > x), learned from requests as they end.
+
+`EmaSurvival` is SIBYL's (Eq. 4, corrected): it takes what was generated for the request's length, so a cap of 500
+tokens looks like an end at 500. `CensoringAwareSurvival` is a Kaplan-Meier estimate on buckets with exponential
+forgetting: a request cut off by its `max_tokens`, or cancelled, says that L exceeds what it generated and no more.
+
+Both give the curve at bucket boundaries, on top of a parent curve that stands in where they have no data.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ballast_core.beliefs.survival_tables import Buckets
+from ballast_core.view import FloatArray
+
+
+class SurvivalEstimator(Protocol):
+    """Learns one curve. Lengths in output tokens, times in seconds on the caller's clock."""
+
+    def ended(self, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0) -> None:
+        """A request ended after `output_tokens`; censored if it was cut off (length limit, cancelled, failed).
+
+        The first `counted_tokens` of its life have been told by `aged` already.
+        """
+        ...
+
+    def aged(self, from_tokens: FloatArray, to_tokens: FloatArray, now_s: float) -> None:
+        """Requests in flight lived on from one age to another without ending."""
+        ...
+
+    def survival(self, parent: FloatArray) -> FloatArray:
+        """S at the boundaries, shape (count + 1,): S[0] = 1, non-increasing, in [0, 1]. `parent` has that shape too."""
+        ...
+
+    def effective_samples(self) -> FloatArray:
+        """Weight of the requests seen alive at each boundary, shape (count + 1,)."""
+        ...
+
+
+def heavy_tailed_prior(buckets: Buckets, scale_tokens: float, shape: float) -> FloatArray:
+    """Lomax curve (1 + x / scale) ** -shape at the boundaries: what is believed before any request ended."""
+    if not (scale_tokens > 0 and shape > 0):
+        raise ValueError(f"scale_tokens, shape: must be above 0, not {scale_tokens!r}, {shape!r}")
+    return np.asarray((1.0 + buckets.boundaries / scale_tokens) ** -shape, np.float64)
+
+
+class EmaSurvival:
+    """SIBYL's estimator: at each end S(l) <- alpha S(l) + (1 - alpha) 1[L > l], for EVERY boundary l (Eq. 4).
+
+    The paper limits the update to l <= L, which can only raise S, and writes >= where Eq. 3 has >: see docs/beliefs.md.
+    Its initial S, not given either, is the parent curve, whose weight alpha ** n fades as requests end.
+    """
+
+    def __init__(self, buckets: Buckets, alpha: float = 0.995) -> None:
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha: must be above 0 and below 1, not {alpha!r}")
+        self.buckets = buckets
+        self.alpha = alpha
+        self._learned: FloatArray = np.zeros(buckets.count + 1)
+        """Eq. 4 started from S = 0."""
+        self._parent_weight = 1.0
+
+    def ended(self, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0) -> None:
+        """Update every boundary. The paper's estimator knows neither censoring nor time."""
+        del censored, now_s, counted_tokens
+        self._learned *= self.alpha
+        exceeded = int(np.ceil(_checked(output_tokens) / self.buckets.step_tokens))
+        self._learned[:exceeded] += 1.0 - self.alpha
+        self._parent_weight *= self.alpha
+
+    def aged(self, from_tokens: FloatArray, to_tokens: FloatArray, now_s: float) -> None:
+        """Says nothing to this estimator: it learns from ends only."""
+
+    def survival(self, parent: FloatArray) -> FloatArray:
+        """S at the boundaries."""
+        curve = self._learned + self._parent_weight * parent
+        curve[0] = 1.0
+        return np.minimum.accumulate(np.clip(curve, 0.0, 1.0))
+
+    def effective_samples(self) -> FloatArray:
+        """Sum of the weights alpha ** age of the requests that exceeded each boundary."""
+        samples = self._learned / (1.0 - self.alpha)
+        samples[0] = (1.0 - self._parent_weight) / (1.0 - self.alpha)
+        return samples
+
+
+class CensoringAwareSurvival:
+    """Kaplan-Meier on buckets: S is the product of 1 - deaths / at risk, both forgotten exponentially.
+
+    A request is at risk in each bucket that it lived through or ended in, and for its share of the bucket in which it
+    was cut off. Where few were at risk the bucket leans on the parent: `prior_requests` of them, dying at its rate.
+
+    What `aged` tells is counted when it happens, so that early on, or when the traffic changes, long requests that
+    still run weigh what they should. Without it the curve starts out too short: the short ones end first.
+    """
+
+    def __init__(
+        self, buckets: Buckets, alpha: float = 0.999, half_life_s: float = 3600.0, prior_requests: float = 2.0
+    ) -> None:
+        if not 0 < alpha <= 1:
+            raise ValueError(f"alpha: must be above 0 and at most 1, not {alpha!r}")
+        if not half_life_s > 0:
+            raise ValueError(f"half_life_s: must be above 0, not {half_life_s!r}")
+        if not 0 <= prior_requests < np.inf:
+            raise ValueError(f"prior_requests: must be finite and 0 or more, not {prior_requests!r}")
+        self.buckets = buckets
+        self.alpha = alpha
+        self.half_life_s = half_life_s
+        self.prior_requests = prior_requests
+        self._deaths: FloatArray = np.zeros(buckets.count)
+        self._at_risk: FloatArray = np.zeros(buckets.count)
+        self._updated_s: float | None = None
+
+    def ended(self, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0) -> None:
+        """Count the rest of a request's life, and its death if it was not censored."""
+        self._forget(now_s, self.alpha)
+        count, step = self.buckets.count, self.buckets.step_tokens
+        until = _checked(output_tokens) / step
+        since = min(max(counted_tokens / step, 0.0), until)
+        if not censored:
+            # An end in (b step, (b + 1) step] belongs to bucket b, and an empty output to the first.
+            died_in = max(int(np.ceil(until)) - 1, 0)
+            until = died_in + 1.0
+            if died_in < count:
+                self._deaths[died_in] += 1.0
+        first, last = int(since), int(until)
+        if first >= count:
+            return
+        if first == last:
+            self._at_risk[first] += until - since
+            return
+        self._at_risk[first] += first + 1 - since
+        self._at_risk[first + 1 : last] += 1.0
+        if last < count:
+            self._at_risk[last] += until - last
+
+    def aged(self, from_tokens: FloatArray, to_tokens: FloatArray, now_s: float) -> None:
+        """Count the life that requests in flight have lived between two ages."""
+        self._forget(now_s, 1.0)
+        start = np.maximum(np.asarray(from_tokens, np.float64), 0.0)
+        self._at_risk += self._lived(np.maximum(to_tokens, start)) - self._lived(start)
+
+    def _lived(self, ages: FloatArray) -> FloatArray:
+        """Buckets lived through by requests of these ages, summed by bucket: the last one counts in part."""
+        count = self.buckets.count
+        position = np.minimum(ages / self.buckets.step_tokens, float(count))
+        bucket = position.astype(np.intp)
+        part = np.bincount(bucket, weights=position - bucket, minlength=count + 1)
+        whole = np.bincount(bucket, minlength=count + 1)[::-1].cumsum()[::-1]
+        return np.asarray(part[:count] + whole[1:], np.float64)
+
+    def _forget(self, now_s: float, factor: float) -> None:
+        if self._updated_s is not None and now_s > self._updated_s:
+            factor *= 0.5 ** ((now_s - self._updated_s) / self.half_life_s)
+        self._updated_s = now_s if self._updated_s is None else max(now_s, self._updated_s)
+        if factor < 1.0:
+            self._deaths *= factor
+            self._at_risk *= factor
+
+    def survival(self, parent: FloatArray) -> FloatArray:
+        """S at the boundaries."""
+        prior = self.prior_requests
+        parent_hazard = _hazard(parent)
+        weight = self._at_risk + prior
+        hazard = np.divide(self._deaths + prior * parent_hazard, weight, out=parent_hazard.copy(), where=weight > 1e-12)
+        curve = np.ones(self.buckets.count + 1)
+        np.cumprod(1.0 - np.clip(hazard, 0.0, 1.0), out=curve[1:])
+        return curve
+
+    def effective_samples(self) -> FloatArray:
+        """Weight of the requests at risk in the bucket that begins at each boundary; 0 at the last."""
+        return np.append(self._at_risk, 0.0)
+
+
+def _hazard(curve: FloatArray) -> FloatArray:
+    """Share of those alive at each boundary that die before the next one.
+
+    Where the curve has vanished nothing is known; there the chance to live as long again is one half (S ~ 1 / x).
+    """
+    unknown = 1.0 / np.arange(2.0, len(curve) + 1.0)
+    return np.subtract(
+        1.0, np.divide(curve[1:], curve[:-1], out=1.0 - unknown, where=curve[:-1] > 1e-9), dtype=np.float64
+    )
+
+
+def _checked(output_tokens: float) -> float:
+    if not 0 <= output_tokens < np.inf:
+        raise ValueError(f"output_tokens: must be finite and 0 or more, not {output_tokens!r}")
+    return float(output_tokens)
