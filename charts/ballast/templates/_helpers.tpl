@@ -41,13 +41,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* What the operator may do where ServingPools are. Each line is needed by an object that it writes or reads. */}}
 {{- define "ballast.namespacedRules" -}}
-# Our own resources: patch is for finalizers and for kopf's notes in annotations.
+# Our own resources: read, and their status written.
 - apiGroups: [serving.ballast.dev]
   resources: [servingpools, schedulingpolicies, servicelevelobjectives]
-  verbs: [get, list, watch, patch]
+  verbs: [get, list, watch]
 - apiGroups: [serving.ballast.dev]
   resources: [servingpools/status, schedulingpolicies/status, servicelevelobjectives/status]
-  verbs: [get, patch]
+  verbs: [patch]
 # Clusters with OwnerReferencesPermissionEnforcement ask for this before an object may name a ServingPool its owner.
 - apiGroups: [serving.ballast.dev]
   resources: [servingpools/finalizers]
@@ -68,18 +68,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 # Written only where these APIs exist.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [gateway.envoyproxy.io]
   resources: [envoyextensionpolicies, backendtrafficpolicies]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 # Why pods are not ready; and the gateways' own right, which the operator must hold to grant it.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end }}

@@ -70,6 +70,8 @@ class ChartValues(ApiModel):
     reads HardwareProfiles and definitions cluster-wide."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that the operator logs."""
+    log_format: Literal["text", "json"] = "text"
+    """Text for people, JSON for log stores."""
     crds: CrdValues = Field(default_factory=CrdValues)
     """The CustomResourceDefinitions."""
     gateway: GatewayValues = Field(default_factory=GatewayValues)
