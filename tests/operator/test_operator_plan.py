@@ -1,0 +1,530 @@
+"""The plan as a table: situation in, objects and conditions out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ballast_operator.kinds import (
+    EXTENSION_POLICY,
+    GATEWAY,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    TRAFFIC_POLICY,
+    Kind,
+    Manifest,
+    ObjectKey,
+)
+from ballast_operator.observed import ApplyFailure, Input
+from ballast_operator.plan import Plan, plan
+from tests.support.operator_builders import (
+    all_ready,
+    deployment,
+    objective,
+    observed,
+    pod,
+    policy,
+    pool,
+    profile,
+    profiles,
+    serving_pool,
+)
+
+ENVOY_GATEWAY = frozenset({GATEWAY, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY})
+GIE = frozenset({GATEWAY, HTTP_ROUTE, INFERENCE_POOL})
+PARENT = {"parentRefs": [{"name": "front"}]}
+TWO_GPU_PREFILL = {**profiles("h20"), "a100": profile("a100", gpus=2)}
+
+
+def objects(result: Plan) -> list[str]:
+    return [f"{item['kind']}/{item['metadata']['name']}" for item in result.apply]
+
+
+def find(result: Plan, kind: str, name: str) -> Manifest:
+    return next(item for item in result.apply if (item["kind"], item["metadata"]["name"]) == (kind, name))
+
+
+def condition(result: Plan, kind: str) -> tuple[str, str]:
+    assert result.status is not None
+    found = next(item for item in result.status["conditions"] if item["type"] == kind)
+    return found["status"], found["reason"]
+
+
+def message(result: Plan, kind: str) -> str:
+    assert result.status is not None
+    return str(next(item["message"] for item in result.status["conditions"] if item["type"] == kind))
+
+
+def engine(result: Plan, name: str) -> Manifest:
+    containers = find(result, "Deployment", name)["spec"]["template"]["spec"]["containers"]
+    return next(item for item in containers if item["name"] == "engine")
+
+
+def test_a_serving_pool_becomes_its_objects_in_the_order_in_which_pods_need_them() -> None:
+    """Identity, settings and Services come before the pods that use them."""
+    assert objects(plan(observed())) == [
+        "ServiceAccount/chat-gateway",
+        "Role/chat-gateway",
+        "RoleBinding/chat-gateway",
+        "ConfigMap/chat-gateway",
+        "Service/chat-decode",
+        "Service/chat-gateway",
+        "Service/chat-gateway-admin",
+        "Service/chat-prefill",
+        "PodDisruptionBudget/chat-decode",
+        "PodDisruptionBudget/chat-gateway",
+        "PodDisruptionBudget/chat-prefill",
+        "Deployment/chat-decode",
+        "Deployment/chat-gateway",
+        "Deployment/chat-prefill",
+    ]
+
+
+def test_every_object_belongs_to_the_serving_pool_and_says_so_in_its_labels() -> None:
+    """One controller reference each; the label by which children are found."""
+    for item in plan(observed(serving_pool(gateway={"face": "Both", **PARENT}), optional_kinds=ENVOY_GATEWAY)).apply:
+        metadata = item["metadata"]
+        assert [(ref["kind"], ref["controller"]) for ref in metadata["ownerReferences"]] == [("ServingPool", True)]
+        assert metadata["labels"]["serving.ballast.dev/serving-pool"] == "chat"
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "ballast-operator"
+
+
+@pytest.mark.parametrize(
+    ("role", "label", "llmd", "kv_role"),
+    [
+        pytest.param("Prefill", "prefill", "prefill", "kv_producer", id="prefill"),
+        pytest.param("Decode", "decode", "decode", "kv_consumer", id="decode"),
+        pytest.param("Flexible", "flexible", "prefill-decode", "kv_both", id="flexible"),
+    ],
+)
+def test_a_role_is_in_labels_environment_and_connector(role: str, label: str, llmd: str, kv_role: str) -> None:
+    """The gateway places by label, vLLM by kv_role."""
+    spec = serving_pool(pool("it", role), pool("flex", "Flexible"))
+    result = plan(observed(spec))
+    template = find(result, "Deployment", "chat-it")["spec"]["template"]
+    assert template["metadata"]["labels"]["serving.ballast.dev/role"] == label
+    assert template["metadata"]["labels"]["llm-d.ai/role"] == llmd
+    assert {"name": "BALLAST_ROLE", "value": label} in engine(result, "chat-it")["env"]
+    arguments = engine(result, "chat-it")["args"]
+    config = json.loads(arguments[arguments.index("--kv-transfer-config") + 1])
+    assert config == {"kv_connector": "NixlConnector", "kv_role": kv_role}
+
+
+def test_the_engine_gets_vllms_command_line_with_the_users_arguments_last() -> None:
+    """The last one wins in vLLM."""
+    spec = serving_pool(
+        model={"name": "org/model", "servedNames": ["big", "small"], "maxModelLen": 4096},
+        engine={"image": "e:1", "command": ["ballast", "engine-sim"], "args": ["--seed", "7"], "port": 8200},
+    )
+    container = engine(plan(observed(spec)), "chat-decode")
+    assert container["command"] == ["ballast", "engine-sim"]
+    assert container["args"][:6] == ["serve", "org/model", "--host", "0.0.0.0", "--port", "8200"]
+    assert container["args"][6:9] == ["--served-model-name", "big", "small"]
+    assert container["args"][-4:] == ["--max-model-len", "4096", "--seed", "7"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tensor_parallel", "expected"), [(2, None, "2"), (2, 4, "4"), (1, None, "1")], ids=str
+)
+def test_gpus_come_from_the_profile_unless_the_pool_says_otherwise(
+    gpus: int, tensor_parallel: int | None, expected: str
+) -> None:
+    """Requested as the profile's resource, and told to vLLM."""
+    more: dict[str, Any] = {} if tensor_parallel is None else {"tensorParallelSize": tensor_parallel}
+    spec = serving_pool(pool("it", "Flexible", **more))
+    found = {"h20": profile("h20", gpus=gpus, resourceName="example.com/accelerator")}
+    container = engine(plan(observed(spec, profiles=found)), "chat-it")
+    assert container["resources"] == {"limits": {"example.com/accelerator": expected}}
+    assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == expected
+
+
+def test_pods_run_on_the_profiles_nodes_with_the_profile_in_their_environment() -> None:
+    """engine-sim takes its timing from there; prices and node labels are none of its business."""
+    result = plan(observed())
+    spec = find(result, "Deployment", "chat-prefill")["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"hardware": "a100"}
+    environment = {entry["name"]: entry.get("value") for entry in engine(result, "chat-prefill")["env"]}
+    told = json.loads(str(environment["BALLAST_PROFILE"]))
+    assert told["dMsPerToken"] == 0.1
+    assert not told.keys() & {"nodeSelector", "costPerHour", "resourceName"}
+
+
+def test_pods_pass_pod_security_restricted() -> None:
+    """What the standard asks of a pod and of each container."""
+    result = plan(observed())
+    for name in ("chat-prefill", "chat-decode", "chat-gateway"):
+        spec = find(result, "Deployment", name)["spec"]["template"]["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_an_engine_ends_after_the_gateway_has_learnt_of_it_and_with_time_for_its_requests() -> None:
+    """preStop sleep, then SIGTERM, then the engine's own time-out: all within the grace period."""
+    container = engine(plan(observed()), "chat-decode")
+    grace = find(plan(observed()), "Deployment", "chat-decode")["spec"]["template"]["spec"][
+        "terminationGracePeriodSeconds"
+    ]
+    sleep = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    timeout = int(container["args"][container["args"].index("--shutdown-timeout") + 1])
+    assert sleep > 0
+    assert sleep + timeout < grace
+
+
+def test_a_change_of_policy_rolls_the_gateway_and_no_engine() -> None:
+    """The settings' hash is in the pod template."""
+    spec = serving_pool(policyRef={"name": "fair"})
+    before, after = (plan(observed(spec, policy=policy(placement=name))) for name in ("round-robin", "least-requests"))
+    changed = {
+        item["metadata"]["name"]
+        for item, other in zip(before.apply, after.apply, strict=True)
+        if item["kind"] == "Deployment" and item["spec"]["template"] != other["spec"]["template"]
+    }
+    assert changed == {"chat-gateway"}
+
+
+def test_scaling_changes_no_pod_template() -> None:
+    """Otherwise an edit of replicas would restart every engine."""
+    few, many = (plan(observed(serving_pool(pool("it", "Flexible", replicas=count)))) for count in (1, 9))
+    one, nine = (find(result, "Deployment", "chat-it")["spec"] for result in (few, many))
+    assert (one["replicas"], nine["replicas"]) == (1, 9)
+    assert one["template"] == nine["template"]
+
+
+@pytest.mark.parametrize(
+    ("face", "available", "expected"),
+    [
+        pytest.param("Proxy", frozenset(), {}, id="no-gateway-api"),
+        pytest.param("Proxy", GIE, {"HTTPRoute": "chat-gateway"}, id="proxy"),
+        pytest.param(
+            "Picker",
+            ENVOY_GATEWAY,
+            {
+                "HTTPRoute": "chat-gateway-engines",
+                "EnvoyExtensionPolicy": None,
+                "BackendTrafficPolicy": None,
+            },
+            id="picker-behind-envoy-gateway",
+        ),
+        pytest.param("Picker", GIE, {"HTTPRoute": "chat-gateway", "InferencePool": None}, id="picker-behind-gie"),
+        pytest.param(
+            "Both",
+            ENVOY_GATEWAY | GIE,
+            {
+                "HTTPRoute": "chat-gateway-engines",
+                "EnvoyExtensionPolicy": None,
+                "BackendTrafficPolicy": None,
+                "InferencePool": None,
+            },
+            id="both",
+        ),
+        pytest.param("Picker", frozenset({GATEWAY, HTTP_ROUTE}), {}, id="nobody-would-ask-the-picker"),
+    ],
+)
+def test_a_parent_is_routed_by_what_the_cluster_has(
+    face: str, available: frozenset[Kind], expected: dict[str, str | None]
+) -> None:
+    """Kinds to the name of the route's backend."""
+    result = plan(observed(serving_pool(gateway={"face": face, **PARENT}), optional_kinds=available))
+    routes = {
+        item["kind"]: item["spec"]["rules"][0]["backendRefs"][0]["name"] if item["kind"] == "HTTPRoute" else None
+        for item in result.apply
+        if "networking" in item["apiVersion"] or "envoyproxy" in item["apiVersion"]
+    }
+    assert routes == expected
+    missing_api = "HTTPRoute" not in expected
+    assert condition(result, "Degraded") == (("True", "APINotInstalled") if missing_api else ("False", "AsExpected"))
+
+
+@pytest.mark.parametrize(
+    ("face", "ports"),
+    [("Proxy", {"http": 80}), ("Picker", {"ext-proc": 9002}), ("Both", {"http": 80, "ext-proc": 9002})],
+)
+def test_clients_see_the_ports_of_the_face_and_never_the_admin_port(face: str, ports: dict[str, int]) -> None:
+    """The admin API has a Service of its own."""
+    result = plan(observed(serving_pool(gateway={"face": face})))
+    service = find(result, "Service", "chat-gateway")
+    assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == ports
+    admin = find(result, "Service", "chat-gateway-admin")
+    assert [port["port"] for port in admin["spec"]["ports"]] == [9090]
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"), [(None, 2), (1, 2), (4, 4), (9, 6)], ids=["new", "below", "within", "above"]
+)
+def test_autoscaling_keeps_what_is_there_within_its_bounds(there: int | None, expected: int) -> None:
+    """Somebody else may scale: the operator only clamps."""
+    spec = serving_pool(pool("it", "Flexible", autoscaling={"minReplicas": 2, "maxReplicas": 6}))
+    children = () if there is None else (deployment("chat-it", wanted=there),)
+    assert find(plan(observed(spec, children=children)), "Deployment", "chat-it")["spec"]["replicas"] == expected
+
+
+CONDITIONS: list[tuple[str, Input, dict[str, tuple[str, str]]]] = [
+    (
+        "nothing-yet",
+        observed(),
+        {"Available": ("False", "PrefillNotReady"), "Progressing": ("True", "Scaling"), "SLOMet": ("Unknown", "NoSLO")},
+    ),
+    (
+        "all-ready",
+        observed(children=all_ready()),
+        {
+            "Available": ("True", "Ready"),
+            "Progressing": ("False", "Complete"),
+            "Degraded": ("False", "AsExpected"),
+            "ResolvedRefs": ("True", "RefsResolved"),
+        },
+    ),
+    (
+        "one-of-each-is-enough-to-serve",
+        observed(
+            children=(
+                deployment("chat-gateway"),
+                deployment("chat-prefill", wanted=2, ready=1),
+                deployment("chat-decode", wanted=4, ready=1),
+            )
+        ),
+        {"Available": ("True", "Ready"), "Progressing": ("True", "Scaling")},
+    ),
+    (
+        "no-decode",
+        observed(children=(deployment("chat-prefill", wanted=2), deployment("chat-decode", wanted=4, ready=0))),
+        {"Available": ("False", "DecodeNotReady")},
+    ),
+    (
+        "no-gateway",
+        observed(children=(deployment("chat-gateway", ready=0), *all_ready()[1:])),
+        {"Available": ("False", "GatewayNotReady")},
+    ),
+    (
+        "scaled-to-zero",
+        observed(serving_pool(pool("p", "Prefill"), pool("d", "Decode", replicas=0)), children=all_ready()),
+        {"Available": ("False", "PrefillNotReady")},
+    ),
+    (
+        "decode-scaled-to-zero",
+        observed(
+            serving_pool(pool("p", "Prefill"), pool("d", "Decode", replicas=0)),
+            children=(deployment("chat-p", wanted=2), deployment("chat-gateway")),
+        ),
+        {"Available": ("False", "ScaledToZero")},
+    ),
+    (
+        "rolling-out",
+        observed(children=(*all_ready()[:2], deployment("chat-decode", wanted=4, replicas=5, updatedReplicas=1))),
+        {"Available": ("True", "Ready"), "Progressing": ("True", "RollingOut")},
+    ),
+    (
+        "not-seen-by-the-deployment-controller",
+        observed(children=(*all_ready()[:2], deployment("chat-decode", wanted=4, observedGeneration=0))),
+        {"Progressing": ("True", "Scaling")},
+    ),
+    (
+        "stuck",
+        observed(
+            children=(
+                *all_ready()[:2],
+                deployment(
+                    "chat-decode",
+                    wanted=4,
+                    ready=1,
+                    conditions=[{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}],
+                ),
+            )
+        ),
+        {
+            "Available": ("True", "Ready"),
+            "Progressing": ("False", "ProgressDeadlineExceeded"),
+            "Degraded": ("True", "ProgressDeadlineExceeded"),
+        },
+    ),
+    (
+        "no-policy",
+        observed(serving_pool(policyRef={"name": "fair"})),
+        {
+            "Degraded": ("True", "PolicyNotFound"),
+            "ResolvedRefs": ("False", "PolicyNotFound"),
+            "Progressing": ("False", "PolicyNotFound"),
+        },
+    ),
+    (
+        "no-profile",
+        observed(profiles=profiles("h20")),
+        {"Degraded": ("True", "ProfileNotFound"), "ResolvedRefs": ("False", "ProfileNotFound")},
+    ),
+    (
+        "profile-without-sense",
+        observed(profiles={**profiles("h20"), "a100": profile("a100", kvTokens=1)}),
+        {"Degraded": ("True", "ProfileInvalid"), "ResolvedRefs": ("False", "ProfileInvalid")},
+    ),
+    (
+        "policy-of-another-release",
+        observed(serving_pool(policyRef={"name": "fair"}), policy=policy(placement="crystal-ball")),
+        {"Degraded": ("True", "PolicyInvalid"), "ResolvedRefs": ("False", "PolicyInvalid")},
+    ),
+    (
+        "no-objective",
+        observed(serving_pool(sloRef={"name": "fast"}), children=all_ready()),
+        {
+            "Available": ("True", "Ready"),
+            "Degraded": ("True", "SLONotFound"),
+            "ResolvedRefs": ("False", "SLONotFound"),
+            "SLOMet": ("Unknown", "SLONotFound"),
+        },
+    ),
+    (
+        "objective-not-measured",
+        observed(serving_pool(sloRef={"name": "fast"}), objective=objective(), children=all_ready()),
+        {"SLOMet": ("Unknown", "NotMeasured"), "Degraded": ("False", "AsExpected")},
+    ),
+    (
+        "over-budget",
+        observed(serving_pool(gpuBudget=7), profiles=TWO_GPU_PREFILL),
+        {"Degraded": ("True", "GPUBudgetExceeded")},
+    ),
+    (
+        "several-nodes",
+        observed(serving_pool(pool("it", "Flexible", nodesPerInstance=2))),
+        {"Degraded": ("True", "Unsupported"), "Progressing": ("False", "Unsupported")},
+    ),
+    (
+        "not-a-spec",
+        observed(serving_pool(model={"name": ""})),
+        {"Degraded": ("True", "InvalidSpec"), "Progressing": ("False", "InvalidSpec")},
+    ),
+    (
+        "a-pool-with-a-name-of-the-gateways",
+        observed(serving_pool(pool("gateway-admin", "Flexible"))),
+        {"Degraded": ("True", "InvalidSpec")},
+    ),
+    (
+        "refused-write",
+        observed(failures=(ApplyFailure(ObjectKey("Deployment", "chat-decode"), "quota"),)),
+        {"Degraded": ("True", "ApplyFailed")},
+    ),
+    (
+        "somebody-elses-object",
+        observed(failures=(ApplyFailure(ObjectKey("Service", "chat-decode"), "exists", conflict=True),)),
+        {"Degraded": ("True", "NameConflict")},
+    ),
+    (
+        "no-image",
+        observed(pods=(pod("a", waiting=("ImagePullBackOff", "no such image")),)),
+        {"Degraded": ("True", "ImageUnavailable")},
+    ),
+    (
+        "crashing",
+        observed(pods=(pod("a", waiting=("CrashLoopBackOff", "back-off")),)),
+        {"Degraded": ("True", "CrashLoop")},
+    ),
+    (
+        "no-room",
+        observed(
+            pods=(pod("a", conditions=[{"type": "PodScheduled", "reason": "Unschedulable", "message": "no GPU"}]),)
+        ),
+        {"Degraded": ("True", "Unschedulable")},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"), [case[1:] for case in CONDITIONS], ids=[case[0] for case in CONDITIONS]
+)
+def test_conditions_say_what_is(situation: Input, expected: dict[str, tuple[str, str]]) -> None:
+    """Situation to (status, reason) by condition type."""
+    result = plan(situation)
+    assert {kind: condition(result, kind) for kind in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "words"),
+    [
+        pytest.param(observed(serving_pool(policyRef={"name": "fair"})), ["SchedulingPolicy fair"], id="policy"),
+        pytest.param(
+            observed(profiles={}), ["HardwareProfile a100", "HardwareProfile h20", "pool decode"], id="profile"
+        ),
+        pytest.param(observed(serving_pool(sloRef={"name": "fast"})), ["ServiceLevelObjective fast"], id="objective"),
+        pytest.param(observed(serving_pool(model={"name": ""})), ["spec.model.name"], id="spec"),
+        pytest.param(
+            observed(serving_pool(gpuBudget=7), profiles=TWO_GPU_PREFILL),
+            ["4 (prefill) + 4 (decode) = 8 GPUs", "spec.gpuBudget is 7"],
+            id="budget",
+        ),
+    ],
+)
+def test_a_problem_names_its_place(situation: Input, words: list[str]) -> None:
+    """Degraded says which object or field."""
+    text = message(plan(situation), "Degraded")
+    assert [word for word in words if word not in text] == []
+
+
+def test_what_waits_for_a_reference_is_neither_written_nor_pruned() -> None:
+    """A profile that somebody deleted must not cost a running fleet."""
+    result = plan(observed(profiles=profiles("h20"), children=all_ready()))
+    assert "Deployment/chat-decode" in objects(result)
+    assert not {"Deployment/chat-prefill", "Deployment/chat-gateway", "ConfigMap/chat-gateway"} & set(objects(result))
+    assert result.prune == ()
+    assert condition(result, "Available") == ("True", "Ready")
+
+
+@pytest.mark.parametrize("spec", [{"model": {"name": ""}}, {"pools": []}, {"engine": None}], ids=str)
+def test_a_spec_that_is_not_valid_changes_nothing(spec: dict[str, Any]) -> None:
+    """Objects stay, counts and availability stay, only Degraded and Progressing speak."""
+    before = plan(observed(children=all_ready())).status
+    result = plan(observed(serving_pool(status=before, generation=2, **spec), children=all_ready()))
+    assert (result.apply, result.prune) == ((), ())
+    assert condition(result, "Available") == ("True", "Ready")
+    assert condition(result, "Degraded") == ("True", "InvalidSpec")
+    assert result.status is not None
+    assert before is not None
+    assert result.status["pools"] == before["pools"]
+    assert result.status["observedGeneration"] == 2
+
+
+def test_over_budget_no_pool_grows_and_none_is_removed() -> None:
+    """The gateway and Services are brought in line all the same."""
+    result = plan(observed(serving_pool(gpuBudget=7), profiles=TWO_GPU_PREFILL, children=all_ready()))
+    assert [name for name in objects(result) if name.startswith("Deployment/")] == ["Deployment/chat-gateway"]
+    assert result.prune == ()
+
+
+def test_a_pool_that_left_the_spec_is_pruned() -> None:
+    """Only children that nothing wants and nothing holds."""
+    children = (*all_ready(), deployment("chat-old"))
+    assert [item["metadata"]["name"] for item in plan(observed(children=children)).prune] == ["chat-old"]
+
+
+def test_a_child_that_is_being_deleted_is_not_deleted_again() -> None:
+    """Its finalizers may take their time."""
+    going = deployment("chat-old")
+    going["metadata"]["deletionTimestamp"] = "2026-11-21T05:59:00Z"
+    assert plan(observed(children=(going,))).prune == ()
+
+
+def test_nothing_is_made_for_a_serving_pool_that_is_being_deleted() -> None:
+    """The garbage collector is at work: a new child would race with it."""
+    going = serving_pool()
+    going["metadata"]["deletionTimestamp"] = "2026-11-21T05:59:00Z"
+    assert plan(observed(going)) == Plan()
+
+
+def test_counts_ratio_and_columns() -> None:
+    """What `kubectl get` prints, and what scripts read."""
+    status = plan(observed(children=(*all_ready()[:2], deployment("chat-decode", wanted=4, ready=3)))).status
+    assert status is not None
+    assert status["display"] == {"prefill": "2/2", "decode": "3/4", "ratio": "2:3", "sloPercent": ""}
+    assert status["ratio"] == pytest.approx(2 / 3, abs=1e-4)
+    assert status["prefill"] == {"replicas": 2, "readyReplicas": 2}
+    assert status["gateway"] == {"replicas": 1, "readyReplicas": 1}
+    decode = next(item for item in status["pools"] if item["name"] == "decode")
+    assert (decode["replicas"], decode["readyReplicas"], decode["unavailableReplicas"]) == (4, 3, 1)
+
+
+def test_only_what_is_not_settled_is_looked_at_again_soon() -> None:
+    """A settled pool costs nothing between resyncs."""
+    assert plan(observed(children=all_ready())).requeue_s is None
+    assert plan(observed()).requeue_s is not None

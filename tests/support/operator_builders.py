@@ -1,0 +1,127 @@
+"""Objects as the API server gives them, with quiet defaults: a test shows only what matters to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ballast_operator.kinds import Manifest
+from ballast_operator.observed import Input
+from ballast_operator.settings import GatewayDefaults
+
+NOW = "2026-11-21T06:00:00Z"
+LATER = "2026-11-21T06:05:00Z"
+NAMESPACE = "team"
+UID = "11111111-2222-3333-4444-555555555555"
+DEFAULTS = GatewayDefaults(image="registry.test/ballast:1")
+API_VERSION = "serving.ballast.dev/v1alpha1"
+
+
+def pool(name: str, role: str, *, replicas: int = 2, hardware: str = "h20", **more: Any) -> Manifest:
+    """An entry of spec.pools. `autoscaling=` takes the place of replicas."""
+    entry: Manifest = {"name": name, "role": role, "hardware": hardware, **more}
+    return entry if "autoscaling" in more else {**entry, "replicas": replicas}
+
+
+def serving_pool(
+    *pools: Manifest,
+    name: str = "chat",
+    generation: int = 1,
+    status: Manifest | None = None,
+    gateway: Manifest | None = None,
+    **spec: Any,
+) -> Manifest:
+    """A ServingPool; one prefill and one decode pool unless `pools` says otherwise."""
+    metadata = {"name": name, "namespace": NAMESPACE, "uid": UID, "generation": generation}
+    content = {
+        "model": {"name": "org/model"},
+        "engine": {"image": "registry.test/engine:1"},
+        "pools": list(pools) or [pool("prefill", "Prefill", hardware="a100"), pool("decode", "Decode", replicas=4)],
+        "gateway": {"replicas": 1, **(gateway or {})},
+        **spec,
+    }
+    result: Manifest = {"apiVersion": API_VERSION, "kind": "ServingPool", "metadata": metadata, "spec": content}
+    return result if status is None else {**result, "status": status}
+
+
+def profile(name: str, *, gpus: int = 1, **spec: Any) -> Manifest:
+    """A HardwareProfile."""
+    numbers = {
+        "gpus": gpus,
+        "overheadMs": 1.0,
+        "aMs": 16.0,
+        "dMsPerToken": 0.1,
+        "kMsPerKvToken": 1e-5,
+        "sMsPerPair": 1e-6,
+        "bMsPerSeq": 0.05,
+        "kvTokens": 100_000,
+        "kvBytesPerToken": 262_144,
+        "nodeSelector": {"hardware": name},
+        **spec,
+    }
+    metadata = {"name": name, "uid": f"profile-{name}", "generation": 1}
+    return {"apiVersion": API_VERSION, "kind": "HardwareProfile", "metadata": metadata, "spec": numbers}
+
+
+def policy(name: str = "fair", placement: str = "round-robin") -> Manifest:
+    """A SchedulingPolicy."""
+    metadata = {"name": name, "namespace": NAMESPACE, "uid": f"policy-{name}", "generation": 1}
+    spec = {"prefill": {"type": placement}, "decode": {"type": placement}}
+    return {"apiVersion": API_VERSION, "kind": "SchedulingPolicy", "metadata": metadata, "spec": spec}
+
+
+def objective(name: str = "fast", **spec: Any) -> Manifest:
+    """A ServiceLevelObjective."""
+    metadata = {"name": name, "namespace": NAMESPACE, "uid": f"slo-{name}", "generation": 1}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ServiceLevelObjective",
+        "metadata": metadata,
+        "spec": spec or {"ttftS": 2.0},
+    }
+
+
+def profiles(*names: str) -> dict[str, Manifest]:
+    """HardwareProfiles by name."""
+    return {name: profile(name) for name in names or ("a100", "h20")}
+
+
+def observed(pool_manifest: Manifest | None = None, **more: Any) -> Input:
+    """Everything that a plan needs; all profiles exist unless said otherwise."""
+    content: dict[str, Any] = {"profiles": profiles(), "now": NOW, "gateway_defaults": DEFAULTS, **more}
+    return Input(pool=pool_manifest or serving_pool(), **content)
+
+
+def deployment(name: str, *, wanted: int = 1, ready: int | None = None, **status: Any) -> Manifest:
+    """A Deployment of ours with a status; complete unless numbers say otherwise."""
+    counts = {"replicas": wanted, "readyReplicas": wanted if ready is None else ready, "updatedReplicas": wanted}
+    metadata = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "uid": f"uid-{name}",
+        "generation": 1,
+        "ownerReferences": [{"kind": "ServingPool", "name": "chat", "uid": UID, "controller": True}],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata,
+        "spec": {"replicas": wanted},
+        "status": {"observedGeneration": 1, **counts, **status},
+    }
+
+
+def all_ready() -> tuple[Manifest, ...]:
+    """The Deployments of the default ServingPool, complete."""
+    return (
+        deployment("chat-gateway"),
+        deployment("chat-prefill", wanted=2),
+        deployment("chat-decode", wanted=4),
+    )
+
+
+def pod(name: str, *, pool_name: str = "decode", waiting: tuple[str, str] | None = None, **status: Any) -> Manifest:
+    """A pod; `waiting` is reason and message of its container's state."""
+    if waiting is not None:
+        status["containerStatuses"] = [{"state": {"waiting": {"reason": waiting[0], "message": waiting[1]}}}]
+    metadata = {"name": name, "namespace": NAMESPACE, "labels": {"serving.ballast.dev/pool": pool_name}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
