@@ -6,6 +6,7 @@ fire late; the engine still computes with the times at which things were due, so
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -26,7 +27,10 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """An event loop's clock. uvloop's timers count whole milliseconds and may fire early; these are rounded up."""
+    """An event loop's timers on the monotonic clock.
+
+    uvloop's own time and timers count whole milliseconds, and a timer may fire early; these are rounded up.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """`loop` is the running one."""
@@ -34,11 +38,11 @@ class LoopClock:
 
     def time(self) -> float:
         """Seconds."""
-        return self._loop.time()
+        return time.monotonic()
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
         """Call back at `when_s` or up to a millisecond later."""
-        delay_s = max(0.0, when_s - self._loop.time())
+        delay_s = max(0.0, when_s - time.monotonic())
         return self._loop.call_later(math.ceil(delay_s * 1e3) / 1e3, callback)
 
 

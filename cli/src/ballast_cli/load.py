@@ -1,0 +1,131 @@
+"""`ballast load`: replay a workload against an OpenAI-compatible server and report what it did."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ballast_sim.load import LoadReport, LoadSettings, Progress
+    from ballast_sim.workloads import WorkloadRequest
+
+
+def load_command(
+    *,
+    url: Annotated[str, typer.Option(help="Base URL of the server, such as http://127.0.0.1:8000.")],
+    model: Annotated[str, typer.Option(help="Model name to ask for.")],
+    trace: Annotated[Path | None, typer.Option(help="Trace file to replay (CSV or JSONL, plain or gzip).")] = None,
+    workload: Annotated[str, typer.Option(help="Built-in workload, where there is no --trace.")] = "chat",
+    duration: Annotated[float, typer.Option(help="Seconds of the workload to send.")] = 60.0,
+    rate: Annotated[float | None, typer.Option(help="Requests a second of a built-in workload.")] = None,
+    rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0,
+    time_scale: Annotated[
+        float, typer.Option(help="Stretch time, as the engine-sims' --time-scale; reported times are divided by it.")
+    ] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Send at most so many requests.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Thresholds in seconds: ttft=2,tpot=0.05.")] = None,
+    prompts: Annotated[str, typer.Option(help="Prompts as token `ids` or as `text`.")] = "ids",
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
+    api_key: Annotated[str | None, typer.Option(envvar="BALLAST_API_KEY", help="Bearer token.")] = None,
+    json_out: Annotated[str | None, typer.Option("--json", help="Write the report to a file, or - for stdout.")] = None,
+) -> None:
+    """Replay a workload, open loop: requests leave on time, however slow the answers. Ctrl-C still reports.
+
+    Exit status: 0 when every request completed, 1 when some failed, 2 for options that cannot work.
+    """
+    from ballast_sim.load import LoadSettings
+    from ballast_sim.simulation.results import Objective
+    from ballast_sim.workloads import load_workload
+
+    try:
+        if prompts not in ("ids", "text"):
+            raise ValueError(f"prompts: must be ids or text, not {prompts!r}")
+        settings = LoadSettings(
+            url=url,
+            model=model,
+            time_scale=time_scale,
+            objective=Objective.parse(slo) if slo else None,
+            prompt_kind="text" if prompts == "text" else "ids",
+            seed=seed,
+            timeout_s=timeout,
+            api_key=api_key,
+        )
+        requests = load_workload(
+            trace=trace,
+            workload=workload,
+            duration_s=duration,
+            rate_rps=rate,
+            rate_scale=rate_scale,
+            limit=limit,
+            seed=seed,
+        )
+        if not requests:
+            raise ValueError(f"duration: no request arrives within {duration:g} s; make it longer")
+        report = _run(settings, requests)
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    _write(report, json_out)
+    raise typer.Exit(1 if report.failed or report.interrupted else 0)
+
+
+def _run(settings: "LoadSettings", requests: "Sequence[WorkloadRequest]") -> "LoadReport":
+    import uvloop
+
+    from ballast_sim.load import run_load
+
+    async def main() -> "LoadReport":
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        return await run_load(settings, requests, _show if sys.stderr.isatty() else None, stop)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _show(progress: "Progress") -> None:
+    line = (
+        f"\r{progress.elapsed_s:6.0f} s  sent {progress.sent}/{progress.total}  in flight {progress.in_flight}  "
+        f"done {progress.completed}  failed {progress.failed}  tokens {progress.output_tokens}   "
+    )
+    sys.stderr.write(line)
+    sys.stderr.flush()
+
+
+def _write(report: "LoadReport", json_out: str | None) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    if json_out is None:
+        for line in _lines(report):
+            typer.echo(line)
+        return
+    text = json.dumps(report.as_json(), indent=2)
+    if json_out == "-":
+        typer.echo(text)
+    else:
+        Path(json_out).write_text(text + "\n")
+
+
+def _lines(report: "LoadReport") -> list[str]:
+    """The report for people; milliseconds."""
+    lines = [f"{report.requests} requests, {report.completed} completed, {report.failed} failed"]
+    if report.interrupted:
+        lines.append("interrupted: requests that were under way or not sent yet are not counted")
+    for name, values in (("TTFT", report.ttft_s), ("TPOT", report.tpot_s), ("E2E", report.e2e_s)):
+        if values:
+            figures = "  ".join(f"{key} {values[key] * 1e3:.1f}" for key in ("mean", "p50", "p90", "p99"))
+            lines.append(f"{name} ms: {figures}")
+    lines.append(f"{report.throughput_tok_s:.0f} output tokens/s, {report.completed_rps:.2f} requests/s")
+    if report.goodput_rps is not None and report.attainment is not None:
+        lines.append(f"goodput {report.goodput_rps:.2f} requests/s, attainment {report.attainment:.1%}")
+    if report.time_scale != 1:
+        lines.append(f"time scale {report.time_scale:g}: times above are wall times divided by it")
+    lines += [f"  {kind}: {count}" for kind, count in sorted(report.errors.items())]
+    return lines

@@ -1,0 +1,10 @@
+"""An open-loop load generator for OpenAI-compatible servers: it sends when the workload says so, however slow the
+answers.
+
+`run_load` does the work; the report is plain data. It shares no code with the servers that it measures.
+"""
+
+from ballast_sim.load.generator import LoadSettings, Progress, run_load
+from ballast_sim.load.report import Failure, LoadReport, RequestResult, build_report
+
+__all__ = ["Failure", "LoadReport", "LoadSettings", "Progress", "RequestResult", "build_report", "run_load"]

@@ -1,0 +1,183 @@
+"""The open loop: requests leave when the workload says so, in its time or stretched by `time_scale`."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ballast_sim.load.client import StreamClient, StreamOutcome
+from ballast_sim.load.prompts import PromptKind, PromptMaker
+from ballast_sim.load.report import LoadReport, RequestResult, build_report
+from ballast_sim.simulation.results import Objective
+from ballast_sim.workloads import WorkloadRequest
+
+PROGRESS_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """How to send. `timeout_s` is wall time for one request; `time_scale` 2 sends at half the speed."""
+
+    url: str
+    model: str
+    time_scale: float = 1.0
+    objective: Objective | None = None
+    prompt_kind: PromptKind = "ids"
+    seed: int = 0
+    timeout_s: float = 600.0
+    max_in_flight: int = 4096
+    api_key: str | None = None
+    name: str = "load"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the setting that cannot work."""
+        for field in ("time_scale", "timeout_s", "max_in_flight"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field}: must be above 0, not {getattr(self, field)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands."""
+
+    elapsed_s: float
+    total: int
+    sent: int
+    completed: int
+    failed: int
+    output_tokens: int
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for tokens."""
+        return self.sent - self.completed - self.failed
+
+
+class _Run:
+    def __init__(self, settings: LoadSettings, requests: Sequence[WorkloadRequest]) -> None:
+        self.settings = settings
+        self.requests = requests
+        self.results: list[RequestResult] = []
+        self.late_s: list[float] = []
+        self.sent = self.failed = self.output_tokens = 0
+        self._client = StreamClient(settings.url, settings.api_key)
+        self._prompts = PromptMaker(settings.model, settings.prompt_kind, settings.seed)
+        self.start_s = time.monotonic()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def progress(self) -> Progress:
+        done = len(self.results)
+        elapsed_s = time.monotonic() - self.start_s
+        return Progress(elapsed_s, len(self.requests), self.sent, done - self.failed, self.failed, self.output_tokens)
+
+    async def send_all(self) -> None:
+        scale = self.settings.time_scale
+        self.start_s = time.monotonic()
+        for index, request in enumerate(self.requests):
+            body = self._prompts.body(index, request)  # made ahead of its time, so that it leaves on time
+            due_s = self.start_s + request.arrival_s * scale
+            delay_s = due_s - time.monotonic()
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            self.late_s.append(max(0.0, time.monotonic() - due_s))
+            self.sent += 1
+            task = asyncio.ensure_future(self._send(index, request, body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _send(self, index: int, request: WorkloadRequest, body: bytes) -> None:
+        request_id = f"{self.settings.name}-{self.settings.seed}-{index}"
+        if len(self._tasks) > self.settings.max_in_flight:
+            outcome = StreamOutcome(error=f"more than {self.settings.max_in_flight} requests in flight: not sent")
+        else:
+            outcome = await self._client.completion(body, self.settings.timeout_s, request_id)
+        self._record(request_id, request, outcome)
+
+    def _record(self, request_id: str, request: WorkloadRequest, outcome: StreamOutcome) -> None:
+        received = outcome.output_tokens if outcome.output_tokens is not None else outcome.chunks
+        kind, reason = _failure(outcome, received, request.output_tokens)
+        self.output_tokens += received
+        self.failed += reason is not None
+        self.results.append(
+            RequestResult(
+                request_id=request_id,
+                arrival_s=request.arrival_s,
+                input_tokens=request.input_tokens,
+                asked_tokens=request.output_tokens,
+                received_tokens=received,
+                first_token_s=self._workload_s(outcome.first_token_s),
+                last_token_s=self._workload_s(outcome.last_token_s),
+                status=outcome.status,
+                reason=reason,
+                kind=kind,
+            )
+        )
+
+    def _workload_s(self, moment_s: float | None) -> float | None:
+        return None if moment_s is None else (moment_s - self.start_s) / self.settings.time_scale
+
+    async def end(self) -> None:
+        """Break off what is still under way; it is not counted."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._client.close()
+        await asyncio.sleep(0)
+
+
+def _failure(outcome: StreamOutcome, received: int, asked: int) -> tuple[str | None, str | None]:
+    """Kind and reason of a failure, or neither."""
+    error = outcome.error
+    if error is not None:
+        if outcome.status >= 400:
+            return f"status_{outcome.status}", error
+        if error.startswith("cannot connect"):
+            return "connect", error
+        if error.startswith("no complete answer"):
+            return "timeout", error
+        if "not sent" in error:
+            return "not_sent", error
+        return "broken_stream", error
+    if received != asked:
+        return "short", f"got {received} tokens of {asked}"
+    return None, None
+
+
+async def run_load(
+    settings: LoadSettings,
+    requests: Sequence[WorkloadRequest],
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> LoadReport:
+    """Send every request at its time, wait for the answers, and sum up.
+
+    `stop` ends the run early: what is under way is broken off, and the report says so. Raises ValueError for settings
+    that cannot work; what servers do wrong is in the report.
+    """
+    run = _Run(settings, requests)
+    sending = asyncio.ensure_future(run.send_all())
+    stopping = asyncio.ensure_future(stop.wait()) if stop is not None else None
+    try:
+        while not sending.done() and not (stop is not None and stop.is_set()):
+            waiting = {sending} | ({stopping} if stopping is not None else set())
+            await asyncio.wait(waiting, timeout=PROGRESS_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            if on_progress is not None:
+                on_progress(run.progress())
+        interrupted = not sending.done()
+        if not interrupted:
+            sending.result()
+    finally:
+        for task in filter(None, (sending, stopping)):
+            task.cancel()
+        await asyncio.gather(*filter(None, (sending, stopping)), return_exceptions=True)
+        await run.end()
+    return build_report(
+        run.results,
+        objective=settings.objective,
+        time_scale=settings.time_scale,
+        wall_s=time.monotonic() - run.start_s,
+        late_s=run.late_s,
+        interrupted=interrupted,
+    )

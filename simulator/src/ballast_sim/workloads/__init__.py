@@ -1,0 +1,53 @@
+"""Workloads: requests with arrivals and lengths, generated or read from a trace file.
+
+`load_workload` is what commands call: a built-in generator by name, or a file in any of the formats that are known.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ballast_sim.workloads.generators import GENERATORS, Generator, generate
+from ballast_sim.workloads.request import WorkloadRequest, clip, scale_arrivals, spread_equal_arrivals
+from ballast_sim.workloads.traces import TraceError, read_trace
+
+__all__ = [
+    "GENERATORS",
+    "Generator",
+    "TraceError",
+    "WorkloadRequest",
+    "clip",
+    "generate",
+    "load_workload",
+    "read_trace",
+    "scale_arrivals",
+    "spread_equal_arrivals",
+]
+
+
+def load_workload(
+    *,
+    trace: Path | None = None,
+    workload: str = "chat",
+    duration_s: float,
+    rate_rps: float | None = None,
+    rate_scale: float = 1.0,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Sequence[WorkloadRequest]:
+    """The first `duration_s` of a trace file or of a generator's arrivals, at `rate_scale` times their rate.
+
+    A trace has its own rate, so `rate_rps` is the generators'; None takes the generator's default. Raises TraceError
+    for a file that cannot be read, ValueError naming any other argument.
+    """
+    if not rate_scale > 0:
+        raise ValueError(f"rate_scale: must be above 0, not {rate_scale!r}")
+    if not duration_s > 0:
+        raise ValueError(f"duration_s: must be above 0, not {duration_s!r}")
+    if trace is None:
+        return generate(
+            workload, rate_rps=rate_rps, rate_scale=rate_scale, duration_s=duration_s, seed=seed, limit=limit
+        )
+    if rate_rps is not None:
+        raise ValueError("rate_rps: a trace has its own rate; use rate_scale")
+    requests = spread_equal_arrivals(read_trace(trace), seed=seed)
+    return clip(scale_arrivals(requests, rate_scale), duration_s, limit)
