@@ -80,5 +80,23 @@ cluster-up: testbed-build ## Start a real Kubernetes without Docker and print it
 cluster-down: $(STAMP) ## Stop it and remove all that it left, after a crash too
 	@$(TESTBED) down
 
-.PHONY: testbed-build cluster-up cluster-down
+images: testbed-build $(ENVOY) ## Build the images (Dockerfile, buildah) and load them into the running cluster (root)
+	@$(TESTBED) images
+
+image-context: $(STAMP) ## Fill the Dockerfile's build context and print its folder, for builds with Docker
+	@$(TESTBED) context
+
+# Only a KUBECONFIG on make's own command line counts: the scenarios must not land on a cluster by accident.
+ifeq ($(origin KUBECONFIG),command line)
+e2e: $(STAMP) ## Run the scenarios in a cluster of their own (root), or with KUBECONFIG=FILE in that test cluster
+	@PYTHONPATH=e2e KUBECONFIG=$(KUBECONFIG) $(BIN)/python -m pytest e2e $(PYTEST_ARGS)
+else
+e2e: testbed-build $(ENVOY)
+	@$(TESTBED) session -- $(BIN)/python -m pytest e2e $(PYTEST_ARGS)
+endif
+
+e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
+	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
+
+.PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: help setup envoy demo test lint type bench generate verify format lock

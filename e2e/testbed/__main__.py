@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from testbed import build, context, images, lifecycle, packages
+from testbed import build, context, images, lifecycle, packages, session
 from testbed.errors import TestbedError
 from testbed.spec import DEFAULT_NODES, parse_name, parse_nodes
 
@@ -40,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     image = add("images", "build images where out of date and load them into the nodes of a running cluster")
     image.add_argument("names", nargs="*", metavar="IMAGE", help="ballast, envoy, envoy-gateway (default: all)")
     add("context", "fill the build context of the Dockerfile and print its folder")
+    whole = add("session", "start a cluster of its own, load all images, run a command inside, and stop it again")
+    whole.add_argument("--nodes", default=DEFAULT_NODES, metavar="HARDWARE[:GPUS],...", help="as for up")
+    whole.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command")
     run = add("run", "run a command inside the cluster's network, with KUBECONFIG set")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command")
     return parser
@@ -67,11 +70,13 @@ def _status(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _words(argv: Sequence[str]) -> list[str]:
+    return [*argv[1:]] if argv[:1] == ["--"] else [*argv]
+
+
 def _inside(name: str, argv: Sequence[str]) -> int:
     """Become the command, inside; returns only when there is none."""
-    words = [*argv]
-    if words[:1] == ["--"]:
-        words = words[1:]
+    words = _words(argv)
     if not words:
         raise TestbedError("run: give a command after --")
     entrance = lifecycle.enter(name)
@@ -100,6 +105,8 @@ def _dispatch(options: argparse.Namespace) -> int:
         case "context":
             print(context.prepare(_say).folder)
             return 0
+        case "session":
+            return session.run(parse_nodes(options.nodes), list(images.IMAGES), _words(options.argv), _say)
         case "enter":
             return _inside(options.name, [os.environ.get("SHELL", "/bin/sh")])
         case _:

@@ -1,0 +1,100 @@
+"""The kube-apiserver and the pydantic models judge alike: the same objects, the same fields, the same defaults.
+
+Everything is a dry run: the server validates and fills in defaults, nothing is kept. tests/api holds the other half.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ballast_api.crds import crd_name
+from ballast_api.resources import KINDS
+from kit import Cluster
+from tests.support.api_objects import valid
+from tests.support.api_server_judge import Post, disagreements, dry_run_path, sweep_disagreements
+
+ROOT = Path(__file__).resolve().parents[1]
+CRDS = ROOT / "crds"
+DEFINITION = "customresourcedefinition"
+
+
+@pytest.fixture(scope="module")
+def definitions(cluster: Cluster) -> Iterator[None]:
+    """Our CRDs: those that are installed, or ours for as long as this module runs."""
+    names = [crd_name(model) for model in KINDS.values()]
+    missing = [name for name in names if cluster.kubectl.find(DEFINITION, name) is None]
+    if missing:
+        cluster.kubectl.text("apply", "--server-side", "-f", str(CRDS))
+    waiting = ("wait", "--for=condition=Established", *(f"crd/{name}" for name in names), "--timeout=60s")
+    cluster.kubectl.text(*waiting, timeout_s=70)
+    yield
+    for name in missing:
+        cluster.kubectl.delete(DEFINITION, name)
+
+
+@pytest.fixture(scope="module")
+def post(cluster: Cluster, definitions: None) -> Iterator[Post]:
+    """Sends an object to the real server, by way of `kubectl proxy`: that takes any kubeconfig."""
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    proxy = subprocess.Popen(
+        cluster.kubectl.argv("proxy", "--port=0"), env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert proxy.stdout is not None
+    try:
+        address = proxy.stdout.readline().split()[-1]  # Starting to serve on 127.0.0.1:PORT
+        with httpx.Client(base_url=f"http://{address}", timeout=30.0) as http:
+            yield lambda path, body: _answer(http.post(path, json=body))
+    finally:
+        proxy.terminate()
+        proxy.wait(timeout=10)
+        proxy.stdout.close()
+
+
+def _answer(response: httpx.Response) -> tuple[int, dict[str, Any]]:
+    return response.status_code, response.json()
+
+
+def test_the_server_finds_the_schemas_structural(cluster: Cluster, definitions: None) -> None:
+    """A schema that is not gets a condition, and neither pruning nor defaults."""
+    for model in KINDS.values():
+        conditions = cluster.kubectl.get(DEFINITION, crd_name(model))["status"]["conditions"]
+        assert {c["type"]: c["status"] for c in conditions} == {"NamesAccepted": "True", "Established": "True"}
+
+
+def test_every_mutation_gets_the_verdict_of_the_table(post: Post) -> None:
+    """Accepted or refused, the field that is named, the words of our rules, the defaults."""
+    assert disagreements(post) == []
+
+
+def test_junk_in_every_field_gets_the_verdict_of_the_models(post: Post) -> None:
+    """Every field of every kind with every kind of value: what one judge refuses, the other refuses."""
+    assert sweep_disagreements(post) == []
+
+
+def test_an_object_of_another_version_is_not_known(post: Post) -> None:
+    """There is one version; the models say so in words, the server by not knowing the path."""
+    value = {**valid("ServingPool"), "apiVersion": "serving.ballast.dev/v1"}
+    status, answer = post(dry_run_path("ServingPool", "default"), value)
+    assert status == 400
+    assert "v1alpha1" in answer["message"]
+
+
+def test_the_quickstart_is_accepted(cluster: Cluster, definitions: None) -> None:
+    """As a user applies it."""
+    said = cluster.kubectl.text("apply", "--server-side", "--dry-run=server", "-f", str(ROOT / "manifests/quickstart"))
+    assert said.count("serverside-applied (server dry run)") == 5
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_kubectl_explain_knows_every_field(cluster: Cluster, definitions: None, kind: str) -> None:
+    """Descriptions reach the user's terminal."""
+    text = cluster.kubectl.text("explain", f"{KINDS[kind].plural}.spec", "--recursive=false")
+    assert "DESCRIPTION" in text
+    assert "<no description>" not in text
