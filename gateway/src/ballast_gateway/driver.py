@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from types import TracebackType
 from typing import Self, TypeAlias
 
@@ -51,6 +52,10 @@ class Ticket:
         self._effects: deque[Dispatch | Handoff | Reject] = deque()
         self._arrived = asyncio.Event()
         self._open = True
+
+    def now_s(self) -> float:
+        """The time on the driver's clock."""
+        return self._driver.now_s()
 
     async def dispatched(self) -> Dispatch:
         """Wait for the (next) dispatch. Raises `Rejected`."""
@@ -116,7 +121,10 @@ class Ticket:
 
 
 class Driver:
-    """Feeds one Director. `clock` gives seconds; by default the running loop's own clock, so virtual time works."""
+    """Feeds one Director. `clock` gives seconds; by default the running loop's own clock, so virtual time works.
+
+    `on_decision_s` is told what each event that had effects cost in processor time of the Director, in seconds.
+    """
 
     def __init__(
         self,
@@ -124,10 +132,12 @@ class Driver:
         *,
         clock: Callable[[], float] | None = None,
         listeners: tuple[EffectListener, ...] = (),
+        on_decision_s: Callable[[float], None] | None = None,
     ) -> None:
         self.director = director
         self._clock = clock
         self._listeners = listeners
+        self._on_decision_s = on_decision_s
         self._tickets: dict[RequestId, Ticket] = {}
         self._timers: set[asyncio.TimerHandle] = set()
 
@@ -143,6 +153,10 @@ class Driver:
         self.feed(RequestArrived(request))
         return ticket
 
+    def in_flight(self, request_id: RequestId) -> bool:
+        """Whether a request of this id is open."""
+        return request_id in self._tickets
+
     def forget(self, request_id: RequestId) -> None:
         """Called by a ticket that closes."""
         self._tickets.pop(request_id, None)
@@ -150,7 +164,11 @@ class Driver:
     def feed(self, event: Event) -> None:
         """Hand an event to the Director and carry its effects out."""
         now_s = self.now_s()
-        for effect in self.director.on_event(event, now_s):
+        began_s = perf_counter()
+        effects = self.director.on_event(event, now_s)
+        if effects and self._on_decision_s is not None:
+            self._on_decision_s(perf_counter() - began_s)
+        for effect in effects:
             for listen in self._listeners:
                 listen(effect, now_s)
             self._carry_out(effect, now_s)

@@ -84,3 +84,53 @@ def internal_error() -> ApiError:
     return ApiError(
         status=500, type="internal_error", code="internal-error", message="the gateway failed to handle the request"
     )
+
+
+def not_found(path: str) -> ApiError:
+    """No route: 404."""
+    return ApiError(
+        status=404,
+        type="invalid_request_error",
+        code="not-found",
+        message=f"there is no {path!r} here; known: /v1/models, /v1/completions, /v1/chat/completions",
+    )
+
+
+def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
+    """The route has other methods: 405."""
+    return ApiError(
+        status=405,
+        type="invalid_request_error",
+        code="method-not-allowed",
+        message=f"{path} takes {allowed}, not {method}",
+    )
+
+
+def headers_too_large(limit_bytes: int) -> ApiError:
+    """More headers than `limits.maxHeaderBytes`: 431."""
+    return ApiError(
+        status=431,
+        type="invalid_request_error",
+        code="headers-too-large",
+        message=f"the request's headers are larger than {limit_bytes} bytes, the limit of this gateway",
+    )
+
+
+def request_timeout(seconds: float) -> ApiError:
+    """The client began a request and stopped sending: 408."""
+    return ApiError(
+        status=408,
+        type="invalid_request_error",
+        code="request-timeout",
+        message=f"the rest of the request did not come within {seconds:g} s",
+    )
+
+
+def unsupported(status: int, message: str, *, code: str = "unsupported") -> ApiError:
+    """Legal HTTP that this gateway does not speak: 415, 417, 501, 505."""
+    return ApiError(status=status, type="invalid_request_error", code=code, message=message)
+
+
+def upstream_broke(message: str) -> ApiError:
+    """The engine failed in the middle of an answer, too late to try another one: 502."""
+    return ApiError(status=502, type="service_unavailable_error", code="upstream-broke", message=message)

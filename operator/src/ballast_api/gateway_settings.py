@@ -125,8 +125,10 @@ class Limits(ApiModel):
     """Seconds that a client's connection may lie idle between two requests."""
     client_stall_timeout_s: PositiveFloat = 300.0
     """Seconds that a client may accept nothing of its answer; then the connection is closed and the engine stopped."""
+    drain_grace_s: NonNegativeFloat = 1.0
+    """Seconds after SIGTERM in which new requests are still taken, until the cluster has noticed."""
     drain_timeout_s: PositiveFloat = 30.0
-    """Seconds that running requests get after SIGTERM."""
+    """Seconds that running requests get after that."""
 
 
 class Admin(ApiModel):

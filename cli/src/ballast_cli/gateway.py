@@ -1,0 +1,76 @@
+"""`ballast gateway`: the gateway process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ballast_api.errors import InvalidInput
+from ballast_api.gateway_settings import GatewaySettings
+
+
+def gateway(
+    *,
+    config: Annotated[Path, typer.Option(help="Settings file (docs/reference/gateway-settings.md).")],
+    endpoints: Annotated[
+        Path | None, typer.Option(help="Endpoints file; takes the place of `discovery` in the settings.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind; overrides listeners.host.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; overrides listeners.proxy.")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port of the admin API; overrides listeners.admin.")] = None,
+    face: Annotated[str | None, typer.Option(help="Proxy, Picker or Both; overrides face.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; overrides logLevel.")] = None,
+) -> None:
+    """Route OpenAI requests to prefill and decode engines (proxy face), or tell Envoy where to (picker face).
+
+    Ends on SIGTERM or SIGINT when running requests are done. Port 0 takes any free port; the log says which.
+    """
+    from ballast_api.loading import load_settings
+    from ballast_gateway import logs, main
+
+    try:
+        settings = _with_overrides(
+            load_settings(config),
+            {
+                "face": face,
+                "logLevel": log_level,
+                "listeners": {"host": host, "proxy": port, "admin": admin_port},
+                "discovery": None if endpoints is None else {"file": str(endpoints)},
+            },
+        )
+    except InvalidInput as error:
+        _exit(str(error))
+    logs.configure(settings.log_level)
+    try:
+        status = main.run(settings)
+    except (InvalidInput, OSError) as error:
+        _exit(str(error))
+    raise typer.Exit(status)
+
+
+def _with_overrides(settings: GatewaySettings, overrides: dict[str, Any]) -> GatewaySettings:
+    """The settings with what the command line says. Raises `InvalidInput`."""
+    from pydantic import ValidationError
+
+    from ballast_api.errors import explain
+
+    data = settings.dump()
+    for key, value in overrides.items():
+        if key == "discovery" and value is not None:
+            data[key] = value
+        elif isinstance(value, dict):
+            data[key] |= {name: item for name, item in value.items() if item is not None}
+        elif value is not None:
+            data[key] = value
+    try:
+        return GatewaySettings.parse(data)
+    except ValidationError as error:
+        raise InvalidInput("command line", explain(error)) from error
+
+
+def _exit(problem: str) -> None:
+    sys.stderr.write(f"{problem}\n")
+    raise typer.Exit(2)

@@ -1,0 +1,93 @@
+"""The admin API: health, metrics, and "why this pod?". On a port of its own, never exposed to clients."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, HTTPException, Query, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from ballast_gateway.decisions import DecisionLog
+from ballast_gateway.observe.fleet import Fleet, Member
+
+
+def build_admin(
+    *,
+    registry: CollectorRegistry,
+    fleet: Fleet,
+    decisions: DecisionLog,
+    not_ready: Callable[[], list[str]],
+    now_s: Callable[[], float],
+    token_file: Path | None = None,
+) -> FastAPI:
+    """The application. `not_ready` gives the reasons for not being ready, none if it is."""
+    app = FastAPI(title="Ballast gateway admin", docs_url=None, redoc_url=None)
+
+    def authorised(authorization: Annotated[str, Header()] = "") -> None:
+        if token_file is not None:
+            _check_token(authorization, token_file)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        reasons = not_ready()
+        body = {"status": "not ready", "reasons": reasons} if reasons else {"status": "ok"}
+        return JSONResponse(body, status_code=503 if reasons else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/ballast/v1/endpoints", dependencies=[Depends(authorised)])
+    async def endpoints() -> dict[str, Any]:
+        """The endpoints that discovery knows, and what each last said."""
+        members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
+        return {"endpoints": [_member(member, now_s()) for member in members]}
+
+    @app.get("/ballast/v1/decisions", dependencies=[Depends(authorised)])
+    async def last_decisions(
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 100, request_id: str | None = None
+    ) -> dict[str, Any]:
+        """The newest decisions first, each with the costs of every candidate."""
+        return {"decisions": decisions.last(limit, request_id=request_id)}
+
+    return app
+
+
+def _check_token(authorization: str, token_file: Path) -> None:
+    try:
+        token = token_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise HTTPException(503, f"admin.tokenFile cannot be read: {error.strerror}") from error
+    if not token or not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
+        raise HTTPException(401, "this needs the bearer token of admin.tokenFile", {"WWW-Authenticate": "Bearer"})
+
+
+def _member(member: Member, now_s: float) -> dict[str, Any]:
+    endpoint, seen = member.endpoint, member.observation
+    return {
+        "name": endpoint.id,
+        "address": endpoint.address,
+        "role": str(endpoint.role),
+        "pool": endpoint.pool,
+        "profile": endpoint.profile,
+        "state": member.state,
+        "failed_scrapes": member.failures,
+        "problem": member.problem,
+        "observation": None
+        if seen is None
+        else {
+            "age_s": round(now_s - seen.observed_at_s, 6),
+            "running": seen.running,
+            "waiting": seen.waiting,
+            "kv_usage_ratio": seen.kv_usage_ratio,
+            "preemptions": seen.preemptions,
+        },
+    }

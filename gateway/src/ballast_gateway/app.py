@@ -1,0 +1,228 @@
+"""The gateway process: core, observation, faces and admin API put together, started and drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Protocol, TextIO
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from ballast_api.gateway_settings import GatewaySettings
+from ballast_core.director import Director
+from ballast_gateway.admin import build_admin
+from ballast_gateway.decisions import DecisionLog
+from ballast_gateway.driver import Driver
+from ballast_gateway.logs import LineWriter, RequestLog
+from ballast_gateway.metrics import Metrics
+from ballast_gateway.observe.files import FileDiscovery
+from ballast_gateway.observe.fleet import Fleet
+from ballast_gateway.observe.scrape import Scraper
+from ballast_gateway.proxy.face import ProxyFace
+from ballast_gateway.proxy.upstream import UpstreamPool
+from ballast_gateway.records import RequestRecord
+from ballast_gateway.settings import director_settings
+
+_log = logging.getLogger(__name__)
+
+
+class PickerServer(Protocol):
+    """What the gateway asks of the picker face once it serves."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def health_port(self) -> int: ...
+    @property
+    def drain(self) -> Callable[[], None]: ...
+    async def aclose(self, grace_s: float | None = None) -> None: ...
+
+
+class Gateway:
+    """One gateway. `start` it, let it run, `drain` it, `close` it; `ports` says where it listens.
+
+    `out` takes the request log.
+    """
+
+    def __init__(self, settings: GatewaySettings, *, out: TextIO = sys.stdout) -> None:
+        loop = asyncio.get_running_loop()
+        unix_s = time.time() - time.monotonic()
+        self.settings = settings
+        self.ports: dict[str, int] = {}
+        self._loop = loop
+        self._draining = False
+        self.failed = asyncio.Event()
+        """Set when the gateway cannot go on."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = contextlib.AsyncExitStack()
+        self.decisions = DecisionLog(
+            kept=settings.admin.decisions_kept, unix_s=unix_s, file=self._open(settings.logs.decisions_file)
+        )
+        self.registry = CollectorRegistry()
+        director = Director(director_settings(settings))
+        self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
+        self.driver = Driver(
+            director,
+            clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens
+            listeners=(self.decisions, self.metrics.effect),
+            on_decision_s=self.metrics.decision,
+        )
+        self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
+        self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
+        self.metrics.watch_fleet(self.fleet, self.driver.now_s)
+        self._scraper = Scraper(
+            self.fleet,
+            self.pool,
+            interval_s=settings.scrape.interval_s,
+            timeout_s=settings.scrape.timeout_s,
+            now_s=self.driver.now_s,
+            on_failure=self.metrics.scrape_failed,
+        )
+        self.fleet.on_change = self._scraper.sync
+        self._lines = LineWriter(out, loop)
+        self._request_log = RequestLog(self._lines, unix_s=unix_s)
+        self.proxy: ProxyFace | None = None
+        self.picker: PickerServer | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the listeners and begin to observe. Raises `OSError` (port taken) and `InvalidInput` (bad file)."""
+        at = self.settings.listeners
+        await self._serve_admin(at.host, at.admin)
+        await self._discover()
+        if self.settings.face in ("Proxy", "Both"):
+            self.proxy = ProxyFace(
+                self.driver,
+                self.pool,
+                self.settings,
+                new_id=lambda: uuid.uuid4().hex,
+                created_s=int(time.time()),
+                on_record=self._ended,
+            )
+            self._closing.push_async_callback(self.proxy.close)
+            self.ports["proxy"] = await self.proxy.listen(at.host, at.proxy)
+        if self.settings.face in ("Picker", "Both"):
+            from ballast_gateway import picker
+
+            self.picker = await picker.serve(self.driver, self.settings, ready=lambda: not self.not_ready())
+            self._closing.push_async_callback(self.picker.aclose, 0.0)
+            self.ports |= {"ext_proc": self.picker.port, "grpc_health": self.picker.health_port}
+        _log.info("listening", extra={"event": "listening", "ports": self.ports})
+
+    def not_ready(self) -> list[str]:
+        """Why the gateway should get no traffic; empty if it should."""
+        reasons = []
+        if self._draining:
+            reasons.append("draining: the gateway is about to stop")
+        if not self.fleet.synced:
+            reasons.append("discovery has not given its first answer yet")
+        elif not self.fleet.settled:
+            reasons.append("some endpoints have not been scraped yet")
+        if self.settings.face in ("Proxy", "Both") and "proxy" not in self.ports:
+            reasons.append("the proxy face does not listen yet")
+        if self.settings.face in ("Picker", "Both") and "ext_proc" not in self.ports:
+            reasons.append("the picker face does not listen yet")
+        return reasons
+
+    async def drain(self) -> bool:
+        """Say not ready, keep serving for the grace period, then finish what runs. False if something was cut off."""
+        limits = self.settings.limits
+        self._draining = True
+        if self.picker is not None:
+            self.picker.drain()
+        await asyncio.sleep(limits.drain_grace_s)
+        waits: list[Awaitable[object]] = []
+        if self.proxy is not None:
+            waits.append(self.proxy.drain(limits.drain_timeout_s))
+        if self.picker is not None:
+            waits.append(self.picker.aclose(limits.drain_timeout_s))
+        return False not in await asyncio.gather(*waits)
+
+    async def close(self) -> None:
+        """Stop everything at once."""
+        await self._closing.aclose()
+        await self._scraper.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.driver.close()
+        self.pool.close()
+        self._lines.flush()
+
+    # --- parts ------------------------------------------------------------------------------------------------------
+
+    def _open(self, path: str | None) -> TextIO | None:
+        if path is None:
+            return None
+        with contextlib.ExitStack() as opening:
+            file = opening.enter_context(Path(path).open("a", buffering=1, encoding="utf-8"))
+            self._closing.enter_context(opening.pop_all())
+        return file
+
+    def _ended(self, record: RequestRecord) -> None:
+        self.metrics.request(record)
+        if self.settings.logs.requests:
+            self._request_log(record)
+
+    async def _discover(self) -> None:
+        discovery = self.settings.discovery
+        if discovery.file is not None:
+            files = FileDiscovery(Path(discovery.file), self.fleet)
+            files.load()
+            self._run(files.run())
+        elif discovery.kubernetes is not None:
+            from ballast_gateway.observe.watch import PodDiscovery, connect
+
+            api = await connect()
+            self._closing.push_async_callback(api.close)
+            self._run(PodDiscovery(discovery.kubernetes, self.fleet, api).run())
+
+    def _run(self, work: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception:
+                _log.exception("discovery stopped; the gateway ends, to be started anew")
+                self.failed.set()
+
+        self._tasks.append(asyncio.create_task(guarded()))
+
+    async def _serve_admin(self, host: str, port: int) -> None:
+        token_file = self.settings.admin.token_file
+        app = build_admin(
+            registry=self.registry,
+            fleet=self.fleet,
+            decisions=self.decisions,
+            not_ready=self.not_ready,
+            now_s=self.driver.now_s,
+            token_file=None if token_file is None else Path(token_file),
+        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=128)
+        self.ports["admin"] = listener.getsockname()[1]
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        server = _AdminServer(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+
+        async def stop() -> None:
+            server.should_exit = True
+            await task
+            listener.close()
+
+        self._closing.push_async_callback(stop)
+
+
+class _AdminServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the gateway."""
+        yield

@@ -1,0 +1,54 @@
+"""Why this pod? The last decisions, as data: in memory for the admin API and, if asked for, in a file."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from typing import TextIO, TypeAlias
+
+from ballast_core.effects import Dispatch, Effect, Handoff, Reject
+
+Decision: TypeAlias = Dispatch | Handoff | Reject
+
+
+class DecisionLog:
+    """An effect listener of the driver. `unix_s` is what to add to the driver's clock to get seconds since 1970."""
+
+    def __init__(self, *, kept: int, unix_s: float, file: TextIO | None = None) -> None:
+        self._decisions: deque[tuple[float, Decision]] = deque(maxlen=kept)
+        self._unix_s = unix_s
+        self._file = file
+
+    def __call__(self, effect: Effect, now_s: float) -> None:
+        if isinstance(effect, (Dispatch, Handoff, Reject)):
+            self._decisions.append((now_s, effect))
+            if self._file is not None:
+                line = as_dict(effect, now_s + self._unix_s)
+                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def last(self, limit: int, *, request_id: str | None = None) -> list[dict[str, object]]:
+        """The newest decisions first, at most `limit`; of one request if asked so."""
+        found: list[dict[str, object]] = []
+        for now_s, decision in self._newest():
+            if len(found) >= limit:
+                break
+            if request_id is None or decision.request_id == request_id:
+                found.append(as_dict(decision, now_s + self._unix_s))
+        return found
+
+    def _newest(self) -> Iterable[tuple[float, Decision]]:
+        return reversed(self._decisions)
+
+
+def as_dict(decision: Decision, unix_s: float) -> dict[str, object]:
+    """One decision as plain JSON values."""
+    shared: dict[str, object] = {"unix_s": round(unix_s, 6), "request_id": decision.request_id}
+    match decision:
+        case Reject(reason=reason, message=message):
+            return shared | {"decision": "reject", "reason": str(reason), "message": message}
+        case Dispatch(prefill=prefill, decode=decode):
+            shared |= {"decision": "dispatch", "prefill": prefill.id if prefill else None, "decode": decode.id}
+        case Handoff(decode=decode):
+            shared |= {"decision": "handoff", "decode": decode.id}
+    return shared | {"placements": [trace.as_dict() for trace in decision.traces]}

@@ -1,0 +1,82 @@
+"""JSON lines: messages on standard error, one line for each request on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from datetime import UTC, datetime
+from typing import TextIO
+
+from ballast_gateway.records import RequestRecord
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_FLUSH_S = 0.1
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record with its extra values as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": timestamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(level: str) -> None:
+    """Send every logger of the process to standard error as JSON lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    for chatty in ("uvicorn.error", "uvicorn.access", "httpx", "asyncio"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+
+
+def timestamp(unix_s: float) -> str:
+    """RFC 3339 in UTC, to the microsecond."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class LineWriter:
+    """Writes lines together, a few times a second: a system call for each would cost more than making them."""
+
+    def __init__(self, out: TextIO, loop: asyncio.AbstractEventLoop) -> None:
+        self._out = out
+        self._loop = loop
+        self._lines: list[str] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def write(self, line: str) -> None:
+        """Add one line, without its end."""
+        self._lines.append(line)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_FLUSH_S, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines = self._lines, []
+        if lines:
+            self._out.write("\n".join(lines) + "\n")
+            self._out.flush()
+
+
+class RequestLog:
+    """The canonical log line of each request. `unix_s` as for `DecisionLog`."""
+
+    def __init__(self, writer: LineWriter, *, unix_s: float) -> None:
+        self._writer = writer
+        self._unix_s = unix_s
+
+    def __call__(self, record: RequestRecord) -> None:
+        line = {"time": timestamp(record.ended_s + self._unix_s)} | record.as_dict()
+        self._writer.write(json.dumps(line, separators=(",", ":")))

@@ -1,0 +1,74 @@
+"""Reads the few numbers that placement needs from an engine's /metrics page.
+
+A scan for the wanted lines, not a parser of the format: a page of vLLM has some thousand lines, and it is read five
+times a second from every endpoint (`make bench` compares). Format: Prometheus text exposition 0.0.4; names: vLLM
+0.32 (`research/vllm.md` 3a). Several engines behind one endpoint (data parallel ranks) are added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_RUNNING = b"vllm:num_requests_running"
+_WAITING = b"vllm:num_requests_waiting"
+_KV_USAGE = b"vllm:kv_cache_usage_perc"
+_PREEMPTIONS = b"vllm:num_preemptions_total"
+
+
+class BadExposition(Exception):
+    """The page is not what an engine says: a needed line is missing or holds no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """What one page said."""
+
+    running: int
+    waiting: int
+    kv_usage_ratio: float
+    """Mean over the engines behind the endpoint."""
+    preemptions: int
+
+
+def read_gauges(page: bytes) -> EngineGauges:
+    """The numbers on a page. Raises `BadExposition`."""
+    kv_usage = _values(page, _KV_USAGE)
+    return EngineGauges(
+        running=int(sum(_needed(page, _RUNNING))),
+        waiting=int(sum(_needed(page, _WAITING))),
+        kv_usage_ratio=sum(kv_usage) / len(kv_usage) if kv_usage else 0.0,
+        preemptions=int(sum(_values(page, _PREEMPTIONS))),
+    )
+
+
+def _needed(page: bytes, name: bytes) -> list[float]:
+    values = _values(page, name)
+    if not values:
+        raise BadExposition(f"no {name.decode()} on the page: is this an engine's /metrics?")
+    return values
+
+
+def _values(page: bytes, name: bytes) -> list[float]:
+    """The value of every sample of a metric."""
+    values: list[float] = []
+    start = page.find(name)
+    while start >= 0:
+        after = start + len(name)
+        end = page.find(b"\n", after)
+        if end < 0:
+            end = len(page)
+        if (start == 0 or page[start - 1] == 0x0A) and page[after : after + 1] in (b"{", b" ", b"\t"):
+            values.append(_value(page[after:end]))
+        start = page.find(name, end)
+    return values
+
+
+def _value(rest: bytes) -> float:
+    """`{labels} value [timestamp]` without the metric's name. A label's value may hold anything, a brace too."""
+    try:
+        value = float(rest[rest.rfind(b"}") + 1 :].split()[0])
+    except (ValueError, IndexError):
+        raise BadExposition(f"no number in {rest[:80].decode(errors='replace')!r}") from None
+    if not abs(value) < float("inf"):
+        raise BadExposition(f"not a finite number: {rest[:80].decode(errors='replace')!r}")
+    return value

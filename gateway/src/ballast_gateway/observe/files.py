@@ -1,0 +1,54 @@
+"""Discovery from an endpoints file: read at the start, and again whenever it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from ballast_api.errors import InvalidInput
+from ballast_api.loading import load_endpoints
+from ballast_gateway.observe.fleet import Fleet
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.5
+
+
+class FileDiscovery:
+    """Keeps the fleet as the file says. A file that becomes unreadable or wrong changes nothing until it is mended."""
+
+    def __init__(self, path: Path, fleet: Fleet) -> None:
+        self._path = path
+        self._fleet = fleet
+        self._seen: tuple[int, int, int] | None = None
+
+    def load(self) -> None:
+        """Read the file. Raises `InvalidInput`."""
+        self._seen = self._stamp()
+        entries = load_endpoints(self._path).endpoints
+        endpoints = [entry.to_core() for entry in entries]
+        self._fleet.keep_only({endpoint.id for endpoint in endpoints})
+        for endpoint in endpoints:
+            self._fleet.ready(endpoint, proven=False)
+        self._fleet.synced = True
+
+    async def run(self) -> None:
+        """Watch the file for ever. The stamp holds the inode: a ConfigMap changes by a new link."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            if self._stamp() == self._seen:
+                continue
+            try:
+                self.load()
+            except InvalidInput as error:
+                _log.warning("the endpoints file is not usable; keeping the endpoints", extra={"problem": str(error)})
+            else:
+                _log.info("read the endpoints file", extra={"endpoints": len(self._fleet.members)})
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino

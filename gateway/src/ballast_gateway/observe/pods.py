@@ -1,0 +1,92 @@
+"""From a pod to what it means for the fleet: a pure function of the API object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ballast_api import names
+from ballast_core.model import Endpoint, EndpointId, Role
+
+Pod: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodReady:
+    """The pod serves."""
+
+    endpoint: Endpoint
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodDraining:
+    """The pod is being deleted: it finishes what it has."""
+
+    endpoint_id: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
+class PodGone:
+    """The pod is gone or not ready, or no engine; `why` says so for the log."""
+
+    endpoint_id: EndpointId
+    why: str
+
+
+PodChange: TypeAlias = PodReady | PodDraining | PodGone
+
+_LLMD_ROLES = {
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+    "prefill-decode": Role.FLEXIBLE,
+    "both": Role.FLEXIBLE,
+}
+
+
+def endpoint_id(pod: Pod) -> EndpointId:
+    """The pod's name; one gateway watches one namespace."""
+    return EndpointId(str(pod["metadata"]["name"]))
+
+
+def read_pod(pod: Pod, *, port: int) -> PodChange:
+    """What a pod that exists means. `port` is the engines' HTTP port."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    name = endpoint_id(pod)
+    if metadata.get("deletionTimestamp"):
+        return PodDraining(name)
+    labels = metadata.get("labels") or {}
+    role = _role(labels)
+    if role is None:
+        given = labels.get(names.LABEL_ROLE, labels.get(names.LABEL_LLMD_ROLE))
+        return PodGone(name, f"label {names.LABEL_ROLE} is {given!r}: use prefill, decode or flexible")
+    if not _is_ready(status):
+        return PodGone(name, "not ready")
+    ip = status.get("podIP")
+    if not ip:
+        return PodGone(name, "has no IP address")
+    return PodReady(
+        Endpoint(
+            id=name,
+            address=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
+            role=role,
+            pool=labels.get(names.LABEL_POOL, ""),
+            profile=(metadata.get("annotations") or {}).get(names.ANNOTATION_HARDWARE, ""),
+        ),
+        uid=str(metadata.get("uid", "")),
+    )
+
+
+def _role(labels: Mapping[str, str]) -> Role | None:
+    ours = labels.get(names.LABEL_ROLE)
+    if ours is not None:
+        return Role(ours) if ours in set(Role) else None
+    return _LLMD_ROLES.get(labels.get(names.LABEL_LLMD_ROLE, ""))
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )

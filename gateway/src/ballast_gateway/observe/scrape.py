@@ -1,0 +1,101 @@
+"""Scrapes every member of the fleet at its own steady beat.
+
+It uses the byte path's client: at five scrapes a second and endpoint, httpx would cost more processor time than the
+requests themselves (0.8 ms each against some 0.05 ms).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Callable
+
+from ballast_core.model import EndpointId, Observation
+from ballast_gateway.observe.exposition import BadExposition, read_gauges
+from ballast_gateway.observe.fleet import Fleet, Member
+from ballast_gateway.proxy.upstream import UpstreamError, UpstreamPool
+
+_log = logging.getLogger(__name__)
+_MAX_AT_ONCE = 64
+
+
+class Scraper:
+    """Call `sync` when members came or went. `on_failure` is told of each failed scrape."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pool: UpstreamPool,
+        *,
+        interval_s: float,
+        timeout_s: float,
+        now_s: Callable[[], float],
+        on_failure: Callable[[Member], None] = lambda member: None,
+    ) -> None:
+        self._fleet = fleet
+        self._pool = pool
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._now_s = now_s
+        self._on_failure = on_failure
+        self._tasks: dict[EndpointId, tuple[Member, asyncio.Task[None]]] = {}
+        self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    def sync(self) -> None:
+        """Scrape exactly the members that there are."""
+        members = self._fleet.members
+        for endpoint_id, (member, task) in list(self._tasks.items()):
+            if members.get(endpoint_id) is not member:
+                task.cancel()
+                del self._tasks[endpoint_id]
+        for endpoint_id, member in members.items():
+            if endpoint_id not in self._tasks:
+                self._tasks[endpoint_id] = (member, asyncio.create_task(self._beat(member)))
+
+    async def close(self) -> None:
+        """Stop scraping."""
+        tasks = [task for _, task in self._tasks.values()]
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _beat(self, member: Member) -> None:
+        await self._scrape(member)
+        share = zlib.crc32(member.endpoint.id.encode()) / 2**32  # spread out: those found together would beat together
+        next_s = self._now_s() + self._interval_s * share
+        while True:
+            await asyncio.sleep(max(0.0, next_s - self._now_s()))
+            await self._scrape(member)
+            next_s = max(next_s + self._interval_s, self._now_s())
+
+    async def _scrape(self, member: Member) -> None:
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    reply = await self._pool.get(member.endpoint.address, "/metrics", timeout_s=self._timeout_s)
+                if reply.status != 200:
+                    raise UpstreamError(f"/metrics answered {reply.status}")
+                gauges = read_gauges(reply.body)
+            except TimeoutError:
+                self._failed(member, f"no answer within {self._timeout_s:g} s")
+            except (UpstreamError, BadExposition) as error:
+                self._failed(member, str(error))
+            else:
+                self._fleet.scraped(
+                    member,
+                    Observation(
+                        observed_at_s=self._now_s(),
+                        running=gauges.running,
+                        waiting=gauges.waiting,
+                        kv_usage_ratio=gauges.kv_usage_ratio,
+                        preemptions=gauges.preemptions,
+                    ),
+                )
+
+    def _failed(self, member: Member, problem: str) -> None:
+        if member.failures == 0:
+            _log.warning("a scrape failed", extra={"endpoint": member.endpoint.id, "problem": problem})
+        self._fleet.scrape_failed(member, problem)
+        self._on_failure(member)

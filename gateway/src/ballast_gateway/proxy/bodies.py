@@ -1,0 +1,162 @@
+"""Bodies of `/v1/completions` and `/v1/chat/completions`: what is checked, and what goes to each leg.
+
+Checked is what the gateway itself depends on, and what would make it ask an engine something senseless; everything
+else is the engine's to judge, and its 4xx reaches the client as it is.
+
+The two legs are NIXL's pull protocol (vLLM `distributed/kv_transfer/kv_connector/v1/nixl`): the prefill leg asks for
+one token and the KV handle, the decode leg is the client's own request with that handle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ballast_gateway import openai_body
+from ballast_gateway.openai_body import InvalidBody, JsonObject
+
+_ASK_FOR_HANDLE: Final[JsonObject] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_POSITIVE_INTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
+_ROLES_HINT: Final = "such as user"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request to generate, as the gateway understands it."""
+
+    chat: bool
+    model: str
+    stream: bool
+    prompt_tokens: int
+    """Exact for token ids; else about one for four characters."""
+    max_output_tokens: int | None
+    choices: int
+    document: JsonObject
+    """The client's body without control fields."""
+    raw: bytes
+    """The same as bytes."""
+
+    @property
+    def can_hand_off(self) -> bool:
+        """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d)."""
+        return self.choices == 1
+
+    def prefill_body(self) -> bytes:
+        """The prefill leg: one token, no stream, and a KV handle please."""
+        dropped = {"stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens"}
+        document = {key: value for key, value in self.document.items() if key not in dropped}
+        document |= {"max_tokens": 1, "stream": False, "kv_transfer_params": _ASK_FOR_HANDLE}
+        if self.chat:
+            document["max_completion_tokens"] = 1
+        return openai_body.dump(document)
+
+    def decode_body(self, kv_transfer_params: object | None) -> bytes:
+        """The decode leg: what the client asked, with the handle that the prefill engine gave, verbatim."""
+        if kv_transfer_params is None:
+            return self.raw
+        handle = openai_body.dump({"kv_transfer_params": kv_transfer_params})
+        end = self.raw.rindex(b"}")
+        return b"%b,%b" % (self.raw[:end], handle[1:])  # no second encoding of a prompt of many token ids
+
+
+def read_generation(raw: bytes, *, chat: bool) -> Generation:
+    """Check a body. Raises `InvalidBody`, which names the field."""
+    document = openai_body.parse_object(raw)
+    model = openai_body.model_of(document)
+    _check_common(document)
+    (_check_messages if chat else _check_prompt)(document)
+    stripped = openai_body.without_control_fields(document)
+    if stripped is not None:
+        document, raw = stripped, openai_body.dump(stripped)
+    elif not raw.lstrip(b" \t\r\n").startswith(b"{") or b"\0" in raw[:4]:
+        raw = openai_body.dump(document)  # UTF-16, UTF-32 or a byte order mark: JSON to us, not to every engine
+    n, best_of = document.get("n") or 1, document.get("best_of") or 1
+    prompts = document.get("prompt")
+    batch = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return Generation(
+        chat=chat,
+        model=model,
+        stream=document.get("stream") is True,
+        prompt_tokens=openai_body.prompt_tokens(document),
+        max_output_tokens=openai_body.max_output_tokens(document),
+        choices=max(n, best_of) * batch,
+        document=document,
+        raw=raw,
+    )
+
+
+def _check_common(document: JsonObject) -> None:
+    stream = document.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidBody(f"stream: must be true or false, not {_shown(stream)}", "stream")
+    options = document.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise InvalidBody(f"stream_options: must be an object, not {_shown(options)}", "stream_options")
+    if options is not None and not stream:
+        raise InvalidBody("stream_options: only allowed with stream: true", "stream_options")
+    for field in _POSITIVE_INTS:
+        value = document.get(field)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InvalidBody(f"{field}: must be a whole number of 1 or more, not {_shown(value)}", field)
+    for field in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
+        value = document.get(field)
+        if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
+            raise InvalidBody(f"{field}: must be a number, not {_shown(value)}", field)
+
+
+def _check_prompt(document: JsonObject) -> None:
+    prompt = document.get("prompt")
+    if prompt is None and document.get("prompt_embeds") is None:
+        raise InvalidBody("prompt: is missing; give a text or a list of token ids", "prompt")
+    if prompt is None or isinstance(prompt, str):
+        return
+    if not isinstance(prompt, list) or not prompt:
+        raise InvalidBody(f"prompt: must be a text or a list that is not empty, not {_shown(prompt)}", "prompt")
+    if not (_are_ids(prompt) or all(isinstance(item, str) for item in prompt)) and not all(
+        isinstance(item, list) and item and _are_ids(item) for item in prompt
+    ):
+        raise InvalidBody("prompt: its entries must be all texts, all token ids or all lists of token ids", "prompt")
+
+
+def _are_ids(items: list[object]) -> bool:
+    return all(type(item) is int and item >= 0 for item in items)
+
+
+def _check_messages(document: JsonObject) -> None:
+    messages = document.get("messages")
+    if not isinstance(messages, list) or not messages:
+        problem = "is missing" if messages is None else f"must be a list that is not empty, not {_shown(messages)}"
+        raise InvalidBody(f"messages: {problem}; give a list of messages", "messages")
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise InvalidBody(f"{where}: must be an object with role and content, not {_shown(message)}", where)
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not role:
+            raise InvalidBody(f"{where}.role: must be a text {_ROLES_HINT}, not {_shown(role)}", f"{where}.role")
+        if content is not None and not isinstance(content, (str, list)):
+            raise InvalidBody(
+                f"{where}.content: must be a text or a list of parts, not {_shown(content)}", f"{where}.content"
+            )
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "an object"
+        case list():
+            return "an empty list" if not value else "a list"
+        case _:
+            text = repr(value)
+            return text if len(text) <= 40 else f"{text[:37]}..."

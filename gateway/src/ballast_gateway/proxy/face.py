@@ -1,0 +1,248 @@
+"""The proxy face: routes, admission of bodies, and the life of its listener."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ballast_api.gateway_settings import GatewaySettings
+from ballast_core.model import Request, RequestId
+from ballast_gateway import headers
+from ballast_gateway.driver import Driver
+from ballast_gateway.errors import (
+    ApiError,
+    internal_error,
+    invalid_request,
+    method_not_allowed,
+    model_not_found,
+    not_found,
+)
+from ballast_gateway.openai_body import InvalidBody
+from ballast_gateway.proxy.bodies import Generation, read_generation
+from ballast_gateway.proxy.connection import ClientConnection
+from ballast_gateway.proxy.legs import Generator, Job
+from ballast_gateway.proxy.requests import HttpRequest
+from ballast_gateway.proxy.upstream import UpstreamPool
+from ballast_gateway.records import RequestRecord
+
+_log = logging.getLogger(__name__)
+
+_MODELS = b"/v1/models"
+_COMPLETIONS = b"/v1/completions"
+_CHAT = b"/v1/chat/completions"
+_ALLOWED = {_MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
+_SWEEP_S = 0.25
+_BACKLOG = 2048
+
+
+class ProxyFace:
+    """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
+
+    `on_record` is told of each request once, when it has ended; `new_id` makes ids for requests that bring none.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        pool: UpstreamPool,
+        settings: GatewaySettings,
+        *,
+        new_id: Callable[[], str],
+        created_s: int,
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
+        limits = settings.limits
+        self.max_header_bytes = limits.max_header_bytes
+        self.max_body_bytes = limits.max_body_bytes
+        self.request_timeout_s = limits.request_timeout_s
+        self.keep_alive_timeout_s = limits.keep_alive_timeout_s
+        self.client_stall_timeout_s = limits.client_stall_timeout_s
+        self.connections: set[ClientConnection] = set()
+        self.closing = False
+        self._emptied = asyncio.Event()
+        self.in_flight = 0
+        """Generations that have not ended."""
+        self._driver = driver
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._new_id = new_id
+        self._on_record = on_record
+        self._served = settings.model.served_names
+        self._models = _models_body(self._served, created_s)
+        self._generator = Generator(
+            pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s, idle_timeout_s=limits.idle_timeout_s
+        )
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def listen(self, host: str, port: int) -> int:
+        """Open the listener; port 0 takes a free one. Returns the port. Raises `OSError`."""
+        self._server = await self._loop.create_server(self._connect, host, port, backlog=_BACKLOG)
+        self._sweep()
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    def _connect(self) -> ClientConnection:
+        return ClientConnection(self, self._loop)
+
+    def _sweep(self) -> None:
+        now_s = self._loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now_s)
+        self._pool.sweep(now_s)
+        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take nothing new and let what runs end. Returns False if some of it was cut off at the time limit."""
+        if self._server is not None:
+            self._server.close()
+        self.closing = True
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        if self.connections:
+            self._emptied.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), timeout_s)
+        cut = self.in_flight
+        for connection in list(self.connections):
+            connection.abort()
+        return cut == 0
+
+    async def close(self) -> None:
+        """Close the listener and every connection at once."""
+        await self.drain(0.0)
+        await asyncio.sleep(0)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
+        """Answer at once, or return what will. Never raises."""
+        path = _path(request.target)
+        record = RequestRecord(
+            id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"), status=200
+        )
+        try:
+            return self._route(client, request, path, record)
+        except Exception:
+            _log.exception("a request handler failed", extra={"request_id": record.id})
+            self._refuse(client, record, internal_error(), outcome="failed")
+            return None
+
+    def disconnected(self, client: ClientConnection) -> None:
+        """A connection is gone."""
+        self.connections.discard(client)
+        if not self.connections:
+            self._emptied.set()
+
+    def refused(self, error: ApiError) -> None:
+        """Bytes that made no request were refused."""
+        now_s = self._driver.now_s()
+        record = RequestRecord(id="", arrived_s=now_s, ended_s=now_s, status=error.status)
+        record.outcome, record.reason, record.detail = "invalid", error.code, error.message
+        self._on_record(record)
+
+    def _route(
+        self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord
+    ) -> Coroutine[Any, Any, None] | None:
+        allowed = _ALLOWED.get(path)
+        method = request.method.decode("latin-1")
+        if allowed is None:
+            record.path = ""  # what clients write is not repeated in metrics
+            self._refuse(client, record, not_found(path[:200].decode("latin-1")))
+        elif method != allowed and not (allowed == "GET" and method == "HEAD"):
+            self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
+        elif path == _MODELS:
+            headers_ = [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())]
+            client.respond(200, headers_, self._models)
+            self._ended(record)
+        else:
+            return self._admit(client, request, path, record)
+        return None
+
+    def _admit(
+        self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord
+    ) -> Coroutine[Any, Any, None] | None:
+        try:
+            generation = read_generation(request.body, chat=path == _CHAT)
+        except InvalidBody as error:
+            self._refuse(client, record, invalid_request(str(error), param=error.param))
+            return None
+        if generation.model not in self._served:
+            self._refuse(client, record, model_not_found(generation.model[:200], self._served))
+            return None
+        record.model, record.stream = generation.model, generation.stream
+        record.prompt_tokens = generation.prompt_tokens
+        return self._generate(client, request, path, generation, record)
+
+    async def _generate(
+        self, client: ClientConnection, request: HttpRequest, path: bytes, generation: Generation, record: RequestRecord
+    ) -> None:
+        id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
+        self.in_flight += 1
+        try:
+            with self._driver.open(
+                Request(
+                    id=RequestId(record.id),
+                    prompt_tokens=generation.prompt_tokens,
+                    max_output_tokens=generation.max_output_tokens,
+                    model=generation.model,
+                )
+            ) as ticket:
+                forwarded = headers.to_engine(request.headers) + id_line
+                await self._generator.run(Job(client, path, forwarded, generation, record), ticket)
+        except asyncio.CancelledError:
+            record.outcome, record.reason, record.status = "cancelled", "client-gone", record.status
+            raise
+        except BaseException:
+            record.outcome, record.reason, record.status = "failed", internal_error().code, 500
+            raise
+        finally:
+            self.in_flight -= 1
+            self._ended(record)
+
+    def _refuse(
+        self,
+        client: ClientConnection,
+        record: RequestRecord,
+        error: ApiError,
+        *,
+        outcome: str = "invalid",
+        allow: str = "",
+    ) -> None:
+        record.status, record.outcome, record.reason, record.detail = error.status, outcome, error.code, error.message
+        extra = ((headers.REQUEST_ID, record.id.encode()), *(((b"allow", allow.encode()),) if allow else ()))
+        client.respond_error(error, extra)
+        self._ended(record)
+
+    def _ended(self, record: RequestRecord) -> None:
+        record.ended_s = self._driver.now_s()
+        self._on_record(record)
+
+    def _id_of(self, request: HttpRequest) -> str:
+        """The client's id where it is usable and not in flight already; engines need them unique."""
+        given = headers.request_id(request.headers)
+        if given is None or self._driver.in_flight(RequestId(given)):
+            return self._new_id()
+        return given
+
+
+def _path(target: bytes) -> bytes:
+    """The path of a request target in origin or absolute form (RFC 9112 section 3.2), without its query."""
+    if not target.startswith(b"/"):
+        scheme, separator, rest = target.partition(b"://")
+        if separator and scheme.lower() in (b"http", b"https"):
+            target = b"/" + rest.partition(b"/")[2]
+    return target.partition(b"?")[0]
+
+
+def _models_body(served: tuple[str, ...], created_s: int) -> bytes:
+    models = [{"id": name, "object": "model", "created": created_s, "owned_by": "ballast"} for name in served]
+    return json.dumps({"object": "list", "data": models}).encode()

@@ -1,0 +1,190 @@
+"""Bytes in, whole HTTP/1.1 requests out: framing, limits and everything that is refused before a route is looked at.
+
+Does no I/O. Framing is llhttp's in its strict mode (RFC 9112); on top of it come the limits and the few rules that
+llhttp leaves to its user: one Host, `chunked` as the only transfer coding, no trailers into the headers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import httptools
+
+from ballast_gateway.errors import ApiError, body_too_large, headers_too_large, invalid_request, unsupported
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case."""
+
+_CHECKED = frozenset({b"host", b"transfer-encoding", b"expect", b"content-length", b"content-encoding"})
+_RAW_BODY_FACTOR = 8
+"""A chunked body may take this many times its limit on the wire: chunks of one byte do."""
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """One whole request."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    body: bytes
+    keep_alive: bool
+    http11: bool
+
+
+class Reading(Enum):
+    """What the next byte belongs to."""
+
+    NOTHING = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class RequestReader:
+    """Feed it bytes; take `requests` from the left. After `error` is set nothing more comes."""
+
+    def __init__(self, *, max_header_bytes: int, max_body_bytes: int) -> None:
+        self.requests: deque[HttpRequest] = deque()
+        self.error: ApiError | None = None
+        self.reading = Reading.NOTHING
+        self.continue_wanted = False
+        """The client waits for `100 Continue`; whoever sends it sets this back."""
+        self._max_header_bytes = max_header_bytes
+        self._max_body_bytes = max_body_bytes
+        self._last = False
+        """The last request of this connection is there; whatever follows is ignored."""
+        self._began_here = False
+        self._upgrading = False
+        self._target = b""
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._raw_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._keep_alive = self._http11 = True
+        self._hosts = self._codings = 0
+        self._parser = httptools.HttpRequestParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Take in what the client sent."""
+        if self.error is not None or self._last:
+            return
+        self._began_here = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if not self._last:
+                self._refuse(invalid_request(f"this is not HTTP/1.1: {error}", code="bad-http"))
+        self._check_size(len(data))
+
+    def _without_upgrade(self, rest: bytes) -> None:
+        """RFC 9110 section 7.8: a server may ignore an upgrade. llhttp cannot, so the head is read again without it.
+
+        Java's HTTP client offers h2c with every first request.
+        """
+        method = self._parser.get_method()
+        if self.error is not None:
+            return
+        if method == b"CONNECT":
+            self._refuse(unsupported(501, "CONNECT is not supported"))
+            return
+        dropped = {b"upgrade", b"connection", b"http2-settings"}
+        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] not in dropped]
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, b"".join(lines))
+        self._parser = httptools.HttpRequestParser(self)
+        self._upgrading = False
+        self.feed(head + rest)
+
+    def _check_size(self, fed: int) -> None:
+        """Bounds what llhttp takes in without calling back: a head, a header or a chunk extension that never ends."""
+        if self.reading is Reading.HEAD and not self._began_here:
+            self._head_bytes += fed
+            if self._head_bytes > self._max_header_bytes:
+                self._refuse(headers_too_large(self._max_header_bytes))
+        elif self.reading is Reading.BODY:
+            self._raw_bytes += fed
+            if self._raw_bytes > _RAW_BODY_FACTOR * self._max_body_bytes + self._max_header_bytes:
+                self._refuse(body_too_large(self._max_body_bytes))
+
+    def _refuse(self, error: ApiError) -> None:
+        if self.error is None:
+            self.error = error
+
+    # --- called by the parser: these never raise ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self.reading = Reading.HEAD
+        self._began_here = True
+        self._target = b""
+        self._headers = []
+        self._body = []
+        self._head_bytes = self._raw_bytes = self._body_bytes = self._hosts = self._codings = 0
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + 4
+        if self.reading is not Reading.HEAD:
+            return  # a trailer: it must not pass for a header
+        name = name.lower()
+        self._headers.append((name, value))
+        if name in _CHECKED:
+            self._check_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        self.reading = Reading.BODY
+        version = parser.get_http_version()
+        self._http11 = version == "1.1"
+        self._keep_alive = parser.should_keep_alive()
+        self._upgrading = parser.should_upgrade()
+        if version not in ("1.1", "1.0"):
+            self._refuse(unsupported(505, f"HTTP/{version} is not supported; use HTTP/1.1", code="bad-http"))
+        elif self._head_bytes + len(self._target) > self._max_header_bytes:
+            self._refuse(headers_too_large(self._max_header_bytes))
+        elif self._hosts != 1 and (self._http11 or self._hosts > 1):
+            self._refuse(invalid_request("the request must have one Host header", code="bad-http"))
+        elif self._codings and not self._http11:
+            self._refuse(invalid_request("HTTP/1.0 has no Transfer-Encoding", code="bad-http"))
+
+    def on_body(self, part: bytes) -> None:
+        self._body_bytes += len(part)
+        if self._body_bytes > self._max_body_bytes:
+            self._body = []
+            self._refuse(body_too_large(self._max_body_bytes))
+        elif self.error is None:
+            self._body.append(part)
+
+    def on_message_complete(self) -> None:
+        if self.error is not None or self._upgrading or self._last:
+            return
+        self.reading = Reading.NOTHING
+        self.continue_wanted = False
+        self._last = not self._keep_alive
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self.requests.append(
+            HttpRequest(self._parser.get_method(), self._target, self._headers, body, self._keep_alive, self._http11)
+        )
+
+    def _check_header(self, name: bytes, value: bytes) -> None:
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"content-length":
+            if len(value) < 19 and value.isdigit() and int(value) > self._max_body_bytes:
+                self._refuse(body_too_large(self._max_body_bytes))
+        elif name == b"transfer-encoding":
+            self._codings += 1
+            if value.strip().lower() != b"chunked" or self._codings > 1:
+                self._refuse(unsupported(501, "the only transfer coding here is chunked", code="bad-http"))
+        elif name == b"content-encoding":
+            if value.strip().lower() != b"identity":
+                self._refuse(unsupported(415, "send the body without Content-Encoding"))
+        elif value.strip().lower() == b"100-continue":
+            self.continue_wanted = True
+        else:
+            self._refuse(unsupported(417, "the only expectation here is 100-continue"))

@@ -1,0 +1,100 @@
+"""Watches a stream of server-sent events go by: when the first token is there, and how many tokens there are.
+
+The bytes themselves are forwarded as they come. vLLM sends one event a token (`--stream-interval 1`), so counting
+the blank lines between events counts tokens; JSON never holds a raw newline. A `usage` in the stream is more exact
+and wins. Only the events up to the first token are parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+_USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,15})')
+_DONE = b"data: [DONE]"
+_MAX_PARTIAL_BYTES = 1024 * 1024
+"""Of an event that is longer than this only the end is looked at."""
+
+
+class TokenMeter:
+    """Feed it the body of a stream as it comes."""
+
+    __slots__ = ("_events", "_partial", "_separator", "_usage", "started")
+
+    def __init__(self) -> None:
+        self.started = False
+        """The first token is there."""
+        self._events = 0
+        self._usage: int | None = None
+        self._partial = b""
+        self._separator = b"\n\n"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens so far: as the stream's usage says, else one for each event from the first token on."""
+        return self._events if self._usage is None else self._usage
+
+    @property
+    def between_events(self) -> bool:
+        """Whether the stream so far ends with a whole event."""
+        return not self._partial
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next bytes of the stream, cut anywhere."""
+        if self._partial:
+            data = self._partial + data
+        end = data.rfind(self._separator)
+        if end < 0 and not self.started and b"\r\n\r\n" in data:
+            self._separator = b"\r\n\r\n"
+            end = data.rfind(self._separator)
+        if end < 0:
+            self._partial = data[-_MAX_PARTIAL_BYTES:]
+            return
+        end += len(self._separator)
+        if end == len(data):
+            self._partial, whole = b"", data
+        else:
+            self._partial, whole = data[end:], data[:end]
+        self._count(whole)
+
+    def _count(self, whole: bytes) -> None:
+        if b'"completion_tokens"' in whole and (found := _USAGE.findall(whole)):
+            self._usage = int(found[-1])
+        if self.started:
+            self._events += whole.count(self._separator)
+            if _DONE in whole and whole.rstrip().endswith(_DONE):
+                self._events -= 1
+            return
+        for number, event in enumerate(events := whole.split(self._separator)[:-1]):
+            if has_token(event):
+                self.started = True
+                self._events = sum(1 for later in events[number:] if not later.endswith(_DONE))
+                return
+
+
+def has_token(event: bytes) -> bool:
+    """Whether an event brings output: text, token ids, reasoning or a tool call; a bare role or a comment does not."""
+    payload = b"".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")).strip()
+    if not payload.startswith(b"{"):
+        return False
+    try:
+        document = json.loads(payload)
+    except ValueError:
+        return False
+    choices = document.get("choices")
+    return isinstance(choices, list) and any(_brings_output(choice) for choice in choices)
+
+
+def _brings_output(choice: object) -> bool:
+    if not isinstance(choice, dict):
+        return False
+    if choice.get("text") or choice.get("token_ids") or choice.get("finish_reason"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(value for key, value in delta.items() if key != "role")
+
+
+def completion_tokens(body: bytes) -> int:
+    """What the `usage` of a whole answer says; 0 if it says nothing."""
+    found = _USAGE.findall(body)
+    return int(found[-1]) if found else 0

@@ -1,0 +1,81 @@
+"""What became of one client request: the source of its log line and of its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Filled in as a request goes on. Times are seconds on the driver's clock."""
+
+    id: str
+    arrived_s: float
+    path: str = ""
+    model: str = ""
+    """A served name, or empty: what else clients write is not repeated in metrics."""
+    stream: bool = False
+    prompt_tokens: int = 0
+    prefill: str = ""
+    """The endpoint that did the prefill; empty if the decode endpoint did it itself."""
+    decode: str = ""
+    dispatches: int = 0
+    prefilled_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float = 0.0
+    output_tokens: int = 0
+    status: int = 0
+    """What the client was answered; 0 if it left before."""
+    outcome: str = "completed"
+    """completed, failed, cancelled, rejected (no endpoint) or invalid (the client's fault)."""
+    reason: str = ""
+    """The error's code if it did not complete."""
+    detail: str = ""
+
+    @property
+    def retries(self) -> int:
+        """Dispatches after the first."""
+        return max(0, self.dispatches - 1)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to first token; None for what does not stream: its first token is not seen."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrived_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Arrival to end."""
+        return self.ended_s - self.arrived_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean gap between two tokens after the first; None below two tokens."""
+        if self.first_token_s is None or self.output_tokens < 2:
+            return None
+        return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
+
+    def as_dict(self) -> dict[str, object]:
+        """The canonical log line, without what does not apply."""
+        line: dict[str, object] = {
+            "event": "request",
+            "request_id": self.id,
+            "path": self.path,
+            "model": self.model,
+            "stream": self.stream,
+            "status": self.status,
+            "outcome": self.outcome,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "e2e_s": round(self.e2e_s, 6),
+        }
+        optional = {
+            "reason": self.reason,
+            "detail": self.detail,
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "retries": self.retries,
+            "prefill_s": None if self.prefilled_s is None else round(self.prefilled_s - self.arrived_s, 6),
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+            "tpot_s": None if self.tpot_s is None else round(self.tpot_s, 6),
+        }
+        return line | {key: value for key, value in optional.items() if value not in (None, "", 0)}
