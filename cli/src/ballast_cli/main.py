@@ -2,12 +2,15 @@
 
 import typer
 
-from ballast_cli import engine_sim, operator
+from ballast_cli import engine_sim, gateway, load, operator
 
 app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
 
 app.add_typer(engine_sim.app, name="engine-sim")
+app.command("load")(load.load_command)
+app.command()(gateway.gateway)
 app.command()(operator.operator)
+app.command()(demo.demo)
 
 
 @app.callback()
