@@ -17,8 +17,7 @@ import pytest
 from ballast_api.crds import crd_name
 from ballast_api.resources import KINDS
 from kit import Cluster
-from tests.support.api_objects import valid
-from tests.support.api_server_judge import Post, disagreements, dry_run_path, sweep_disagreements
+from tests.support.api_server_judge import Post, disagreements, sweep_disagreements
 
 ROOT = Path(__file__).resolve().parents[1]
 CRDS = ROOT / "crds"
@@ -76,14 +75,6 @@ def test_every_mutation_gets_the_verdict_of_the_table(post: Post) -> None:
 def test_junk_in_every_field_gets_the_verdict_of_the_models(post: Post) -> None:
     """Every field of every kind with every kind of value: what one judge refuses, the other refuses."""
     assert sweep_disagreements(post) == []
-
-
-def test_an_object_of_another_version_is_not_known(post: Post) -> None:
-    """There is one version; the models say so in words, the server by not knowing the path."""
-    value = {**valid("ServingPool"), "apiVersion": "serving.ballast.dev/v1"}
-    status, answer = post(dry_run_path("ServingPool", "default"), value)
-    assert status == 400
-    assert "v1alpha1" in answer["message"]
 
 
 def test_the_quickstart_is_accepted(cluster: Cluster, definitions: None) -> None:

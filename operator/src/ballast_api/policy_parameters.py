@@ -18,6 +18,11 @@ def core_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): value for name, value in parameters.items()}
 
 
+def manifest_words(text: str) -> str:
+    """Text of the core with its snake_case names as manifests write them."""
+    return re.sub(r"\b[a-z][a-z0-9]*(_[a-z0-9]+)+\b", lambda match: to_camel(match[0]), text)
+
+
 def parameters_schema(policies: Mapping[str, type]) -> dict[str, Any]:
     """OpenAPI schema that accepts the parameters of every policy: the union of their fields.
 

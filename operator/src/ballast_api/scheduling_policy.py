@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 
 from ballast_api.common import API_VERSION, ApiModel, NonEmptyStr, PrinterColumn, Resource, raise_at
 from ballast_api.conditions import AcceptedStatus
-from ballast_api.policy_parameters import core_parameters, parameters_schema
+from ballast_api.policy_parameters import core_parameters, manifest_words, parameters_schema
 from ballast_core.policies.base import Placement
 from ballast_core.policies.registry import PLACEMENTS, PolicyError, build_placement
 
@@ -31,7 +31,7 @@ class PlacementSpec(ApiModel):
         try:
             self.build()
         except PolicyError as error:
-            raise_at("PlacementSpec", [(error.field, "policy", str(error), None)])
+            raise_at("PlacementSpec", [(manifest_words(error.field), "policy", manifest_words(str(error)), None)])
         return self
 
     def build(self) -> Placement:
