@@ -1,0 +1,44 @@
+"""What an exchange wants done: replies to send, and what the session must ask or tell the Director."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ballast_core.model import Outcome
+from ballast_gateway.picker.messages import Reply
+from ballast_gateway.picker.query import Query
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Ask the Director where this request goes; then call `routed` or `refused`."""
+
+    query: Query
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The response has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The exchange is over. Comes at most once, and only after a request was routed."""
+
+    outcome: Outcome
+    served: str | None
+    """Address of the endpoint that served, if the proxy said so."""
+    response_seen: bool
+    """False where the proxy shows no response: the request may still be running."""
+
+
+Action: TypeAlias = Reply | Pick | FirstToken | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a request goes: addresses as `host:port`."""
+
+    decode: str
+    prefill: str | None = None

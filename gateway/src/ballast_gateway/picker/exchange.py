@@ -1,0 +1,304 @@
+"""The ext_proc protocol of one HTTP exchange, as a state machine without I/O.
+
+Messages go in, actions come out: replies in the order in which they must be sent, and questions to the session. After
+a `Pick` the session calls `routed` or `refused` before it hands in the next message.
+
+How each body mode is served (`_RULES`), after Envoy's `processing_mode.proto`:
+
+- FULL_DUPLEX_STREAMED: nothing is answered until the body has ended, by its last chunk or by trailers; then headers,
+  body chunks, trailers, in that order.
+- BUFFERED, BUFFERED_PARTIAL: the headers are answered at once without a change, the pick comes with the one body
+  message; Envoy holds the headers back until then.
+- STREAMED, NONE, GRPC: the proxy forwards the headers as soon as they are answered, so the pick must come with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from ballast_core.model import Outcome
+from ballast_gateway import errors
+from ballast_gateway.errors import ApiError
+from ballast_gateway.picker import protocol
+from ballast_gateway.picker.actions import Action, Destination, Pick
+from ballast_gateway.picker.messages import (
+    BodyMode,
+    BodyReply,
+    HeaderChange,
+    HeadersReply,
+    Immediate,
+    Inbound,
+    Kind,
+    Modes,
+    TrailersReply,
+    streamed_body,
+)
+from ballast_gateway.picker.query import BodyFacts, InvalidRequest, Query, read_body
+from ballast_gateway.picker.response import ResponseHalf
+
+_PROTOCOL_MODES: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSettings:
+    """What every exchange is told."""
+
+    max_body_bytes: int
+    served_models: tuple[str, ...] = ()
+    """Names that clients may ask for; empty accepts any."""
+    default_modes: Modes = _PROTOCOL_MODES
+    """For a proxy that does not say: the modes that the endpoint-picker protocol is built on."""
+
+
+class State(Enum):
+    """Of the request's half; the response's half takes its messages in any of them."""
+
+    START = auto()
+    GATHER = auto()
+    """The body is being gathered, no endpoint picked."""
+    PICKING = auto()
+    """A `Pick` is out."""
+    SCREEN = auto()
+    """Routed; a body of known length is held back until it is whole and can be cleaned."""
+    PASS = auto()
+    """Routed, and nothing is left to change."""
+    CLOSED = auto()
+    """Answered by us, or over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    pick_at_headers: bool = False
+    one_message: bool = False
+    """The first body message is all of the body that will be shown; the headers are answered before it."""
+    streamed: bool = False
+    """Bodies go back in chunks of our own, by StreamedBodyResponse."""
+    screens: bool = False
+    """Routed already, but the body can still be changed chunk by chunk."""
+
+
+_RULES: Final[dict[BodyMode, _Rule]] = {
+    BodyMode.NONE: _Rule(pick_at_headers=True),
+    BodyMode.STREAMED: _Rule(pick_at_headers=True, screens=True),
+    BodyMode.GRPC: _Rule(pick_at_headers=True, streamed=True),
+    BodyMode.BUFFERED: _Rule(one_message=True),
+    BodyMode.BUFFERED_PARTIAL: _Rule(one_message=True),
+    BodyMode.FULL_DUPLEX_STREAMED: _Rule(streamed=True),
+}
+
+
+class Exchange:
+    """One HTTP request and its response on one ext_proc stream."""
+
+    def __init__(self, settings: ExchangeSettings) -> None:
+        self._settings = settings
+        self.state = State.START
+        self._response = ResponseHalf()
+        self._use(settings.default_modes)
+        self._headers: Mapping[str, str] | None = None
+        """None until seen: the proxy may keep them to itself."""
+        self._has_body = True
+        self._subset: tuple[str, ...] | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._facts = BodyFacts()
+        self._asked_by = Kind.REQUEST_HEADERS
+        """The message that the pick answers."""
+
+    def receive(self, message: Inbound) -> list[Action]:
+        """Take in one message. Raises `RuntimeError` if a pick is still to be answered."""
+        if self.state is State.PICKING:
+            raise RuntimeError("answer the pick before handing in the next message")
+        if self.state is State.START:
+            self._use(message.modes or self._settings.default_modes)
+        if self._subset is None:
+            self._subset = message.subset
+        try:
+            return _TRANSITIONS.get((self.state, message.kind), Exchange._neutral)(self, message)
+        except InvalidRequest as error:
+            return self.refused(error.answer)
+
+    def routed(self, destination: Destination, request_id: str) -> list[Action]:
+        """The answer to `Pick`: the request goes there. `request_id` is set where the request has none."""
+        if self.state is not State.PICKING:
+            raise RuntimeError("routed without a pick")
+        kind, where = self._asked_by, destination.decode
+        self._response.routed = True
+        screens = kind is Kind.REQUEST_HEADERS and self._screens_body()
+        self.state = State.SCREEN if screens else State.PASS
+        change = self._change(destination, request_id)
+        if kind is Kind.REQUEST_HEADERS:
+            return [HeadersReply(kind=kind, change=change, destination=where)]
+        if self._rule.streamed:
+            return self._answer_gathered(change, where)
+        if kind is Kind.REQUEST_TRAILERS:  # a buffered body that never was: too late to change headers
+            return [TrailersReply(kind=kind, destination=where)]
+        return [BodyReply(kind=kind, body=self._facts.cleaned, change=change, destination=where)]
+
+    def refused(self, error: ApiError) -> list[Action]:
+        """The answer to `Pick`: the client gets this error."""
+        self._close()
+        answer = Immediate(error.status, error.headers(), error.body(), error.code)
+        return [answer, *self._response.end(Outcome.FAILED)]
+
+    def closed(self) -> list[Action]:
+        """The stream is closed, by whom and how ever."""
+        self._close()
+        return self._response.closed()
+
+    # --- before the pick ----------------------------------------------------------------------------------------
+
+    def _begin(self, message: Inbound) -> list[Action]:
+        self._headers = message.headers
+        self._has_body = not message.end_of_stream
+        length = self._content_length()
+        if length is not None and length > self._settings.max_body_bytes:
+            raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))
+        if message.end_of_stream:
+            return self._ask(message)
+        if self._rule.pick_at_headers:
+            self._facts = BodyFacts.unseen(length)
+            return self._ask(message)
+        self.state = State.GATHER
+        return [HeadersReply(kind=message.kind)] if self._rule.one_message else []
+
+    def _gather(self, message: Inbound) -> list[Action]:
+        """Also where the headers are kept from us (request header mode SKIP): pick with what there is."""
+        self.state = State.GATHER
+        self._take(message)
+        if self._rule.streamed:  # only the end of the stream ends the body: trailers may follow its last byte
+            return self._ask_with_body(message, whole=True) if message.end_of_stream else []
+        whole = message.end_of_stream or self._modes.request_body is BodyMode.BUFFERED or self._is_whole()
+        return self._ask_with_body(message, whole=whole)
+
+    def _end_by_trailers(self, message: Inbound) -> list[Action]:
+        return self._ask_with_body(message, whole=True)
+
+    def _ask_with_body(self, message: Inbound, *, whole: bool) -> list[Action]:
+        self._facts = self._read() if whole else BodyFacts.unseen(self._content_length())
+        if self._facts.cleaned is not None:
+            self._chunks = [self._facts.cleaned]
+        return self._ask(message)
+
+    def _ask(self, message: Inbound) -> list[Action]:
+        self.state = State.PICKING
+        self._asked_by = message.kind
+        request_id = (self._headers or {}).get(protocol.REQUEST_ID) or None
+        return [Pick(Query(request_id=request_id, subset=self._subset, body=self._facts))]
+
+    # --- after the pick -----------------------------------------------------------------------------------------
+
+    def _answer_gathered(self, change: HeaderChange, destination: str) -> list[Action]:
+        """Full duplex: headers, body, trailers."""
+        by_trailers = self._asked_by is Kind.REQUEST_TRAILERS
+        actions: list[Action] = []
+        if self._headers is not None:
+            actions.append(HeadersReply(kind=Kind.REQUEST_HEADERS, change=change, destination=destination))
+        actions += streamed_body(Kind.REQUEST_BODY, b"".join(self._chunks), end_of_stream=not by_trailers)
+        if by_trailers:
+            actions.append(TrailersReply(kind=Kind.REQUEST_TRAILERS))
+        self._chunks.clear()
+        return actions
+
+    def _change(self, destination: Destination, request_id: str) -> HeaderChange:
+        headers = self._headers
+        ours = {protocol.DESTINATION: destination.decode}
+        if destination.prefill is not None and self._has_body:
+            ours[protocol.PREFILLER] = destination.prefill
+        if headers is not None and not headers.get(protocol.REQUEST_ID):
+            ours[protocol.REQUEST_ID] = request_id
+        if self._facts.cleaned is not None and self._asked_by is Kind.REQUEST_BODY:
+            ours["content-length"] = str(len(self._facts.cleaned))
+        from_client = protocol.CONTROL_HEADERS if headers is None else headers
+        remove = [name for name in from_client if protocol.is_control_header(name) and name not in ours]
+        if self.state is State.SCREEN:
+            remove.append("content-length")  # the cleaned body may be shorter
+        return HeaderChange(tuple(ours.items()), tuple(remove))
+
+    def _screen(self, message: Inbound) -> list[Action]:
+        self._take(message)
+        if not (message.end_of_stream or self._is_whole()):
+            return [BodyReply(kind=message.kind, body=b"")]
+        self.state = State.PASS
+        cleaned = self._read().cleaned
+        body = b"".join(self._chunks) if cleaned is None else cleaned
+        self._chunks.clear()
+        return [BodyReply(kind=message.kind, body=body)]
+
+    def _pass_body(self, message: Inbound) -> list[Action]:
+        if self._rule.streamed:
+            return [*streamed_body(message.kind, message.body, end_of_stream=message.end_of_stream)]
+        return [BodyReply(kind=message.kind)]
+
+    def _on_response(self, message: Inbound) -> list[Action]:
+        return self._response.receive(message)
+
+    def _neutral(self, message: Inbound) -> list[Action]:
+        """An answer that changes nothing, to what is late, repeated or out of order."""
+        match message.kind:
+            case Kind.REQUEST_BODY:
+                return self._pass_body(message)
+            case Kind.REQUEST_TRAILERS:
+                return [TrailersReply(kind=message.kind)]
+            case _:
+                return [HeadersReply(kind=message.kind)]
+
+    def _say_nothing(self, message: Inbound) -> list[Action]:
+        return []
+
+    # --- helpers ------------------------------------------------------------------------------------------------
+
+    def _use(self, modes: Modes) -> None:
+        self._modes = modes
+        self._rule = _RULES[modes.request_body]
+        self._response.body_mode = modes.response_body
+
+    def _close(self) -> None:
+        self.state = State.CLOSED
+        self._chunks.clear()
+
+    def _take(self, message: Inbound) -> None:
+        self._size += len(message.body)
+        if self._size > self._settings.max_body_bytes:
+            raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))
+        self._chunks.append(message.body)
+
+    def _read(self) -> BodyFacts:
+        headers = self._headers or {}
+        return read_body(
+            b"".join(self._chunks),
+            path=headers.get(":path", ""),
+            content_type=headers.get("content-type", ""),
+            content_encoding=headers.get("content-encoding", ""),
+            served_models=self._settings.served_models,
+        )
+
+    def _screens_body(self) -> bool:
+        """A body of known length can be held back without the risk of waiting forever for its end."""
+        return self._rule.screens and self._has_body and bool(self._content_length())
+
+    def _is_whole(self) -> bool:
+        return self._size == self._content_length()
+
+    def _content_length(self) -> int | None:
+        text = (self._headers or {}).get("content-length", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+_OPEN: Final = (State.START, State.GATHER, State.SCREEN, State.PASS)
+_RESPONSE: Final = (Kind.RESPONSE_HEADERS, Kind.RESPONSE_BODY, Kind.RESPONSE_TRAILERS)
+
+_TRANSITIONS: Final[dict[tuple[State, Kind], Callable[[Exchange, Inbound], list[Action]]]] = {
+    (State.START, Kind.REQUEST_HEADERS): Exchange._begin,
+    (State.START, Kind.REQUEST_BODY): Exchange._gather,
+    (State.GATHER, Kind.REQUEST_BODY): Exchange._gather,
+    (State.GATHER, Kind.REQUEST_TRAILERS): Exchange._end_by_trailers,
+    (State.SCREEN, Kind.REQUEST_BODY): Exchange._screen,
+    (State.PASS, Kind.REQUEST_BODY): Exchange._pass_body,
+    **{(state, kind): Exchange._on_response for state in _OPEN for kind in _RESPONSE},
+    **{(State.CLOSED, kind): Exchange._say_nothing for kind in Kind},
+}
+"""What each message does in each state. What is not listed gets a neutral answer: no stream is ever rejected."""

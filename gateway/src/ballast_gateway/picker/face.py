@@ -1,0 +1,196 @@
+"""The session of one ext_proc stream: the protocol machine on one side, the Director on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ballast_core.model import Outcome, Request, RequestId, Stage
+from ballast_gateway import errors
+from ballast_gateway.driver import Driver, Rejected, Ticket
+from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
+from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
+from ballast_gateway.picker.messages import Immediate
+from ballast_gateway.picker.query import Query
+from ballast_gateway.picker.subset import allowed
+from ballast_gateway.picker.transport import MessageStream
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """A request was routed."""
+
+    request_id: str
+    """As the proxy and the pods see it (`x-request-id`)."""
+    decode: str
+    """Address."""
+    prefill: str | None
+    model: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A request was answered with an error."""
+
+    request_id: str
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A routed request is over."""
+
+    request_id: str
+    outcome: Outcome
+    decode: str
+    served: str | None
+    """What the proxy says served; differs from `decode` after a retry elsewhere."""
+
+
+PickerEvent: TypeAlias = Picked | Refused | Finished
+PickerListener: TypeAlias = Callable[[PickerEvent], None]
+"""Called as it happens: decision log, metrics."""
+
+
+class PickerFace:
+    """Serves ext_proc streams.
+
+    `new_id` makes an id for a request that has none. `linger_s` is how long a request whose response the proxy does not
+    show stays in the ledger: long enough for the endpoint's metrics to show it.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        settings: ExchangeSettings,
+        *,
+        new_id: Callable[[], str],
+        linger_s: float = 0.5,
+        listeners: tuple[PickerListener, ...] = (),
+    ) -> None:
+        self.driver = driver
+        self.settings = settings
+        self.new_id = new_id
+        self.linger_s = linger_s
+        self._listeners = listeners
+
+    async def serve(self, stream: MessageStream) -> None:
+        """A `Session`: one request from its headers to the end of its response."""
+        await _StreamSession(self, stream).run()
+
+    def tell(self, event: PickerEvent) -> None:
+        """Called by the sessions."""
+        for listen in self._listeners:
+            listen(event)
+
+
+class _StreamSession:
+    def __init__(self, face: PickerFace, stream: MessageStream) -> None:
+        self._face = face
+        self._stream = stream
+        self._exchange = Exchange(face.settings)
+        self._ticket: Ticket | None = None
+        self._request_id = ""
+        self._decode = ""
+        """Empty until routed."""
+        self._lingers = False
+
+    async def run(self) -> None:
+        """Until the stream is over. However that comes, the ticket is closed, at once or soon."""
+        try:
+            await self._converse()
+        except asyncio.CancelledError:
+            if self._ticket is not None and not self._decode:
+                self._ticket.end(Outcome.CANCELLED)  # gone before it was routed
+            raise
+        finally:
+            for action in self._exchange.closed():
+                if isinstance(action, Ended):
+                    self._end(action)
+            if self._ticket is not None and not self._lingers:
+                self._ticket.end(Outcome.FAILED)
+
+    async def _converse(self) -> None:
+        while (message := await self._stream.receive()) is not None:
+            if not message.observe_only and await self._carry_out(self._exchange.receive(message)):
+                return
+
+    async def _carry_out(self, actions: list[Action]) -> bool:
+        """Whether the exchange is answered for good."""
+        for action in actions:
+            match action:
+                case Pick(query):
+                    return await self._carry_out(await self._pick(query))
+                case FirstToken():
+                    if self._ticket is not None:
+                        self._ticket.first_token()
+                case Ended():
+                    self._end(action)
+                case Immediate():
+                    self._face.tell(Refused(request_id=self._request_id, status=action.status, reason=action.reason))
+                    await self._stream.send(action)
+                    return True
+                case reply:
+                    await self._stream.send(reply)
+        return False
+
+    async def _pick(self, query: Query) -> list[Action]:
+        self._request_id = query.request_id or self._face.new_id()
+        self._ticket = ticket = self._open(query)
+        try:
+            dispatch = await ticket.dispatched()
+        except Rejected as rejected:
+            return self._exchange.refused(errors.rejected(rejected.reason, str(rejected)))
+        prefill = None if dispatch.prefill is None else dispatch.prefill.address
+        self._decode = dispatch.decode.address
+        self._face.tell(
+            Picked(
+                request_id=self._request_id,
+                decode=self._decode,
+                prefill=prefill,
+                model=query.body.model,
+                prompt_tokens=query.body.prompt_tokens,
+            )
+        )
+        return self._exchange.routed(Destination(self._decode, prefill), self._request_id)
+
+    def _open(self, query: Query) -> Ticket:
+        """Ids of clients need not be unique; the Director's must be."""
+        body = query.body
+        request = Request(
+            id=RequestId(self._request_id),
+            prompt_tokens=body.prompt_tokens,
+            max_output_tokens=body.max_output_tokens,
+            model=body.model,
+            subset=None if query.subset is None else allowed(query.subset, self._addresses()),
+        )
+        try:
+            return self._face.driver.open(request)
+        except ValueError:
+            own = RequestId(f"{request.id}~{self._face.new_id()}")
+            return self._face.driver.open(replace(request, id=own))
+
+    def _addresses(self) -> set[str]:
+        inventory = self._face.driver.director.inventory
+        return {endpoint.address for stage in Stage for endpoint in inventory.candidates(stage).endpoints}
+
+    def _end(self, ended: Ended) -> None:
+        ticket = self._ticket
+        if ticket is not None and ended.response_seen:
+            ticket.end(ended.outcome)
+        elif ticket is not None:
+            # The request runs on unseen. Keep it in the ledger until the endpoint's own metrics show it.
+            self._lingers = True
+            asyncio.get_running_loop().call_later(self._face.linger_s, ticket.end, ended.outcome)
+        if ended.served is not None and ended.served != self._decode:
+            _log.warning("request %s was picked for %s but %s served", self._request_id, self._decode, ended.served)
+        self._face.tell(
+            Finished(request_id=self._request_id, outcome=ended.outcome, decode=self._decode, served=ended.served)
+        )

@@ -1,0 +1,130 @@
+"""The values that an ext_proc stream carries, free of protobuf: what comes in, and what goes out.
+
+Field for field after `envoy/service/ext_proc/v3/external_processor.proto`, reduced to what a picker uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TypeAlias
+
+from ballast_gateway.picker.protocol import CHUNK_BYTES
+
+
+class BodyMode(IntEnum):
+    """`ProcessingMode.BodySendMode`, same numbers: how the proxy shows a body to the picker."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+    GRPC = 5
+
+
+class Kind(Enum):
+    """Which part of the exchange a message speaks of. The values are protobuf's field names, alike in both ways."""
+
+    REQUEST_HEADERS = "request_headers"
+    REQUEST_BODY = "request_body"
+    REQUEST_TRAILERS = "request_trailers"
+    RESPONSE_HEADERS = "response_headers"
+    RESPONSE_BODY = "response_body"
+    RESPONSE_TRAILERS = "response_trailers"
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """`ProtocolConfiguration`, sent with the first message of a stream."""
+
+    request_body: BodyMode
+    response_body: BodyMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbound:
+    """One message from the proxy."""
+
+    kind: Kind
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Of a headers message: names in lower case; of a repeated header the last value."""
+    body: bytes = b""
+    end_of_stream: bool = False
+    modes: Modes | None = None
+    subset: tuple[str, ...] | None = None
+    """The subset hint as sent, split; None if there is no hint, empty if it allows nothing."""
+    served: str | None = None
+    observe_only: bool = False
+    """The proxy does not listen to answers (`observability_mode`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderChange:
+    """Headers to set (overwriting) and to remove."""
+
+    set: tuple[tuple[str, str], ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadersReply:
+    """Answers a headers message."""
+
+    kind: Kind
+    change: HeaderChange | None = None
+    destination: str | None = None
+    """Goes into the dynamic metadata and clears the route cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyReply:
+    """Answers a body message of the classic modes: one for each."""
+
+    kind: Kind
+    body: bytes | None = None
+    """Replaces what was sent, unless None."""
+    change: HeaderChange | None = None
+    destination: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedBody:
+    """A chunk of the body in the full-duplex mode: any number, whenever we like, after the headers' answer."""
+
+    kind: Kind
+    body: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrailersReply:
+    """Answers a trailers message."""
+
+    kind: Kind
+    destination: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """Answers the client at once and ends the exchange."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    reason: str
+
+
+Reply: TypeAlias = HeadersReply | BodyReply | StreamedBody | TrailersReply | Immediate
+
+
+def streamed_body(kind: Kind, body: bytes, *, end_of_stream: bool) -> list[StreamedBody]:
+    """The body in chunks that the proxy takes; an empty last one where only the end is to be said."""
+    if not body and not end_of_stream:
+        return []
+    last = max(len(body) - 1, 0) // CHUNK_BYTES * CHUNK_BYTES
+    return [
+        StreamedBody(kind=kind, body=body[at : at + CHUNK_BYTES], end_of_stream=end_of_stream and at == last)
+        for at in range(0, last + 1, CHUNK_BYTES)
+    ]

@@ -1,0 +1,77 @@
+"""What the picker asks the Director about one request, and how it reads that from the body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from ballast_gateway import errors, openai_body
+from ballast_gateway.errors import ApiError
+
+_BYTES_PER_TOKEN = 5
+"""Of a body that we do not see, JSON's own characters included."""
+
+
+class InvalidRequest(Exception):
+    """The request cannot be placed; the client gets `answer`."""
+
+    def __init__(self, answer: ApiError) -> None:
+        super().__init__(answer.message)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyFacts:
+    """What placement needs of a body. The defaults are those of a request without one."""
+
+    model: str = ""
+    prompt_tokens: int = 0
+    max_output_tokens: int | None = None
+    cleaned: bytes | None = None
+    """The body to forward, if fields had to be taken out."""
+
+    @classmethod
+    def unseen(cls, length: int | None) -> Self:
+        """A body that the proxy does not show (all of): its length in bytes bounds the prompt."""
+        return cls(prompt_tokens=(length or 0) // _BYTES_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One question to the Director."""
+
+    request_id: str | None
+    """The client's or the proxy's `x-request-id`."""
+    subset: tuple[str, ...] | None
+    body: BodyFacts
+
+
+def read_body(
+    body: bytes, *, path: str, content_type: str, content_encoding: str, served_models: tuple[str, ...]
+) -> BodyFacts:
+    """The facts of a whole body. Raises `InvalidRequest` if the path wants JSON and this is none.
+
+    On other paths (audio, tokenization, ...) a body that is no JSON object is the engine's to judge, as is a compressed
+    one anywhere: engines refuse it.
+    """
+    must_be_json = openai_body.is_json_path(path)
+    if not must_be_json and not content_type.strip().lower().startswith("application/json"):
+        return BodyFacts.unseen(len(body))
+    if content_encoding not in ("", "identity"):
+        return BodyFacts.unseen(len(body))
+    try:
+        document = openai_body.parse_object(body)
+        model = openai_body.model_of(document) if must_be_json else str(document.get("model") or "")
+    except openai_body.InvalidBody as error:
+        if must_be_json:
+            raise InvalidRequest(errors.invalid_request(str(error), param=error.param)) from None
+        return BodyFacts.unseen(len(body))
+    if must_be_json and served_models and model not in served_models:
+        raise InvalidRequest(errors.model_not_found(model, served_models))
+    cleaned = openai_body.without_control_fields(document)
+    return BodyFacts(
+        model=model,
+        prompt_tokens=openai_body.prompt_tokens(document),
+        max_output_tokens=openai_body.max_output_tokens(document),
+        cleaned=None if cleaned is None else openai_body.dump(cleaned),
+    )

@@ -1,0 +1,86 @@
+"""The response's half of an exchange: answers that change nothing, the first token, and one end."""
+
+from __future__ import annotations
+
+from ballast_core.model import Outcome
+from ballast_gateway.picker.actions import Action, Ended, FirstToken
+from ballast_gateway.picker.messages import (
+    BodyMode,
+    BodyReply,
+    HeadersReply,
+    Inbound,
+    Kind,
+    TrailersReply,
+    streamed_body,
+)
+
+
+class ResponseHalf:
+    """Follows the response. Says nothing of it unless the request was routed."""
+
+    def __init__(self) -> None:
+        self.body_mode = BodyMode.NONE
+        self.routed = False
+        self._failed = False
+        self._seen = False
+        self._begun = False
+        self._ended = False
+        self._served: str | None = None
+
+    def receive(self, message: Inbound) -> list[Action]:
+        """Take in a message of the response."""
+        self._seen = True
+        if message.served is not None:
+            self._served = message.served
+        match message.kind:
+            case Kind.RESPONSE_HEADERS:
+                return self._headers(message)
+            case Kind.RESPONSE_BODY:
+                return self._body(message)
+            case _:
+                return [TrailersReply(kind=message.kind), *self.end(self._outcome())]
+
+    def end(self, outcome: Outcome) -> list[Action]:
+        """The exchange is over; further calls change nothing."""
+        if self._ended or not self.routed:
+            return []
+        self._ended = True
+        return [Ended(outcome, self._served, self._seen)]
+
+    def closed(self) -> list[Action]:
+        """The proxy has closed the stream.
+
+        Envoy closes it in the same way when a response is over and when it was broken off. So: if the response's body
+        is shown to us and its end was not among it, it was broken off; if it is not shown, this is the normal end.
+        """
+        return self.end(self._outcome() if self.body_mode is BodyMode.NONE else Outcome.CANCELLED)
+
+    def _headers(self, message: Inbound) -> list[Action]:
+        self._failed = message.headers.get(":status", "").startswith("5")
+        actions: list[Action] = [HeadersReply(kind=message.kind)]
+        if message.end_of_stream:
+            return actions + self.end(self._outcome())
+        if self.body_mode is BodyMode.NONE:  # no later sign of the first token will come
+            return actions + self._begin()
+        return actions
+
+    def _body(self, message: Inbound) -> list[Action]:
+        actions: list[Action] = []
+        if self.body_mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC):
+            actions += streamed_body(message.kind, message.body, end_of_stream=message.end_of_stream)
+        else:
+            actions.append(BodyReply(kind=message.kind))
+        if message.body:
+            actions += self._begin()
+        if message.end_of_stream:
+            actions += self.end(self._outcome())
+        return actions
+
+    def _begin(self) -> list[Action]:
+        if self._begun or self._failed or not self.routed:
+            return []
+        self._begun = True
+        return [FirstToken()]
+
+    def _outcome(self) -> Outcome:
+        return Outcome.FAILED if self._failed else Outcome.COMPLETED

@@ -1,0 +1,108 @@
+"""The picker face as a server: ext_proc and gRPC health."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from ballast_api.gateway_settings import GatewaySettings
+from ballast_gateway.driver import Driver
+from ballast_gateway.picker.exchange import ExchangeSettings
+from ballast_gateway.picker.face import Finished, Picked, PickerEvent, PickerFace, PickerListener, Refused
+from ballast_gateway.picker.grpc_transport import listen
+from ballast_gateway.picker.health import listen_health
+from ballast_gateway.picker.transport import Transport
+
+_log = logging.getLogger("ballast.picker")
+
+_MESSAGE_SLACK_BYTES: Final = 1 << 20
+"""Of a message beyond the body: headers, metadata."""
+
+
+class PickerServer:
+    """A running picker face. Close it with `aclose`."""
+
+    def __init__(
+        self, transport: Transport, health: Transport, *, drain_timeout_s: float, stop: Callable[[], None]
+    ) -> None:
+        self._transport = transport
+        self._health = health
+        self._drain_timeout_s = drain_timeout_s
+        self.drain = stop
+        """Report NOT_SERVING from now on; streams are served on."""
+
+    @property
+    def port(self) -> int:
+        """ext_proc."""
+        return self._transport.port
+
+    @property
+    def health_port(self) -> int:
+        """gRPC health."""
+        return self._health.port
+
+    async def aclose(self, grace_s: float | None = None) -> None:
+        """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop."""
+        self.drain()
+        await self._transport.aclose(self._drain_timeout_s if grace_s is None else grace_s)
+        await self._health.aclose(0)
+
+
+async def serve(
+    driver: Driver,
+    settings: GatewaySettings,
+    *,
+    ready: Callable[[], bool] = lambda: True,
+    new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    listeners: tuple[PickerListener, ...] = (),
+) -> PickerServer:
+    """Listen for ext_proc and health. `ready` says whether the gateway can place requests.
+
+    Raises `OSError` if a port is taken.
+    """
+    draining = False
+
+    def stop() -> None:
+        nonlocal draining
+        draining = True
+
+    limits, at = settings.limits, settings.listeners
+    exchange = ExchangeSettings(max_body_bytes=limits.max_body_bytes, served_models=tuple(settings.model.served_names))
+    face = PickerFace(
+        driver, exchange, new_id=new_id, linger_s=2 * settings.scrape.interval_s, listeners=(log_event, *listeners)
+    )
+    # Twice the limit: what is moderately too large is answered 413; beyond that gRPC breaks the stream off.
+    max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
+    transport = await listen(face.serve, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
+    try:
+        health = await listen_health(lambda: ready() and not draining, host=at.host, port=at.grpc_health)
+    except OSError:
+        await transport.aclose(0)
+        raise
+    return PickerServer(transport, health, drain_timeout_s=limits.drain_timeout_s, stop=stop)
+
+
+def log_event(event: PickerEvent) -> None:
+    """The decision log: one line when a request is picked, refused or finished."""
+    match event:
+        case Picked():
+            _log.info(
+                "picked request_id=%s decode=%s prefill=%s model=%s prompt_tokens=%d",
+                event.request_id,
+                event.decode,
+                event.prefill or "-",
+                event.model or "-",
+                event.prompt_tokens,
+            )
+        case Refused():
+            _log.info("refused request_id=%s status=%d reason=%s", event.request_id or "-", event.status, event.reason)
+        case Finished():
+            _log.debug(
+                "finished request_id=%s outcome=%s decode=%s served=%s",
+                event.request_id,
+                event.outcome,
+                event.decode,
+                event.served or "-",
+            )

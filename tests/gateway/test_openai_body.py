@@ -1,0 +1,105 @@
+"""What is read from a body, and the errors that answer a bad one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_core.model import RejectReason
+from ballast_gateway import errors, openai_body
+
+TEXT = st.text('ab\u00e9\u4e2d\U0001f600"\\\n', max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"prompt": [1, 2, 3]}, 3),
+        ({"prompt": [[1, 2], [3]]}, 3),
+        ({"prompt": "12345678"}, 2),
+        ({"prompt": "123456789"}, 3),
+        ({"prompt": ["1234", "5678"]}, 2),
+        ({"messages": [{"role": "user", "content": "12345678"}]}, 2),
+        ({"messages": [{"content": [{"type": "text", "text": "1234"}, {"type": "image_url"}]}]}, 1),
+        ({"input": "1234"}, 1),
+        ({"prompt": None, "messages": [{"content": "1234"}]}, 1),
+        ({}, 0),
+    ],
+)
+def test_prompt_tokens_are_exact_for_ids_and_estimated_for_text(document: dict[str, Any], expected: int) -> None:
+    """About four characters make a token."""
+    assert openai_body.prompt_tokens(document) == expected
+
+
+@given(st.dictionaries(st.sampled_from(["prompt", "messages", "input", "model", "max_tokens"]), JSON))
+def test_no_document_breaks_the_reading(document: dict[str, Any]) -> None:
+    """Counts are never negative, whatever stands where the prompt should."""
+    assert openai_body.prompt_tokens(document) >= 0
+    assert (openai_body.max_output_tokens(document) or 1) > 0
+
+
+@given(st.dictionaries(TEXT, JSON, max_size=5))
+def test_cleaning_takes_out_control_fields_only(document: dict[str, Any]) -> None:
+    """Everything else stays as it is, also through the bytes."""
+    assert openai_body.without_control_fields(document) is None
+    dirty = {"kv_transfer_params": {"remote_host": "x"}} | document | {"ec_transfer_params": None}
+    cleaned = openai_body.without_control_fields(dirty)
+    assert cleaned is not None
+    assert json.loads(openai_body.dump(cleaned)) == document
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6, "max_tokens": 5}, 6),
+        ({"max_output_tokens": 7}, 7),
+        ({"max_tokens": True}, None),
+        ({"max_tokens": "5"}, None),
+        ({"max_tokens": 0}, None),
+        ({}, None),
+    ],
+)
+def test_the_output_limit_is_read_where_it_makes_sense(document: dict[str, Any], expected: int | None) -> None:
+    """The engine judges the rest."""
+    assert openai_body.max_output_tokens(document) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/completions", True),
+        ("/tenant/v1/chat/completions?x=1", True),
+        ("/v1/responses/", True),
+        ("/v1/models", False),
+        ("/tokenize", False),
+    ],
+)
+def test_which_paths_must_carry_json(path: str, expected: bool) -> None:
+    """Whatever prefix a route puts before them."""
+    assert openai_body.is_json_path(path) is expected
+
+
+@pytest.mark.parametrize(("reason", "status"), [("no-endpoints", 503), ("saturated", 429), ("upstream-failed", 503)])
+def test_every_rejection_has_a_status_and_a_time_to_retry(reason: str, status: int) -> None:
+    """OpenAI's shape, and a reason for machines in body and header."""
+    error = errors.rejected(RejectReason(reason), "why")
+    assert error.status == status
+    assert set(RejectReason) == {"no-endpoints", "saturated", "upstream-failed"}
+    headers = dict(error.headers())
+    assert (headers["retry-after"], headers["x-ballast-reason"]) == ("1", reason)
+    assert json.loads(error.body())["error"] == {
+        "message": "why",
+        "type": error.type,
+        "param": None,
+        "code": reason,
+    }

@@ -1,0 +1,157 @@
+"""ext_proc messages from and to real protobuf bytes, and the subset hint in every spelling."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from google.protobuf import json_format, struct_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_gateway.picker import codec
+from ballast_gateway.picker.messages import (
+    BodyMode,
+    BodyReply,
+    HeaderChange,
+    HeadersReply,
+    Immediate,
+    Kind,
+    Modes,
+    StreamedBody,
+    TrailersReply,
+)
+from ballast_gateway.picker.subset import allowed
+
+
+def request(**fields: Any) -> bytes:
+    return bytes(pb.ProcessingRequest(**fields).SerializeToString())
+
+
+def metadata(namespace: str, key: str, value: Any) -> Any:
+    fields = struct_pb2.Struct()
+    fields.update({key: value})
+    return base_pb2.Metadata(filter_metadata={namespace: fields})
+
+
+def response(raw: bytes) -> Any:
+    return json_format.MessageToDict(pb.ProcessingResponse.FromString(raw), preserving_proto_field_name=True)
+
+
+def test_headers_come_lowercased_from_either_value_field() -> None:
+    """Envoy fills `raw_value`, older proxies `value`."""
+    headers = base_pb2.HeaderMap(
+        headers=[
+            base_pb2.HeaderValue(key="X-A", raw_value="caf\u00e9".encode("latin-1")),
+            base_pb2.HeaderValue(key="x-b", value="two"),
+        ]
+    )
+    message = codec.decode(request(request_headers=pb.HttpHeaders(headers=headers, end_of_stream=True)))
+    assert message.kind is Kind.REQUEST_HEADERS
+    assert message.headers == {"x-a": "caf\u00e9", "x-b": "two"}
+    assert message.end_of_stream
+    assert message.modes is None
+
+
+@pytest.mark.parametrize(("number", "mode"), [*((int(mode), mode) for mode in BodyMode), (77, BodyMode.NONE)])
+def test_modes_are_read_and_newer_ones_are_not_fatal(number: int, mode: BodyMode) -> None:
+    """A mode that we do not know is treated like NONE."""
+    config = pb.ProtocolConfiguration(request_body_mode=number, response_body_mode=BodyMode.STREAMED)
+    message = codec.decode(request(request_body=pb.HttpBody(body=b"x"), protocol_config=config))
+    assert message.modes == Modes(mode, BodyMode.STREAMED)
+    assert message.body == b"x"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (["10.0.0.1:80", "[::1]:80"], ("10.0.0.1:80", "[::1]:80")),
+        ("10.0.0.1:80, [::1]:80", ("10.0.0.1:80", "[::1]:80")),
+        ([], ()),
+        ("", ()),
+    ],
+    ids=["list", "string", "empty list", "empty string"],
+)
+def test_the_subset_hint_comes_as_list_or_string(value: Any, expected: tuple[str, ...]) -> None:
+    """An empty hint is a hint: it allows nothing."""
+    context = metadata("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset", value)
+    raw = request(request_headers=pb.HttpHeaders(), metadata_context=context)
+    assert codec.decode(raw).subset == expected
+
+
+def test_the_served_endpoint_is_read() -> None:
+    """Of the response phase; without metadata there is neither hint nor feedback."""
+    context = metadata("envoy.lb", "x-gateway-destination-endpoint-served", "10.0.0.1:80")
+    assert codec.decode(request(response_headers=pb.HttpHeaders(), metadata_context=context)).served == "10.0.0.1:80"
+    bare = codec.decode(request(response_headers=pb.HttpHeaders()))
+    assert (bare.subset, bare.served) == (None, None)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_message_or_a_value_error(raw: bytes) -> None:
+    """A broken peer must not break more than its own stream."""
+    with contextlib.suppress(ValueError):
+        codec.decode(raw)
+
+
+def test_a_routing_answer_names_the_endpoint_in_header_and_metadata() -> None:
+    """The header overwrites whatever is there; the route is chosen anew."""
+    change = HeaderChange(set=(("x-gateway-destination-endpoint", "a:1"),), remove=("x-b",))
+    answer = response(codec.encode(HeadersReply(kind=Kind.REQUEST_HEADERS, change=change, destination="a:1")))
+    common = answer["request_headers"]["response"]
+    (header,) = common["header_mutation"]["set_headers"]
+    assert header["append_action"] == "OVERWRITE_IF_EXISTS_OR_ADD"
+    assert header["header"]["key"] == "x-gateway-destination-endpoint"
+    assert common["header_mutation"]["remove_headers"] == ["x-b"]
+    assert common["clear_route_cache"]
+    assert answer["dynamic_metadata"] == {"envoy.lb": {"x-gateway-destination-endpoint": "a:1"}}
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_neutral_answer_changes_nothing(kind: Kind) -> None:
+    """An empty message of the kind that was asked."""
+    replies = {"headers": HeadersReply, "body": BodyReply, "trailers": TrailersReply}
+    reply = replies[kind.value.partition("_")[2]](kind=kind)
+    assert response(codec.encode(reply)) == {kind.value: {}}
+
+
+def test_bodies_are_replaced_cleared_or_streamed() -> None:
+    """An empty replacement is said by `clear_body`."""
+    body, gone = (codec.encode(BodyReply(kind=Kind.REQUEST_BODY, body=text)) for text in (b"x", b""))
+    assert response(body)["request_body"]["response"]["body_mutation"] == {"body": "eA=="}
+    assert response(gone)["request_body"]["response"]["body_mutation"] == {"clear_body": True}
+    chunk = codec.encode(StreamedBody(kind=Kind.RESPONSE_BODY, body=b"x", end_of_stream=True))
+    streamed = response(chunk)["response_body"]["response"]["body_mutation"]["streamed_response"]
+    assert streamed == {"body": "eA==", "end_of_stream": True}
+
+
+def test_an_immediate_answer_carries_status_headers_and_body() -> None:
+    """Its reason goes into Envoy's access log as a detail."""
+    answer = response(codec.encode(Immediate(429, (("retry-after", "1"),), b"{}", "saturated")))["immediate_response"]
+    assert answer["status"] == {"code": "TooManyRequests"}
+    assert answer["details"] == "ballast_saturated"
+    assert answer["headers"]["set_headers"][0]["header"]["key"] == "retry-after"
+
+
+KNOWN = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000", "pod.ns.svc:8000")
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (["10.0.0.1:8000"], {"10.0.0.1:8000"}),
+        (["10.0.0.1"], {"10.0.0.1:8000", "10.0.0.1:8001"}),
+        (["[fd00:0:0::1]:8000"], {"[fd00::1]:8000"}),
+        (["fd00::1"], {"[fd00::1]:8000"}),
+        (["[FD00::1]"], {"[fd00::1]:8000"}),
+        (["POD.ns.svc:8000"], {"pod.ns.svc:8000"}),
+        (["10.0.0.2:8001", "10.0.0.9:8000", "nonsense", ":", "[", ""], set()),
+        ([], set()),
+    ],
+)
+def test_the_hint_allows_known_endpoints_only(hint: list[str], expected: set[str]) -> None:
+    """With ports, without, and in other spellings of the same IPv6 address."""
+    assert allowed(hint, KNOWN) == expected

@@ -1,0 +1,81 @@
+"""A running picker face over endpoints of the test's choosing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from ballast_api.gateway_settings import Discovery, GatewaySettings, Limits, Listeners, Scrape, ServedModel
+from ballast_core.director import Director, DirectorSettings
+from ballast_core.events import EndpointObserved
+from ballast_core.model import Binding, Endpoint, EndpointId, Role
+from ballast_core.policies.placements import RoundRobin
+from ballast_gateway.driver import Driver
+from ballast_gateway.picker import PickerServer, serve
+from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused
+
+MODEL = "served-model"
+
+
+@dataclass(slots=True)
+class RunningPicker:
+    """The server, its Director, and what it said."""
+
+    server: PickerServer
+    driver: Driver
+    events: list[PickerEvent] = field(default_factory=list)
+
+    @property
+    def picked(self) -> list[Picked]:
+        return [event for event in self.events if isinstance(event, Picked)]
+
+    @property
+    def refused(self) -> list[Refused]:
+        return [event for event in self.events if isinstance(event, Refused)]
+
+    @property
+    def finished(self) -> list[Finished]:
+        return [event for event in self.events if isinstance(event, Finished)]
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.driver.director.ledger)
+
+
+def endpoint_at(address: str, role: Role = Role.FLEXIBLE) -> Endpoint:
+    return Endpoint(EndpointId(f"{role}-{address}"), address, role)
+
+
+@asynccontextmanager
+async def picker(
+    endpoints: Sequence[Endpoint],
+    *,
+    limits: Limits | None = None,
+    max_in_flight: int | None = None,
+    ready: Callable[[], bool] = lambda: True,
+    scrape_interval_s: float = 0.2,
+) -> AsyncIterator[RunningPicker]:
+    """A picker on free ports of loopback, round robin over the endpoints."""
+    director = Director(
+        DirectorSettings(prefill=RoundRobin(), decode=RoundRobin(), binding=Binding.EARLY, max_in_flight=max_in_flight)
+    )
+    for endpoint in endpoints:
+        director.on_event(EndpointObserved(endpoint), 0.0)
+    driver = Driver(director)
+    events: list[PickerEvent] = []
+    ids = itertools.count()
+    settings = GatewaySettings(
+        model=ServedModel(served_names=(MODEL,)),
+        discovery=Discovery(file="unused.yaml"),
+        limits=limits or Limits(),
+        scrape=Scrape(interval_s=scrape_interval_s),
+        listeners=Listeners(host="127.0.0.1", proxy=0, ext_proc=0, grpc_health=0, admin=0),
+    )
+    server = await serve(driver, settings, ready=ready, new_id=lambda: f"made-{next(ids)}", listeners=(events.append,))
+    try:
+        yield RunningPicker(server, driver, events)
+    finally:
+        await server.aclose(grace_s=0)
+        driver.close()
