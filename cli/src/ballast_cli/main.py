@@ -3,6 +3,7 @@
 import typer
 
 from ballast_cli import engine_sim, gateway, load, operator
+from ballast_cli.demo import command as demo
 
 app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
 

@@ -1,0 +1,149 @@
+"""The `ballast demo` command: progress while it runs, a table at its end, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from ballast_api.errors import InvalidInput
+from ballast_api.loading import load_manifest_files
+from ballast_api.scheduling_policy import PlacementSpec, SchedulingPolicySpec
+from ballast_cli.demo.plan import DemoError, Fleet, plan_fleet
+from ballast_cli.demo.report import NEXT_STEPS, comparison, load_words
+from ballast_cli.demo.run import objective_of, run_policy
+from ballast_core.policies.registry import PLACEMENTS
+from ballast_sim import capacity
+from ballast_sim.load import LoadReport
+from ballast_sim.load import Progress as LoadProgress
+from ballast_sim.workloads import WorkloadRequest, load_workload
+
+FITTING_SHARE = 0.8
+"""Share of the arithmetic capacity beyond which a workload is called too hot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line says."""
+
+    manifests: Path
+    policy: str | None
+    trace: Path | None
+    workload: str
+    duration_s: float
+    rate_scale: float
+    seed: int
+
+    @property
+    def source(self) -> str:
+        """Where the requests come from, in words."""
+        return str(self.trace or self.workload)
+
+
+def run_demo(options: DemoOptions) -> int:
+    """The whole demo; returns the exit status: 0, 1 when requests failed, 2 when it cannot run, 130 after Ctrl-C."""
+    console = Console()
+    try:
+        fleet = plan_fleet(load_manifest_files(options.manifests))
+        policies = _policies(fleet, options.policy)
+        requests = load_workload(
+            trace=options.trace,
+            workload=options.workload,
+            duration_s=options.duration_s,
+            rate_scale=options.rate_scale,
+            seed=options.seed,
+        )
+        if not requests:
+            raise DemoError(f"no request arrives within {options.duration_s:g} s: make --duration longer")
+        _introduce(console, fleet, policies, requests, options)
+        reports = asyncio.run(_compare(console, fleet, policies, requests))
+    except (DemoError, InvalidInput, ValueError) as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("stopped; nothing is left running")
+        return 130
+    console.print(comparison(reports, objective_of(fleet)))
+    for name, report in reports.items():
+        for failure in report.failures[:3]:
+            console.print(f"{name}: {failure.request_id} failed: {failure.reason}", style="red", markup=False)
+    console.print(NEXT_STEPS, highlight=False, markup=False)
+    return int(any(report.failed or report.interrupted for report in reports.values()))
+
+
+def _policies(fleet: Fleet, names: str | None) -> dict[str, SchedulingPolicySpec]:
+    """By name: those asked for, or round-robin beside the policy of the manifests."""
+    if names is None:
+        chosen = {"round-robin": _both_stages("round-robin")}
+        own = fleet.policy
+        label = own.decode.type if own.prefill == own.decode else f"{own.prefill.type}/{own.decode.type}"
+        return chosen | {f"{label} ({fleet.policy_name})": own}
+    unknown = [name for name in names.split(",") if name not in PLACEMENTS]
+    if unknown:
+        raise DemoError(f"--policy: unknown placement {unknown[0]!r}; known: {', '.join(sorted(PLACEMENTS))}")
+    return {name: _both_stages(name) for name in names.split(",")}
+
+
+def _both_stages(name: str) -> SchedulingPolicySpec:
+    return SchedulingPolicySpec(prefill=PlacementSpec(type=name), decode=PlacementSpec(type=name))
+
+
+def _introduce(
+    console: Console,
+    fleet: Fleet,
+    policies: dict[str, SchedulingPolicySpec],
+    requests: Sequence[WorkloadRequest],
+    options: DemoOptions,
+) -> None:
+    hardware = {engine.profile.metadata.name: engine.profile.spec.hardware for engine in fleet.engines}
+    console.print(
+        f"[bold]{fleet.pool.metadata.name}[/]: {fleet.pool.spec.model.name} on {fleet.shape}, "
+        + ", ".join(f"{name} ({what})" if what else name for name, what in hardware.items())
+    )
+    by_role = {
+        stage: [e.profile.spec.to_core(e.profile.metadata.name) for e in fleet.engines if e.role in (role, "Flexible")]
+        for stage, role in (("prefill", "Prefill"), ("decode", "Decode"))
+    }
+    carried = capacity.estimate(requests, prefill=by_role["prefill"], decode=by_role["decode"])
+    rate_rps = capacity.mean_rate_rps(requests, max(options.duration_s, 1e-9) if len(requests) > 1 else 1.0)
+    console.print(f"workload {options.source}: {len(requests)} requests in {options.duration_s:g} s, "
+                  + load_words(carried, rate_rps, FITTING_SHARE))  # fmt: skip
+    console.print(
+        f"{len(fleet.engines)} engine-sims and a gateway as local processes, for each of: {', '.join(policies)}"
+    )
+
+
+async def _compare(
+    console: Console, fleet: Fleet, policies: dict[str, SchedulingPolicySpec], requests: Sequence[WorkloadRequest]
+) -> dict[str, LoadReport]:
+    reports = {}
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as bars:
+        for name, policy in policies.items():
+            task = bars.add_task(name, total=len(requests), note="starting engines")
+
+            def show(progress: LoadProgress, task_id: TaskID = task) -> None:
+                bars.update(
+                    task_id,
+                    completed=progress.completed + progress.failed,
+                    note=f"{progress.in_flight} in flight, {progress.failed} failed",
+                )
+
+            def ready(task_id: TaskID = task) -> None:
+                bars.update(task_id, note="serving")
+
+            with tempfile.TemporaryDirectory(prefix="ballast-demo-") as folder:
+                reports[name] = await run_policy(
+                    fleet, policy, requests, Path(folder), on_progress=show, on_ready=ready
+                )
+    return reports
