@@ -219,3 +219,22 @@ def test_the_python_side_may_use_python_names() -> None:
     with pytest.raises(InvalidInput, match="log_level: is not a field here"):
         parse_settings(f"{SETTINGS}log_level: info")
     assert "log_level" in GatewaySettings.model_fields
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{SETTINGS}scrape: {{interval: 1}}", "scrape.interval: is not a field here; did you mean intervalS?"),
+        (f"{SETTINGS}discovery: {{pods: a}}", "is not a field here; remove it, or use one of file, kubernetes"),
+        (
+            f"{SETTINGS}profiles: {{a: {{kvtokens: 1}}}}",
+            "profiles.a.kvtokens: is not a field here; did you mean kvTokens?",
+        ),
+    ],
+)
+def test_an_unknown_field_is_met_with_a_suggestion(text: str, message: str) -> None:
+    """Also inside of optional parts and of maps."""
+    text = text.replace("discovery: {file: endpoints.yaml}\n", "", 1) if "pods" in text else text
+    with pytest.raises(InvalidInput) as caught:
+        parse_settings(text)
+    assert message in str(caught.value)

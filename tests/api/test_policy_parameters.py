@@ -86,7 +86,7 @@ def test_a_wrong_parameter_is_named_as_the_manifest_writes_it() -> None:
     """camelCase in the path and in the words."""
     with pytest.raises(ValidationError) as caught:
         PlacementSpec.parse({"type": "round-robin", "parameters": {"kvWeight": 1}})
-    (problem,) = explain(caught.value)
+    (problem,) = explain(caught.value, PlacementSpec)
     assert str(problem) == "parameters.kvWeight: round-robin has no parameter 'kvWeight'; it takes none"
 
 

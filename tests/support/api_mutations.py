@@ -66,7 +66,7 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("name-starts-with-digit", {"metadata.name": "3b"}, "metadata.name", "from a letter to"),
     _serving_pool("no-spec", {"spec": ABSENT}, "spec", "is missing"),
     _serving_pool("spec-is-a-list", {"spec": []}, "spec", "must be a mapping"),
-    _serving_pool("unknown-field", {"spec.polls": []}, "spec.polls", "check the spelling"),
+    _serving_pool("unknown-field", {"spec.polls": []}, "spec.polls", "did you mean pools?"),
     _serving_pool("no-model", {"spec.model": ABSENT}, "spec.model", "is missing"),
     _serving_pool("no-model-name", {"spec.model.name": ABSENT}, "spec.model.name", "is missing"),
     _serving_pool("model-name-null", {"spec.model.name": None}, "spec.model.name", "must be a text"),
@@ -121,7 +121,7 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("replicas-true", _pool("replicas", True), "spec.pools[0].replicas", "not true"),
     _serving_pool("replicas-null", _pool("replicas", None), "spec.pools[0].replicas", "set exactly one of"),
     _serving_pool("replicas-huge", _pool("replicas", 2**31), "spec.pools[0].replicas", "2147483647 or less"),
-    _serving_pool("replica-misspelt", _pool("replica", 2), "spec.pools[0].replica", "check the spelling"),
+    _serving_pool("replica-misspelt", _pool("replica", 2), "spec.pools[0].replica", "did you mean replicas?"),
     _rule(
         "autoscaling-upside-down",
         _pool("autoscaling", {"minReplicas": 3, "maxReplicas": 2}, replicas=ABSENT),
@@ -258,7 +258,7 @@ OTHER_KINDS: tuple[Mutation, ...] = (
         ("hw-kv-below-block", {"spec.kvTokens": 15}, "spec.kvTokens", "kvTokens must be at least blockSize"),
         ("hw-no-time", {"spec.aMs": 0, "spec.overheadMs": 0}, "spec.aMs", "an engine step takes time"),
         ("hw-selector-number", {"spec.nodeSelector": {"gpu": 1}}, "spec.nodeSelector.gpu", "a text in quotes"),
-        ("hw-snake-case", {"spec.kv_tokens": 5}, "spec.kv_tokens", "check the spelling"),
+        ("hw-snake-case", {"spec.kv_tokens": 5}, "spec.kv_tokens", "did you mean kvTokens?"),
     ),
     *_of(
         "ServiceLevelObjective",
@@ -270,7 +270,7 @@ OTHER_KINDS: tuple[Mutation, ...] = (
         ("slo-percent", {"spec.attainment": 99}, "spec.attainment", "must be 1 or less"),
         ("slo-attainment-zero", {"spec.attainment": 0}, "spec.attainment", "must be above 0"),
         ("slo-priority", {"spec.priority": "high"}, "spec.priority", "must be a whole number"),
-        ("slo-unit", {"spec.ttftMs": 200}, "spec.ttftMs", "check the spelling"),
+        ("slo-unit", {"spec.ttftMs": 200}, "spec.ttftMs", "did you mean ttftS?"),
         (
             "slo-header-upper-case",
             {"spec.match": {"headers": [{"name": "X-Tier", "value": "gold"}]}},

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ballast_api.common import PATTERN_SENTENCES
+from ballast_api.suggestions import unknown_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,15 @@ class InvalidInput(ValueError):
         super().__init__("\n".join(f"{where}: {problem}" if where else str(problem) for problem in self.problems))
 
 
-def explain(error: ValidationError) -> tuple[Problem, ...]:
-    """Every line of a pydantic error as a Problem, in the order of the fields."""
-    return tuple(Problem(field_path(line["loc"]), _sentence(line)) for line in error.errors(include_url=False))
+def explain(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Problem, ...]:
+    """Every line of a pydantic error as a Problem, in the order of the fields; with `model`, unknown fields get a hint."""
+    return tuple(_problem(line, model) for line in error.errors(include_url=False))
+
+
+def _problem(line: Any, model: type[BaseModel] | None) -> Problem:
+    location = line["loc"]
+    sentence = unknown_field(model, location) if line["type"] == "extra_forbidden" and model else _sentence(line)
+    return Problem(field_path(location), sentence)
 
 
 def field_path(location: Sequence[int | str]) -> str:

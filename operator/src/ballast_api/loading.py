@@ -144,7 +144,7 @@ def _parse(model: type[ModelT], value: object, where: str) -> ModelT:
     try:
         return model.parse(value)
     except ValidationError as error:
-        raise InvalidInput(where, explain(error)) from error
+        raise InvalidInput(where, explain(error, model)) from error
 
 
 def _name_of(value: Mapping[str, Any]) -> str:
