@@ -35,7 +35,7 @@ class InvalidInput(ValueError):
 
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None) -> tuple[Problem, ...]:
-    """Every line of a pydantic error as a Problem, in the order of the fields; with `model`, unknown fields get a hint."""
+    """Every line of a pydantic error as a Problem. With `model`, unknown fields get a suggestion."""
     return tuple(_problem(line, model) for line in error.errors(include_url=False))
 
 
