@@ -63,7 +63,8 @@ def name() -> Iterator[str]:
 
 def _host_network() -> list[str]:
     """Links, routes and rules of the machine itself, also when this test runs inside a cluster's network."""
-    machine = ["nsenter", "--net=/proc/1/ns/net", "--"]
+    # Who started us did so from the machine's network, be it a shell or `testbed session`.
+    machine = ["nsenter", f"--net=/proc/{os.getppid()}/ns/net", "--"]
     # Without addresses' lifetimes and rules' counters, which change by themselves.
     commands = (
         ["ip", "-o", "link"],
