@@ -1,0 +1,183 @@
+"""How long a prefill takes on an endpoint, its queue included.
+
+Work is counted in seconds that the endpoint's profile would need for it (the step-time law, chunk by chunk). What is
+learned per endpoint is one factor, seconds that really pass per second of such work, from prefill completions:
+
+    service = completion - max(dispatch, the endpoint's completion before)
+    factor  = (sum of service + prior) / (sum of work + prior)
+
+A busy engine prefills in order of arrival, so the time since its last completion is what this prompt took, however
+long the queue was. Of two prompts that end in one step the second has a service of 0: only the ratio of the sums is
+right, not the mean of ratios. The sums are forgotten with the work done, so an idle endpoint forgets nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ballast_core.beliefs.model_error import ErrorTracker, ModelError
+from ballast_core.beliefs.stacked_profiles import StackedProfiles
+from ballast_core.profiles import HardwareProfile
+from ballast_core.view import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillTimeSettings:
+    """How fast and how far a profile is corrected. docs/beliefs.md gives the reasons for the defaults."""
+
+    memory_work_s: float = 60.0
+    """A completion's weight falls by 1/e for so much work after it."""
+    prior_work_s: float = 2.0
+    """How many seconds of work a known profile is worth."""
+    uninformed_prior_work_s: float = 0.1
+    straggler_ratio: float = 5.0
+    """A service longer than so many times the expected one, and than two full chunks, counts as the longer of these."""
+    max_factor: float = 50.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field."""
+        for name in ("memory_work_s", "prior_work_s", "uninformed_prior_work_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be above 0, not {getattr(self, name)!r}")
+        for name in ("straggler_ratio", "max_factor"):
+            if not 1 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name}: must be finite and above 1, not {getattr(self, name)!r}")
+
+
+@dataclass(slots=True)
+class _Learned:
+    prior_work_s: float
+    errors: ErrorTracker
+    work_s: float = 0.0
+    service_s: float = 0.0
+    completed_s: float = -np.inf
+
+
+class PrefillTimes:
+    """Prefill times of all endpoints, by slot."""
+
+    def __init__(self, settings: PrefillTimeSettings | None = None) -> None:
+        self.settings = settings or PrefillTimeSettings()
+        self._profiles = StackedProfiles()
+        self._learned: dict[int, _Learned] = {}
+        self._factors: FloatArray = np.ones(1)
+
+    def add(self, slot: int, profile: HardwareProfile | None = None) -> None:
+        """An endpoint appeared in this slot, or another one took it; None if its hardware is unknown."""
+        self.remove(slot)
+        if profile is not None:
+            self._profiles.put(slot, profile)
+        self._grow(slot + 1)
+        prior_s = self.settings.uninformed_prior_work_s if profile is None else self.settings.prior_work_s
+        self._learned[slot] = _Learned(prior_s, ErrorTracker(expected_ratio=0.2 if profile else 1.0))
+
+    def remove(self, slot: int) -> None:
+        """The endpoint is gone."""
+        if self._learned.pop(slot, None) is not None:
+            self._profiles.clear(slot)
+            self._factors[slot] = 1.0
+
+    def _grow(self, slots: int) -> None:
+        self._profiles.grow(slots)
+        more = len(self._profiles) - len(self._factors)
+        if more > 0:
+            self._factors = np.concatenate([self._factors, np.ones(more)])
+
+    def completed(
+        self,
+        slot: int,
+        *,
+        dispatched_s: float,
+        uncached_tokens: float,
+        now_s: float,
+        cached_tokens: float = 0.0,
+        predicted_s: float | None = None,
+    ) -> bool:
+        """A prefill that was dispatched at `dispatched_s` is over.
+
+        With the duration that was predicted for it, the endpoint's error is kept. Returns whether it could be used.
+        """
+        learned = self._learned.get(slot)
+        usable = uncached_tokens >= 0 and cached_tokens >= 0 and now_s >= dispatched_s
+        if learned is None or not (usable and np.isfinite(uncached_tokens + cached_tokens + now_s - dispatched_s)):
+            return False
+        if predicted_s is not None and predicted_s > 0:
+            learned.errors.add((now_s - dispatched_s) / predicted_s - 1.0)
+        at = np.array([slot])
+        work_s = float(self.work_s(at, uncached_tokens, cached_tokens)[0])
+        service_s = max(now_s - max(dispatched_s, learned.completed_s), 0.0)
+        learned.completed_s = max(now_s, learned.completed_s)
+        # Two full chunks are always plausible: the first of many prompts that end in one step waits for all of them.
+        longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * float(self._chunk_s(at)[0]))
+        service_s = min(service_s, longest_s * float(self._factors[slot]))
+        kept = float(np.exp(-work_s / self.settings.memory_work_s))
+        learned.work_s = kept * learned.work_s + work_s
+        learned.service_s = kept * learned.service_s + service_s
+        factor = (learned.service_s + learned.prior_work_s) / (learned.work_s + learned.prior_work_s)
+        self._factors[slot] = min(max(factor, 1 / self.settings.max_factor), self.settings.max_factor)
+        return True
+
+    def work_s(
+        self, slots: IntArray, uncached_tokens: FloatArray | float, cached_tokens: FloatArray | float = 0.0
+    ) -> FloatArray:
+        """Seconds that the profiles need to prefill one prompt alone, in chunks of the engine's token budget.
+
+        A prompt that is all cached still computes one token.
+        """
+        self._cover(slots)
+        tokens = np.maximum(uncached_tokens, 1.0)
+        budget = self._profiles.token_budget(slots)
+        full = np.floor(tokens / budget)
+        rest = tokens - full * budget
+        chunks_s = full * self._chunk_s(slots)
+        rest_s = np.where(rest > 0, self._profiles.step_s(slots, rest, 0.0, 0.0, 0.0), 0.0)
+        return chunks_s + rest_s + self._profiles.pair_s(slots) * tokens * (cached_tokens + tokens / 2)
+
+    def wait_s(
+        self, slots: IntArray, queued_tokens: FloatArray | float, elapsed_s: FloatArray | float = 0.0
+    ) -> FloatArray:
+        """Seconds until an endpoint has prefilled what is queued, as full chunks of many prompts.
+
+        `queued_tokens` are uncached tokens dispatched there and not done, the prompt in service included whole;
+        `elapsed_s` is how long that one has been in service.
+        """
+        return np.maximum(queued_tokens / self.tokens_per_s(slots) - elapsed_s, 0.0)
+
+    def duration_s(
+        self,
+        slots: IntArray,
+        uncached_tokens: FloatArray | float,
+        queued_tokens: FloatArray | float = 0.0,
+        *,
+        cached_tokens: FloatArray | float = 0.0,
+        elapsed_s: FloatArray | float = 0.0,
+    ) -> FloatArray:
+        """Seconds from dispatch to the end of a prompt's prefill on each endpoint, waiting included."""
+        work_s = self.work_s(slots, uncached_tokens, cached_tokens)
+        own_s = self._factors.take(slots) * work_s
+        return self.wait_s(slots, queued_tokens, elapsed_s) + own_s
+
+    def tokens_per_s(self, slots: IntArray) -> FloatArray:
+        """Service rate of each endpoint: prompt tokens a second in full chunks, attention among them left out."""
+        self._cover(slots)
+        return self._profiles.token_budget(slots) / (self._factors.take(slots) * self._chunk_s(slots))
+
+    def _chunk_s(self, slots: IntArray) -> FloatArray:
+        """Seconds of work of a step that is full of prompt tokens."""
+        return self._profiles.step_s(slots, self._profiles.token_budget(slots), 0.0, 0.0, 0.0)
+
+    def _cover(self, slots: IntArray) -> None:
+        if len(slots):
+            self._grow(int(slots.max()) + 1)
+
+    def factor(self, slot: int) -> float:
+        """Seconds that pass on this endpoint for each second of work by its profile; 1 if nothing is known."""
+        return float(self._factors[slot]) if slot in self._learned else 1.0
+
+    def error(self, slot: int) -> ModelError:
+        """How wrong the last predicted durations were. Raises `LookupError` if no endpoint was added there."""
+        if slot not in self._learned:
+            raise LookupError(f"slot {slot} has no endpoint")
+        return self._learned[slot].errors.error

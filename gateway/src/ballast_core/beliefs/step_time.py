@@ -1,0 +1,238 @@
+"""How long one decode step takes on an endpoint: a hardware profile, recalibrated from what is seen.
+
+A step's time is seen as the time between two tokens of a stream, together with the endpoint's load at that moment.
+The law (`ballast_core.profiles`) is kept; its parts get factors that are learned:
+
+    t = c (overhead + a)  +  w (matrix multiplications and the host's cost for each decode)  +  v (KV reads)
+
+where the profile itself is c = overhead / (overhead + a), w = v = 1, and the result is a profile again.
+
+Why these three and not one scale, or free coefficients: an endpoint runs near one load for hours, and there number of
+decodes and context grow together, so that free coefficients would trade against each other and be wild at any other
+load; a single scale cannot say "this GPU reads KV slower than its profile". The factors are the maximum a posteriori
+of a robust weighted regression with the profile as prior, so that what the data cannot tell stays at the profile;
+they stay within bounds and are never negative, so that more load never predicts less time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ballast_core.beliefs.model_error import ErrorTracker, ModelError
+from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
+from ballast_core.profiles import HardwareProfile
+from ballast_core.view import FloatArray, IntArray
+
+_MAD_TO_SIGMA = 1.4826
+_OUTLIER_SIGMAS = 4.0
+"""An error so many standard deviations wide weighs a quarter."""
+_MAX_ERROR = 1e3
+_LEAST_SIGMA = 0.03
+_SHORTEST_MEMORY_RATIO = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeSettings:
+    """How fast and how far a profile is corrected. docs/beliefs.md gives the reasons for the defaults."""
+
+    memory_observations: float = 500.0
+    """An observation's weight falls by 1/e for so many after it."""
+    half_life_s: float = 600.0
+    prior_observations: float = 0.5
+    """How many observations a known profile is worth: with 10 % noise, it is believed to within 14 %."""
+    uninformed_prior_observations: float = 0.01
+    max_factor: float = 8.0
+    """No part of the law becomes more than so many times slower or faster than its profile; the constant may vanish."""
+    uninformed_max_factor: float = 100.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field."""
+        for name in ("memory_observations", "half_life_s", "prior_observations", "uninformed_prior_observations"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be above 0, not {getattr(self, name)!r}")
+        for name in ("max_factor", "uninformed_max_factor"):
+            if not 1 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name}: must be finite and above 1, not {getattr(self, name)!r}")
+
+
+class StepTimeModel:
+    """Step time of one endpoint."""
+
+    def __init__(self, profile: HardwareProfile | None = None, settings: StepTimeSettings | None = None) -> None:
+        """`profile` is what is believed at first; None if nothing is known of the hardware."""
+        self.base = profile or UNINFORMED_PROFILE
+        self.settings = settings or StepTimeSettings()
+        known = profile is not None
+        self._prior = self.settings.prior_observations if known else self.settings.uninformed_prior_observations
+        limit = self.settings.max_factor if known else self.settings.uninformed_max_factor
+        expected = np.array([self.base.overhead_ms / (self.base.overhead_ms + self.base.a_ms), 1.0, 1.0])
+        self._expected: FloatArray = expected
+        self._lowest: FloatArray = np.array([0.0, 1.0 / limit, 1.0 / limit])
+        self._highest: FloatArray = np.full(3, limit)
+        self._matrix: FloatArray = np.zeros((3, 3))
+        self._vector: FloatArray = np.zeros(3)
+        self._factors: FloatArray = expected
+        self._profile: HardwareProfile | None = self.base
+        self._updated_s: float | None = None
+        self._errors = ErrorTracker(expected_ratio=0.2 if known else 1.0)
+
+    @property
+    def profile(self) -> HardwareProfile:
+        """The profile as recalibrated: the law with it is the prediction."""
+        if self._profile is None:
+            base = self.base
+            constant, work, reads = self.factors
+            self._profile = replace(
+                base,
+                overhead_ms=constant * (base.overhead_ms + base.a_ms),
+                a_ms=base.a_ms * work,
+                d_ms_per_token=base.d_ms_per_token * work,
+                k_ms_per_kv_token=base.k_ms_per_kv_token * reads,
+                b_ms_per_seq=base.b_ms_per_seq * work,
+            )
+        return self._profile
+
+    @property
+    def factors(self) -> tuple[float, float, float]:
+        """c, w, v of the module's formula."""
+        constant, work, reads = (float(factor) for factor in self._factors)
+        return constant, work, reads
+
+    @property
+    def error(self) -> ModelError:
+        """How wrong the last predictions were."""
+        return self._errors.error
+
+    def _parts_s(self, decodes: float, context_tokens: float) -> FloatArray:
+        base = self.base
+        count = round(decodes)
+        constant_ms = base.overhead_ms + base.a_ms
+        work_s = base.step_s(count, 0.0, 0.0, count) - base.overhead_ms / 1e3
+        return np.array([constant_ms / 1e3, work_s, base.k_ms_per_kv_token * context_tokens / 1e3], np.float64)
+
+    def observe(
+        self, inter_token_s: float, decodes: float, context_tokens: float, *, now_s: float, prefill_tokens: float = 0.0
+    ) -> bool:
+        """A stream's gap between two tokens (or its mean over a few), and the endpoint's load meanwhile.
+
+        `decodes` counts the running decodes and `context_tokens` sums their prompts and outputs so far. A gap known to
+        have held a prefill says nothing of decode steps. Returns whether the observation could be used.
+        """
+        if prefill_tokens > 0 or not (0 < inter_token_s < np.inf and 1 <= decodes < np.inf):
+            return False
+        if not 0 <= context_tokens < np.inf:
+            return False
+        parts = self._parts_s(decodes, context_tokens)
+        predicted = float(parts @ self._factors)
+        error = min(inter_token_s / predicted - 1.0, _MAX_ERROR)
+        weight = self._weigh_and_forget(error, now_s)
+        shares = parts / predicted
+        self._matrix += weight * np.outer(shares, shares)
+        self._vector += weight * (1.0 + error) * shares
+        self._factors = self._solve()
+        self._profile = None
+        return True
+
+    def _weigh_and_forget(self, error: float, now_s: float) -> float:
+        """The weight of an observation, after what came before has lost some of its own.
+
+        Geman and McClure's weight, around the median of recent errors and at their spread: stragglers, fewer than
+        half, do not count. When the endpoint itself changes, the median moves there within some thirty observations;
+        then it is the new ones that count, and the old ones, which are wrong now, are forgotten fast.
+        """
+        center, spread = self._errors.center_and_spread()
+        self._errors.add(error)
+        sigma = max(_MAD_TO_SIGMA * spread, _LEAST_SIGMA)
+        changed = min(max(abs(center) / sigma - 1.0, 0.0), 1.0)
+        memory = self.settings.memory_observations * max(1.0 - changed, _SHORTEST_MEMORY_RATIO)
+        factor = float(np.exp(-1.0 / memory))
+        if self._updated_s is not None and now_s > self._updated_s:
+            factor *= 0.5 ** ((now_s - self._updated_s) / self.settings.half_life_s)
+        self._updated_s = now_s if self._updated_s is None else max(now_s, self._updated_s)
+        self._matrix *= factor
+        self._vector *= factor
+        return 1.0 / (1.0 + ((error - center) / (_OUTLIER_SIGMAS * sigma)) ** 2) ** 2
+
+    def _solve(self) -> FloatArray:
+        """The best factors within the bounds: one that would leave them is held there, the rest solved anew."""
+        matrix = self._matrix + self._prior * np.eye(3)
+        vector = self._vector + self._prior * self._expected
+        factors = self._expected.copy()
+        free = np.ones(3, np.bool_)
+        for _ in range(3):
+            held = matrix[np.ix_(free, ~free)] @ factors[~free]
+            factors[free] = np.linalg.solve(matrix[np.ix_(free, free)], vector[free] - held)
+            outside = free & ((factors < self._lowest) | (factors > self._highest))
+            factors = np.clip(factors, self._lowest, self._highest)
+            if not outside.any():
+                break
+            free &= ~outside
+            if not free.any():
+                break
+        return factors
+
+    def predict_s(self, decodes: FloatArray, context_tokens: FloatArray) -> FloatArray:
+        """Seconds of a decode step (TPOT at this load), for arrays of loads."""
+        one = StackedProfiles()
+        one.put(0, self.profile)
+        return one.step_s(np.zeros(1, np.int64), decodes, context_tokens, 0.0, decodes)
+
+
+class StepTimeBook:
+    """Step times of all endpoints, by slot."""
+
+    def __init__(self, settings: StepTimeSettings | None = None) -> None:
+        self.settings = settings or StepTimeSettings()
+        self._models: dict[int, StepTimeModel] = {}
+        self._stacked = StackedProfiles()
+        self._stale: set[int] = set()
+
+    def add(self, slot: int, profile: HardwareProfile | None = None) -> None:
+        """An endpoint appeared in this slot, or another one took it: begin with its profile."""
+        self._models[slot] = StepTimeModel(profile, self.settings)
+        self._stale.add(slot)
+
+    def remove(self, slot: int) -> None:
+        """The endpoint is gone."""
+        if self._models.pop(slot, None) is not None:
+            self._stale.discard(slot)
+            self._stacked.clear(slot)
+
+    def model(self, slot: int) -> StepTimeModel:
+        """The slot's model. Raises `LookupError` if no endpoint was added there."""
+        if slot not in self._models:
+            raise LookupError(f"slot {slot} has no endpoint")
+        return self._models[slot]
+
+    def observe(
+        self,
+        slot: int,
+        inter_token_s: float,
+        decodes: float,
+        context_tokens: float,
+        *,
+        now_s: float,
+        prefill_tokens: float = 0.0,
+    ) -> bool:
+        """See `StepTimeModel.observe`; an unknown slot is ignored."""
+        model = self._models.get(slot)
+        if model is None or not model.observe(
+            inter_token_s, decodes, context_tokens, now_s=now_s, prefill_tokens=prefill_tokens
+        ):
+            return False
+        self._stale.add(slot)
+        return True
+
+    def predict_s(self, slots: IntArray, decodes: FloatArray, context_tokens: FloatArray) -> FloatArray:
+        """Seconds of a decode step of each slot's endpoint at these loads, all of one shape.
+
+        A slot without endpoint is predicted as unknown hardware.
+        """
+        for slot in self._stale:
+            self._stacked.put(slot, self._models[slot].profile)
+        self._stale.clear()
+        if len(slots):
+            self._stacked.grow(int(slots.max()) + 1)
+        return self._stacked.step_s(slots, decodes, context_tokens, 0.0, decodes)
