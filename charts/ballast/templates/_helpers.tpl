@@ -17,6 +17,11 @@
 {{- end }}
 {{- end }}
 
+{{/* Name of cluster-scoped objects: releases of one name in two namespaces must not meet. */}}
+{{- define "ballast.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "ballast.fullname" .) }}
+{{- end }}
+
 {{- define "ballast.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "ballast.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -27,7 +27,8 @@ class CrdValues(ApiModel):
     """The CustomResourceDefinitions are templates, so that `helm upgrade` upgrades them (it never does for `crds/`)."""
 
     enabled: bool = True
-    """Install them with the chart. Set false where somebody else owns them: `kubectl apply -f crds/`."""
+    """Install them with the chart. Set false where somebody else owns them, such as a second release or
+    `kubectl apply -f crds/`."""
     keep: bool = True
     """Leave them, and with them every ServingPool, in place when the chart is uninstalled."""
 
