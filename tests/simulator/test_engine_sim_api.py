@@ -1,0 +1,374 @@
+"""engine-sim speaks vLLM's HTTP API: real servers on free ports."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ballast_sim.engine_sim.options import KvTransfer
+from ballast_sim.engine_sim.text import detokenize, tokenize
+from tests.support.engine_sim import TINY, engine_sim, eventually, metric
+
+PROMPT = list(range(2000, 2100))
+
+
+async def events(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[str]:
+    """The data of each server-sent event."""
+    async with client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+
+
+async def test_a_completion_streams_one_chunk_per_token() -> None:
+    """Then usage, because it was asked for, and [DONE]."""
+    async with engine_sim() as (_, client):
+        body = {"model": "m", "prompt": PROMPT, "max_tokens": 7, "stream_options": {"include_usage": True}}
+        *chunks, usage, done = await events(client, "/v1/completions", body)
+    parsed = [json.loads(chunk) for chunk in chunks]
+    assert done == "[DONE]"
+    assert len(parsed) == 7
+    assert [chunk["choices"][0]["finish_reason"] for chunk in parsed] == [None] * 6 + ["length"]
+    assert all(len(tokenize(chunk["choices"][0]["text"])) == 1 for chunk in parsed)
+    assert {chunk["object"] for chunk in parsed} == {"text_completion"}
+    final = json.loads(usage)
+    assert final["choices"] == []
+    assert final["usage"]["prompt_tokens"] == 100
+    assert final["usage"]["completion_tokens"] == 7
+
+
+async def test_whole_and_streamed_answers_say_the_same() -> None:
+    """Same prompt, same text and ids, whichever way it is asked for."""
+    body = {"model": "m", "prompt": PROMPT, "max_tokens": 5, "return_token_ids": True}
+    async with engine_sim() as (_, client):
+        whole = (await client.post("/v1/completions", json=body)).json()
+        streamed = [json.loads(chunk) for chunk in (await events(client, "/v1/completions", body))[:-1]]
+    choice = whole["choices"][0]
+    assert choice["text"] == "".join(chunk["choices"][0]["text"] for chunk in streamed)
+    assert choice["token_ids"] == [token for chunk in streamed for token in chunk["choices"][0]["token_ids"]]
+    assert choice["token_ids"] == tokenize(choice["text"])
+    assert choice["prompt_token_ids"] == PROMPT == streamed[0]["choices"][0]["prompt_token_ids"]
+    assert whole["usage"] == {
+        "prompt_tokens": 100,
+        "total_tokens": 105,
+        "completion_tokens": 5,
+        "prompt_tokens_details": None,
+    }
+    assert whole["kv_transfer_params"] is None
+
+
+async def test_a_prompt_with_part_of_its_output_continues_as_the_whole_did() -> None:
+    """What replay after a migration relies on, as with greedy decoding."""
+    async with engine_sim() as (_, first), engine_sim() as (_, second):
+        body = {"prompt": PROMPT, "max_tokens": 10, "return_token_ids": True}
+        whole = (await first.post("/v1/completions", json=body)).json()["choices"][0]["token_ids"]
+        body = {"prompt": [*PROMPT, *whole[:4]], "max_tokens": 6, "return_token_ids": True}
+        rest = (await second.post("/v1/completions", json=body)).json()["choices"][0]["token_ids"]
+    assert whole[4:] == rest
+
+
+async def test_a_chat_streams_a_role_then_contents() -> None:
+    """The role's chunk comes with the first token; vllm_xargs can end it early."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello!"}]}]
+    body = {"messages": messages, "max_tokens": 50, "vllm_xargs": {"ballast_output_tokens": 3}}
+    async with engine_sim() as (_, client):
+        *chunks, done = await events(client, "/v1/chat/completions", body)
+        whole = (await client.post("/v1/chat/completions", json=body)).json()
+    deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks]
+    assert done == "[DONE]"
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert len(deltas) == 4
+    assert json.loads(chunks[-1])["choices"][0]["finish_reason"] == "stop"
+    assert whole["choices"][0]["message"]["content"] == "".join(delta["content"] for delta in deltas[1:])
+    assert whole["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_usage_in_every_chunk_and_several_tokens_in_one() -> None:
+    """continuous_usage_stats counts up; --stream-interval 4 shows the first token at once, then four at a time."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with engine_sim(stream_interval=4) as (_, client):
+        body = {"prompt": PROMPT, "max_tokens": 10, "stream_options": options}
+        *chunks, _, _ = await events(client, "/v1/completions", body)
+    counted = [json.loads(chunk)["usage"]["completion_tokens"] for chunk in chunks]
+    assert counted == [1, 5, 9, 10]
+
+
+async def test_a_hand_off_moves_the_prompt_between_two_real_servers() -> None:
+    """P holds its blocks until D has pulled them; D computes one token; both agree on the text."""
+    async with (
+        engine_sim(role=KvTransfer("kv_producer")) as (_, prefill),
+        engine_sim(role=KvTransfer("kv_consumer"), prompt_tokens_details=True) as (_, decode),
+    ):
+        body = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+        first = (await prefill.post("/v1/completions", json=body)).json()
+        handle = first["kv_transfer_params"]
+        assert handle["do_remote_prefill"] is True
+        assert handle["do_remote_decode"] is False
+        assert len(handle["remote_block_ids"][0]) == 7
+        assert handle["remote_num_tokens"] == 100
+        assert await metric(prefill, "vllm:kv_cache_usage_perc") > 0
+        assert await metric(prefill, "vllm:num_requests_running") == 0
+        body = {"prompt": PROMPT, "max_tokens": 4, "kv_transfer_params": handle}
+        second = (await decode.post("/v1/completions", json=body)).json()
+        assert second["choices"][0]["text"].startswith(first["choices"][0]["text"])
+        assert second["usage"]["prompt_tokens_details"] == {"cached_tokens": 100}
+        pulled = {"source": "external_kv_transfer"}
+        assert await metric(decode, "vllm:prompt_tokens_by_source_total", **pulled) == 100
+        assert await metric(decode, "vllm:nixl_xfer_time_seconds_count") == 1
+
+        async def freed() -> bool:
+            return await metric(prefill, "vllm:kv_cache_usage_perc") == 0
+
+        await eventually(freed)
+        again = await decode.post("/v1/completions", json={**body, "prompt": PROMPT[::-1]})
+        assert again.status_code == 500
+        assert "could not be pulled" in again.json()["error"]["message"]
+
+
+async def test_unpulled_kv_expires() -> None:
+    """A lease of 50 ms: nobody pulls, the blocks come back, the counter says so."""
+    async with engine_sim(role=KvTransfer(lease_s=0.05)) as (_, client):
+        body = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+        await client.post("/v1/completions", json=body)
+
+        async def expired() -> bool:
+            return await metric(client, "vllm:nixl_num_kv_expired_reqs_total") == 1
+
+        await eventually(expired)
+        assert await metric(client, "vllm:kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
+async def test_an_unreachable_prefill_engine_is_what_the_policy_makes_of_it(policy: Any, status: int) -> None:
+    """Nobody listens there: the request fails, or D computes the prompt itself."""
+    handle = {
+        "do_remote_prefill": True,
+        "remote_engine_id": "gone",
+        "remote_request_id": "r",
+        "remote_host": "127.0.0.1",
+        "remote_port": 1,
+        "remote_block_ids": [[1, 2, 3, 4, 5, 6, 7]],
+    }
+    async with engine_sim(role=KvTransfer("kv_consumer", policy)) as (_, client):
+        body = {"prompt": PROMPT, "max_tokens": 2, "kv_transfer_params": handle}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == status
+        assert await metric(client, "vllm:nixl_num_failed_transfers_total") == 1
+        computed = await metric(client, "vllm:prompt_tokens_by_source_total", source="local_compute")
+        assert computed == (0 if status == 500 else 100)
+
+
+async def test_a_client_that_goes_away_frees_its_request() -> None:
+    """The stream is dropped after a few tokens; nothing runs any more, and it does not count as a success."""
+    async with engine_sim() as (_, client):
+        body = {"prompt": PROMPT, "max_tokens": 5000, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for _ in response.aiter_lines():
+                break
+            assert await metric(client, "vllm:num_requests_running") == 1
+
+        async def idle() -> bool:
+            return await metric(client, "vllm:num_requests_running") == 0
+
+        await eventually(idle)
+        assert await metric(client, "vllm:kv_cache_usage_perc") == 0
+        assert await metric(client, "vllm:request_success_total", finished_reason="abort") == 0
+
+
+async def test_metrics_have_the_names_and_labels_of_vllm() -> None:
+    """Parsed by prometheus_client; every family that a router reads is there, with engine and model_name."""
+    wanted = {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_waiting_by_reason",
+        "vllm:kv_cache_usage_perc",
+        "vllm:cache_config_info",
+        "vllm:prefix_cache_queries",
+        "vllm:prefix_cache_hits",
+        "vllm:external_prefix_cache_queries",
+        "vllm:num_preemptions",
+        "vllm:prompt_tokens",
+        "vllm:generation_tokens",
+        "vllm:request_success",
+        "vllm:time_to_first_token_seconds",
+        "vllm:inter_token_latency_seconds",
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:e2e_request_latency_seconds",
+        "vllm:request_queue_time_seconds",
+        "vllm:iteration_tokens_total",
+        "vllm:nixl_num_kv_expired_reqs",
+    }
+    async with engine_sim(role=KvTransfer()) as (_, client):
+        await client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
+        families = {
+            family.name: family for family in text_string_to_metric_families((await client.get("/metrics")).text)
+        }
+        assert await metric(client, "vllm:generation_tokens_total") == 3
+        assert await metric(client, "vllm:prompt_tokens_total") == 100
+        assert await metric(client, "vllm:time_to_first_token_seconds_count") == 1
+        assert await metric(client, "vllm:inter_token_latency_seconds_count") == 2
+        assert await metric(client, "vllm:request_success_total", finished_reason="length") == 1
+        assert await metric(client, "vllm:cache_config_info", block_size="16", num_gpu_blocks="1024") == 1
+    assert wanted <= families.keys()
+    for name in wanted:
+        for sample in families[name].samples:
+            assert sample.labels["engine"] == "0"
+            assert sample.labels["model_name"] == "m"
+
+
+BAD_BODIES = {
+    "not JSON": (b"{", 400, None),
+    "not an object": (b"[]", 400, None),
+    "no prompt": (b"{}", 400, "prompt"),
+    "empty prompt": (b'{"prompt": ""}', 400, "prompt"),
+    "wrong type of prompt": (b'{"prompt": 5}', 400, "prompt"),
+    "mixed ids": (b'{"prompt": [1, "a"]}', 400, "prompt"),
+    "boolean id": (b'{"prompt": [true]}', 400, "prompt"),
+    "negative id": (b'{"prompt": [-1]}', 400, "prompt"),
+    "id out of vocabulary": (b'{"prompt": [99999999999999999999]}', 400, "prompt"),
+    "several prompts": (b'{"prompt": ["a", "b"]}', 400, "prompt"),
+    "n": (b'{"prompt": "a", "n": 2}', 400, "n"),
+    "no tokens": (b'{"prompt": "a", "max_tokens": 0}', 400, "max_tokens"),
+    "too many tokens": (b'{"prompt": "a", "max_tokens": 1e9}', 400, "max_tokens"),
+    "tokens as text": (b'{"prompt": "a", "max_tokens": "many"}', 400, "max_tokens"),
+    "min above max": (b'{"prompt": "a", "max_tokens": 2, "min_tokens": 3}', 400, "min_tokens"),
+    "stream": (b'{"prompt": "a", "stream": "yes"}', 400, "stream"),
+    "stream options": (b'{"prompt": "a", "stream_options": {"include_usage": true}}', 400, "stream_options"),
+    "model": (b'{"prompt": "a", "model": "other"}', 404, "model"),
+    "transfer parameters": (b'{"prompt": "a", "kv_transfer_params": 5}', 400, "kv_transfer_params"),
+    "incomplete handle": (b'{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true}}', 400, "kv_transfer_params"),
+    "logprobs": (b'{"prompt": "a", "logprobs": 3}', 400, "logprobs"),
+    "surrogate": (b'{"prompt": "\\ud800", "max_tokens": 0}', 400, "max_tokens"),
+}
+
+
+@pytest.mark.parametrize(("body", "status", "param"), BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_a_bad_body_is_refused_in_the_shape_of_openai(body: bytes, status: int, param: str | None) -> None:
+    """The error names the field; the server lives on."""
+    async with engine_sim(role=KvTransfer()) as (_, client):
+        answer = await client.post("/v1/completions", content=body)
+        assert answer.status_code == status
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["param"] == param
+        assert error["code"] == status
+        assert (await client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": []},
+        {"messages": [5]},
+        {"messages": [{"role": 1}]},
+        {"messages": [{"role": "user", "content": 5}]},
+    ],
+    ids=str,
+)
+async def test_a_bad_chat_is_refused(body: dict[str, Any]) -> None:
+    """With the field's name."""
+    async with engine_sim() as (_, client):
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "messages"
+
+
+async def test_a_prompt_that_fills_the_model_is_refused() -> None:
+    """1,008 tokens is all there is; the message says both numbers."""
+    async with engine_sim(profile=TINY) as (server, client):
+        longest = server.config.max_model_len
+        answer = await client.post("/v1/completions", json={"prompt": [1] * longest})
+        assert answer.status_code == 400
+        assert f"{longest} tokens" in answer.json()["error"]["message"]
+        answer = await client.post("/v1/completions", json={"prompt": [1] * (longest - 2), "max_tokens": 2})
+        assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+async def test_admission_limits_answer_503_in_the_words_of_vllm() -> None:
+    """One request at a time: the second is told to go elsewhere, and counted."""
+    async with engine_sim(max_num_queued_reqs=1) as (_, client):
+        body = {"prompt": PROMPT, "max_tokens": 5000, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body):
+            answer = await client.post("/v1/completions", json={"prompt": "hello"})
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"].startswith("The engine is currently busy")
+            rejected = await metric(client, "vllm:admission_rejections_total", reason="max_num_queued_reqs")
+            assert rejected == 1
+    async with engine_sim(max_num_queued_tokens=0) as (_, client):
+        answer = await client.post("/v1/completions", json={"prompt": "hello"})
+        assert answer.status_code == 503
+        assert "prefill token backlog" in answer.json()["error"]["message"]
+
+
+async def test_the_small_routes() -> None:
+    """Models, version, load, tokenize and back, unknown paths, wrong methods, API keys."""
+    async with engine_sim(served_model_names=("x", "y"), api_keys=("secret",)) as (_, client):
+        assert (await client.get("/v1/models")).status_code == 401
+        authorized = {"authorization": "Bearer secret"}
+        models = (await client.get("/v1/models", headers=authorized)).json()
+        assert [model["id"] for model in models["data"]] == ["x", "y"]
+        assert (await client.get("/version")).json() == {"version": "0.32.0"}
+        assert (await client.get("/load")).json() == {"server_load": 0}
+        assert (await client.get("/ping")).status_code == 200
+        text = "Grüße,  wide world!\n"
+        tokens = (await client.post("/tokenize", json={"model": "x", "prompt": text})).json()
+        assert tokens["count"] == len(tokens["tokens"])
+        back = await client.post("/detokenize", json={"model": "y", "tokens": tokens["tokens"]})
+        assert back.json() == {"prompt": text}
+        assert (await client.get("/nothing")).status_code == 404
+        assert (await client.get("/tokenize")).status_code == 405
+
+
+@pytest.mark.parametrize("text", ["", " ", "  a  ", "word", "two words", "ünïcödé ☃", "a" * 9, "\n\n x"])
+def test_any_text_survives_tokens_and_back(text: str) -> None:
+    """The tokenizer loses nothing."""
+    assert detokenize(tokenize(text)) == text
+
+
+async def test_priority_and_request_ids_are_taken_over() -> None:
+    """The header names the request; a priority that is no number is refused."""
+    async with engine_sim(policy="priority") as (_, client):
+        headers = {"x-request-id": "abc", "x-vllm-priority": "-3"}
+        answer = (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)).json()
+        assert answer["id"] == "cmpl-abc"
+        headers = {"x-vllm-priority": "high"}
+        refused = await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
+        assert refused.status_code == 400
+
+
+async def test_shutting_down_finishes_what_runs_and_refuses_what_is_new() -> None:
+    """With a shutdown timeout: health turns 503, the running stream ends whole."""
+    async with engine_sim(shutdown_timeout_s=10.0) as (server, client):
+        body = {"prompt": PROMPT, "max_tokens": 300}
+        running = asyncio.ensure_future(events(client, "/v1/completions", body))
+
+        async def started() -> bool:
+            return await metric(client, "vllm:num_requests_running") == 1
+
+        await eventually(started)
+        stopping = asyncio.ensure_future(server.stop())
+        await asyncio.sleep(0)
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.post("/v1/completions", json=body)).status_code == 503
+        assert len(await running) == 301
+        await stopping
+
+
+async def test_shutting_down_without_a_timeout_aborts() -> None:
+    """The stream ends with an error, not with silence."""
+    async with engine_sim() as (server, client):
+        body = {"prompt": PROMPT, "max_tokens": 5000}
+        running = asyncio.ensure_future(events(client, "/v1/completions", body))
+
+        async def started() -> bool:
+            return await metric(client, "vllm:num_requests_running") == 1
+
+        await eventually(started)
+        await server.stop()
+        *_, error, done = await running
+        assert "shutting down" in json.loads(error)["error"]["message"]
+        assert done == "[DONE]"

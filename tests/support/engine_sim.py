@@ -1,0 +1,72 @@
+"""Real engine-sims on free ports, in the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from ballast_core.profiles import HardwareProfile
+from ballast_sim.engine import EngineEvent
+from ballast_sim.engine_sim.options import KvTransfer, ServerOptions
+from ballast_sim.engine_sim.server import EngineSimServer
+from ballast_sim.engine_sim.service import Clock
+
+FAST = HardwareProfile(
+    name="fast",
+    overhead_ms=1.0,
+    a_ms=2.0,
+    d_ms_per_token=0.01,
+    k_ms_per_kv_token=1e-5,
+    s_ms_per_pair=1e-7,
+    b_ms_per_seq=0.01,
+    kv_tokens=16_384,
+    kv_bytes_per_token=1024,
+    max_num_seqs=64,
+)
+"""A small engine whose steps last about 3 ms."""
+
+TINY = replace(FAST, name="tiny", kv_tokens=1024)
+
+
+@asynccontextmanager
+async def engine_sim(
+    *,
+    profile: HardwareProfile = FAST,
+    role: KvTransfer | None = None,
+    clock: Clock | None = None,
+    observe: Callable[[EngineEvent], None] | None = None,
+    **options: Any,
+) -> AsyncIterator[tuple[EngineSimServer, httpx.AsyncClient]]:
+    """A server named `m` and a client for it."""
+    settings = ServerOptions(model="m", profile=profile, host="127.0.0.1", port=0, kv_transfer=role, **options)
+    server = EngineSimServer(settings, clock, observe)
+    await server.start()
+    try:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{server.port}", timeout=20.0, trust_env=False
+        ) as client:
+            yield server, client
+    finally:
+        await server.stop()
+
+
+async def metric(client: httpx.AsyncClient, name: str, **labels: str) -> float:
+    """The value of one sample of `/metrics`, as prometheus_client reads it."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = (await client.get("/metrics")).text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    raise AssertionError(f"{name} {labels} is not in /metrics")
+
+
+async def eventually(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    """Wait until an async condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not await condition():  # noqa: ASYNC110 - the other side is a process or a socket
+            await asyncio.sleep(0.005)
