@@ -309,6 +309,23 @@ async def test_a_client_that_goes_away_frees_the_ledger_and_the_engine(setup: En
         await until(lambda: sum(one.broken for one in on.upstreams) == 1)
 
 
+async def test_each_request_leaves_one_record(tmp_path: Path) -> None:
+    """For the request log and the metrics: what was placed where, and how it ended."""
+    async with stage(DUPLEX, tmp_path, roles=(Role.PREFILL, Role.DECODE)) as on:
+        prefill, decode = (one.address for one in on.upstreams)
+        await on.post(completion(stream=True), x_request_id="good")
+        await on.post(completion(model="other"))
+        await until(lambda: len(on.picker.records) == 2)
+        good, bad = on.picker.records
+        assert (good.id, good.path, good.model, good.status, good.outcome) == ("good", PATH, MODEL, 200, "completed")
+        assert (good.prefill, good.decode) == (f"prefill-{prefill}", f"decode-{decode}")
+        assert good.prompt_tokens == 3
+        assert good.first_token_s is not None
+        assert good.arrived_s < good.first_token_s <= good.ended_s
+        assert (bad.path, bad.model, bad.status, bad.reason) == (PATH, "", 404, "model-not-found")
+        assert (bad.outcome, bad.decode) == ("invalid", "")
+
+
 async def test_an_engine_error_reaches_the_client_and_counts_as_failed(tmp_path: Path) -> None:
     """The engine's own answer passes unchanged."""
     async with stage(DUPLEX, tmp_path) as on:

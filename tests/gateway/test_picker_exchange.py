@@ -325,7 +325,7 @@ def test_a_bad_body_is_the_clients_fault(
     assert (answer.status, error["code"], error["param"]) == (status, code, param)
     assert dict(answer.headers)["x-ballast-reason"] == code
     if mode is BodyMode.STREAMED:
-        assert proxy.told == [Ended(Outcome.FAILED, None, False)]
+        assert proxy.told == [Ended(Outcome.FAILED, None, None)]
     else:
         assert proxy.picks == []
 
@@ -397,7 +397,7 @@ def test_the_response_passes_and_its_first_token_and_end_are_told_once(mode: Bod
         assert proxy.told == [FirstToken()]
         proxy.send(Kind.RESPONSE_BODY, body=b"data: 2\n\n", end=True)
     proxy._apply(proxy.exchange.closed())
-    assert proxy.told == [FirstToken(), Ended(Outcome.COMPLETED, "10.0.0.9:8000", True)]
+    assert proxy.told == [FirstToken(), Ended(Outcome.COMPLETED, "10.0.0.9:8000", 200)]
     if mode in (DUPLEX, BodyMode.GRPC):
         assert [reply.body for reply in proxy.replies if isinstance(reply, StreamedBody)] == [
             b"data: 1\n\n",
@@ -440,7 +440,7 @@ def test_a_proxy_that_shows_no_response_ends_normally_and_unseen() -> None:
     """The session then keeps the request in the ledger for a while."""
     proxy = Proxy(response_mode=BodyMode.NONE)
     proxy.request([CLEAN])
-    assert proxy.exchange.closed() == [Ended(Outcome.COMPLETED, None, False)]
+    assert proxy.exchange.closed() == [Ended(Outcome.COMPLETED, None, None)]
     assert proxy.exchange.closed() == []
 
 

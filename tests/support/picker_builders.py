@@ -15,6 +15,7 @@ from ballast_core.policies.placements import RoundRobin
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker import PickerServer, serve
 from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused
+from ballast_gateway.records import RequestRecord
 
 MODEL = "served-model"
 
@@ -26,6 +27,7 @@ class RunningPicker:
     server: PickerServer
     driver: Driver
     events: list[PickerEvent] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
 
     @property
     def picked(self) -> list[Picked]:
@@ -65,6 +67,7 @@ async def picker(
         director.on_event(EndpointObserved(endpoint), 0.0)
     driver = Driver(director)
     events: list[PickerEvent] = []
+    records: list[RequestRecord] = []
     ids = itertools.count()
     settings = GatewaySettings(
         model=ServedModel(served_names=(MODEL,)),
@@ -73,9 +76,16 @@ async def picker(
         scrape=Scrape(interval_s=scrape_interval_s),
         listeners=Listeners(host="127.0.0.1", proxy=0, ext_proc=0, grpc_health=0, admin=0),
     )
-    server = await serve(driver, settings, ready=ready, new_id=lambda: f"made-{next(ids)}", listeners=(events.append,))
+    server = await serve(
+        driver,
+        settings,
+        ready=ready,
+        new_id=lambda: f"made-{next(ids)}",
+        listeners=(events.append,),
+        on_record=records.append,
+    )
     try:
-        yield RunningPicker(server, driver, events)
+        yield RunningPicker(server, driver, events, records)
     finally:
         await server.aclose(grace_s=0)
         driver.close()

@@ -113,7 +113,9 @@ class Gateway:
         if self.settings.face in ("Picker", "Both"):
             from ballast_gateway import picker
 
-            self.picker = await picker.serve(self.driver, self.settings, ready=lambda: not self.not_ready())
+            self.picker = await picker.serve(
+                self.driver, self.settings, ready=lambda: not self.not_ready(), on_record=self._ended
+            )
             self._closing.push_async_callback(self.picker.aclose, 0.0)
             self.ports |= {"ext_proc": self.picker.port, "grpc_health": self.picker.health_port}
         _log.info("listening", extra={"event": "listening", "ports": self.ports})

@@ -29,8 +29,8 @@ class Ended:
     outcome: Outcome
     served: str | None
     """Address of the endpoint that served, if the proxy said so."""
-    response_seen: bool
-    """False where the proxy shows no response: the request may still be running."""
+    status: int | None
+    """Of the response; None where the proxy shows none: the request may still be running."""
 
 
 Action: TypeAlias = Reply | Pick | FirstToken | Ended

@@ -108,6 +108,16 @@ class Exchange:
         self._asked_by = Kind.REQUEST_HEADERS
         """The message that the pick answers."""
 
+    @property
+    def request_id(self) -> str | None:
+        """The client's or the proxy's `x-request-id`, once the headers have come."""
+        return (self._headers or {}).get(protocol.REQUEST_ID) or None
+
+    @property
+    def path(self) -> str:
+        """The request's path without its query, once the headers have come."""
+        return (self._headers or {}).get(":path", "").partition("?")[0]
+
     def receive(self, message: Inbound) -> list[Action]:
         """Take in one message. Raises `RuntimeError` if a pick is still to be answered."""
         if self.state is State.PICKING:
@@ -186,8 +196,7 @@ class Exchange:
     def _ask(self, message: Inbound) -> list[Action]:
         self.state = State.PICKING
         self._asked_by = message.kind
-        request_id = (self._headers or {}).get(protocol.REQUEST_ID) or None
-        return [Pick(Query(request_id=request_id, subset=self._subset, body=self._facts))]
+        return [Pick(Query(request_id=self.request_id, subset=self._subset, body=self._facts))]
 
     # --- after the pick -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ballast_core.model import Outcome, Request, RequestId, Stage
+from ballast_core.model import Outcome, RejectReason, Request, RequestId, Stage
 from ballast_gateway import errors
 from ballast_gateway.driver import Driver, Rejected, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
@@ -17,6 +17,7 @@ from ballast_gateway.picker.messages import Immediate
 from ballast_gateway.picker.query import Query
 from ballast_gateway.picker.subset import allowed
 from ballast_gateway.picker.transport import MessageStream
+from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class PickerFace:
     """Serves ext_proc streams.
 
     `new_id` makes an id for a request that has none. `linger_s` is how long a request whose response the proxy does not
-    show stays in the ledger: long enough for the endpoint's metrics to show it.
+    show stays in the ledger: long enough for the endpoint's metrics to show it. `on_record` gets each request when it
+    is over, as the proxy face's does; output tokens are not counted here.
     """
 
     def __init__(
@@ -74,12 +76,14 @@ class PickerFace:
         new_id: Callable[[], str],
         linger_s: float = 0.5,
         listeners: tuple[PickerListener, ...] = (),
+        on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.driver = driver
         self.settings = settings
         self.new_id = new_id
         self.linger_s = linger_s
         self._listeners = listeners
+        self.on_record = on_record
 
     async def serve(self, stream: MessageStream) -> None:
         """A `Session`: one request from its headers to the end of its response."""
@@ -97,7 +101,7 @@ class _StreamSession:
         self._stream = stream
         self._exchange = Exchange(face.settings)
         self._ticket: Ticket | None = None
-        self._request_id = ""
+        self._record = RequestRecord(id="", arrived_s=face.driver.now_s())
         self._decode = ""
         """Empty until routed."""
         self._lingers = False
@@ -123,49 +127,61 @@ class _StreamSession:
                 return
 
     async def _carry_out(self, actions: list[Action]) -> bool:
-        """Whether the exchange is answered for good."""
+        """Whether the exchange is answered for good.
+
+        What is to be noted is noted before anything is sent: the proxy may break the stream off while we send.
+        """
+        for action in actions:
+            match action:
+                case FirstToken():
+                    self._first_token()
+                case Ended():
+                    self._end(action)
+                case Immediate():
+                    self._refused(action)
+                case _:
+                    pass
         for action in actions:
             match action:
                 case Pick(query):
                     return await self._carry_out(await self._pick(query))
-                case FirstToken():
-                    if self._ticket is not None:
-                        self._ticket.first_token()
-                case Ended():
-                    self._end(action)
-                case Immediate():
-                    self._face.tell(Refused(request_id=self._request_id, status=action.status, reason=action.reason))
-                    await self._stream.send(action)
-                    return True
+                case FirstToken() | Ended():
+                    pass
                 case reply:
                     await self._stream.send(reply)
-        return False
+        return any(isinstance(action, Immediate) for action in actions)
 
     async def _pick(self, query: Query) -> list[Action]:
-        self._request_id = query.request_id or self._face.new_id()
+        body, record = query.body, self._record
+        record.id = query.request_id or self._face.new_id()
+        record.prompt_tokens, record.stream = body.prompt_tokens, body.stream
+        if body.model in self._face.settings.served_models:
+            record.model = body.model
         self._ticket = ticket = self._open(query)
         try:
             dispatch = await ticket.dispatched()
         except Rejected as rejected:
             return self._exchange.refused(errors.rejected(rejected.reason, str(rejected)))
+        record.dispatches, record.decode = 1, dispatch.decode.id
+        record.prefill = "" if dispatch.prefill is None else dispatch.prefill.id
         prefill = None if dispatch.prefill is None else dispatch.prefill.address
         self._decode = dispatch.decode.address
         self._face.tell(
             Picked(
-                request_id=self._request_id,
+                request_id=record.id,
                 decode=self._decode,
                 prefill=prefill,
-                model=query.body.model,
-                prompt_tokens=query.body.prompt_tokens,
+                model=body.model,
+                prompt_tokens=body.prompt_tokens,
             )
         )
-        return self._exchange.routed(Destination(self._decode, prefill), self._request_id)
+        return self._exchange.routed(Destination(self._decode, prefill), record.id)
 
     def _open(self, query: Query) -> Ticket:
         """Ids of clients need not be unique; the Director's must be."""
         body = query.body
         request = Request(
-            id=RequestId(self._request_id),
+            id=RequestId(self._record.id),
             prompt_tokens=body.prompt_tokens,
             max_output_tokens=body.max_output_tokens,
             model=body.model,
@@ -181,16 +197,37 @@ class _StreamSession:
         inventory = self._face.driver.director.inventory
         return {endpoint.address for stage in Stage for endpoint in inventory.candidates(stage).endpoints}
 
+    def _first_token(self) -> None:
+        if self._ticket is not None:
+            self._ticket.first_token()
+        if self._record.stream:
+            self._record.first_token_s = self._face.driver.now_s()
+
+    def _refused(self, answer: Immediate) -> None:
+        record = self._record
+        record.id = record.id or self._exchange.request_id or ""
+        record.status, record.reason = answer.status, answer.reason
+        record.outcome = "invalid" if answer.reason not in set(RejectReason) else "rejected"
+        self._face.tell(Refused(request_id=record.id, status=answer.status, reason=answer.reason))
+        self._recorded()
+
+    def _recorded(self) -> None:
+        if not self._record.ended_s:
+            self._record.ended_s = self._face.driver.now_s()
+            self._record.path = self._exchange.path
+            self._face.on_record(self._record)
+
     def _end(self, ended: Ended) -> None:
-        ticket = self._ticket
-        if ticket is not None and ended.response_seen:
+        ticket, record = self._ticket, self._record
+        unseen = ended.status is None and ended.outcome is Outcome.COMPLETED
+        if ticket is not None and not unseen:
             ticket.end(ended.outcome)
         elif ticket is not None:
             # The request runs on unseen. Keep it in the ledger until the endpoint's own metrics show it.
             self._lingers = True
             asyncio.get_running_loop().call_later(self._face.linger_s, ticket.end, ended.outcome)
         if ended.served is not None and ended.served != self._decode:
-            _log.warning("request %s was picked for %s but %s served", self._request_id, self._decode, ended.served)
-        self._face.tell(
-            Finished(request_id=self._request_id, outcome=ended.outcome, decode=self._decode, served=ended.served)
-        )
+            _log.warning("request %s was picked for %s but %s served", record.id, self._decode, ended.served)
+        record.status, record.outcome = ended.status or 0, str(ended.outcome)
+        self._recorded()
+        self._face.tell(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served))

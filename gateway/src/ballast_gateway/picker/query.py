@@ -27,6 +27,7 @@ class BodyFacts:
     model: str = ""
     prompt_tokens: int = 0
     max_output_tokens: int | None = None
+    stream: bool = False
     cleaned: bytes | None = None
     """The body to forward, if fields had to be taken out."""
 
@@ -73,5 +74,6 @@ def read_body(
         model=model,
         prompt_tokens=openai_body.prompt_tokens(document),
         max_output_tokens=openai_body.max_output_tokens(document),
+        stream=document.get("stream") is True,
         cleaned=None if cleaned is None else openai_body.dump(cleaned),
     )

@@ -22,14 +22,13 @@ class ResponseHalf:
         self.body_mode = BodyMode.NONE
         self.routed = False
         self._failed = False
-        self._seen = False
+        self._status: int | None = None
         self._begun = False
         self._ended = False
         self._served: str | None = None
 
     def receive(self, message: Inbound) -> list[Action]:
         """Take in a message of the response."""
-        self._seen = True
         if message.served is not None:
             self._served = message.served
         match message.kind:
@@ -45,7 +44,7 @@ class ResponseHalf:
         if self._ended or not self.routed:
             return []
         self._ended = True
-        return [Ended(outcome, self._served, self._seen)]
+        return [Ended(outcome, self._served, self._status)]
 
     def closed(self) -> list[Action]:
         """The proxy has closed the stream.
@@ -56,7 +55,9 @@ class ResponseHalf:
         return self.end(self._outcome() if self.body_mode is BodyMode.NONE else Outcome.CANCELLED)
 
     def _headers(self, message: Inbound) -> list[Action]:
-        self._failed = message.headers.get(":status", "").startswith("5")
+        status = message.headers.get(":status", "")
+        self._status = int(status) if status.isascii() and status.isdigit() else 0
+        self._failed = self._status >= 500
         actions: list[Action] = [HeadersReply(kind=message.kind)]
         if message.end_of_stream:
             return actions + self.end(self._outcome())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable
 from typing import Final
@@ -10,12 +9,11 @@ from typing import Final
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker.exchange import ExchangeSettings
-from ballast_gateway.picker.face import Finished, Picked, PickerEvent, PickerFace, PickerListener, Refused
+from ballast_gateway.picker.face import PickerFace, PickerListener
 from ballast_gateway.picker.grpc_transport import listen
 from ballast_gateway.picker.health import listen_health
 from ballast_gateway.picker.transport import Transport
-
-_log = logging.getLogger("ballast.picker")
+from ballast_gateway.records import RequestRecord
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
 """Of a message beyond the body: headers, metadata."""
@@ -57,6 +55,7 @@ async def serve(
     ready: Callable[[], bool] = lambda: True,
     new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     listeners: tuple[PickerListener, ...] = (),
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
 ) -> PickerServer:
     """Listen for ext_proc and health. `ready` says whether the gateway can place requests.
 
@@ -71,7 +70,12 @@ async def serve(
     limits, at = settings.limits, settings.listeners
     exchange = ExchangeSettings(max_body_bytes=limits.max_body_bytes, served_models=tuple(settings.model.served_names))
     face = PickerFace(
-        driver, exchange, new_id=new_id, linger_s=2 * settings.scrape.interval_s, listeners=(log_event, *listeners)
+        driver,
+        exchange,
+        new_id=new_id,
+        linger_s=2 * settings.scrape.interval_s,
+        listeners=listeners,
+        on_record=on_record,
     )
     # Twice the limit: what is moderately too large is answered 413; beyond that gRPC breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
@@ -82,27 +86,3 @@ async def serve(
         await transport.aclose(0)
         raise
     return PickerServer(transport, health, drain_timeout_s=limits.drain_timeout_s, stop=stop)
-
-
-def log_event(event: PickerEvent) -> None:
-    """The decision log: one line when a request is picked, refused or finished."""
-    match event:
-        case Picked():
-            _log.info(
-                "picked request_id=%s decode=%s prefill=%s model=%s prompt_tokens=%d",
-                event.request_id,
-                event.decode,
-                event.prefill or "-",
-                event.model or "-",
-                event.prompt_tokens,
-            )
-        case Refused():
-            _log.info("refused request_id=%s status=%d reason=%s", event.request_id or "-", event.status, event.reason)
-        case Finished():
-            _log.debug(
-                "finished request_id=%s outcome=%s decode=%s served=%s",
-                event.request_id,
-                event.outcome,
-                event.decode,
-                event.served or "-",
-            )

@@ -1,0 +1,78 @@
+"""The session between a stream and the Director, on a scripted stream: what a real network does only sometimes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from ballast_gateway.driver import Driver
+from ballast_gateway.picker.exchange import ExchangeSettings
+from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
+from ballast_gateway.picker.messages import Inbound, Kind, Reply
+from ballast_gateway.records import RequestRecord
+from tests.support.core_builders import director
+
+REQUEST = (
+    Inbound(kind=Kind.REQUEST_HEADERS, headers={":path": "/v1/completions", "x-request-id": "r"}),
+    Inbound(kind=Kind.REQUEST_BODY, body=b'{"model":"m","prompt":"x","stream":true}', end_of_stream=True),
+)
+RESPONSE = (
+    Inbound(kind=Kind.RESPONSE_HEADERS, headers={":status": "200"}),
+    Inbound(kind=Kind.RESPONSE_BODY, body=b"data: [DONE]\n\n", end_of_stream=True),
+)
+
+
+class ScriptedStream:
+    """Gives these messages, and breaks off when the n-th reply is sent."""
+
+    def __init__(self, messages: Sequence[Inbound], breaks_at_reply: int | None = None) -> None:
+        self._messages = iter(messages)
+        self._breaks_at = breaks_at_reply
+        self.sent: list[Reply] = []
+
+    async def receive(self) -> Inbound | None:
+        return next(self._messages, None)
+
+    async def send(self, reply: Reply) -> None:
+        self.sent.append(reply)
+        if len(self.sent) == self._breaks_at:
+            raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("breaks_at_reply", "outcome"), [(None, "completed"), (1, "cancelled"), (2, "cancelled"), (4, "completed")]
+)
+async def test_wherever_a_stream_breaks_the_request_ends_once(breaks_at_reply: int | None, outcome: str) -> None:
+    """Also while the answer to the response's last byte is being sent: that request has completed."""
+    events: list[PickerEvent] = []
+    records: list[RequestRecord] = []
+    driver = Driver(director(("f0",)))
+    face = PickerFace(
+        driver,
+        ExchangeSettings(max_body_bytes=1000),
+        new_id=lambda: "id",
+        listeners=(events.append,),
+        on_record=records.append,
+    )
+    serving = asyncio.create_task(face.serve(ScriptedStream(REQUEST + RESPONSE, breaks_at_reply)))
+    await asyncio.gather(serving, return_exceptions=True)
+    assert serving.cancelled() == (breaks_at_reply is not None)
+    assert len(driver.director.ledger) == 0
+    assert [event.outcome for event in events if isinstance(event, Finished)] == [outcome]
+    assert [record.outcome for record in records] == [outcome]
+
+
+async def test_a_client_that_leaves_while_its_request_is_held_is_forgotten() -> None:
+    """Held for want of an endpoint; the proxy breaks the stream off; nothing stays in the ledger."""
+    driver = Driver(director((), hold_s=60))
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
+    serving = asyncio.create_task(face.serve(ScriptedStream(REQUEST)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(driver.director.ledger) == 1
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    assert len(driver.director.ledger) == 0
+    driver.close()
