@@ -1,0 +1,61 @@
+"""Names of prefix blocks: a hash of a block's tokens and of everything before them, 64 bits.
+
+Two prompts share a prefix exactly as far as their leading hashes agree. Only whole blocks have a name, since only
+whole blocks are cached. The hashes are our own: those of an engine depend on its version and settings, and an engine's
+KV events bring the token ids along (`KvEventFeed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DIGEST_BYTES = 8
+_ROOT = b"\0" * _DIGEST_BYTES
+
+
+def token_block_hashes(
+    token_ids: Sequence[int] | NDArray[np.integer], block_size: int, *, salt: bytes = b"", parent: int | None = None
+) -> list[int]:
+    """Hashes of the whole blocks of these tokens, in order; chained on `parent` if they go on from a block.
+
+    `salt` keeps apart what must not be shared: model, adapter, tenant's cache salt, images. It enters the first block
+    and through the chain all others. Raises ValueError for a token id that is no unsigned 32-bit number.
+    """
+    _check_block_size(block_size)
+    tokens = np.asarray(token_ids)
+    if tokens.size and (tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= 2**32):
+        raise ValueError("token_ids: must be a list of whole numbers from 0 to 4294967295")
+    data = tokens.astype("<u4").tobytes()
+    step = 4 * block_size
+    digest = blake2b(salt, digest_size=_DIGEST_BYTES).digest() if salt else _ROOT
+    if parent is not None:
+        digest = parent.to_bytes(_DIGEST_BYTES, "little")
+    hashes = []
+    for start in range(0, len(data) - step + 1, step):
+        digest = blake2b(digest + data[start : start + step], digest_size=_DIGEST_BYTES).digest()
+        hashes.append(int.from_bytes(digest, "little"))
+    return hashes
+
+
+def trace_block_hashes(hash_ids: Sequence[int], input_tokens: int, block_size: int, *, salt: bytes = b"") -> list[int]:
+    """Hashes for a trace row: its `hash_ids` name a block and everything before it already.
+
+    The last id may stand for a part of a block, which is dropped. `salt` keeps files apart, whose ids mean nothing
+    across them.
+    """
+    _check_block_size(block_size)
+    whole = hash_ids[: max(input_tokens, 0) // block_size]
+    seed = blake2b(salt, digest_size=_DIGEST_BYTES).digest()
+    return [
+        int.from_bytes(blake2b(seed + int(block).to_bytes(8, "little", signed=True), digest_size=8).digest(), "little")
+        for block in whole
+    ]
+
+
+def _check_block_size(block_size: int) -> None:
+    if block_size < 1:
+        raise ValueError(f"block_size: must be 1 or more, not {block_size!r}")
