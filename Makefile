@@ -88,11 +88,11 @@ image-context: $(STAMP) ## Fill the Dockerfile's build context and print its fol
 
 # Only a KUBECONFIG on make's own command line counts: the scenarios must not land on a cluster by accident.
 ifeq ($(origin KUBECONFIG),command line)
-e2e: $(STAMP) ## Run the scenarios in a cluster of their own (root), or with KUBECONFIG=FILE in that test cluster
-	@PYTHONPATH=e2e KUBECONFIG=$(KUBECONFIG) $(BIN)/python -m pytest e2e $(PYTEST_ARGS)
+e2e: $(STAMP) ## Run the scenarios in a cluster of their own (root), or KUBECONFIG=FILE's (E2E=FILE for one file)
+	@PYTHONPATH=e2e KUBECONFIG=$(KUBECONFIG) $(BIN)/python -m pytest $(or $(E2E),e2e) $(PYTEST_ARGS)
 else
 e2e: testbed-build $(ENVOY)
-	@$(TESTBED) session -- $(BIN)/python -m pytest e2e $(PYTEST_ARGS)
+	@$(TESTBED) session -- $(BIN)/python -m pytest $(or $(E2E),e2e) $(PYTEST_ARGS)
 endif
 
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)

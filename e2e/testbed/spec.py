@@ -86,7 +86,7 @@ def parse_nodes(text: str) -> tuple[NodeSpec, ...]:
     seen: dict[str, int] = {}
     for index, word in enumerate(text.split(","), start=1):
         hardware, _, count = word.strip().partition(":")
-        if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", hardware) is None:
+        if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?", hardware) is None:
             raise TestbedError(f"nodes: {word!r} must be HARDWARE[:GPUS], for example a100:8, or none")
         if count and not (count.isascii() and count.isdecimal() and int(count) <= 64):
             raise TestbedError(f"nodes: {word!r} must give a GPU count between 0 and 64")
