@@ -1,0 +1,107 @@
+"""Observed service rates: tokens a second of one request on each endpoint (v_k), and pool-wide (SIBYL's v_sys).
+
+A rate is a ratio of sums, tokens over the seconds in which they came, both forgotten exponentially with time: long
+and short observations weigh by their length. Where little was seen, an endpoint's rate leans on the pool's, and the
+pool's on a default. The same class holds decode rates (seconds of each request: tokens/s per request) and prefill
+rates (seconds in which the endpoint prefilled: tokens/s).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ballast_core.view import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateSettings:
+    """How fast rates follow, and what they are before anything is seen."""
+
+    default_tokens_per_s: float = 30.0
+    half_life_s: float = 30.0
+    prior_s: float = 2.0
+    """How many seconds of observation the pool's rate is worth for an endpoint, and the default for the pool."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field."""
+        for name in ("default_tokens_per_s", "half_life_s", "prior_s"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name}: must be finite and above 0, not {getattr(self, name)!r}")
+
+
+PREFILL_RATES = RateSettings(default_tokens_per_s=5000.0, half_life_s=60.0, prior_s=1.0)
+
+
+class ServiceRates:
+    """Rates by slot. Times are seconds on the caller's clock."""
+
+    def __init__(self, settings: RateSettings | None = None) -> None:
+        self.settings = settings or RateSettings()
+        self._tokens: FloatArray = np.zeros(1)
+        self._seconds: FloatArray = np.zeros(1)
+        self._updated_s: FloatArray = np.full(1, -np.inf)
+        self._pool_tokens = self._pool_seconds = 0.0
+        self._pool_updated_s = -np.inf
+
+    def observe(self, slot: int, tokens: float, seconds: float, now_s: float) -> bool:
+        """`tokens` came in `seconds` (of one request, or summed over several). Returns whether it could be used."""
+        if not (slot >= 0 and 0 <= tokens < np.inf and 0 < seconds < np.inf and np.isfinite(now_s)):
+            return False
+        self._grow(slot + 1)
+        kept = self._kept(now_s - float(self._updated_s[slot]))
+        self._tokens[slot] = kept * self._tokens[slot] + tokens
+        self._seconds[slot] = kept * self._seconds[slot] + seconds
+        self._updated_s[slot] = max(now_s, self._updated_s[slot])
+        kept = self._kept(now_s - self._pool_updated_s)
+        self._pool_tokens = kept * self._pool_tokens + tokens
+        self._pool_seconds = kept * self._pool_seconds + seconds
+        self._pool_updated_s = max(now_s, self._pool_updated_s)
+        return True
+
+    def forget(self, slot: int) -> None:
+        """The endpoint is gone; the pool keeps what it saw."""
+        if 0 <= slot < len(self._tokens):
+            self._tokens[slot] = self._seconds[slot] = 0.0
+            self._updated_s[slot] = -np.inf
+
+    def pool_tokens_per_s(self, now_s: float) -> float:
+        """v_sys: the rate over all endpoints."""
+        kept = self._kept(now_s - self._pool_updated_s)
+        prior_s = self.settings.prior_s
+        tokens = kept * self._pool_tokens + prior_s * self.settings.default_tokens_per_s
+        return tokens / (kept * self._pool_seconds + prior_s)
+
+    def tokens_per_s(self, slots: IntArray, now_s: float) -> FloatArray:
+        """The rate of each endpoint; of one that said little lately, close to the pool's."""
+        if len(slots):
+            self._grow(int(slots.max()) + 1)
+        age_s = np.maximum(now_s - self._updated_s.take(slots), 0.0)
+        kept = 0.5 ** (age_s / self.settings.half_life_s)
+        prior_s = self.settings.prior_s
+        tokens = kept * self._tokens.take(slots) + prior_s * self.pool_tokens_per_s(now_s)
+        return tokens / (kept * self._seconds.take(slots) + prior_s)
+
+    def _kept(self, passed_s: float) -> float:
+        return math.exp2(-max(passed_s, 0.0) / self.settings.half_life_s)
+
+    def _grow(self, slots: int) -> None:
+        more = max(slots, 2 * len(self._tokens)) - len(self._tokens)
+        if slots > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros(more)])
+            self._seconds = np.concatenate([self._seconds, np.zeros(more)])
+            self._updated_s = np.concatenate([self._updated_s, np.full(more, -np.inf)])
+
+
+def request_tokens_per_s(
+    generated_tokens: FloatArray, decoding_s: FloatArray, start_tokens_per_s: FloatArray | float, prior_s: float = 1.0
+) -> FloatArray:
+    """v_k of running requests: their own rate so far, starting from that of the endpoint or of the pool.
+
+    At the first token it is the start rate itself, so that a request's load does not jump when it turns from pending
+    to running (SIBYL appendix D). `prior_s`, above 0, is how many seconds of decoding the start rate is worth.
+    """
+    seconds = np.maximum(decoding_s, 0.0)
+    return (np.maximum(generated_tokens, 0.0) + prior_s * start_tokens_per_s) / (seconds + prior_s)
