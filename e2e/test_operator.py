@@ -1,0 +1,271 @@
+"""The operator against a real API server, with the rights that its chart gives it.
+
+It runs as a local process behind a relay that counts its writes and kills it at will; nothing in the product knows.
+Pools have no replicas here: the scenarios are about objects, conditions and rights, and leave the nodes alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit import Cluster, Kubectl, wait_until
+from kit.api_relay import ApiRelay
+from kit.local_operator import LocalOperator
+from kit.quickstart import condition, objects
+from kit.release import NAME as RELEASE
+from kit.release import Release
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("operator")]
+
+NAME = "quickstart"
+KINDS = (
+    "servingpools,deployments,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets,"
+    "schedulingpolicies,servicelevelobjectives"
+)
+SELECTOR = f"serving.ballast.dev/serving-pool={NAME}"
+CHILDREN = 14
+
+
+@pytest.fixture(scope="module")
+def alone(release: Release) -> Iterator[Release]:
+    """No operator in the cluster while the local ones are tested; it is back afterwards."""
+    release.kubectl.run("scale", f"deployment/{RELEASE}", "--replicas=0")
+    selector = "app.kubernetes.io/component=operator"
+    wait_until(lambda: not release.kubectl.items("pods", selector), 60, "the cluster's own operator is gone")
+    yield release
+    release.kubectl.run("scale", f"deployment/{RELEASE}", "--replicas=1")
+    release.kubectl.rollout(f"deployment/{RELEASE}")
+
+
+@pytest.fixture
+def relay(cluster: Cluster) -> Iterator[ApiRelay]:
+    """The relay in front of the API server."""
+    relay = ApiRelay(cluster.kubectl)
+    yield relay
+    relay.close()
+
+
+@pytest.fixture
+def operator(alone: Release, relay: ApiRelay, kubectl: Kubectl, tmp_path: Path) -> Iterator[LocalOperator]:
+    """An operator that is not started yet; with the ServiceAccount's token, by way of the relay."""
+    token = alone.kubectl.with_token(RELEASE, tmp_path)
+    kubeconfig = relay.kubeconfig(token.kubeconfig, tmp_path / "relay.kubeconfig")
+    assert kubectl.namespace is not None
+    process = LocalOperator(kubeconfig, kubectl.namespace, alone.cluster.images.ballast, tmp_path / "operator.log")
+    yield process
+    process.stop()
+    print(process.log_tail())
+
+
+@pytest.fixture
+def referred(kubectl: Kubectl, cluster: Cluster) -> Iterator[dict[str, Any]]:
+    """Everything of the quickstart but the ServingPool, applied; the ServingPool, without replicas, returned."""
+    found = objects(cluster.images.ballast, 1.0)
+    pool = next(item for item in found if item["kind"] == "ServingPool")
+    others = [item for item in found if item is not pool]
+    kubectl.apply(*others)
+    for entry in pool["spec"]["pools"]:
+        entry["replicas"] = 0
+    pool["spec"]["gateway"]["replicas"] = 0
+    yield pool
+    for item in others:
+        if item["kind"] == "HardwareProfile":
+            cluster.kubectl.delete("hardwareprofile", item["metadata"]["name"])
+
+
+def settled(kubectl: Kubectl) -> dict[str, Any] | None:
+    """The ServingPool, when nothing is left to do for it."""
+    pool = kubectl.get("servingpool", NAME)
+    done = (
+        condition(pool, "Progressing").get("reason") == "Complete"
+        and condition(pool, "Degraded").get("status") == "False"
+        and pool["status"]["observedGeneration"] == pool["metadata"]["generation"]
+        and len(kubectl.items(KINDS, SELECTOR)) == CHILDREN
+    )
+    return pool if done else None
+
+
+def state(kubectl: Kubectl) -> list[dict[str, Any]]:
+    """Every object of the ServingPool without what no two runs have alike. `generation` stays: an object that was
+    written twice with different content shows."""
+    found = [item for item in kubectl.items(KINDS) if item["metadata"]["name"] != "kube-root-ca.crt"]
+    return sorted(
+        (_same_each_run(item) for item in found if item["metadata"]["name"] != "default"),
+        key=lambda item: (item["kind"], item["metadata"]["name"]),
+    )
+
+
+def _same_each_run(value: Any) -> Any:
+    volatile = {
+        *("uid", "resourceVersion", "creationTimestamp", "managedFields", "lastTransitionTime", "lastUpdateTime"),
+        *("clusterIP", "clusterIPs", "deployment.kubernetes.io/revision"),
+    }
+    if isinstance(value, dict):
+        return {key: _same_each_run(item) for key, item in sorted(value.items()) if key not in volatile}
+    if isinstance(value, list):
+        items = [_same_each_run(item) for item in value]
+        by_type = all(isinstance(item, dict) and "type" in item and "status" in item for item in items)
+        return sorted(items, key=lambda item: str(item["type"])) if by_type else items
+    return value
+
+
+def remove(kubectl: Kubectl) -> None:
+    """Delete the ServingPool, and wait for its objects: the garbage collector's work, none of the operator's."""
+    kubectl.run("delete", "servingpool", NAME, "--cascade=foreground", "--timeout=60s", timeout_s=70)
+    wait_until(lambda: not kubectl.items(KINDS, SELECTOR), 60, "no object of the ServingPool is left")
+
+
+def test_killed_after_any_of_its_writes_it_converges(
+    operator: LocalOperator, relay: ApiRelay, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """kill -9 after the k-th API write, for every k of one reconcile; the state afterwards is the undisturbed one's."""
+    operator.start()
+    wait_until(
+        lambda: all(item.get("status") for item in kubectl.items("schedulingpolicies,servicelevelobjectives")),
+        60,
+        "the referred objects have their status",
+    )
+    relay.reset()
+    kubectl.apply(referred)
+    wait_until(lambda: settled(kubectl), 60, "the ServingPool has settled")
+    operator.stop()
+    expected, total = state(kubectl), len(relay.writes)
+    assert total > CHILDREN, relay.writes
+    for kill_at in range(1, total + 1):
+        remove(kubectl)
+        kubectl.apply(referred)
+        relay.reset(kill_at=kill_at, kill=operator.kill)
+        operator.start()
+        operator.wait_killed(60)
+        assert len(relay.writes) == kill_at
+        relay.reset()
+        operator.start()
+        wait_until(lambda: settled(kubectl), 60, f"settled after a kill at write {kill_at} of {total}")
+        operator.stop()
+        assert state(kubectl) == expected, f"killed after write {kill_at} of {total}"
+    print(f"killed after each of {total} writes, converged every time")
+
+
+def test_a_settled_pool_costs_no_write(
+    operator: LocalOperator, relay: ApiRelay, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """Neither resyncs nor a restart write anything."""
+    pool = f"/apis/serving.ballast.dev/v1alpha1/namespaces/{kubectl.namespace}/servingpools/{NAME}"
+    kubectl.apply(referred)
+    operator.start(resync_s=1.0)
+    wait_until(lambda: settled(kubectl), 60, "the ServingPool has settled")
+    before = state(kubectl)
+    operator.stop()
+    relay.reset()
+    operator.start(resync_s=1.0)
+    wait_until(lambda: relay.reads[pool] > 3, 60, "the ServingPool was looked at again and again")
+    operator.stop()
+    assert relay.writes == []
+    assert state(kubectl) == before
+
+
+def test_what_people_break_is_healed(operator: LocalOperator, kubectl: Kubectl, referred: dict[str, Any]) -> None:
+    """Deleted, edited, stripped of labels: as the spec wants it again, without anybody touching the ServingPool."""
+    kubectl.apply(referred)
+    operator.start()
+    wait_until(lambda: settled(kubectl), 60, "the ServingPool has settled")
+    kubectl.delete("service", f"{NAME}-gateway")
+    kubectl.delete("configmap", f"{NAME}-gateway")
+    kubectl.patch("deployment", f"{NAME}-decode", {"spec": {"progressDeadlineSeconds": 7}})
+    kubectl.patch("role", f"{NAME}-gateway", {"rules": []})
+    kubectl.patch("poddisruptionbudget", f"{NAME}-decode", {"metadata": {"labels": {"serving.ballast.dev/pool": None}}})
+
+    def healed() -> bool:
+        deadline = kubectl.get("deployment", f"{NAME}-decode")["spec"]["progressDeadlineSeconds"]
+        return settled(kubectl) is not None and deadline != 7 and bool(kubectl.get("role", f"{NAME}-gateway")["rules"])
+
+    wait_until(healed, 60, "everything is as the spec wants it")
+
+
+def test_edits_are_followed_and_a_removed_pool_goes(
+    operator: LocalOperator, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """Scale a pool, rename another one, change the image: one Deployment each, the old one gone."""
+    kubectl.apply(referred)
+    operator.start()
+    wait_until(lambda: settled(kubectl), 60, "the ServingPool has settled")
+    edited = json.loads(json.dumps(referred))
+    edited["spec"]["pools"][0]["name"] = "fresh"
+    edited["spec"]["engine"]["image"] = "localhost/other:1"
+    kubectl.apply(edited)
+
+    def followed() -> bool:
+        names = {
+            item["metadata"]["name"] for item in kubectl.items("deployments,services,poddisruptionbudgets", SELECTOR)
+        }
+        decode = kubectl.get("deployment", f"{NAME}-decode")["spec"]["template"]["spec"]["containers"]
+        return f"{NAME}-fresh" in names and f"{NAME}-prefill" not in names and decode[0]["image"] == "localhost/other:1"
+
+    wait_until(followed, 60, "the edit has been followed")
+    remove(kubectl)
+
+
+@pytest.mark.parametrize("kind", ["schedulingpolicy", "servicelevelobjective", "hardwareprofile"])
+def test_a_missing_reference_is_named_and_heals(
+    operator: LocalOperator, cluster: Cluster, kubectl: Kubectl, referred: dict[str, Any], kind: str
+) -> None:
+    """ResolvedRefs is False and says which; True again as soon as the object is there."""
+    name = "h20-qwen3-32b" if kind == "hardwareprofile" else NAME
+    missing = kubectl.get(kind, name)
+    kubectl.delete(kind, name)
+    kubectl.apply(referred)
+    operator.start()
+
+    def said() -> bool:
+        found = condition(kubectl.get("servingpool", NAME), "ResolvedRefs")
+        return found.get("status") == "False" and f"{missing['kind']} {name}" in found["message"]
+
+    wait_until(said, 60, f"ResolvedRefs names {missing['kind']} {name}")
+    kubectl.apply({key: missing[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": name}})
+    wait_until(lambda: settled(kubectl), 30, "healed")
+
+
+def test_a_taken_name_is_a_condition_and_nobodys_object_is_lost(
+    operator: LocalOperator, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """Somebody's Service stays as it is; once it is gone, ours takes the name."""
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": f"{NAME}-decode"},
+        "spec": {"ports": [{"port": 1234}]},
+    }
+    kubectl.apply(theirs)
+    before = kubectl.get("service", f"{NAME}-decode")
+    kubectl.apply(referred)
+    operator.start()
+    wait_until(
+        lambda: condition(kubectl.get("servingpool", NAME), "Degraded").get("reason") == "NameConflict",
+        60,
+        "Degraded says NameConflict",
+    )
+    assert kubectl.get("service", f"{NAME}-decode") == before
+    kubectl.delete("service", f"{NAME}-decode")
+    wait_until(lambda: settled(kubectl), 90, "healed")
+
+
+def test_it_waits_for_an_api_server_that_is_away(
+    operator: LocalOperator, relay: ApiRelay, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """Requests fail for a while in the middle of everything; it neither ends nor gives up."""
+    operator.start()
+    wait_until(
+        lambda: all(item.get("status") for item in kubectl.items("schedulingpolicies,servicelevelobjectives")),
+        60,
+        "the operator is at work",
+    )
+    relay.down = True
+    kubectl.apply(referred)
+    wait_until(lambda: "trying again" in operator.log_tail(), 60, "it has noticed")
+    relay.down = False
+    wait_until(lambda: settled(kubectl), 90, "settled")
