@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 ENVOY := .tools/envoy/bin/envoy
 
 help: ## List the targets
-	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(BIN)/uv:
 	@echo "==> creating $(VENV) and installing uv $(UV_VERSION)"
