@@ -21,6 +21,8 @@ from testbed.spec import cache_root
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGE_PYTHON = "3.11"  # of Debian 12 and of the default base image
 
+_IMAGE_MARKERS = {"python_version": IMAGE_PYTHON, "python_full_version": f"{IMAGE_PYTHON}.0"}
+
 Say = Callable[[str], None]
 
 
@@ -61,16 +63,22 @@ def runtime_closure(root: str = "ballast") -> set[str]:
 def select_requirements(lock: str, names: Iterable[str]) -> str:
     """The lock file's blocks (requirement line and hashes) for these distributions, in the lock's order.
 
-    Raises TestbedError when the lock file lacks one.
+    A distribution may be locked once for each of several Pythons; the image's is taken, without its marker. Raises
+    TestbedError when the lock file lacks one.
     """
-    blocks: dict[str, str] = {}
-    for match in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n[ \t]+--hash=.*)*", lock, re.MULTILINE):
-        blocks[canonicalize_name(match.group(1))] = match.group(0)
     wanted = set(names)
+    blocks: dict[str, str] = {}
+    for match in re.finditer(r"^([^\s#-][^\\\n]*)((?:\\?\n[ \t]+--hash=\S+[ \t]*)*)", lock, re.MULTILINE):
+        requirement = Requirement(match.group(1).strip())
+        name = canonicalize_name(requirement.name)
+        if name in wanted and (requirement.marker is None or requirement.marker.evaluate(_IMAGE_MARKERS)):
+            blocks[name] = " \\\n    ".join(
+                [f"{requirement.name}{requirement.specifier}", *re.findall(r"--hash=\S+", match.group(2))]
+            )
     absent = wanted - blocks.keys()
     if absent:
         raise TestbedError(f"requirements.lock lacks {', '.join(sorted(absent))}; run `make lock`")
-    return "".join(block.rstrip(" \\") + "\n" for name, block in blocks.items() if name in wanted)
+    return "".join(f"{block}\n" for block in blocks.values())
 
 
 def digest(*parts: bytes) -> str:
