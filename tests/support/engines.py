@@ -83,6 +83,7 @@ class Run:
     finished: dict[str, Finished] = field(default_factory=dict)
     pulls: list[PullStarted] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
+    check: bool = True
 
     def until(self, until_s: float = math.inf) -> "Run":
         """Go on until nothing is due before `until_s`."""
@@ -103,22 +104,26 @@ class Run:
                     self.finished[event.request_id] = event
                 case PullStarted():
                     self.pulls.append(event)
-        self.engine.check_blocks()
+        if self.check:
+            self.engine.check_blocks()
 
     def chunks(self) -> list[list[tuple[int, int, str]]]:
         """Only what each step computed."""
         return [step.chunks for step in self.steps]
 
 
-def started(settings: EngineConfig, requests: Iterable[EngineRequest] = ()) -> Run:
-    """An engine under observation. The requests are added in order of arrival, each at its time."""
+def started(settings: EngineConfig, requests: Iterable[EngineRequest] = (), check: bool = True) -> Run:
+    """An engine under observation. The requests are added in order of arrival, each at its time.
+
+    `check` looks at every KV block after every event, which is slow for long runs.
+    """
     steps: list[Recorded] = []
 
     def on_step(now_s: float, batch: Batch) -> None:
         chunks = [(chunk.tokens, chunk.context, chunk.state.request.request_id) for chunk in batch.chunks]
         steps.append(Recorded(round(now_s, 9), round(batch.starts_s, 9), chunks, batch.resumed, batch.preempted))
 
-    run = Run(Engine(settings, on_step), steps)
+    run = Run(Engine(settings, on_step), steps, check=check)
     for item in requests:
         while run.engine.next_event_s() < item.arrival_s:
             run.step(run.engine.next_event_s())

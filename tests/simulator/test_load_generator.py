@@ -1,0 +1,211 @@
+"""The load generator against real engine-sims, and against servers that misbehave."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from ballast_sim.load import LoadSettings, Progress, RequestResult, build_report, run_load
+from ballast_sim.load.prompts import PromptMaker
+from ballast_sim.simulation.results import Objective
+from ballast_sim.workloads import WorkloadRequest, generate
+from tests.support.engine_sim import engine_sim, metric
+
+SMALL = [
+    WorkloadRequest(arrival_s=0.02 * n, input_tokens=50 + n, output_tokens=5 + n % 7, hash_ids=(1, n), block_size=32)
+    for n in range(30)
+]
+
+
+def settings(port: int, **changes: object) -> LoadSettings:
+    """For the server `m` on this port."""
+    return LoadSettings(**{"url": f"http://127.0.0.1:{port}", "model": "m", "timeout_s": 20.0, **changes})  # type: ignore[arg-type]
+
+
+async def test_every_request_completes_with_the_tokens_it_asked_for() -> None:
+    """The report's counts are the server's; shared prefixes are shared for the server, too."""
+    seen: list[Progress] = []
+    async with engine_sim() as (server, client):
+        report = await run_load(settings(server.port, objective=Objective(ttft_s=10)), SMALL, seen.append)
+        assert (report.requests, report.completed, report.failed) == (30, 30, 0)
+        assert report.output_tokens == report.asked_output_tokens == sum(row.output_tokens for row in SMALL)
+        assert await metric(client, "vllm:generation_tokens_total") == report.output_tokens
+        assert await metric(client, "vllm:prompt_tokens_total") == report.input_tokens
+        assert await metric(client, "vllm:prefix_cache_hits_total") >= 29 * 32
+    assert report.attainment == 1
+    assert report.goodput_rps == report.completed_rps
+    assert 0 < report.ttft_s["p50"] <= report.e2e_s["p50"]
+    assert seen[-1].completed == 30
+    assert not report.interrupted
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+async def test_text_prompts_have_as_many_tokens_as_asked() -> None:
+    """One word of four letters is one token."""
+    async with engine_sim() as (server, client):
+        report = await run_load(settings(server.port, prompt_kind="text"), SMALL[:5])
+        assert report.failed == 0
+        assert await metric(client, "vllm:prompt_tokens_total") == sum(row.input_tokens for row in SMALL[:5])
+
+
+async def test_stretched_time_is_reported_in_the_time_of_the_workload() -> None:
+    """Arrivals and engine both three times as slow: the wall time is, the report is not."""
+    async with engine_sim(time_scale=3.0) as (server, _):
+        slow = await run_load(settings(server.port, time_scale=3.0), SMALL)
+    assert slow.wall_s > 3 * SMALL[-1].arrival_s
+    assert slow.rate_rps == pytest.approx(50)
+    assert slow.time_scale == 3
+    assert slow.span_s == pytest.approx(slow.wall_s / 3, rel=0.2)
+
+
+async def test_refusals_are_counted_by_status_with_the_servers_words() -> None:
+    """A model that is not served: 404 for each; nothing is thrown."""
+    async with engine_sim() as (server, _):
+        report = await run_load(settings(server.port, model="other"), SMALL[:3])
+    assert report.errors == {"status_404": 3}
+    assert report.failures[0].status == 404
+    assert "does not exist" in report.failures[0].reason
+    assert report.ttft_s == {}
+
+
+async def test_nobody_listening_is_a_failure_to_connect() -> None:
+    """Port 1 has no server."""
+    report = await run_load(settings(1), SMALL[:2])
+    assert report.errors == {"connect": 2}
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def misbehaving(answer: bytes) -> AsyncIterator[int]:
+    """A server that reads a request, writes `answer` and hangs up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+CHUNK = b'data: {"choices":[{"index":0,"text":" a"}]}\n\n'
+MISBEHAVIOUR = {
+    "cut in the middle": (STREAM + CHUNK, "broken_stream"),
+    "nothing": (b"", "broken_stream"),
+    "no HTTP": (b"hello\r\n\r\n", "broken_stream"),
+    "too few tokens": (STREAM + CHUNK + b"data: [DONE]\n\n", "short"),
+    "an error in the stream": (
+        STREAM + CHUNK + b'data: {"error":{"message":"oops"}}\n\ndata: [DONE]\n\n',
+        "broken_stream",
+    ),
+    "no stream": (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "broken_stream"),
+    "overloaded": (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nbusy", "status_503"),
+}
+
+
+@pytest.mark.parametrize(("answer", "kind"), MISBEHAVIOUR.values(), ids=MISBEHAVIOUR)
+async def test_a_server_that_misbehaves_is_reported_not_raised(answer: bytes, kind: str) -> None:
+    """Each kind under its name."""
+    async with misbehaving(answer) as port:
+        report = await run_load(settings(port), [WorkloadRequest(arrival_s=0, input_tokens=5, output_tokens=3)])
+    assert report.errors == {kind: 1}
+    assert report.failures[0].reason
+
+
+async def test_a_run_that_is_stopped_reports_what_it_has() -> None:
+    """Stopped as soon as something completed; the rest is not counted."""
+    stop = asyncio.Event()
+
+    def on_progress(progress: Progress) -> None:
+        if progress.completed:
+            stop.set()
+
+    rows = [WorkloadRequest(arrival_s=0.01 * n, input_tokens=10, output_tokens=2 if n < 5 else 900) for n in range(40)]
+    async with engine_sim() as (server, _):
+        report = await run_load(settings(server.port), rows, on_progress, stop)
+    assert report.interrupted
+    assert 0 < report.completed < 40
+
+
+async def test_a_request_that_takes_too_long_is_given_up() -> None:
+    """A tenth of a second for 2,000 tokens."""
+    rows = [WorkloadRequest(arrival_s=0, input_tokens=10, output_tokens=2000)]
+    async with engine_sim() as (server, client):
+        report = await run_load(settings(server.port, timeout_s=0.1), rows)
+        assert report.errors == {"timeout": 1}
+        assert await metric(client, "vllm:generation_tokens_total") < 2000
+
+
+def test_prompts_share_exactly_what_their_ids_share() -> None:
+    """Same leading ids, same tokens; a partial block begins as the whole one; another seed, other tokens."""
+    maker = PromptMaker("m", "ids", 1)
+
+    def prompt(index: int, ids: tuple[int, ...], tokens: int, made: PromptMaker = maker) -> list[int]:
+        row = WorkloadRequest(arrival_s=0, input_tokens=tokens, output_tokens=1, hash_ids=ids, block_size=16)
+        value: list[int] = json.loads(made.body(index, row))["prompt"]
+        return value
+
+    first, second = prompt(0, (1, 2, 3), 48), prompt(1, (1, 2, 4), 40)
+    assert (len(first), len(second)) == (48, 40)
+    assert first[:32] == second[:32]
+    assert first[32:40] != second[32:]
+    assert prompt(2, (1, 2, 3), 40) == first[:40]
+    assert prompt(3, (1,), 40)[16:] != prompt(4, (1,), 40)[16:]
+    assert prompt(0, (1, 2, 3), 48, PromptMaker("m", "ids", 2)) != first
+
+
+def test_the_report_worked_by_hand() -> None:
+    """Two requests done, one late for its SLO, one failed: rates over the 4 s from first arrival to last token."""
+    common: dict[str, Any] = {"input_tokens": 10, "asked_tokens": 11}
+    results = [
+        RequestResult(
+            request_id="a",
+            arrival_s=0.0,
+            received_tokens=11,
+            first_token_s=1.0,
+            last_token_s=2.0,
+            **common,
+        ),
+        RequestResult(
+            request_id="b",
+            arrival_s=1.0,
+            received_tokens=11,
+            first_token_s=3.0,
+            last_token_s=4.0,
+            **common,
+        ),
+        RequestResult(request_id="c", arrival_s=2.0, reason="no", kind="timeout", **common),
+    ]
+    report = build_report(results, objective=Objective(ttft_s=1.5, tpot_s=0.2), time_scale=1, wall_s=5)
+    assert report.ttft_s["mean"] == 1.5
+    assert report.tpot_s["p50"] == pytest.approx(0.1)
+    assert report.e2e_s["p99"] == pytest.approx(2.99)
+    assert report.goodput_rps == 0.25
+    assert report.attainment == pytest.approx(1 / 3)
+    assert report.throughput_tok_s == 5.5
+    assert report.rate_rps == 1
+    assert report.errors == {"timeout": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"time_scale": 0}, "time_scale: must be above 0"),
+        ({"url": "ftp://x"}, "url: 'ftp://x' is not an http"),
+        ({"url": "nonsense"}, "url: 'nonsense' is not an http"),
+    ],
+    ids=["scale", "scheme", "no URL"],
+)
+async def test_settings_that_cannot_work_are_refused_by_name(changes: dict[str, object], message: str) -> None:
+    """Before anything is sent."""
+    with pytest.raises(ValueError, match=message):
+        await run_load(settings(1, **changes), generate("chat", duration_s=1))
