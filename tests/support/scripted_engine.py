@@ -165,8 +165,12 @@ async def _serve_one(engine: ScriptedEngine, reader: asyncio.StreamReader, write
         if left.done() and not work.done():
             engine.hung_up.set()
             return False
-        await work
-        await writer.drain()
+        try:
+            await work
+            await writer.drain()
+        except ConnectionError:
+            engine.hung_up.set()
+            raise
         return not (writer.is_closing() or engine.close_after)
     finally:
         work.cancel()

@@ -185,6 +185,8 @@ class ProxyFace:
     async def _generate(
         self, client: ClientConnection, request: HttpRequest, path: bytes, generation: Generation, record: RequestRecord
     ) -> None:
+        if self._driver.in_flight(RequestId(record.id)):
+            record.id = self._new_id()  # engines and the Director need ids that are unique
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
         self.in_flight += 1
         try:
@@ -227,11 +229,7 @@ class ProxyFace:
         self._on_record(record)
 
     def _id_of(self, request: HttpRequest) -> str:
-        """The client's id where it is usable and not in flight already; engines need them unique."""
-        given = headers.request_id(request.headers)
-        if given is None or self._driver.in_flight(RequestId(given)):
-            return self._new_id()
-        return given
+        return headers.request_id(request.headers) or self._new_id()
 
 
 def _path(target: bytes) -> bytes:
