@@ -20,15 +20,6 @@ def modules(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["kubernetes/go.mod", "kubernetes/go.sum", "envoy-gateway/go.mod", "pause/main.go"])
-def test_the_images_python_decides_between_two_locked_versions() -> None:
-    """A universal lock file pins a distribution once for each range of Pythons; the image needs exactly its own."""
-    lock = (
-        "numpy==2.4.6 ; python_full_version < '3.12' \\\n    --hash=sha256:aa\n"
-        "numpy==2.5.5 ; python_full_version >= '3.12' \\\n    --hash=sha256:bb\n"
-    )
-    assert context.select_requirements(lock, {"numpy"}) == "numpy==2.4.6 \\\n    --hash=sha256:aa\n"
-
-
 def test_any_changed_pin_or_source_gives_another_folder(modules: Path, file: str) -> None:
     """The cache key covers versions, checksums and our own sources."""
     before = build.content_hash(modules)
@@ -99,6 +90,15 @@ def test_the_image_gets_the_lock_files_pins_and_hashes_of_its_dependencies_only(
     assert "typing-extensions==4.1" in text
     assert "Pytest" not in text
     assert "pytest" not in context.select_requirements(_LOCK, {"aiohttp"}).lower()
+
+
+def test_the_images_python_decides_between_two_locked_versions() -> None:
+    """A universal lock file pins a distribution once for each range of Pythons; the image needs exactly its own."""
+    lock = (
+        "numpy==2.4.6 ; python_full_version < '3.12' \\\n    --hash=sha256:aa\n"
+        "numpy==2.5.5 ; python_full_version >= '3.12' \\\n    --hash=sha256:bb\n"
+    )
+    assert context.select_requirements(lock, {"numpy"}) == "numpy==2.4.6 \\\n    --hash=sha256:aa\n"
 
 
 def test_a_dependency_that_is_not_locked_is_refused() -> None:
