@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.block_hashes import token_block_hashes, trace_block_hashes
@@ -27,6 +27,7 @@ def test_names_do_not_change_between_releases() -> None:
 
 
 @given(TOKENS, TOKENS, st.integers(1, 9))
+@settings(deadline=None)
 def test_two_prompts_share_names_exactly_as_far_as_their_blocks_agree(
     left: list[int], right: list[int], block_size: int
 ) -> None:
@@ -40,6 +41,7 @@ def test_two_prompts_share_names_exactly_as_far_as_their_blocks_agree(
 
 
 @given(TOKENS, st.integers(1, 5), st.integers(0, 10))
+@settings(deadline=None)
 def test_a_chain_goes_on_from_its_parent(tokens: list[int], block_size: int, cut: int) -> None:
     whole = token_block_hashes(tokens, block_size, salt=b"lora")
     cut = min(cut, len(whole))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.prefill_time import PrefillTimes, PrefillTimeSettings
@@ -32,6 +32,7 @@ def plain_work_s(profile: HardwareProfile, tokens: int, cached: int) -> float:
 
 
 @given(st.integers(1, 60_000), st.integers(0, 60_000))
+@settings(deadline=None)
 def test_the_work_of_a_prompt_is_the_sum_of_its_chunks(tokens: int, cached: int) -> None:
     """Differential, against a loop over `HardwareProfile.step_s`."""
     work = times(A100_QWEN3_32B).work_s(ONE, float(tokens), float(cached))
@@ -152,6 +153,7 @@ def test_a_slot_that_is_taken_again_begins_anew() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e5), st.floats(0, 1e6)), max_size=30))
+@settings(deadline=None)
 def test_factors_stay_bounded_and_durations_finite(seen: list[tuple[float, float, float]]) -> None:
     made = times(A100_QWEN3_32B)
     for dispatched_s, took_s, tokens in seen:

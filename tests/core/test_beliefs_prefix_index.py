@@ -106,7 +106,7 @@ def prompt(family: int, length: int) -> list[int]:
 
 
 @given(OPERATIONS)
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_the_index_is_a_least_recently_used_cache_per_endpoint(operations: list[tuple[str, int, int, int]]) -> None:
     """Invariants 1 to 3, against an OrderedDict per endpoint."""
     capacity = 6
@@ -222,6 +222,7 @@ def test_reports_of_endpoints_that_are_not_known_are_ignored() -> None:
         max_size=50,
     )
 )
+@settings(deadline=None)
 def test_whatever_comes_holders_and_caches_agree(operations: list[tuple[str, int, list[int]]]) -> None:
     """Invariants 2 and 3 with both sources mixed; every held block is found by `match`, and no other."""
     target = index(4, 4, 4, confirm_s=5.0)

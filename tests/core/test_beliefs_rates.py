@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.rates import PREFILL_RATES, RateSettings, ServiceRates, request_tokens_per_s
@@ -86,6 +86,7 @@ def transcribed(seen: list[tuple[float, float, float]], settings: RateSettings, 
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0.01, 100), st.floats(0, 100)), max_size=20))
+@settings(deadline=None)
 def test_recursion_is_the_weighted_sum(seen: list[tuple[float, float, float]]) -> None:
     """Differential: the recursive sums against one sum over all observations."""
     seen = sorted(seen, key=lambda entry: entry[2])

@@ -151,7 +151,7 @@ def test_the_error_tells_size_and_direction() -> None:
     ),
     st.booleans(),
 )
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_whatever_is_seen_factors_stay_bounded_and_more_load_never_takes_less_time(
     seen: list[tuple[float, int, float, float]], known: bool
 ) -> None:

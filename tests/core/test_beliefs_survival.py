@@ -94,6 +94,7 @@ def transcribed_eq_4(history: History, alpha: float, start: FloatArray) -> list[
 
 
 @given(HISTORIES, st.floats(0.5, 0.999))
+@settings(deadline=None)
 def test_the_ema_is_the_papers_formula(history: History, alpha: float) -> None:
     """Invariant 2."""
     curve = fed(EmaSurvival(GRID, alpha), history).survival(PRIOR)
@@ -140,6 +141,7 @@ def transcribed_kaplan_meier(history: History, prior: float, parent: FloatArray)
 
 
 @given(HISTORIES, st.floats(0.1, 20.0))
+@settings(deadline=None)
 def test_the_censoring_aware_estimator_is_the_product_limit(history: History, prior: float) -> None:
     """Invariant 2, without forgetting."""
     estimator = CensoringAwareSurvival(GRID, alpha=1.0, half_life_s=np.inf, prior_requests=prior)
@@ -148,6 +150,7 @@ def test_the_censoring_aware_estimator_is_the_product_limit(history: History, pr
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 400), st.booleans()), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_life_told_in_pieces_counts_as_much_as_life_told_at_the_end(lives: list[tuple[int, int, bool]]) -> None:
     """`aged` first and `ended` with `counted_tokens` later: the same as `ended` alone, if nothing is forgotten."""
     whole = CensoringAwareSurvival(GRID, alpha=1.0, half_life_s=np.inf)
@@ -191,7 +194,7 @@ def test_time_that_goes_backwards_changes_nothing_in_what_is_remembered() -> Non
 
 @pytest.mark.parametrize("make", ESTIMATORS.values(), ids=ESTIMATORS)
 @given(history=HISTORIES)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_curve_starts_at_1_and_never_rises_or_turns_negative(make: Make, history: History) -> None:
     """Invariant 1."""
     curve = fed(make(), history).survival(PRIOR)

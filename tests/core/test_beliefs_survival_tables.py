@@ -125,6 +125,7 @@ def test_many_lookups_give_what_few_give_and_keep_the_shape() -> None:
 
 
 @given(curves(), st.integers(0, 120), st.integers(0, 120))
+@settings(deadline=None)
 def test_expected_remaining_is_the_sum_over_tokens_still_to_come(curve: FloatArray, age: int, more: int) -> None:
     """Differential: exact for any curve, also across the table's end (to the exponential's step)."""
     tables = SurvivalTables(SMALL, curve)
@@ -135,7 +136,7 @@ def test_expected_remaining_is_the_sum_over_tokens_still_to_come(curve: FloatArr
 
 
 @given(curves(), st.lists(st.floats(0, 500), min_size=1, max_size=20), st.floats(0.01, 0.99))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_no_lookup_is_ever_infinite_negative_or_out_of_range(
     curve: FloatArray, ages: list[float], probability: float
 ) -> None:
@@ -155,6 +156,7 @@ def test_no_lookup_is_ever_infinite_negative_or_out_of_range(
 
 
 @given(curves(), st.integers(0, 12), st.floats(0.05, 0.95))
+@settings(deadline=None)
 def test_a_quantile_is_exceeded_with_its_probability(curve: FloatArray, boundary: int, probability: float) -> None:
     """At boundaries: P(more than q to come) <= 1 - p <= P(a little less than q to come)."""
     tables = SurvivalTables(SMALL, curve)

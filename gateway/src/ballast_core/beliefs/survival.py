@@ -54,7 +54,7 @@ class EmaSurvival:
     Its initial S, not given either, is the parent curve, whose weight alpha ** n fades as requests end.
     """
 
-    def __init__(self, buckets: Buckets, alpha: float = 0.995) -> None:
+    def __init__(self, buckets: Buckets, alpha: float = 0.998) -> None:
         if not 0 < alpha < 1:
             raise ValueError(f"alpha: must be above 0 and below 1, not {alpha!r}")
         self.buckets = buckets
@@ -98,7 +98,7 @@ class CensoringAwareSurvival:
     """
 
     def __init__(
-        self, buckets: Buckets, alpha: float = 0.999, half_life_s: float = 3600.0, prior_requests: float = 2.0
+        self, buckets: Buckets, alpha: float = 0.9995, half_life_s: float = 3600.0, prior_requests: float = 0.3
     ) -> None:
         if not 0 < alpha <= 1:
             raise ValueError(f"alpha: must be above 0 and at most 1, not {alpha!r}")
