@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,14 @@ from kit.commands import Kubectl
 
 _WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host"})
+
+
+class _QuietServer(ThreadingHTTPServer):
+    """Connections of a killed client break: that is what this is for."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class ApiRelay:
@@ -38,7 +47,7 @@ class ApiRelay:
         self.reads: collections.Counter[str] = collections.Counter()
         self.down = False
         """While set, every request is refused as by an API server that is away."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _QuietServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()

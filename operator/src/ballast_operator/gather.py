@@ -8,6 +8,7 @@ from typing import Protocol
 from ballast_api import names
 from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import ParentRef
+from ballast_operator.cluster import ApiFailure
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
     DEPLOYMENT,
@@ -106,8 +107,18 @@ def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind])
         parent
         for parent in parents
         if (parent.group, parent.kind) == (GATEWAY.api_version.partition("/")[0], GATEWAY.kind)
-        and reader.get(GATEWAY, parent.namespace or namespace, parent.name) is None
+        and _is_missing(reader, parent.namespace or namespace, parent.name)
     )
+
+
+def _is_missing(reader: Reader, namespace: str, gateway: str) -> bool:
+    """Whether a Gateway is known not to exist; one that we may not read may well be there."""
+    try:
+        return reader.get(GATEWAY, namespace, gateway) is None
+    except ApiFailure as error:
+        if error.status == 403:
+            return False
+        raise
 
 
 def _all_ready(children: Iterable[Manifest]) -> bool:

@@ -17,6 +17,9 @@ from ballast_operator.specs.services import PORT_CLIENTS, engines_service_name
 DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
 """Header in which the picker names its choice (GIE endpoint-picker protocol)."""
 METADATA_NAMESPACE: Final = "envoy.lb"
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+MESSAGE_TIMEOUT: Final = "60s"
+"""Envoy Gateway's default of 200 ms would fail requests that the picker holds until an endpoint has room."""
 
 
 def backend_proxy(owner: Owner) -> Manifest:
@@ -98,8 +101,16 @@ def extension_policy(owner: Owner) -> Manifest:
                             "port": names.PORT_EXT_PROC,
                         }
                     ],
-                    "processingMode": {"request": {"body": "FullDuplexStreamed"}, "response": {}},
-                    "metadata": {"writableNamespaces": [METADATA_NAMESPACE]},
+                    # The response too: its body tells the picker of the first token and of the end.
+                    "processingMode": {
+                        "request": {"body": "FullDuplexStreamed"},
+                        "response": {"body": "FullDuplexStreamed"},
+                    },
+                    "messageTimeout": MESSAGE_TIMEOUT,
+                    "metadata": {
+                        "accessibleNamespaces": [METADATA_NAMESPACE, SUBSET_NAMESPACE],
+                        "writableNamespaces": [METADATA_NAMESPACE],
+                    },
                 }
             ],
         },
