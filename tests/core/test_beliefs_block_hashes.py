@@ -117,3 +117,18 @@ def test_a_forgotten_endpoints_names_are_gone() -> None:
     target.stored(1, block_hashes=[5], token_ids=range(4), block_size=4, now_s=0.0)
     target.forget(1)
     assert target.removed(1, block_hashes=[5], now_s=1.0) == 0
+
+
+def test_events_of_endpoints_that_are_not_in_the_index_leave_nothing_behind() -> None:
+    target = feed()
+    assert target.stored(9, block_hashes=[5], token_ids=range(4), block_size=4, now_s=0.0) == 0
+    assert target.removed(9, block_hashes=[5], now_s=1.0) == 0
+
+
+def test_names_of_blocks_whose_eviction_got_lost_are_dropped_at_capacity() -> None:
+    """100 blocks fit; of 300 stored without a removal the last 100 names are kept."""
+    target = feed()
+    for number in range(300):
+        target.stored(0, block_hashes=[number], token_ids=[number] * 4, block_size=4, now_s=float(number))
+    assert target.removed(0, block_hashes=list(range(200)), now_s=300.0) == 0
+    assert target.removed(0, block_hashes=list(range(200, 300)), now_s=300.0) == 100

@@ -8,6 +8,7 @@ name is kept beside it for the removal (vLLM's `BlockStored`, `BlockRemoved`, `A
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import islice
 
 from ballast_core.beliefs.block_hashes import token_block_hashes
 from ballast_core.beliefs.prefix_index import PrefixIndex
@@ -37,11 +38,14 @@ class KvEventFeed:
     ) -> int:
         """`BlockStored`: these blocks, one after the other, follow the parent (None: they begin a prompt).
 
-        Returns how many blocks were taken in: 0 if the engine's block size is not the index's, or if the parent is
-        not known (its event was missed), so that a name for the rest cannot be made. `salt` as in
+        Returns how many blocks were taken in: 0 if the endpoint is not in the index, if the engine's block size is
+        not the index's, or if the parent is not known (its event was missed), so that a name for the rest cannot be made. `salt` as in
         `token_block_hashes`; it must be what the router uses for the same traffic.
         """
         if block_size != self.block_size or len(token_ids) < len(block_hashes) * block_size:
+            return 0
+        capacity = self.index.capacity_blocks(slot)
+        if capacity == 0:
             return 0
         names = self._names.setdefault(slot, {})
         parent = None
@@ -50,7 +54,12 @@ class KvEventFeed:
             if parent is None:
                 return 0
         ours = token_block_hashes(token_ids, block_size, salt=salt, parent=parent)[: len(block_hashes)]
-        names.update(zip(block_hashes, ours, strict=True))
+        for engines, name in zip(block_hashes, ours, strict=True):
+            names.pop(engines, None)
+            names[engines] = name
+        # An engine holds no more than its capacity: what is older was evicted by an event that got lost.
+        for engines in list(islice(names, max(len(names) - capacity, 0))):
+            del names[engines]
         self.index.stored(slot, ours, now_s)
         return len(ours)
 

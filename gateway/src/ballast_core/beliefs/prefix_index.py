@@ -65,6 +65,11 @@ class PrefixIndex:
         if cache is not None:
             self._drop(cache, [*cache.blocks, *cache.routed])
 
+    def capacity_blocks(self, slot: int) -> int:
+        """How many blocks the endpoint can hold; 0 if it is not known."""
+        cache = self._caches.get(slot)
+        return 0 if cache is None else cache.capacity_blocks
+
     def blocks(self, slot: int) -> int:
         """How many blocks the endpoint is thought to hold; 0 if it is not known."""
         cache = self._caches.get(slot)
