@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 from datetime import UTC, datetime
 from typing import Literal
@@ -21,6 +23,8 @@ LogFormat = Literal["text", "json"]
 def run(settings: OperatorSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises `ApiFailure` when there are no credentials."""
     load_credentials()
+    # kopf names itself by this, or else by the user's name, which the bare uid of a container does not have.
+    os.environ.setdefault("POD_ID", socket.gethostname())
 
     def make_controller() -> Controller:
         cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers)
