@@ -39,8 +39,8 @@ class KvEventFeed:
         """`BlockStored`: these blocks, one after the other, follow the parent (None: they begin a prompt).
 
         Returns how many blocks were taken in: 0 if the endpoint is not in the index, if the engine's block size is
-        not the index's, or if the parent is not known (its event was missed), so that a name for the rest cannot be made. `salt` as in
-        `token_block_hashes`; it must be what the router uses for the same traffic.
+        not the index's, or if the parent is not known (its event was missed), so that the rest cannot be named.
+        `salt` as in `token_block_hashes`; it must be what the router uses for the same traffic.
         """
         if block_size != self.block_size or len(token_ids) < len(block_hashes) * block_size:
             return 0
