@@ -191,3 +191,43 @@ def test_a_second_up_is_refused_and_changes_nothing(name: str) -> None:
     assert process.returncode == 1
     assert "is up already" in output
     assert "Ready" in _testbed("status", name)
+
+
+def _start_session(marker: Path) -> tuple[subprocess.Popen[str], str]:
+    """A session whose command has begun to run inside, and its cluster's name."""
+    script = f"touch {marker}; exec sleep 600"
+    arguments = ["--nodes", "none", "--no-images", "--", "sh", "-c", script]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "testbed", "session", *arguments],
+        env={**os.environ, "PYTHONPATH": str(_PACKAGES)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    wait_until(marker.exists, 100, "the command runs inside")
+    return process, f"e2e-{process.pid}"
+
+
+def test_a_session_that_is_told_to_end_stops_its_cluster(tmp_path: Path) -> None:
+    """SIGTERM, as CI systems send it: the command ends, the cluster goes."""
+    process, cluster = _start_session(tmp_path / "runs")
+    inode = _network_inode(cluster)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert wait_until(lambda: _leftovers(cluster, inode) == [], 10, "nothing is left")
+
+
+def test_the_next_session_cleans_up_after_one_that_was_killed(tmp_path: Path) -> None:
+    """kill -9 leaves a cluster that nobody holds; its command ends at once."""
+    process, abandoned = _start_session(tmp_path / "runs")
+    inode = _network_inode(abandoned)
+    process.kill()
+    process.wait()
+    held, other = _start_session(tmp_path / "holds")
+    try:
+        assert _leftovers(abandoned, inode) == []
+        assert ClusterPaths.of(other).ready.exists()
+    finally:
+        held.terminate()
+        held.wait(60)
+    assert _leftovers(other, None) == []

@@ -2,9 +2,11 @@
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from testbed import build, context, images, lifecycle, packages, session
 from testbed.errors import TestbedError
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add("context", "fill the build context of the Dockerfile and print its folder")
     whole = add("session", "start a cluster of its own, load all images, run a command inside, and stop it again")
     whole.add_argument("--nodes", default=DEFAULT_NODES, metavar="HARDWARE[:GPUS],...", help="as for up")
+    whole.add_argument("--no-images", action="store_true", help="load no images: for commands that start no pods")
     whole.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command")
     run = add("run", "run a command inside the cluster's network, with KUBECONFIG set")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command")
@@ -106,15 +109,24 @@ def _dispatch(options: argparse.Namespace) -> int:
             print(context.prepare(_say).folder)
             return 0
         case "session":
-            return session.run(parse_nodes(options.nodes), list(images.IMAGES), _words(options.argv), _say)
+            names = [] if options.no_images else list(images.IMAGES)
+            return session.run(parse_nodes(options.nodes), names, _words(options.argv), _say)
         case "enter":
             return _inside(options.name, [os.environ.get("SHELL", "/bin/sh")])
         case _:
             return _inside(options.name, options.argv)
 
 
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """A polite end cleans up as Ctrl-C does."""
+    del frame
+    raise SystemExit(128 + number)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status; errors that the user can act on are one message, without a traceback."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
     try:
         return _dispatch(_parser().parse_args(argv))
     except TestbedError as error:

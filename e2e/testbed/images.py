@@ -73,10 +73,10 @@ class Buildah:
         self.call("bud", *options, *values, "--tag", image, "--file", str(dockerfile), str(folder))
 
     def export(self, image: str, archive: Path) -> None:
-        """Write the image as an OCI archive, uncompressed: it only travels over this machine's disk."""
+        """Write the image as an OCI archive."""
         scratch = archive.with_suffix(".partial")
         scratch.unlink(missing_ok=True)
-        self.call("push", "--quiet", "--disable-compression", image, f"oci-archive:{scratch}:{image}")
+        self.call("push", "--quiet", image, f"oci-archive:{scratch}:{image}")
         scratch.replace(archive)
 
     def prune(self) -> None:

@@ -6,24 +6,18 @@ A session that is killed outright cannot clean up: the next one finds that nobod
 import contextlib
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from testbed import images, lifecycle
 from testbed.context import Say
 from testbed.errors import TestbedError
+from testbed.packages import find_program
 from testbed.spec import NodeSpec, state_root
 
 _PREFIX = "e2e-"
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    del frame
-    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager
@@ -54,16 +48,17 @@ def run(nodes: tuple[NodeSpec, ...], image_names: Sequence[str], argv: Sequence[
     if not argv:
         raise TestbedError("session: give a command after --")
     name = f"{_PREFIX}{os.getpid()}"
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
     _clean_abandoned(say)
     with _held(state_root() / f"{name}.session"):
-        archives = images.build_archives(list(image_names), say)
+        archives = images.build_archives(list(image_names), say) if image_names else {}
         try:
             entrance = lifecycle.up(name, nodes, say)
-            images.load(name, archives, say)
+            if archives:
+                images.load(name, archives, say)
             environment = {**os.environ, **entrance.environment(), "BALLAST_TESTBED_NAME": name}
-            return subprocess.run([*entrance.prefix, *argv], env=environment, check=False).returncode
+            # When this process is killed outright, the kernel ends the command.
+            tied = [find_program("setpriv"), "--pdeathsig", "TERM", "--"]
+            return subprocess.run([*tied, *entrance.prefix, *argv], env=environment, check=False).returncode
         finally:
             sys.stdout.flush()
             lifecycle.down(name, lambda _: None)
