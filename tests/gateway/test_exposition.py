@@ -1,0 +1,100 @@
+"""The targeted scan of /metrics agrees with prometheus_client's full parser."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ballast_gateway.observe.exposition import BadExposition, EngineGauges, read_gauges
+
+LABEL = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def page(engines: list[tuple[str, str, int, int, float, int]]) -> bytes:
+    """A page as vLLM writes it: the wanted gauges among their lookalikes, histograms and comments."""
+    registry = CollectorRegistry()
+    labels = ("engine", "model_name")
+    running = Gauge("vllm:num_requests_running", "Running vllm:num_requests_waiting 3", labels, registry=registry)
+    waiting = Gauge("vllm:num_requests_waiting", "Waiting", labels, registry=registry)
+    reasons = Gauge("vllm:num_requests_waiting_by_reason", "By reason", (*labels, "reason"), registry=registry)
+    usage = Gauge("vllm:kv_cache_usage_perc", "1 means 100 %", labels, registry=registry)
+    preemptions = Counter("vllm:num_preemptions", "Preemptions", labels, registry=registry)
+    Gauge("xvllm:num_requests_running", "Not ours", registry=registry).set(99)
+    ttft = Histogram("vllm:time_to_first_token_seconds", "TTFT", labels, registry=registry)
+    for engine, model, run, wait, kv, preempted in engines:
+        running.labels(engine, model).set(run)
+        waiting.labels(engine, model).set(wait)
+        reasons.labels(engine, model, "capacity").set(wait + 1)
+        usage.labels(engine, model).set(kv)
+        preemptions.labels(engine, model).inc(preempted)
+        ttft.labels(engine, model).observe(0.1)
+    return generate_latest(registry)
+
+
+def by_the_full_parser(text: bytes) -> EngineGauges:
+    samples: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append(sample.value)
+    usage = samples["vllm:kv_cache_usage_perc"]
+    return EngineGauges(
+        running=int(sum(samples["vllm:num_requests_running"])),
+        waiting=int(sum(samples["vllm:num_requests_waiting"])),
+        kv_usage_ratio=sum(usage) / len(usage),
+        preemptions=int(sum(samples["vllm:num_preemptions_total"])),
+    )
+
+
+COUNT = st.integers(0, 10**6)
+
+
+@given(
+    st.lists(
+        st.tuples(LABEL, LABEL, COUNT, COUNT, st.floats(0, 1), COUNT),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda engine: (engine[0], engine[1]),
+    )
+)
+def test_the_scan_agrees_with_the_parser_of_prometheus_client(
+    engines: list[tuple[str, str, int, int, float, int]],
+) -> None:
+    """Whatever stands in the labels: braces, quotes, line feeds, the names of other metrics."""
+    text = page(engines)
+    assert read_gauges(text) == by_the_full_parser(text)
+
+
+def test_a_timestamp_after_the_value_is_no_value() -> None:
+    """Exporters may write one."""
+    text = b'vllm:num_requests_running{e="0"} 3.0 1700000000\nvllm:num_requests_waiting 4 1700000000'
+    assert read_gauges(text) == EngineGauges(running=3, waiting=4, kv_usage_ratio=0.0, preemptions=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"<html>not found</html>",
+        b"vllm:num_requests_running 1\n",
+        b'vllm:num_requests_running{a="b"}\nvllm:num_requests_waiting 1\n',
+        b"vllm:num_requests_running x\nvllm:num_requests_waiting 1\n",
+        b"vllm:num_requests_running NaN\nvllm:num_requests_waiting 1\n",
+        b"vllm:num_requests_running +Inf\nvllm:num_requests_waiting 1\n",
+    ],
+)
+def test_a_page_that_says_nothing_usable_is_refused(text: bytes) -> None:
+    """The scrape then counts as failed."""
+    with pytest.raises(BadExposition, match=r"num_requests|finite|number"):
+        read_gauges(text)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(text: bytes) -> None:
+    """Never another exception."""
+    with contextlib.suppress(BadExposition):
+        read_gauges(b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\nvllm:kv_cache_usage_perc" + text)

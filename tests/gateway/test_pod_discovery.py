@@ -1,0 +1,168 @@
+"""Endpoints from pods: what a pod means (pure), and list and watch against a server that speaks them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from kubernetes.aio import client as kubernetes
+
+from ballast_api.gateway_settings import KubernetesDiscovery
+from ballast_core.events import EndpointDraining, EndpointLost, EndpointObserved, Event
+from ballast_core.model import Endpoint, EndpointId, Role
+from ballast_gateway.observe import watch
+from ballast_gateway.observe.fleet import Fleet
+from ballast_gateway.observe.pods import PodChange, PodDraining, PodGone, PodReady, read_pod
+from ballast_gateway.observe.watch import PodDiscovery
+from tests.support.gateway_kit import until
+from tests.support.pod_api import PodApi, pod, pod_api
+
+A = EndpointId("a")
+
+
+def ready(role: Role = Role.DECODE, address: str = "10.0.0.1:8000", pool: str = "", profile: str = "") -> PodReady:
+    return PodReady(Endpoint(A, address, role, pool, profile), "uid-1")
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (pod("a"), ready()),
+        (pod("a", role="prefill"), ready(Role.PREFILL)),
+        (pod("a", role="flexible"), ready(Role.FLEXIBLE)),
+        (pod("a", ip="fd00::5"), ready(address="[fd00::5]:8000")),
+        (pod("a", labels={"serving.ballast.dev/pool": "h20"}), ready(pool="h20")),
+        (pod("a", annotations={"serving.ballast.dev/hardware-profile": "h20-x"}), ready(profile="h20-x")),
+        (pod("a", role=None, labels={"llm-d.ai/role": "prefill"}), ready(Role.PREFILL)),
+        (pod("a", role=None, labels={"llm-d.ai/role": "prefill-decode"}), ready(Role.FLEXIBLE)),
+        (pod("a", role=None, labels={"llm-d.ai/role": "both"}), ready(Role.FLEXIBLE)),
+        (pod("a", role="decode", labels={"llm-d.ai/role": "prefill"}), ready(Role.DECODE)),
+        (pod("a", deleting=True), PodDraining(A)),
+        (pod("a", deleting=True, ready=False), PodDraining(A)),
+        (pod("a", ready=False), PodGone(A, "not ready")),
+        (pod("a", ip=""), PodGone(A, "has no IP address")),
+        (
+            {"metadata": {"name": "a"}},
+            PodGone(A, "label serving.ballast.dev/role is None: use prefill, decode or flexible"),
+        ),
+        (
+            pod("a", role="Decode"),
+            PodGone(A, "label serving.ballast.dev/role is 'Decode': use prefill, decode or flexible"),
+        ),
+        ({**pod("a"), "status": {}}, PodGone(A, "not ready")),
+    ],
+)
+def test_what_a_pod_means(item: dict[str, Any], expected: PodChange) -> None:
+    """Ready pods serve, pods being deleted drain, all others are gone; our role label wins over llm-d's."""
+    assert read_pod(item, port=8000) == expected
+
+
+class Watched:
+    """A pod discovery at work."""
+
+    def __init__(self, api: PodApi) -> None:
+        self.api = api
+        self.events: list[Event] = []
+        self.fleet = Fleet(self.events.append, failures_until_lost=3)
+
+    def ids(self) -> set[str]:
+        return set(self.fleet.members)
+
+
+@asynccontextmanager
+async def watching(*names: str) -> AsyncIterator[Watched]:
+    """The discovery in front of a server that has these pods."""
+    async with pod_api() as api:
+        for name in names:
+            api.put(pod(name))
+        made = Watched(api)
+        configuration = kubernetes.Configuration(host=f"http://127.0.0.1:{api.port}")
+        configuration.api_key["BearerToken"] = "Bearer secret"
+        client = kubernetes.ApiClient(configuration)
+        settings = KubernetesDiscovery(namespace="ns", selector="x=y,z in (1)", port=8000)
+        task = asyncio.create_task(PodDiscovery(settings, made.fleet, client).run())
+        try:
+            await until(lambda: made.fleet.synced and api.watchers)
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await client.close()  # type: ignore[no-untyped-call]
+
+
+async def test_it_lists_then_follows(caplog: pytest.LogCaptureFixture) -> None:
+    """Added, draining, deleted; by the selector, with the credentials, from the list's version."""
+    async with watching("a") as watched:
+        api = watched.api
+        assert watched.ids() == {"a"}
+        api.put(pod("b", ip="10.0.0.2"))
+        await until(lambda: watched.ids() == {"a", "b"})
+        api.put(pod("a", deleting=True))
+        api.delete("a")
+        await until(lambda: watched.ids() == {"b"})
+        assert watched.events == [
+            EndpointObserved(Endpoint(A, "10.0.0.1:8000", Role.DECODE)),
+            EndpointObserved(Endpoint(EndpointId("b"), "10.0.0.2:8000", Role.DECODE)),
+            EndpointDraining(A),
+            EndpointLost(A),
+        ]
+        assert api.queries[0] == {"labelSelector": "x=y,z in (1)"}
+        assert api.queries[1]["resourceVersion"] == "101"
+        assert api.queries[1]["allowWatchBookmarks"] == "true"
+        assert {headers["authorization"] for headers in api.headers} == {"Bearer secret"}
+
+
+async def test_a_pod_that_stops_being_ready_is_lost_and_comes_back() -> None:
+    """Readiness is the pod's own word."""
+    async with watching("a") as watched:
+        watched.api.put(pod("a", ready=False))
+        await until(lambda: watched.ids() == set())
+        watched.api.put(pod("a"))
+        await until(lambda: watched.ids() == {"a"})
+        assert [type(event) for event in watched.events] == [EndpointObserved, EndpointLost, EndpointObserved]
+
+
+async def test_after_410_it_lists_again() -> None:
+    """What went meanwhile is gone, what came is there; what stayed is not touched."""
+    async with watching("a", "b") as watched:
+        api = watched.api
+        del api.pods["a"]
+        api.pods["c"] = pod("c")
+        before = len(watched.events)
+        api.expire()
+        await until(lambda: watched.ids() == {"b", "c"})
+        assert [type(event) for event in watched.events[before:]] == [EndpointLost, EndpointObserved]
+        await until(lambda: api.watchers)
+        api.put(pod("d"))
+        await until(lambda: watched.ids() == {"b", "c", "d"})
+
+
+async def test_bookmarks_move_the_version_on() -> None:
+    """So that a new watch starts late enough."""
+    async with watching("a") as watched:
+        api = watched.api
+        api.bookmark()
+        api.put(pod("b"))
+        await until(lambda: watched.ids() == {"a", "b"})
+
+
+async def test_while_the_api_server_is_away_the_endpoints_stay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And it comes back with a growing pause."""
+    monkeypatch.setattr(watch, "_FIRST_BACKOFF_S", 0.01)
+    async with watching("a") as watched:
+        api = watched.api
+        api.fail_with = 500
+        api.cut()
+        asked = len(api.queries)
+        await until(lambda: len(api.queries) >= asked + 3)
+        assert watched.ids() == {"a"}
+        assert watched.events == [EndpointObserved(Endpoint(A, "10.0.0.1:8000", Role.DECODE))]
+        api.put(pod("b"))
+        api.fail_with = None
+        await until(lambda: watched.ids() == {"a", "b"})
+    assert "cannot watch pods" in caplog.text
