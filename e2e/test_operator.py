@@ -65,7 +65,7 @@ def operator(alone: Release, relay: ApiRelay, kubectl: Kubectl, tmp_path: Path) 
 @pytest.fixture
 def referred(kubectl: Kubectl, cluster: Cluster) -> Iterator[dict[str, Any]]:
     """Everything of the quickstart but the ServingPool, applied; the ServingPool, without replicas, returned."""
-    found = objects(cluster.images.ballast, 1.0)
+    found = _with_profiles_of_its_own(objects(cluster.images.ballast, 1.0), str(kubectl.namespace))
     pool = next(item for item in found if item["kind"] == "ServingPool")
     others = [item for item in found if item is not pool]
     kubectl.apply(*others)
@@ -76,6 +76,18 @@ def referred(kubectl: Kubectl, cluster: Cluster) -> Iterator[dict[str, Any]]:
     for item in others:
         if item["kind"] == "HardwareProfile":
             cluster.kubectl.delete("hardwareprofile", item["metadata"]["name"])
+
+
+def _with_profiles_of_its_own(found: list[dict[str, Any]], suffix: str) -> list[dict[str, Any]]:
+    """HardwareProfiles are cluster-scoped: other scenarios use the quickstart's."""
+    text = json.dumps(found)
+    for item in found:
+        if item["kind"] == "HardwareProfile":
+            text = text.replace(
+                json.dumps(item["metadata"]["name"]), json.dumps(f"{item['metadata']['name']}-{suffix}")
+            )
+    renamed: list[dict[str, Any]] = json.loads(text)
+    return renamed
 
 
 def settled(kubectl: Kubectl) -> dict[str, Any] | None:
@@ -215,7 +227,7 @@ def test_a_missing_reference_is_named_and_heals(
     operator: LocalOperator, cluster: Cluster, kubectl: Kubectl, referred: dict[str, Any], kind: str
 ) -> None:
     """ResolvedRefs is False and says which; True again as soon as the object is there."""
-    name = "h20-qwen3-32b" if kind == "hardwareprofile" else NAME
+    name = referred["spec"]["pools"][1]["hardware"] if kind == "hardwareprofile" else NAME
     missing = kubectl.get(kind, name)
     kubectl.delete(kind, name)
     kubectl.apply(referred)

@@ -121,12 +121,12 @@ def registry_for(make_controller: Callable[[], Controller]) -> kopf.OperatorRegi
     registry = kopf.OperatorRegistry()
     holder: list[Controller] = []
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(registry=registry, id="start")
     async def start(**_: Any) -> None:
         holder.append(make_controller())
         holder[0].start()
 
-    @kopf.on.cleanup(registry=registry)
+    @kopf.on.cleanup(registry=registry, id="stop")
     async def stop(**_: Any) -> None:
         for controller in holder:
             await controller.stop()

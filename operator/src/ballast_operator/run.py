@@ -49,7 +49,7 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
     kopf.configure(debug=debug, log_format=kopf.LogFormat.JSON if log_format == "json" else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(level.upper())
     if not debug:
-        for name in ("kopf.objects", "asyncio", "aiohttp.access", "urllib3"):
+        for name in ("kopf.objects", "kopf.activities", "asyncio", "aiohttp.access", "urllib3"):
             logging.getLogger(name).setLevel(logging.WARNING)
 
 

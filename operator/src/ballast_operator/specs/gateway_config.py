@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import yaml
+
 from ballast_api import names
 from ballast_api.gateway_settings import Discovery, GatewaySettings, KubernetesDiscovery, ServedModel
 from ballast_api.hardware_profile import HardwareProfileSpec
@@ -35,5 +37,14 @@ def gateway_settings(
 
 def gateway_config_map(owner: Owner, settings: GatewaySettings) -> Manifest:
     """The ConfigMap with the settings as YAML."""
-    data = {names.GATEWAY_CONFIG_FILE: settings.to_yaml()}
+    data = {names.GATEWAY_CONFIG_FILE: settings_text(settings)}
     return child(CONFIG_MAP, owner, names.gateway_object_name(owner.name), "gateway", data=data)
+
+
+def settings_text(settings: GatewaySettings) -> str:
+    """The file's text: what the operator has set, defaults left to the gateway.
+
+    So an operator with new settings still serves gateways of an older image, and its upgrade rolls no gateway.
+    """
+    plain = settings.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

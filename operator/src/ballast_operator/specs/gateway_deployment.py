@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from ballast_api import names
-from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.gateway_settings import GatewaySettings, Limits
 from ballast_api.serving_pool import GatewaySpec
 from ballast_operator.kinds import DEPLOYMENT, Manifest
 from ballast_operator.settings import GatewayDefaults
 from ballast_operator.specs.engine_deployment import REVISION_HISTORY, spread, with_overlay
+from ballast_operator.specs.gateway_config import settings_text
 from ballast_operator.specs.meta import Owner, child, content_hash
 from ballast_operator.specs.security import container_security, pod_security
 
@@ -25,13 +27,13 @@ def gateway_deployment(
     template: Manifest = {
         "metadata": {
             "labels": names.common_labels(owner.name, "gateway"),
-            "annotations": {names.ANNOTATION_CONFIG_HASH: content_hash(settings.dump())},
+            "annotations": {names.ANNOTATION_CONFIG_HASH: content_hash(settings_text(settings))},
         },
         "spec": {
             "serviceAccountName": name,
             "automountServiceAccountToken": True,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": PRE_STOP_S + int(settings.limits.drain_timeout_s) + 10,
+            "terminationGracePeriodSeconds": _grace_s(settings.limits),
             "securityContext": pod_security(),
             "topologySpreadConstraints": [spread(match)],
             "containers": [_container(gateway, defaults)],
@@ -54,6 +56,10 @@ def gateway_deployment(
             "template": with_overlay(template, gateway.template),
         },
     )
+
+
+def _grace_s(limits: Limits) -> int:
+    return PRE_STOP_S + math.ceil(limits.drain_grace_s + limits.drain_timeout_s) + 10
 
 
 def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
