@@ -120,7 +120,7 @@ def started(settings: EngineConfig, requests: Iterable[EngineRequest] = (), chec
     steps: list[Recorded] = []
 
     def on_step(now_s: float, batch: Batch) -> None:
-        chunks = [(chunk.tokens, chunk.context, chunk.state.request.request_id) for chunk in batch.chunks]
+        chunks = [(tokens, context, state.request_id) for state, tokens, context, _, _ in batch.chunks]
         steps.append(Recorded(round(now_s, 9), round(batch.starts_s, 9), chunks, batch.resumed, batch.preempted))
 
     run = Run(Engine(settings, on_step), steps, check=check)

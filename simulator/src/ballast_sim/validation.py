@@ -237,12 +237,19 @@ def replay(golden: Golden) -> Replay:
 
 
 def _observed(now_s: float, batch: Batch) -> Step:
-    decodes = [chunk.context for chunk in batch.chunks if chunk.decode]
     prefills = tuple(
-        (chunk.tokens, chunk.context, int(chunk.state.request.request_id)) for chunk in batch.chunks if not chunk.decode
+        (tokens, context, int(state.request_id)) for state, tokens, context, _, decode in batch.chunks if not decode
     )
-    lasts_s = batch.ends_s - batch.starts_s
-    return Step(now_s, batch.starts_s, lasts_s, len(decodes), sum(decodes), prefills, batch.resumed, batch.preempted)
+    return Step(
+        now_s,
+        batch.starts_s,
+        batch.ends_s - batch.starts_s,
+        batch.decodes,
+        batch.decode_context_tokens,
+        prefills,
+        batch.resumed,
+        batch.preempted,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class Engine:
     def pull_ended(self, request_id: str, now_s: float, failed: bool = False) -> None:
         """The driver's own link finished a pull (only with `pull_setup_s` None)."""
         for state in self._pulling:
-            if state.request.request_id == request_id:
+            if state.request_id == request_id:
                 self._tick(now_s)
                 state.pull_failed = failed
                 self._pulling[state] = now_s
@@ -215,16 +215,11 @@ class Engine:
 
     def _start(self, batch: Batch) -> None:
         """Give a composed step its place on the accelerator and its duration."""
-        context = pairs = 0.0
-        decodes = 0
-        for chunk in batch.chunks:
-            if chunk.decode:
-                decodes += 1
-                context += chunk.context
-            else:
-                pairs += chunk.tokens * (chunk.context + chunk.tokens / 2)
         batch.starts_s = max(self._now_s, self._gpu_free_s)
-        batch.ends_s = batch.starts_s + self.config.timer.step_s(batch.tokens, context, pairs, decodes)
+        lasts_s = self.config.timer.step_s(
+            batch.tokens, batch.decode_context_tokens, batch.prefill_pairs, batch.decodes
+        )
+        batch.ends_s = batch.starts_s + lasts_s
         self._gpu_free_s = batch.ends_s
         if self._on_step is not None:
             self._on_step(self._now_s, batch)
@@ -290,7 +285,7 @@ class Engine:
     # -- ends, pulls, leases -----------------------------------------------------------------------------------------
 
     def _finish(self, state: RequestState, reason: FinishReason) -> None:
-        request_id = state.request.request_id
+        request_id = state.request_id
         del self._requests[request_id]
         hand_off = None
         if state.request.hold and reason in (FinishReason.LENGTH, FinishReason.STOP):
@@ -305,7 +300,7 @@ class Engine:
         setup_s = self.config.pull_setup_s
         lasts_s = _NEVER if setup_s is None else setup_s + state.pulled_tokens * self.config.pull_s_per_token
         self._pulling[state] = self._now_s + lasts_s
-        self._events.append(PullStarted(self._now_s, state.request.request_id, state.pulled_tokens))
+        self._events.append(PullStarted(self._now_s, state.request_id, state.pulled_tokens))
 
     def _expire_leases(self) -> None:
         for request_id, held in list(self._held.items()):

@@ -46,6 +46,7 @@ class RequestState:
         "cached_tokens",
         "computed",
         "content",
+        "ends_after",
         "first_token_s",
         "in_flight",
         "input_tokens",
@@ -63,6 +64,7 @@ class RequestState:
         "pull_tried",
         "pulled_tokens",
         "request",
+        "request_id",
         "scheduled_s",
         "stale",
         "status",
@@ -71,9 +73,11 @@ class RequestState:
     def __init__(self, request: EngineRequest, max_model_len: int) -> None:
         """`max_tokens` is cut to what the model's length leaves, as vLLM does."""
         self.request = request
+        self.request_id = request.request_id
         self.content = request.content
         self.input_tokens = request.input_tokens
         self.max_tokens = min(request.max_tokens, max_model_len - request.input_tokens)
+        self.ends_after = min(self.max_tokens, request.stop_after or self.max_tokens)
         self.length_limit = self.input_tokens + self.max_tokens
         self.key = (request.priority, request.arrival_s, request.request_id)
         self.status = Status.WAITING

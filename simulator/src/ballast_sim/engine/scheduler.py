@@ -15,16 +15,11 @@ from ballast_sim.engine.kv import BlockPool
 from ballast_sim.engine.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from ballast_sim.engine.requests import RequestState, Status
 
+ScheduledChunk = tuple[RequestState, int, int, bool, bool]
+"""(request, tokens computed, tokens of it computed before, whether a new token comes out, whether it is a decode).
 
-@dataclass(slots=True)
-class ScheduledChunk:
-    """`tokens` of a request, after `context` that are computed already; `samples` if a new token comes out."""
-
-    state: RequestState
-    tokens: int
-    context: int
-    samples: bool
-    decode: bool
+A plain tuple: one is made for each running sequence in each step.
+"""
 
 
 @dataclass(slots=True)
@@ -33,6 +28,9 @@ class Batch:
 
     chunks: list[ScheduledChunk] = field(default_factory=list)
     tokens: int = 0
+    decodes: int = 0
+    decode_context_tokens: int = 0
+    prefill_pairs: float = 0.0
     resumed: int = 0
     preempted: int = 0
     pulls: list[RequestState] = field(default_factory=list)
@@ -139,11 +137,13 @@ class Scheduler:
             count = state.num_tokens + held_back - state.computed
             if 0 < threshold < count:
                 count = threshold
-            count = min(count, budget, longest - state.computed - 1)
+            computed = state.computed
+            count = min(count, budget)
+            count = min(count, longest - computed - 1)
             if count <= 0:
                 index += 1
                 continue
-            reach = state.computed + count
+            reach = computed + count
             missing = -(-reach // block_size) - len(state.blocks)
             if missing > 0:
                 if missing > pool.free_blocks:
@@ -153,7 +153,7 @@ class Scheduler:
                     index, restored = outcome
                     budget += restored
                 state.blocks += pool.take(missing)
-            cacheable = min(reach, state.num_tokens)
+            cacheable = min(state.num_tokens, reach)
             if cacheable // block_size > state.cached_blocks:
                 pool.cache(state, cacheable)
             chosen[state] = count
@@ -321,7 +321,7 @@ class Scheduler:
         for state in ended:
             if state.status is Status.PULLING:
                 state.pull_reported = True
-            elif self.aborted_pulls.pop(state.request.request_id, None) is not None:
+            elif self.aborted_pulls.pop(state.request_id, None) is not None:
                 self._free(state)
 
     # -- a step's end ------------------------------------------------------------------------------------------------
@@ -329,21 +329,29 @@ class Scheduler:
     def _fill(self, batch: Batch, chosen: dict[RequestState, int]) -> None:
         """Advance what is scheduled, and say of each chunk what it computes."""
         asynchronous, pulls_kv = self.config.async_scheduling, self.config.pulls_kv
-        chunks = batch.chunks
+        step, prefills, append = self._composed_steps, self._prefills, batch.chunks.append
+        total = decodes = context = 0
+        pairs = 0.0
         for state, count in chosen.items():
             before = state.computed
-            reach = before + count
-            state.computed = reach
+            state.computed = reach = before + count
             state.in_flight += count
-            state.last_step = self._composed_steps
+            state.last_step = step
             samples = reach >= state.num_tokens
-            decode = count == 1 and samples and (pulls_kv or reach > state.input_tokens)
-            chunks.append(ScheduledChunk(state, count, before, samples, decode))
-            batch.tokens += count
+            decode = samples and count == 1 and (pulls_kv or reach > state.input_tokens)
+            append((state, count, before, samples, decode))
+            total += count
+            if decode:
+                decodes += 1
+                context += before
+            else:
+                pairs += count * (before + count / 2)
             if reach >= state.num_tokens + state.placeholders:
-                self._prefills.pop(state, None)
+                if prefills:
+                    prefills.pop(state, None)
                 if asynchronous:
                     state.placeholders += 1
+        batch.tokens, batch.decodes, batch.decode_context_tokens, batch.prefill_pairs = total, decodes, context, pairs
 
     def process(self, batch: Batch, now_s: float) -> Output:
         """Take in the tokens of a step that has ended."""
@@ -353,43 +361,36 @@ class Scheduler:
         output = Output()
         tokens, pool = output.tokens, self.pool
         asynchronous, block_size = self.config.async_scheduling, self.config.block_size
-        for chunk in batch.chunks:
-            state = chunk.state
-            state.in_flight -= chunk.tokens
+        running, ended = Status.RUNNING, Status.FINISHED
+        for state, count, _, samples, _ in batch.chunks:
+            state.in_flight -= count
             stale = state.stale > 0
             if stale:
-                state.stale -= chunk.tokens
-            if state.status is Status.FINISHED or not chunk.samples:
+                state.stale -= count
+            if not samples or state.status is ended:
                 continue
             if state.output_tokens == 0:
                 state.first_token_s = now_s
             state.last_token_s = now_s
             state.output_tokens += 1
             state.num_tokens += 1
-            tokens.append(state.request.request_id)
-            if not stale and asynchronous:
-                state.placeholders -= 1
-            if asynchronous and state.status is Status.RUNNING:
-                certain = state.computed - state.placeholders
-                if certain // block_size > state.cached_blocks:
-                    pool.cache(state, min(certain, state.num_tokens))
-            reason = self._stop_reason(state)
-            if reason is not None:
-                output.finished.append((state, reason))
-                if state.status is not Status.RUNNING:
+            tokens.append(state.request_id)
+            if asynchronous:
+                if not stale:
+                    state.placeholders -= 1
+                if state.status is running:
+                    certain = state.computed - state.placeholders
+                    if certain // block_size > state.cached_blocks:
+                        pool.cache(state, min(certain, state.num_tokens))
+            if state.output_tokens >= state.ends_after:
+                stopped = state.output_tokens == state.request.stop_after
+                output.finished.append((state, FinishReason.STOP if stopped else FinishReason.LENGTH))
+                if state.status is not running:
                     self.waiting.remove(state)
                 self._end(state)
         if output.finished:
             self.running = [state for state in self.running if state.status is not Status.FINISHED]
         return output
-
-    def _stop_reason(self, state: RequestState) -> FinishReason | None:
-        """Whether the token just taken in was the last one."""
-        if state.output_tokens == state.request.stop_after:
-            return FinishReason.STOP
-        if state.output_tokens >= state.max_tokens:
-            return FinishReason.LENGTH
-        return None
 
     def abort(self, state: RequestState) -> None:
         """End a request at any point. The blocks of a pull under way come back when the pull has ended."""
@@ -398,7 +399,7 @@ class Scheduler:
         elif state.status is Status.PULLING:
             self.holding.remove(state)
             if not state.pull_reported:
-                self.aborted_pulls[state.request.request_id] = state
+                self.aborted_pulls[state.request_id] = state
                 state.status = Status.FINISHED
                 self._prefills.pop(state, None)
                 self.finished_unflushed = True
