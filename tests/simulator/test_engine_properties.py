@@ -104,7 +104,7 @@ def play(plans: list[Plan], changes: dict[str, Any]) -> Run:
 
 
 @given(PLANS, SETTINGS)
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=120)
 def test_every_history_keeps_the_invariants(plans: list[Plan], changes: dict[str, Any]) -> None:
     """Properties 1 to 4; `play` checks the blocks after every event."""
     run = play(plans, changes)

@@ -205,6 +205,22 @@ def test_a_pull_waits_until_loads_in_flight_leave_room() -> None:
     assert run.finished["2"].reason is FinishReason.LENGTH
 
 
+def test_a_request_that_preempts_itself_makes_way_for_one_that_is_ready() -> None:
+    """17 usable blocks, one place. Request 1's pull takes 6 and is ready at 4 ms, but request 2 has the place.
+
+    With 44 tokens it holds the other 11 blocks; its 45th finds none and it preempts itself. That step is empty; the
+    next one, at the same time, admits request 1, and when that has ended request 2 goes on.
+    """
+    settings = config(kv_blocks=18, max_num_seqs=1, **pulling(async_scheduling=False))
+    run = started(settings, [request(1, 21, 1, pull=True), request(2, 22, 24)]).until()
+    assert run.steps[0].chunks == [(22, 0, "2")]
+    assert run.steps[22].chunks == [(1, 43, "2")]
+    assert run.steps[23].chunks == [(1, 20, "1")]
+    assert run.steps[23].composed_s == pytest.approx(0.23)
+    assert run.finished["2"].stats.preemptions == 1
+    assert {end.reason for end in run.finished.values()} == {FinishReason.LENGTH}
+
+
 def test_a_failed_pull_ends_the_request_or_is_recomputed() -> None:
     """As kv_load_failure_policy says: an error, or a prefill of our own."""
     failing = started(config(**pulling(pull_setup_s=None)), [request(1, 8, 1, pull=True)]).until()

@@ -197,21 +197,24 @@ class Engine:
             self._begin_pull(state)
         if batch.tokens:
             self._start(batch)
-        elif self._must_sleep():
+        elif self._must_sleep(batch):
             self._asleep = batch
             return True
         self._dispatched(batch)
         return True
 
-    def _must_sleep(self) -> bool:
-        """Whether an empty step stays empty until a pull ends or news come."""
+    def _must_sleep(self, empty: Batch) -> bool:
+        """Whether an empty step stays empty until a pull ends or news come.
+
+        Not after a preemption: it left blocks and a place that the next step can give to others.
+        """
         if self._gpu_free_s > self._now_s:
             return False
         if self.config.jump_idle_steps and self._pulling:
             return True
         pending = any(batch.ended_pulls or batch.tokens for batch in self._queue)
         due = any(end_s <= self._now_s for end_s in self._pulling.values())
-        return not pending and not due and self.scheduler.has_requests()
+        return not (pending or due or empty.preempted) and self.scheduler.has_requests()
 
     def _start(self, batch: Batch) -> None:
         """Give a composed step its place on the accelerator and its duration."""
