@@ -115,6 +115,31 @@ def test_a_lasting_change_is_not_taken_for_stragglers() -> None:
         assert model.predict_s(array(load[0]), array(load[1]))[0] == pytest.approx(truth_s(slow, *load), rel=0.1)
 
 
+@pytest.mark.parametrize("slowdown", [0.2, 7.0])
+def test_an_endpoint_several_times_off_its_profile_is_learned_as_well_as_any(slowdown: float) -> None:
+    model = StepTimeModel(H20_QWEN3_32B)
+    rng = np.random.default_rng(4)
+    for step in range(1500):
+        decodes = float(rng.integers(2, 120))
+        context = decodes * rng.uniform(500, 2500)
+        gap_s = slowdown * truth_s(H20_QWEN3_32B, decodes, context) * rng.lognormal(0, 0.1)
+        model.observe(gap_s, decodes, context, now_s=step * 0.05)
+    for load in LOADS:
+        expected = slowdown * truth_s(H20_QWEN3_32B, *load)
+        assert model.predict_s(array(load[0]), array(load[1]))[0] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_lasting_change_is_followed_also_where_steps_hardly_vary() -> None:
+    """Gaps agree within 1 %, first on the profile, then on three times it: far off by their spread, no stragglers."""
+    model = StepTimeModel(H20_QWEN3_32B)
+    rng = np.random.default_rng(2)
+    right_s = truth_s(H20_QWEN3_32B, 30, 40_000)
+    for step in range(600):
+        gap_s = right_s * (1 if step < 200 else 3) * rng.lognormal(0, 0.01)
+        model.observe(gap_s, 30, 40_000, now_s=step * 0.1)
+    assert model.predict_s(array(30), array(40_000))[0] == pytest.approx(3 * right_s, rel=0.05)
+
+
 def test_what_one_load_cannot_tell_stays_at_the_profile() -> None:
     """Seen at one load only, where all is right: another load is still predicted by the profile."""
     model = StepTimeModel(H20_QWEN3_32B)

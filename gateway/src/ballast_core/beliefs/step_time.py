@@ -30,6 +30,8 @@ _OUTLIER_SIGMAS = 4.0
 """An error so many standard deviations wide weighs a quarter."""
 _MAX_ERROR = 1e3
 _LEAST_SIGMA = 0.03
+_LEAST_CHANGE = 0.1
+"""Below this a median error is left to the long memory: with a short one the prior would hold on to it."""
 _SHORTEST_MEMORY_RATIO = 0.05
 
 
@@ -131,7 +133,10 @@ class StepTimeModel:
         shares = parts / predicted
         self._matrix += weight * np.outer(shares, shares)
         self._vector += weight * (1.0 + error) * shares
-        self._factors = self._solve()
+        # Errors are relative to the prediction, and so the prior must be: on an endpoint eight times slower than its
+        # profile it would else hold on 64 times as hard.
+        slower = max(predicted / float(parts @ self._expected), 1.0)
+        self._factors = self._solve(self._prior / slower**2)
         self._profile = None
         return True
 
@@ -145,7 +150,7 @@ class StepTimeModel:
         center, spread = self._errors.center_and_spread()
         self._errors.add(error)
         sigma = max(_MAD_TO_SIGMA * spread, _LEAST_SIGMA)
-        changed = min(max(abs(center) / sigma - 1.0, 0.0), 1.0)
+        changed = min(max(abs(center) / max(sigma, _LEAST_CHANGE) - 1.0, 0.0), 1.0)
         memory = self.settings.memory_observations * max(1.0 - changed, _SHORTEST_MEMORY_RATIO)
         factor = float(np.exp(-1.0 / memory))
         if self._updated_s is not None and now_s > self._updated_s:
@@ -155,10 +160,10 @@ class StepTimeModel:
         self._vector *= factor
         return 1.0 / (1.0 + ((error - center) / (_OUTLIER_SIGMAS * sigma)) ** 2) ** 2
 
-    def _solve(self) -> FloatArray:
+    def _solve(self, prior: float) -> FloatArray:
         """The best factors within the bounds: one that would leave them is held there, the rest solved anew."""
-        matrix = self._matrix + self._prior * np.eye(3)
-        vector = self._vector + self._prior * self._expected
+        matrix = self._matrix + prior * np.eye(3)
+        vector = self._vector + prior * self._expected
         factors = self._expected.copy()
         free = np.ones(3, np.bool_)
         for _ in range(3):
