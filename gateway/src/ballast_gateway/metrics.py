@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ballast_core.effects import Dispatch, Effect, Handoff, Reject
-from ballast_core.model import Endpoint, Stage
+from ballast_core.model import Endpoint, RejectReason, Stage
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import RequestRecord
 
@@ -57,6 +57,8 @@ class Metrics:
         self._rejections = Counter(
             "ballast_gateway_rejections", "Requests that got no endpoint.", ("reason",), registry=registry
         )
+        for reason in RejectReason:
+            self._rejections.labels(str(reason))  # an alert needs the zero too
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )

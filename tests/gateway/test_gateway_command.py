@@ -1,0 +1,105 @@
+"""`ballast gateway` as a process: start, port 0, drain on SIGTERM, clear errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+COMMAND = [sys.executable, "-m", "ballast_cli", "gateway"]
+SETTINGS = """
+model: {servedNames: [tiny]}
+discovery: {file: ENDPOINTS}
+listeners: {host: 127.0.0.1, proxy: 0, admin: 0}
+limits: {drainGraceS: 0}
+"""
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A started gateway and its line about where it listens."""
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stderr is not None
+            yield running, json.loads(running.stderr.readline())
+        finally:
+            running.kill()
+
+
+def files(tmp_path: Path, endpoints: str = "endpoints: []") -> Path:
+    (tmp_path / "endpoints.yaml").write_text(endpoints)
+    config = tmp_path / "gateway.yaml"
+    config.write_text(SETTINGS.replace("ENDPOINTS", str(tmp_path / "endpoints.yaml")))
+    return config
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_a_signal_and_exits_with_0(tmp_path: Path, number: signal.Signals) -> None:
+    """It says which ports it took; one JSON line for each request."""
+    with process("--config", str(files(tmp_path))) as (running, line):
+        assert line["event"] == "listening"
+        url = f"http://127.0.0.1:{line['ports']['proxy']}"
+        listing = httpx.get(f"{url}/v1/models").json()
+        assert [model["id"] for model in listing["data"]] == ["tiny"]
+        refused = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "a"})
+        assert refused.status_code == 503
+        assert httpx.get(f"http://127.0.0.1:{line['ports']['admin']}/readyz").status_code == 200
+        running.send_signal(number)
+        out, _ = running.communicate(timeout=30)
+    assert running.returncode == 0
+    logged = [json.loads(text) for text in out.splitlines()]
+    assert [(entry["outcome"], entry["status"]) for entry in logged] == [("completed", 200), ("rejected", 503)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "expected"),
+    [
+        ("model: {servedNames: [tiny]}", [], "discovery: is missing; add it"),
+        ("model: {servedNames: []}\ndiscovery: {file: x}", [], "model.servedNames: must have 1 or more entries"),
+        ("model: [", [], "is not YAML"),
+        ("model: {servedNames: [a]}\ndiscovery: {file: x}\npolicy: {decode: {type: best}}", [], "policy.decode.type"),
+        (SETTINGS, ["--port", "70000"], "listeners.proxy: must be 65535 or less"),
+        (SETTINGS, ["--face", "Both sides"], "face: must be 'Proxy', 'Picker' or 'Both'"),
+        (SETTINGS, ["--endpoints", "/nowhere/endpoints.yaml"], "/nowhere/endpoints.yaml: cannot be read"),
+        (None, [], "gateway.yaml: cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_the_settings_is_said_in_one_line(
+    tmp_path: Path, settings: str | None, arguments: list[str], expected: str
+) -> None:
+    """The place and the problem; exit status 2."""
+    config = tmp_path / "gateway.yaml"
+    if settings is not None:
+        config.write_text(settings.replace("ENDPOINTS", str(tmp_path / "missing.yaml")))
+    done = subprocess.run(
+        [*COMMAND, "--config", str(config), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+    """And not traced."""
+    config = files(tmp_path)
+    with process("--config", str(config)) as (_, line):
+        done = subprocess.run(
+            [*COMMAND, "--config", str(config), "--port", str(line["ports"]["proxy"])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        )
+    assert done.returncode == 2
+    assert "in use" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,140 @@
+"""The proxy face in front of engine-sims: prefill, KV hand-off and decode between servers of vLLM's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ballast_sim.engine_sim.options import parse_options
+from ballast_sim.engine_sim.server import EngineSimServer
+from tests.support.gateway_kit import RunningGateway, running_gateway, until
+
+PROMPT = list(range(1000, 1300))
+ROLES = {"p": "kv_producer", "d": "kv_consumer"}
+
+
+@asynccontextmanager
+async def engine_sim(name: str) -> AsyncIterator[EngineSimServer]:
+    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": ROLES[name[0]]})
+    options, _ = parse_options(
+        [
+            *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0"),
+            *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer),
+        ],
+        {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
+    )
+    server = EngineSimServer(options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+class Line(AsyncExitStack):
+    """Two prefill and two decode engines, and the gateway."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__()
+        self._tmp_path = tmp_path
+        self.engines: dict[str, EngineSimServer] = {}
+
+    async def start(self) -> RunningGateway:
+        for name in ("p0", "p1", "d0", "d1"):
+            self.engines[name] = await self.enter_async_context(engine_sim(name))
+        addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in self.engines.items()}
+        return await self.enter_async_context(running_gateway(self._tmp_path, addresses))
+
+    async def metric(self, engine: str, name: str) -> float:
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"http://127.0.0.1:{self.engines[engine].port}/metrics")).text
+        return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name))
+
+
+@pytest.fixture
+async def line(tmp_path: Path) -> AsyncIterator[tuple[Line, RunningGateway]]:
+    async with Line(tmp_path) as made:
+        yield made, await made.start()
+
+
+async def test_the_decode_engine_pulls_the_kv_of_the_prefill_engine(line: tuple[Line, RunningGateway]) -> None:
+    """It computes nothing of the prompt but its last token, and the tokens are those of one engine alone."""
+    made, gateway = line
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "return_token_ids": True}
+    async with httpx.AsyncClient(timeout=60) as client:
+        through = (await client.post(f"{gateway.url}/v1/completions", json=body)).json()
+        alone = (await client.post(f"http://127.0.0.1:{made.engines['d1'].port}/v1/completions", json=body)).json()
+    assert through["usage"]["completion_tokens"] == 12
+    assert through["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
+    (entry,) = gateway.requests()
+    pulled = await made.metric(
+        entry["decode"], 'vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="external_kv_transfer"'
+    )
+    assert pulled >= len(PROMPT) - 1
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+async def test_streams_of_chat_are_measured(line: tuple[Line, RunningGateway]) -> None:
+    """Forty at once, over both prefill and both decode engines; every token counted."""
+    _, gateway = line
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "how are you"}],
+        "max_tokens": 20,
+        "stream": True,
+        "ignore_eos": True,
+    }
+
+    async def one(client: httpx.AsyncClient) -> int:
+        count = 0
+        async with client.stream("POST", f"{gateway.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+            async for text in answer.aiter_lines():
+                if text.startswith("data: {"):
+                    count += bool(json.loads(text[6:])["choices"][0]["delta"].get("content"))
+        return count
+
+    async with httpx.AsyncClient(timeout=60) as client:
+        counts = await asyncio.gather(*(one(client) for _ in range(40)))
+    assert counts == [20] * 40
+    lines = gateway.requests()
+    assert {entry["outcome"] for entry in lines} == {"completed"}
+    assert {entry["output_tokens"] for entry in lines} == {20}
+    assert {entry["decode"] for entry in lines} == {"d0", "d1"}
+    assert {entry["prefill"] for entry in lines} == {"p0", "p1"}
+    assert all(0 < entry["ttft_s"] < entry["e2e_s"] and entry["tpot_s"] > 0 for entry in lines)
+
+
+async def test_an_engine_stops_when_the_client_leaves(line: tuple[Line, RunningGateway]) -> None:
+    """Nothing runs on, and nothing stays in the ledger."""
+    made, gateway = line
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 50_000, "stream": True, "ignore_eos": True}
+    async with (
+        httpx.AsyncClient(timeout=60) as client,
+        client.stream("POST", f"{gateway.url}/v1/completions", json=body) as answer,
+    ):
+        async for _ in answer.aiter_lines():
+            break
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+    async with asyncio.timeout(20):
+        while sum(  # noqa: ASYNC110 - only the page of the engine says it
+            [await made.metric(name, "vllm:num_requests_running{") for name in ("d0", "d1")]
+        ):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_mistake_that_only_the_engine_sees_is_told_in_its_words(line: tuple[Line, RunningGateway]) -> None:
+    """Too many tokens: a 400, not a retry."""
+    _, gateway = line
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 10_000_000}
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{gateway.url}/v1/completions", json=body)
+    assert answer.status_code == 400
+    (entry,) = gateway.requests()
+    assert (entry["outcome"], entry["reason"]) == ("invalid", "upstream-400")
