@@ -14,7 +14,7 @@ import pytest
 
 from kit import wait_until
 from testbed import build, packages
-from testbed.processes import command_line, pids_in_namespace, running_pids
+from testbed.processes import ProcessRecord, command_line, pids_in_namespace, running_pids
 from testbed.spec import ClusterPaths
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -83,26 +83,27 @@ def _cgroups(name: str) -> list[Path]:
     return [path for path in Path("/sys/fs/cgroup").rglob(f"ballast-{name}") if path.is_dir()]
 
 
-def _leftovers(name: str, network_inode: int | None) -> list[str]:
-    """Everything of a cluster that is still there, in words."""
+def _leftovers(name: str, processes: list[ProcessRecord]) -> list[str]:
+    """Everything of a cluster that is still there, in words; `processes` are those it had."""
     root = str(ClusterPaths.of(name).root)
     own = [os.getpid(), os.getppid()]
     found = [f"cgroup {path}" for path in _cgroups(name)]
     found += [f"process {p}" for p in running_pids() if p not in own and any(root in a for a in command_line(p))]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found += [f"mount {line}" for line in mounts if root in line]
-    if network_inode is not None:
-        found += [f"process {pid} in its network" for pid in pids_in_namespace("net", network_inode)]
+    found += [f"process {record.pid} of its network" for record in processes if record.alive()]
     found += [f"file {path}" for path in Path(root).parent.glob(f"{name}*")]
     found += [f"trace {path}" for path in ("/var/lib/kubelet", "/var/lib/cni") if Path(path).exists()]
     return found
 
 
-def _network_inode(name: str) -> int | None:
+def _processes(name: str) -> list[ProcessRecord]:
+    """The processes in a cluster's network now, as records: its number may be given to another network later."""
     try:
-        return int((ClusterPaths.of(name).root / "netns").read_text())
+        inode = int((ClusterPaths.of(name).root / "netns").read_text())
     except (FileNotFoundError, ValueError):
-        return None
+        return []
+    return [record for pid in pids_in_namespace("net", inode) if (record := ProcessRecord.of(pid)) is not None]
 
 
 def test_down_leaves_nothing_and_the_machine_is_untouched(name: str) -> None:
@@ -112,7 +113,7 @@ def test_down_leaves_nothing_and_the_machine_is_untouched(name: str) -> None:
     kubeconfig = output.rsplit("KUBECONFIG=", 1)[1].strip()
     assert settings == _host_settings()
     assert network == _host_network()
-    assert _leftovers(name, _network_inode(name)) != []
+    assert _leftovers(name, _processes(name)) != []
     # The relay on this machine's loopback: a verified TLS connection from outside of the cluster's network.
     kubectl = str(build.bin_folder() / "kubectl")
     version = subprocess.run(
@@ -120,9 +121,9 @@ def test_down_leaves_nothing_and_the_machine_is_untouched(name: str) -> None:
     )
     assert json.loads(version.stdout)["serverVersion"]["gitVersion"] == build.KUBERNETES_VERSION
 
-    inode = _network_inode(name)
+    processes = _processes(name)
     _testbed("down", name)
-    assert wait_until(lambda: _leftovers(name, inode) == [], 10, "nothing is left")
+    assert wait_until(lambda: _leftovers(name, processes) == [], 10, "nothing is left")
     assert network == _host_network()
     assert settings == _host_settings()
 
@@ -133,29 +134,30 @@ def test_down_cleans_up_after_up_was_killed_half_way(name: str, delay_s: float) 
     with _start("up", name) as process:
         time.sleep(delay_s)
         process.kill()
-    inode = _network_inode(name)
+    processes = _processes(name)
     _testbed("down", name)
-    assert wait_until(lambda: _leftovers(name, inode) == [], 10, "nothing is left")
+    assert wait_until(lambda: _leftovers(name, processes) == [], 10, "nothing is left")
 
 
 def test_down_cleans_up_after_the_supervisor_was_killed(name: str) -> None:
     """The kernel ends everything with the first process; cgroups and files go with `down`."""
     _testbed("up", name, "--nodes", "none")
-    inode = _network_inode(name)
-    record = json.loads(ClusterPaths.of(name).init_record.read_text())
-    os.kill(record["pid"], signal.SIGKILL)
-    assert wait_until(lambda: not pids_in_namespace("net", inode or 0), 10, "every process went along")
+    processes = _processes(name)
+    record = ProcessRecord.load(ClusterPaths.of(name).init_record)
+    assert record is not None
+    assert record in processes
+    os.kill(record.pid, signal.SIGKILL)
+    assert wait_until(lambda: not any(process.alive() for process in processes), 10, "every process went along")
     _testbed("down", name)
-    assert wait_until(lambda: _leftovers(name, inode) == [], 10, "nothing is left")
+    assert wait_until(lambda: _leftovers(name, processes) == [], 10, "nothing is left")
 
 
 def test_up_starts_over_where_a_crash_left_something(name: str) -> None:
     """A dead cluster's remains do not need a `down` first."""
     with _start("up", name) as process:
-        time.sleep(1.0)
+        record = wait_until(lambda: ProcessRecord.load(ClusterPaths.of(name).init_record), 60, "process 1 runs")
         process.kill()
-    paths = ClusterPaths.of(name)
-    os.kill(json.loads(paths.init_record.read_text())["pid"], signal.SIGKILL)
+    os.kill(record.pid, signal.SIGKILL)
     assert "cleaning up" in _testbed("up", name, "--nodes", "none")
 
 
@@ -211,23 +213,23 @@ def _start_session(marker: Path) -> tuple[subprocess.Popen[str], str]:
 def test_a_session_that_is_told_to_end_stops_its_cluster(tmp_path: Path) -> None:
     """SIGTERM, as CI systems send it: the command ends, the cluster goes."""
     process, cluster = _start_session(tmp_path / "runs")
-    inode = _network_inode(cluster)
+    processes = _processes(cluster)
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
-    assert wait_until(lambda: _leftovers(cluster, inode) == [], 10, "nothing is left")
+    assert wait_until(lambda: _leftovers(cluster, processes) == [], 10, "nothing is left")
 
 
 def test_the_next_session_cleans_up_after_one_that_was_killed(tmp_path: Path) -> None:
     """kill -9 leaves a cluster that nobody holds; its command ends at once."""
     process, abandoned = _start_session(tmp_path / "runs")
-    inode = _network_inode(abandoned)
+    processes = _processes(abandoned)
     process.kill()
     process.wait()
     held, other = _start_session(tmp_path / "holds")
     try:
-        assert _leftovers(abandoned, inode) == []
+        assert _leftovers(abandoned, processes) == []
         assert ClusterPaths.of(other).ready.exists()
     finally:
         held.terminate()
         held.wait(60)
-    assert _leftovers(other, None) == []
+    assert _leftovers(other, []) == []

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float, what: str, poll_s: float = 0.25) -> T:
+def wait_until(predicate: Callable[[], T | None], timeout_s: float, what: str, poll_s: float = 0.25) -> T:
     """The first true value of `predicate`; raises AssertionError that names `what` and the last value or error.
 
     CommandError and AssertionError count as "not yet": objects come and go while a cluster works.
