@@ -25,7 +25,7 @@ def serve_command(context: typer.Context, model: str = typer.Argument(help="Mode
     import uvloop
 
     from ballast_sim.engine_sim.options import OptionError, parse_options
-    from ballast_sim.engine_sim.server import EngineSimServer, serve
+    from ballast_sim.engine_sim.server import EngineSimServer, ListenError, serve
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     try:
@@ -42,8 +42,6 @@ def serve_command(context: typer.Context, model: str = typer.Argument(help="Mode
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(options, announce))
-    except OSError as error:
-        typer.echo(
-            f"error: --port: cannot listen on {options.host}:{options.port}: {error.strerror or error}", err=True
-        )
+    except ListenError as error:
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

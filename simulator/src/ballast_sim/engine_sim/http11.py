@@ -33,11 +33,12 @@ class Request:
 class Exchange:
     """The answer to one request. Writes after the client has gone are dropped."""
 
-    __slots__ = ("_chunked", "_protocol", "keep_alive", "on_disconnect", "open", "started")
+    __slots__ = ("_chunked", "_head_only", "_protocol", "keep_alive", "on_disconnect", "open", "started")
 
-    def __init__(self, protocol: "HttpProtocol", keep_alive: bool) -> None:
-        """`on_disconnect` may be set by whoever answers."""
+    def __init__(self, protocol: "HttpProtocol", keep_alive: bool, head_only: bool = False) -> None:
+        """`on_disconnect` may be set by whoever answers; `head_only` leaves out the body, as HEAD wants it."""
         self._protocol = protocol
+        self._head_only = head_only
         self._chunked = False
         self.keep_alive = keep_alive
         self.started = False
@@ -50,7 +51,8 @@ class Exchange:
             return
         head = _STATUS_LINES[status] + b"content-type: " + content_type
         head += b"\r\ncontent-length: %d\r\n" % len(body)
-        self._write(head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n") + body)
+        head += b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        self._write(head if self._head_only else head + body)
         self.started = True
         self._done()
 
@@ -141,8 +143,11 @@ class HttpProtocol(asyncio.Protocol):
         """See asyncio.Protocol."""
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "Upgrades are not supported.")
+        except httptools.HttpParserUpgrade as upgrade:
+            # The request was answered as plain HTTP/1.1 (RFC 9110 section 7.8 allows that); go on with what follows it.
+            self._parser = httptools.HttpRequestParser(self)
+            if rest := data[upgrade.args[0] :]:
+                self.data_received(rest)
         except _RefusedError as refused:
             self._refuse(refused.status, str(refused))
         except httptools.HttpParserError as error:
@@ -206,7 +211,7 @@ class HttpProtocol(asyncio.Protocol):
     def _next(self) -> None:
         while self._current is None and self._waiting:
             request, keep_alive = self._waiting.popleft()
-            exchange = self._current = Exchange(self, keep_alive)
+            exchange = self._current = Exchange(self, keep_alive, head_only=request.method == "HEAD")
             self._handler(request, exchange)
 
     def exchange_done(self, exchange: Exchange) -> None:

@@ -31,6 +31,14 @@ _BACKLOG = "The engine has reached its prefill token backlog limit. Please try a
 logger = logging.getLogger("ballast.engine_sim")
 
 
+class ListenError(Exception):
+    """A port that cannot be had; the message names the option and the address."""
+
+    def __init__(self, option: str, host: str, port: int, error: OSError) -> None:
+        """`option` is the flag or variable that chose the port."""
+        super().__init__(f"{option}: cannot listen on {host}:{port}: {error.strerror or error}")
+
+
 class EngineSimServer:
     """One server on one event loop. `start`, then `stop`; `port` is known in between."""
 
@@ -73,15 +81,23 @@ class EngineSimServer:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen. Raises OSError where a port cannot be had."""
+        """Listen. Raises ListenError where a port cannot be had."""
         loop, options = asyncio.get_running_loop(), self.options
         factory = partial(HttpProtocol, self.handle, self._connections)
-        server = await loop.create_server(factory, options.host, options.port, backlog=2048)
+        try:
+            server = await loop.create_server(factory, options.host, options.port, backlog=2048)
+        except OSError as error:
+            raise ListenError("--port", options.host, options.port, error) from error
         self._listeners.append(server)
         self.port = server.sockets[0].getsockname()[1]
         if options.kv_transfer is not None and options.kv_transfer.produces:
             ear = partial(HttpProtocol, self.side_channel.handle, self._connections)
-            side = await loop.create_server(ear, self._side_bind(), options.side_channel_port)
+            bind, port = self._side_bind(), options.side_channel_port
+            try:
+                side = await loop.create_server(ear, bind, port)
+            except OSError as error:
+                server.close()
+                raise ListenError("VLLM_NIXL_SIDE_CHANNEL_PORT", bind, port, error) from error
             self._listeners.append(side)
             self.side_channel_port = side.sockets[0].getsockname()[1]
         logger.info("serving on port %d: %s", self.port, json.dumps(describe(options, self.config)))
@@ -148,7 +164,8 @@ class EngineSimServer:
             if request.path.startswith("/v1/") and not self._authorized(request):
                 exchange.respond(401, b'{"error":"Unauthorized"}')
                 return
-            route = self._routes.get((request.method, request.path))
+            method = "GET" if request.method == "HEAD" else request.method
+            route = self._routes.get((method, request.path))
             if route is None:
                 known = any(path == request.path for _, path in self._routes)
                 exchange.respond(
@@ -367,7 +384,7 @@ def _priority(request: Request, asked: int) -> int:
 
 
 async def serve(options: ServerOptions, announce: Callable[[EngineSimServer], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends without waiting. Raises OSError where a port is taken."""
+    """Serve until SIGTERM or SIGINT; a second signal ends without waiting. Raises ListenError where a port is taken."""
     server = EngineSimServer(options)
     await server.start()
     if announce is not None:
