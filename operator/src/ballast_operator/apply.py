@@ -16,6 +16,7 @@ from ballast_operator.cluster import ApiFailure
 from ballast_operator.drift import differs
 from ballast_operator.gather import is_child
 from ballast_operator.kinds import Kind, Manifest, key_of, kind_of
+from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.observed import ApplyFailure, Input
 from ballast_operator.plan import Plan
 
@@ -108,6 +109,4 @@ def _controller(references: Iterable[Manifest]) -> Manifest | None:
 
 
 def _log(what: str, manifest: Manifest) -> None:
-    key = key_of(manifest)
-    namespace = manifest["metadata"]["namespace"]
-    logger.info("%s %s %s/%s", what, key.kind, namespace, key.name)
+    logger.info("%s %s", what, reference(manifest), extra=log_fields(manifest, action=what))

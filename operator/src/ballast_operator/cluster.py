@@ -14,6 +14,7 @@ import urllib3.exceptions
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import DynamicApiError
+from yaml import YAMLError
 
 from ballast_operator.kinds import EVENT, Kind, Manifest, kind_of
 
@@ -39,10 +40,16 @@ class ApiFailure(Exception):
 
 def load_credentials() -> None:
     """In a pod those of its ServiceAccount, else KUBECONFIG. Raises `ApiFailure` when there are none."""
+    load: Any = config  # ships no types
     try:
-        config.load_config()  # type: ignore[no-untyped-call]
-    except config.ConfigException as error:
-        raise ApiFailure(0, "NoCredentials", f"no cluster to talk to: {error}") from error
+        load.load_incluster_config()
+    except config.ConfigException:
+        try:
+            load.load_kube_config()
+        # A malformed file comes as whatever it makes the loader stumble over.
+        except (config.ConfigException, OSError, TypeError, ValueError, KeyError, AttributeError, YAMLError) as error:
+            message = f"no cluster to talk to: this is no pod, and KUBECONFIG (or ~/.kube/config) is no use: {error}"
+            raise ApiFailure(0, "NoCredentials", message) from error
 
 
 class Cluster:

@@ -13,6 +13,7 @@ from ballast_operator.cluster import ApiFailure, Catalogue, Cluster
 from ballast_operator.events import event_for
 from ballast_operator.gather import gather
 from ballast_operator.kinds import SERVING_POOL, Kind, Manifest
+from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.plan import plan, with_failures
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.status import transitions
@@ -77,11 +78,11 @@ class Reconciler:
             self._tell(manifest, condition)
 
     def _tell(self, manifest: Manifest, condition: Manifest) -> None:
-        metadata = manifest["metadata"]
         logger.info(
-            "%s %s/%s: %s is %s (%s) %s",
-            *(manifest["kind"], metadata.get("namespace", ""), metadata["name"]),
-            *(condition["type"], condition["status"], condition["reason"], condition["message"]),
+            "%s: %s is %s (%s) %s",
+            reference(manifest),
+            *(condition[field] for field in ("type", "status", "reason", "message")),
+            extra=log_fields(manifest, condition=condition["type"], status=condition["status"]),
         )
         event = event_for(manifest, condition, self._now())
         if event is None:
@@ -89,4 +90,6 @@ class Reconciler:
         try:
             self._cluster.create_event(event)
         except ApiFailure as error:
-            logger.warning("event for %s %s not posted: %s", manifest["kind"], metadata["name"], error)
+            # An operator of single namespaces has no right to tell of cluster-scoped objects.
+            level = logging.DEBUG if error.status == 403 else logging.WARNING
+            logger.log(level, "%s: event not posted: %s", reference(manifest), error, extra=log_fields(manifest))

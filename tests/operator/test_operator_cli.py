@@ -1,0 +1,46 @@
+"""`ballast operator` without a cluster: it says so and ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BALLAST = Path(sys.executable).with_name("ballast")
+
+
+def run(*arguments: str, kubeconfig: Path) -> subprocess.CompletedProcess[str]:
+    """`ballast operator`, outside of any pod."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("KUBE", "BALLAST"))}
+    return subprocess.run(
+        [str(BALLAST), "operator", *arguments],
+        env={**environment, "KUBECONFIG": str(kubeconfig), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("content", [None, "", "nonsense", "[1, 2", "{clusters: 3}"], ids=str)
+def test_a_kubeconfig_that_is_no_use_is_said_in_one_line(content: str | None, tmp_path: Path) -> None:
+    """Absent, empty or malformed: no traceback, exit status 1."""
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    result = run("--gateway-image", "image:1", kubeconfig=path)
+    assert result.returncode == 1
+    assert "no cluster to talk to" in result.stderr
+    assert "KUBECONFIG" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_gateways_image_must_be_given(tmp_path: Path) -> None:
+    """The message names the option and the variable."""
+    result = run(kubeconfig=tmp_path / "none")
+    assert result.returncode == 2
+    assert "--gateway-image" in result.stderr
+    assert "BALLAST_GATEWAY_IMAGE" in result.stderr
