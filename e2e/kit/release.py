@@ -19,7 +19,7 @@ class Release:
     kubectl: Kubectl
     """In the release's namespace."""
 
-    def upgrade(self, *values: str) -> None:
+    def upgrade(self, *values: str, chart: Path = CHART) -> None:
         """`helm upgrade --install` with these `key=value` settings beside the scenarios' own; waits until it is up."""
         repository, _, tag = self.cluster.images.ballast.rpartition(":")
         settings = [
@@ -30,7 +30,7 @@ class Release:
             *values,
         ]
         self.cluster.helm.within(NAMESPACE).run(
-            "upgrade", "--install", NAME, str(CHART), "--wait", "--timeout=180s", *(f"--set={s}" for s in settings),
+            "upgrade", "--install", NAME, str(chart), "--wait", "--timeout=180s", *(f"--set={s}" for s in settings),
             timeout_s=240,
         )  # fmt: skip
 

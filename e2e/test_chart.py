@@ -1,0 +1,75 @@
+"""The chart by real Helm: lint, render, refuse nonsense, install, upgrade itself and its CRDs."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kit import Cluster, CommandError
+from kit.release import CHART, NAMESPACE, Release
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+CRD = "servingpools.serving.ballast.dev"
+NEW_WORDS = "GPUs that all instances together may use"
+
+
+def test_lint_finds_nothing(cluster: Cluster) -> None:
+    """`helm lint --strict`."""
+    said = cluster.helm.run("lint", "--strict", str(CHART)).stdout
+    assert "1 chart(s) linted, 0 chart(s) failed" in said
+
+
+def test_templates_render_to_objects_that_the_api_server_takes(cluster: Cluster, release: Release) -> None:
+    """A server-side dry run of every rendered object, in a namespace that enforces Pod Security "restricted"."""
+    text = cluster.helm.within(NAMESPACE).run("template", "other", str(CHART), "--set=crds.enabled=false").stdout
+    kinds = {document["kind"] for document in yaml.safe_load_all(text) if document}
+    assert {"Deployment", "ServiceAccount", "ClusterRole", "ClusterRoleBinding"} <= kinds
+    result = release.kubectl.run("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text)
+    assert "would violate PodSecurity" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("logLevel=loud", "logLevel"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("watchNamespace=default", "watchNamespace"),
+        ("crds.keep=maybe", "keep"),
+    ],
+    ids=lambda value: str(value).split("=", maxsplit=1)[0],
+)
+def test_values_that_make_no_sense_are_refused_by_name(cluster: Cluster, setting: str, named: str) -> None:
+    """values.schema.json: unknown keys and wrong values, with the key in the message."""
+    with pytest.raises(CommandError) as caught:
+        cluster.helm.run("template", "ballast", str(CHART), "--set", setting)
+    assert named in caught.value.stderr
+
+
+def test_an_upgrade_brings_new_settings_and_newer_crds(release: Release, tmp_path: Path) -> None:
+    """From an older chart: the operator changes and the CRD too, which Helm would not do for its own `crds/` folder."""
+    older = shutil.copytree(CHART, tmp_path / "ballast")
+    (template,) = older.glob("templates/crds/*servingpools.yaml")
+    text = template.read_text()
+    assert NEW_WORDS in text
+    template.write_text(text.replace(NEW_WORDS, "As an older chart had it."))
+    release.upgrade(chart=older)
+    assert "As an older chart had it." in release.kubectl.text("get", "crd", CRD, "-o", "json")
+    release.upgrade("logLevel=debug", "podLabels.upgraded=once")
+    deployment = release.kubectl.get("deployment", "ballast")
+    assert deployment["spec"]["template"]["metadata"]["labels"]["upgraded"] == "once"
+    now = release.kubectl.text("get", "crd", CRD, "-o", "json")
+    assert NEW_WORDS in now
+    assert "As an older chart had it." not in now
+    release.upgrade()
+
+
+def test_the_operator_may_do_no_more_than_it_needs(release: Release) -> None:
+    """Its ServiceAccount cannot read Secrets, run commands in pods, or grant itself more."""
+    subject = f"--as=system:serviceaccount:{NAMESPACE}:ballast"
+    for verb, kind in (("get", "secrets"), ("create", "pods/exec"), ("create", "clusterroles"), ("delete", "nodes")):
+        answer = release.kubectl.run("auth", "can-i", verb, kind, subject, "--all-namespaces", check=False)
+        assert answer.stdout.strip() == "no", (verb, kind)
+    answer = release.kubectl.run("auth", "can-i", "patch", "deployments", subject, "--all-namespaces", check=False)
+    assert answer.stdout.strip() == "yes"
