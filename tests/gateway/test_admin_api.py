@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.gateway_kit import post, raw_exchange, running_gateway, until
-from tests.support.scripted_engine import decode_script, prefill_script, scripted_engine
+from tests.support.scripted_engine import decode_script, prefill_script, scripted_engine, silent_server
 
 COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
 PATH = "/v1/completions"
@@ -76,9 +76,8 @@ async def test_the_api_asks_for_the_token_of_its_file(tmp_path: Path) -> None:
 
 async def test_readiness_says_what_is_missing(tmp_path: Path) -> None:
     """An endpoint that was not scraped yet; later the drain."""
-    silent = await asyncio.start_server(lambda r, w: asyncio.sleep(3600), "127.0.0.1", 0)
-    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     async with (
+        silent_server() as address,
         running_gateway(
             tmp_path, {"d0": address}, wait=False, scrape={"timeoutS": 0.5}, limits={"drainGraceS": 0.3}
         ) as gateway,
@@ -99,7 +98,6 @@ async def test_readiness_says_what_is_missing(tmp_path: Path) -> None:
         assert await drain
         with pytest.raises(OSError, match=r"refused|Connect"):
             await asyncio.open_connection("127.0.0.1", gateway.port)
-    silent.close()
 
 
 async def test_a_drain_lets_running_requests_end(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, running_gateway, until
-from tests.support.scripted_engine import decode_script, scripted_engine
+from tests.support.scripted_engine import decode_script, scripted_engine, silent_server
 
 D0 = EndpointId("d0")
 SEEN = Observation(observed_at_s=1.0, running=2, waiting=1)
@@ -210,9 +210,8 @@ async def test_an_endpoint_whose_metrics_fail_is_lost_until_they_come_again(
 
 async def test_an_endpoint_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> None:
     """Each has its own beat."""
-    silent = await asyncio.start_server(lambda r, w: asyncio.sleep(3600), "127.0.0.1", 0)
-    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     async with (
+        silent_server() as address,
         scripted_engine(decode_script) as engine,
         running_gateway(
             tmp_path, {"d0": address, "f0": engine.address}, wait=False, scrape={"timeoutS": 0.3}
@@ -221,4 +220,3 @@ async def test_an_endpoint_that_hangs_does_not_hold_up_the_others(tmp_path: Path
         await gateway.ready_endpoints(1)
         await until(lambda: gateway.gateway.fleet.members[D0].failures >= 2)
         assert engine.scrapes > 4
-    silent.close()

@@ -176,3 +176,17 @@ async def _serve_one(engine: ScriptedEngine, reader: asyncio.StreamReader, write
         work.cancel()
         left.cancel()
         await asyncio.gather(work, left, return_exceptions=True)
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[str]:
+    """Accepts connections and never says a word. Gives its address."""
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
