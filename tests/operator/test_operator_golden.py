@@ -36,7 +36,10 @@ def quickstart() -> Input:
 
 
 class _Readable(yaml.SafeDumper):
-    """Texts of several lines as blocks."""
+    """Texts of several lines as blocks, nothing by reference."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 _Readable.add_representer(

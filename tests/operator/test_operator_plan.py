@@ -187,6 +187,16 @@ def test_a_change_of_policy_rolls_the_gateway_and_no_engine() -> None:
     assert changed == {"chat-gateway"}
 
 
+def test_words_and_prices_of_a_profile_restart_nothing() -> None:
+    """Only numbers that pods compute with reach their templates."""
+    words: dict[str, Any] = {"hardware": "new words", "derivation": "measured", "costPerHour": 3.5}
+    before, after = (
+        plan(observed(profiles={**profiles("a100"), "h20": found}))
+        for found in (profile("h20"), profile("h20", **words))
+    )
+    assert before.apply == after.apply
+
+
 def test_scaling_changes_no_pod_template() -> None:
     """Otherwise an edit of replicas would restart every engine."""
     few, many = (plan(observed(serving_pool(pool("it", "Flexible", replicas=count)))) for count in (1, 9))

@@ -9,6 +9,7 @@ from ballast_api import names
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
+from ballast_operator.specs.profiles import numbers_of
 from ballast_operator.specs.security import container_security
 
 PRE_STOP_S: Final = 5
@@ -93,7 +94,7 @@ def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:
         _from_field("NODE_NAME", "spec.nodeName"),
         {"name": "BALLAST_POOL", "value": pool.name},
         {"name": "BALLAST_ROLE", "value": role.value},
-        {"name": names.ENV_PROFILE, "value": json.dumps(profile.engine_profile().dump(), separators=(",", ":"))},
+        {"name": names.ENV_PROFILE, "value": json.dumps(numbers_of(profile).dump(), separators=(",", ":"))},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
         # A user without an entry in /etc/passwd has neither home nor name; Triton's and Torch's caches need both.

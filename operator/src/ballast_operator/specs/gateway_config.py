@@ -13,6 +13,7 @@ from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import CONFIG_MAP, Manifest
 from ballast_operator.specs.meta import Owner, child
+from ballast_operator.specs.profiles import numbers_of
 
 
 def gateway_settings(
@@ -31,7 +32,7 @@ def gateway_settings(
                 port=spec.engine.port,
             )
         ),
-        profiles={name: profiles[name].engine_profile() for name in sorted(profiles)},
+        profiles={name: numbers_of(profiles[name]) for name in sorted(profiles)},
     )
 
 
