@@ -128,6 +128,34 @@ async def test_a_hand_off_moves_the_prompt_between_two_real_servers() -> None:
         assert "could not be pulled" in again.json()["error"]["message"]
 
 
+async def test_kv_is_kept_while_the_decode_engine_is_full_and_let_go_when_the_client_leaves() -> None:
+    """D has one place, taken.
+
+    Its heartbeats keep P from letting go for several leases; a client that leaves frees P.
+    """
+    role = KvTransfer(lease_s=0.2)
+    async with (
+        engine_sim(role=role) as (_, prefill),
+        engine_sim(role=role, max_num_seqs=1) as (_, decode),
+    ):
+        body = {"prompt": PROMPT, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+        handle = (await prefill.post("/v1/completions", json=body)).json()["kv_transfer_params"]
+        long = {"prompt": "long", "max_tokens": 9000, "stream": True}
+        async with decode.stream("POST", "/v1/completions", json=long):
+            waiting = {"prompt": PROMPT, "max_tokens": 4, "stream": True, "kv_transfer_params": handle}
+            async with decode.stream("POST", "/v1/completions", json=waiting):
+                await asyncio.sleep(1.0)
+                assert await metric(decode, "vllm:num_requests_waiting") == 1
+                assert await metric(prefill, "vllm:nixl_num_kv_expired_reqs_total") == 0
+                assert await metric(prefill, "vllm:kv_cache_usage_perc") > 0
+
+            async def freed() -> bool:
+                return await metric(prefill, "vllm:kv_cache_usage_perc") == 0
+
+            await eventually(freed)
+        assert await metric(prefill, "vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
 async def test_unpulled_kv_expires() -> None:
     """A lease of 50 ms: nobody pulls, the blocks come back, the counter says so."""
     async with engine_sim(role=KvTransfer(lease_s=0.05)) as (_, client):
