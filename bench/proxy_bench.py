@@ -1,0 +1,297 @@
+"""What the proxy face costs: processor time per P/D request and per 1,000 paced SSE chunks, beside a direct connection.
+
+Real parts on loopback: `ballast gateway` with its scrapes, log and metrics on; one server that plays all engines (it
+answers at once: the gateway is measured, not an engine); a closed-loop load on a lean client. The direct rows ask that
+server without the gateway, in the same run; rounds take turns, medians are shown. Everything shares this machine's
+cores: compare within one run. Prints a table; `--json FILE` writes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import httptools
+import httpx
+import uvloop
+
+from ballast_gateway.proxy.upstream import Collect, Headers, UpstreamPool
+
+METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
+HANDLE = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [list(range(32))], "remote_port": 1}
+EVENT = b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1795241406,"model":"tiny","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'  # noqa: E501
+CONNECTIONS = 32
+STREAMS, CHUNKS, GAP_S = 200, 60, 0.05
+GOAL_REQUEST_MS, GOAL_CHUNKS_MS = 0.15, 35.0
+
+
+# --- the engines: one lean server ---------------------------------------------------------------------------------
+
+
+class Engine(asyncio.Protocol):
+    """Answers at once; a stream in CHUNKS events, one each GAP_S."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.parser = httptools.HttpRequestParser(self)
+        self.body = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, part: bytes) -> None:
+        self.body += part
+
+    def on_message_complete(self) -> None:
+        body, self.body = self.body, b""
+        if not body:
+            self._reply(METRICS)
+        elif b'"do_remote_decode":true' in body:
+            self._reply(json.dumps({"choices": [{"text": "a"}], "kv_transfer_params": HANDLE}).encode())
+        elif b'"stream": true' in body or b'"stream":true' in body:
+            self.transport.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+            self._event(0)
+        else:
+            self._reply(json.dumps({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}).encode())
+
+    def _reply(self, body: bytes) -> None:
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+
+    def _event(self, number: int) -> None:
+        if self.transport.is_closing():
+            return
+        if number == CHUNKS:
+            self.transport.write(b"0\r\n\r\n")
+            return
+        self.transport.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+        asyncio.get_running_loop().call_later(GAP_S, self._event, number + 1)
+
+
+async def serve_engines(count: int) -> None:
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(Engine, "127.0.0.1", 0, backlog=1024) for _ in range(count)]
+    sys.stdout.write(json.dumps([server.sockets[0].getsockname()[1] for server in servers]) + "\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def child(*command: str, line_from: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process and the first line that it says."""
+    streams = {"stdout": subprocess.DEVNULL, "stderr": None, line_from: subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **streams) as process:  # type: ignore[call-overload]
+        try:
+            yield process, getattr(process, line_from).readline()
+        finally:
+            process.terminate()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# --- the load -----------------------------------------------------------------------------------------------------
+
+
+def request(stream: bool) -> bytes:
+    body = json.dumps({"model": "tiny", "prompt": "word " * 60, "max_tokens": CHUNKS, "stream": stream}).encode()
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+        % (
+            len(body),
+            body,
+        )
+    )
+
+
+class Events(Collect):
+    """Counts events and when they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_s: list[float] = []
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        super().on_head(status, headers)
+        assert status == 200
+
+    def on_data(self, data: bytes) -> None:
+        self.at_s += [time.perf_counter()] * data.count(b"\n\n")
+
+
+@dataclass(frozen=True)
+class Requests:
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True)
+class Streams:
+    delay_p50_ms: float
+    delay_p99_ms: float
+    cpu_ms_per_1000: float
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+async def small_requests(port: int, pid: int | None, count: int, connections: int) -> Requests:
+    """A closed loop of so many connections."""
+    pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5)
+    payload, address = request(stream=False), f"127.0.0.1:{port}"
+    took: list[float] = []
+
+    async def one_connection(turns: int) -> None:
+        for _ in range(turns):
+            start = time.perf_counter()
+            exchange = Collect()
+            await pool.perform(address, payload, exchange)
+            assert exchange.status == 200
+            took.append(time.perf_counter() - start)
+
+    before, start = cpu_s(pid) if pid else 0.0, time.perf_counter()
+    await asyncio.gather(*(one_connection(count // connections) for _ in range(connections)))
+    wall_s, used_s = time.perf_counter() - start, (cpu_s(pid) if pid else 0.0) - before
+    pool.close()
+    return Requests(
+        len(took) / wall_s, 1e3 * percentile(took, 0.5), 1e3 * percentile(took, 0.99), 1e3 * used_s / len(took)
+    )
+
+
+async def paced_streams(port: int, pid: int | None) -> Streams:
+    """Many streams at once; delay is how much later than its pace an event came, by its stream's earliest."""
+    pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5)
+    payload, address = request(stream=True), f"127.0.0.1:{port}"
+    exchanges = [Events() for _ in range(STREAMS)]
+
+    async def one(number: int) -> None:
+        await asyncio.sleep(GAP_S * number / STREAMS)
+        await pool.perform(address, payload, exchanges[number])
+
+    before = cpu_s(pid) if pid else 0.0
+    await asyncio.gather(*(one(number) for number in range(STREAMS)))
+    used_s = (cpu_s(pid) if pid else 0.0) - before
+    pool.close()
+    assert all(len(exchange.at_s) == CHUNKS for exchange in exchanges)
+    gaps = [b - a for exchange in exchanges for a, b in zip(exchange.at_s, exchange.at_s[1:], strict=False)]
+    late = [abs(gap - GAP_S) for gap in gaps]
+    return Streams(1e3 * percentile(late, 0.5), 1e3 * percentile(late, 0.99), 1e6 * used_s / (STREAMS * CHUNKS))
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+def settings(folder: Path, ports: list[int]) -> Path:
+    roles = ["prefill", "prefill", "decode", "decode"]
+    entries = [
+        {"name": f"{role}-{number}", "address": f"127.0.0.1:{port}", "role": role}
+        for number, (role, port) in enumerate(zip(roles, ports, strict=True))
+    ]
+    (folder / "endpoints.yaml").write_text(json.dumps({"endpoints": entries}), encoding="utf-8")
+    config = {
+        "model": {"servedNames": ["tiny"]},
+        "discovery": {"file": str(folder / "endpoints.yaml")},
+        "listeners": {"host": "127.0.0.1", "proxy": 0, "admin": 0},
+        "limits": {"drainGraceS": 0},
+    }
+    (folder / "gateway.yaml").write_text(json.dumps(config), encoding="utf-8")
+    return folder / "gateway.yaml"
+
+
+async def until_ready(admin_port: int) -> None:
+    async with httpx.AsyncClient() as client:
+        while (await client.get(f"http://127.0.0.1:{admin_port}/readyz")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def measure(direct: int, proxy: int, pid: int, rounds: int, count: int) -> dict[str, dict[str, float]]:
+    found: dict[str, list[dict[str, float]]] = {}
+
+    def note(name: str, figures: Requests | Streams) -> None:
+        found.setdefault(name, []).append(asdict(figures))
+
+    await small_requests(proxy, None, 2_000, CONNECTIONS)  # warm
+    for _ in range(rounds):
+        for connections in (CONNECTIONS, 1):
+            turns = count if connections > 1 else count // 5
+            note(f"requests, {connections} connections, direct", await small_requests(direct, None, turns, connections))
+            note(f"requests, {connections} connections, gateway", await small_requests(proxy, pid, turns, connections))
+        note("paced streams, direct", await paced_streams(direct, None))
+        note("paced streams, gateway", await paced_streams(proxy, pid))
+    return {name: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for name, rows in found.items()}
+
+
+def table(figures: dict[str, dict[str, float]]) -> str:
+    lines = [f"{'':42}{'rps':>9}{'p50 ms':>9}{'p99 ms':>9}{'gateway CPU ms/request':>25}"]
+    for name, row in figures.items():
+        if "rps" in row:
+            cpu = f"{row['cpu_ms']:.3f}" if "gateway" in name else "-"
+            lines.append(f"{name:42}{row['rps']:9.0f}{row['p50_ms']:9.2f}{row['p99_ms']:9.2f}{cpu:>25}")
+    lines.append(f"{'':42}{'gap error p50, p99 ms':>27}{'gateway CPU ms/1,000 chunks':>32}")
+    for name, row in figures.items():
+        if "rps" not in row:
+            delay = f"{row['delay_p50_ms']:.2f}, {row['delay_p99_ms']:.2f}"
+            cpu = f"{row['cpu_ms_per_1000']:.1f}" if "gateway" in name else "-"
+            lines.append(f"{name:42}{delay:>27}{cpu:>32}")
+    lines.append(
+        f"goals: {GOAL_REQUEST_MS} ms a P/D request (two upstream calls), {GOAL_CHUNKS_MS:.0f} ms for 1,000 chunks"
+    )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=10_000, help="per round, at 32 connections")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engines:
+        uvloop.run(serve_engines(4))
+        return
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        child(sys.executable, __file__, "--engines", line_from="stdout") as (_, said),
+    ):
+        ports: list[int] = json.loads(said)
+        config = settings(Path(folder), ports)
+        command = (sys.executable, "-m", "ballast_cli", "gateway", "--config", str(config))
+        with child(*command, line_from="stderr") as (gateway, line):
+            at = json.loads(line)["ports"]
+
+            async def run() -> dict[str, dict[str, float]]:
+                await until_ready(at["admin"])
+                return await measure(ports[-1], at["proxy"], gateway.pid, options.rounds, options.requests)
+
+            figures = uvloop.run(run())
+    print(table(figures))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
