@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Shared machines stall: no example may fail for being slow. CI tries the same examples every time, people others.
+settings.register_profile("ballast", deadline=None, derandomize=os.environ.get("CI") == "true")
+settings.load_profile("ballast")
 
 GOLDEN = Path(__file__).parent / "golden"
 
