@@ -154,7 +154,7 @@ def _watch_resources(registry: kopf.OperatorRegistry, controller: Callable[[], C
             for kind, referred in named_objects(dict(body))
         }
 
-    @kopf.on.event(group, version, SERVING_POOL.plural, registry=registry)
+    @kopf.on.event(group, version, SERVING_POOL.plural, registry=registry, id="serving-pool")
     async def serving_pool(event: kopf.RawEvent, namespace: str | None, name: str, **_: Any) -> None:
         controller().seen(Key(SERVING_POOL, namespace, name), deleted=event["type"] == "DELETED")
 
@@ -165,7 +165,7 @@ def _watch_resources(registry: kopf.OperatorRegistry, controller: Callable[[], C
 def _watch_referred(registry: kopf.OperatorRegistry, controller: Callable[[], Controller], kind: Kind) -> None:
     group, version = kind.api_version.split("/")
 
-    @kopf.on.event(group, version, kind.plural, registry=registry)
+    @kopf.on.event(group, version, kind.plural, registry=registry, id=f"referred-{kind.plural}")
     async def referred(event: kopf.RawEvent, namespace: str | None, name: str, **kwargs: Any) -> None:
         users: kopf.Index[Any, Key] = kwargs["users"]
         key = Key(kind, namespace if kind.namespaced else None, name)
