@@ -1,0 +1,137 @@
+"""What the engine model and engine-sim cost: simulated requests a second, and server CPU for each streamed token.
+
+Processor time, so other work on the machine matters little. Prints a table; `--json FILE` writes the figures. They are
+this machine's: compare within one run.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from ballast_core.profiles import H200_LLAMA3_8B
+from ballast_sim.engine import Engine, EngineConfig, EngineRequest, Finished, StepEnded, UniqueContent
+from ballast_sim.load import LoadSettings, run_load
+from ballast_sim.workloads import WorkloadRequest, generate
+
+CONCURRENCIES = (1, 16, 64)
+TOKENS = 200
+
+
+def simulate(requests: int, rate_rps: float) -> dict[str, float]:
+    """One engine, `chat` at this rate: processor seconds for all requests."""
+    rows = generate("chat", rate_rps=rate_rps, duration_s=math.inf, limit=requests)
+    engine = Engine(EngineConfig.from_profile(H200_LLAMA3_8B))
+    pending = [
+        EngineRequest(
+            request_id=str(number),
+            input_tokens=row.input_tokens,
+            max_tokens=row.output_tokens,
+            content=UniqueContent(number),
+            arrival_s=row.arrival_s,
+        )
+        for number, row in enumerate(rows)
+    ]
+    pending.reverse()
+    done = steps = tokens = 0
+    start_s = time.process_time()
+    while done < requests:
+        due_s = engine.next_event_s()
+        if pending and pending[-1].arrival_s <= due_s:
+            request = pending.pop()
+            engine.add(request, request.arrival_s)
+            continue
+        for event in engine.advance(due_s):
+            if isinstance(event, StepEnded):
+                steps += 1
+                tokens += len(event.tokens)
+            elif isinstance(event, Finished):
+                done += 1
+    cpu_s = time.process_time() - start_s
+    return {
+        "rate_rps": rate_rps,
+        "requests_per_cpu_s": requests / cpu_s,
+        "us_per_step": cpu_s / steps * 1e6,
+        "us_per_token": cpu_s / tokens * 1e6,
+        "mean_running": tokens / steps,
+    }
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _drive(port: int, concurrency: int) -> int:
+    """Streams in parallel, all at once; returns the tokens that came."""
+    url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while True:
+            try:
+                await client.get(f"{url}/health")
+                break
+            except httpx.TransportError:
+                await asyncio.sleep(0.05)
+    rows = [WorkloadRequest(arrival_s=0.0, input_tokens=1000, output_tokens=TOKENS)] * concurrency
+    report = await run_load(LoadSettings(url=url, model="m"), rows)
+    if report.failed:
+        raise SystemExit(f"{report.failed} requests failed: {report.failures[:1]}")
+    return report.output_tokens
+
+
+def stream(concurrency: int) -> dict[str, float]:
+    """A server process: its processor time, start-up taken out by a run without requests."""
+
+    def cpu_s(streams: int) -> tuple[float, int]:
+        before_s, port = _children_cpu_s(), _free_port()
+        command = [sys.executable, "-m", "ballast_cli", "engine-sim", "serve", "m", "--host", "127.0.0.1"]
+        process = subprocess.Popen(
+            [*command, "--port", str(port), "--profile", H200_LLAMA3_8B.name], stderr=subprocess.DEVNULL
+        )
+        try:
+            tokens = asyncio.run(_drive(port, streams))
+        finally:
+            process.terminate()
+            process.wait()
+        return _children_cpu_s() - before_s, tokens
+
+    (idle_s, _), (busy_s, tokens) = cpu_s(0), cpu_s(concurrency)
+    return {"streams": concurrency, "tokens": tokens, "ms_per_1000_tokens": (busy_s - idle_s) / tokens * 1e6}
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    simulated = [simulate(1000, rate) for rate in (2.0, 8.0)]
+    print("engine model        requests/CPU s   us/step   us/token   mean running")
+    for row in simulated:
+        print(
+            f"  chat at {row['rate_rps']:4.1f} req/s {row['requests_per_cpu_s']:14,.0f} {row['us_per_step']:9.0f} "
+            f"{row['us_per_token']:10.2f} {row['mean_running']:14.1f}"
+        )
+    streamed = [stream(concurrency) for concurrency in CONCURRENCIES]
+    print("engine-sim          ms CPU per 1,000 streamed tokens (requests included)")
+    for row in streamed:
+        print(f"  {row['streams']:3.0f} streams {row['ms_per_1000_tokens']:22.1f}")
+    if options.json:
+        options.json.write_text(json.dumps({"simulated": simulated, "streamed": streamed}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
