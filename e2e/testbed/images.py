@@ -222,7 +222,9 @@ def _load_node(paths: ClusterPaths, node: str, archives: Mapping[str, Path]) -> 
         mark = paths.node(node) / f"{name}.loaded"
         if mark.exists() and mark.read_text() == archive.name:
             continue
-        argv = commands.ctr(paths.containerd_socket(node), "images", "import", str(archive))
+        # Every node will run ballast; the others are unpacked where a pod first needs them.
+        later = [] if name == "ballast" else ["--no-unpack"]
+        argv = commands.ctr(paths.containerd_socket(node), "images", "import", *later, str(archive))
         result = subprocess.run(argv, capture_output=True, text=True, check=False)
         if result.returncode:
             raise TestbedError(f"loading {name} into {node} failed: {result.stderr.strip()}")
