@@ -1,0 +1,164 @@
+"""The client of the API server, on the wire: what it sends, and what it makes of each answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from kubernetes import client
+
+from ballast_operator.cluster import ApiFailure, Catalogue, Cluster
+from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, HTTP_ROUTE, INFERENCE_POOL, SERVICE, SERVING_POOL
+from tests.support.operator_builders import deployment, profile
+
+
+class ApiServer:
+    """Answers with what `answers` has for a path (status and body), and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.requests: list[tuple[str, str, dict[str, list[str]], str, Any]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                url = urlsplit(self.path)
+                query = parse_qs(url.query)
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                content_type = self.headers.get("Content-Type", "")
+                outer.requests.append((self.command, url.path, query, content_type, json.loads(body) if body else None))
+                key = f"{url.path}#{query['continue'][0]}" if "continue" in query else url.path
+                status, answer = outer.answers.get(key, (404, {"reason": "NotFound", "message": "not found"}))
+                text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Quiet."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    """A server on loopback, which the client takes for the cluster."""
+    server = ApiServer()
+    client.Configuration.set_default(client.Configuration(host=server.url))
+    yield server
+    client.Configuration.set_default(None)
+    server.close()
+
+
+@pytest.fixture
+def cluster(server: ApiServer) -> Cluster:
+    """The client."""
+    return Cluster(timeout_s=5.0, connections=1)
+
+
+def test_apply_is_a_forced_server_side_apply(server: ApiServer, cluster: Cluster) -> None:
+    """Path, query, content type and body as the API server wants them."""
+    server.answers["/apis/apps/v1/namespaces/team/deployments/chat-decode"] = (200, {"kind": "Deployment"})
+    assert cluster.apply(deployment("chat-decode"), "us") == {"kind": "Deployment"}
+    method, path, query, content_type, body = server.requests[0]
+    assert (method, path) == ("PATCH", "/apis/apps/v1/namespaces/team/deployments/chat-decode")
+    assert (query["fieldManager"], query["force"][0].lower()) == (["us"], "true")
+    assert content_type == "application/apply-patch+yaml"
+    assert body == deployment("chat-decode")
+
+
+def test_a_status_is_applied_to_this_very_object(server: ApiServer, cluster: Cluster) -> None:
+    """By uid: an object that was deleted and made anew does not get its predecessor's status."""
+    server.answers["/apis/serving.ballast.dev/v1alpha1/hardwareprofiles/h20/status"] = (200, {})
+    cluster.apply_status(HARDWARE_PROFILE, profile("h20"), {"observedGeneration": 1}, "us")
+    assert server.requests[0][4] == {
+        "apiVersion": "serving.ballast.dev/v1alpha1",
+        "kind": "HardwareProfile",
+        "metadata": {"name": "h20", "uid": "profile-h20"},
+        "status": {"observedGeneration": 1},
+    }
+
+
+def test_delete_is_of_this_very_object_and_gone_already_is_fine(server: ApiServer, cluster: Cluster) -> None:
+    """The precondition keeps a successor of the same name alive."""
+    cluster.delete(deployment("chat-decode"))
+    method, _, _, _, body = server.requests[0]
+    assert method == "DELETE"
+    assert body == {"preconditions": {"uid": "uid-chat-decode"}, "propagationPolicy": "Background"}
+
+
+def test_a_list_has_all_pages_and_items_know_their_kind(server: ApiServer, cluster: Cluster) -> None:
+    """The server leaves kind and apiVersion out of items."""
+    path = "/api/v1/namespaces/team/services"
+    server.answers[path] = (200, {"metadata": {"continue": "next"}, "items": [{"metadata": {"name": "a"}}]})
+    server.answers[f"{path}#next"] = (200, {"metadata": {}, "items": [{"metadata": {"name": "b"}}]})
+    found = cluster.list(SERVICE, "team", labels="x=y")
+    assert [(item["kind"], item["apiVersion"], item["metadata"]["name"]) for item in found] == [
+        ("Service", "v1", "a"),
+        ("Service", "v1", "b"),
+    ]
+    assert server.requests[0][2]["labelSelector"] == ["x=y"]
+
+
+def test_what_is_not_there_is_none(cluster: Cluster) -> None:
+    """Neither the object nor, for all we know, its kind."""
+    assert cluster.get(SERVING_POOL, "team", "chat") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "transient", "words"),
+    [
+        (403, {"reason": "Forbidden", "message": "no right"}, False, "no right"),
+        (422, {"reason": "Invalid", "message": "spec.x: bad"}, False, "spec.x: bad"),
+        (429, {"reason": "TooManyRequests", "message": "slower"}, True, "slower"),
+        (500, {"reason": "InternalError", "message": "etcd"}, True, "etcd"),
+        (503, b"upstream connect error", True, "HTTP 503"),
+    ],
+    ids=["forbidden", "invalid", "too-many", "internal", "not-json"],
+)
+def test_a_refusal_says_why_and_whether_to_try_again(
+    server: ApiServer, cluster: Cluster, *, status: int, answer: Any, transient: bool, words: str
+) -> None:
+    """Kubernetes' own message where there is one."""
+    server.answers["/apis/apps/v1/namespaces/team/deployments/chat"] = (status, answer)
+    with pytest.raises(ApiFailure, match=words) as caught:
+        cluster.get(DEPLOYMENT, "team", "chat")
+    assert (caught.value.status, caught.value.transient) == (status, transient)
+
+
+def test_no_answer_is_transient(server: ApiServer, cluster: Cluster) -> None:
+    """The API server restarts."""
+    server.close()
+    with pytest.raises(ApiFailure) as caught:
+        cluster.get(DEPLOYMENT, "team", "chat")
+    assert (caught.value.status, caught.value.transient) == (0, True)
+
+
+def test_the_catalogue_asks_for_optional_kinds_and_again_after_a_while(server: ApiServer, cluster: Cluster) -> None:
+    """A CRD that is installed later is found without a restart."""
+    now = [0.0]
+    catalogue = Catalogue(cluster, lambda: now[0], keep_s=30.0)
+    assert catalogue.available([HTTP_ROUTE, INFERENCE_POOL]) == frozenset()
+    path = "/apis/gateway.networking.k8s.io/v1"
+    server.answers[path] = (200, {"resources": [{"name": "gateways"}, {"name": "httproutes"}]})
+    now[0] = 29.0
+    assert catalogue.available([HTTP_ROUTE]) == frozenset()
+    now[0] = 30.0
+    assert catalogue.available([HTTP_ROUTE, INFERENCE_POOL]) == {HTTP_ROUTE}
