@@ -157,7 +157,7 @@ def test_killed_after_any_of_its_writes_it_converges(
         assert len(relay.writes) == kill_at
         relay.reset()
         operator.start()
-        wait_until(lambda: settled(kubectl), 60, f"settled after a kill at write {kill_at} of {total}")
+        wait_until(lambda: settled(kubectl), 60, f"settled after a kill at write {kill_at} of {total}", poll_s=0.5)
         operator.stop()
         assert state(kubectl) == expected, f"killed after write {kill_at} of {total}"
     print(f"killed after each of {total} writes, converged every time")
