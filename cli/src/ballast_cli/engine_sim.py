@@ -25,7 +25,8 @@ def serve_command(context: typer.Context, model: str = typer.Argument(help="Mode
     import uvloop
 
     from ballast_sim.engine_sim.options import OptionError, parse_options
-    from ballast_sim.engine_sim.server import EngineSimServer, ListenError, serve
+    from ballast_sim.engine_sim.run import serve
+    from ballast_sim.engine_sim.server import EngineSimServer, ListenError
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
     try:

@@ -28,7 +28,7 @@ from ballast_sim.engine import (
     TraceContent,
     UniqueContent,
 )
-from ballast_sim.engine.scheduler import Batch
+from ballast_sim.engine.batch import Batch
 
 TIME_TOLERANCE_S = 2e-5  # the files round times to 1 us and durations to 0.1 us
 STOP_MARGIN_TOKENS = 50  # max_tokens beyond the stop token, in files made with early_stop

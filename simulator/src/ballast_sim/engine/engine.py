@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from ballast_sim.engine.batch import Batch
 from ballast_sim.engine.config import EngineConfig
 from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, RequestStats, StepEnded
 from ballast_sim.engine.requests import EngineRequest, RequestState, Status
-from ballast_sim.engine.scheduler import Batch, Scheduler
+from ballast_sim.engine.scheduler import Scheduler
 
 _NEVER = math.inf
 

@@ -7,55 +7,13 @@ multi-modal input and pipeline parallelism. Asynchronous scheduling composes ste
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
+from ballast_sim.engine.batch import Batch, Counters, Output
 from ballast_sim.engine.config import EngineConfig
 from ballast_sim.engine.events import FinishReason
 from ballast_sim.engine.kv import BlockPool
 from ballast_sim.engine.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from ballast_sim.engine.requests import RequestState, Status
-
-ScheduledChunk = tuple[RequestState, int, int, bool, bool]
-"""(request, tokens computed, tokens of it computed before, whether a new token comes out, whether it is a decode).
-
-A plain tuple: one is made for each running sequence in each step.
-"""
-
-
-@dataclass(slots=True)
-class Batch:
-    """One step as composed. An empty one is composed, too, while nothing can be scheduled."""
-
-    chunks: list[ScheduledChunk] = field(default_factory=list)
-    tokens: int = 0
-    decodes: int = 0
-    decode_context_tokens: int = 0
-    prefill_pairs: float = 0.0
-    resumed: int = 0
-    preempted: int = 0
-    pulls: list[RequestState] = field(default_factory=list)
-    ended_pulls: list[RequestState] = field(default_factory=list)
-    starts_s: float = 0.0
-    ends_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Output:
-    """What processing a step brought: who got a token, who ended."""
-
-    tokens: list[str] = field(default_factory=list)
-    finished: list[tuple[RequestState, FinishReason]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start, in tokens where vLLM counts tokens."""
-
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    external_queries: int = 0
-    external_hits: int = 0
 
 
 class Scheduler:

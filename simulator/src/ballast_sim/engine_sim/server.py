@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import signal
 import socket
 import time
 import uuid
@@ -381,25 +380,3 @@ def _priority(request: Request, asked: int) -> int:
         return int(header)
     except ValueError:
         raise ApiError("X-Vllm-Priority: must be a whole number.", "priority") from None
-
-
-async def serve(options: ServerOptions, announce: Callable[[EngineSimServer], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends without waiting. Raises ListenError where a port is taken."""
-    server = EngineSimServer(options)
-    await server.start()
-    if announce is not None:
-        announce(server)
-    loop, asked, again = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (again if asked.is_set() else asked).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    await asked.wait()
-    stopping = asyncio.ensure_future(server.stop())
-    impatient = asyncio.ensure_future(again.wait())
-    await asyncio.wait([stopping, impatient], return_when=asyncio.FIRST_COMPLETED)
-    for task in (stopping, impatient):
-        task.cancel()
-    await asyncio.gather(stopping, impatient, return_exceptions=True)
