@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,11 @@ def test_it_serves_until_a_signal_and_exits_with_0(tmp_path: Path, number: signa
         (SETTINGS, ["--face", "Both sides"], "face: must be 'Proxy', 'Picker' or 'Both'"),
         (SETTINGS, ["--endpoints", "/nowhere/endpoints.yaml"], "/nowhere/endpoints.yaml: cannot be read"),
         (None, [], "gateway.yaml: cannot be read"),
+        (
+            "model: {servedNames: [a]}\ndiscovery: {kubernetes: {namespace: n, selector: a=b}}\nlisteners: {admin: 0}",
+            [],
+            "discovery.kubernetes: no service account and no usable kubeconfig",
+        ),
     ],
 )
 def test_what_is_wrong_with_the_settings_is_said_in_one_line(
@@ -81,7 +87,12 @@ def test_what_is_wrong_with_the_settings_is_said_in_one_line(
     if settings is not None:
         config.write_text(settings.replace("ENDPOINTS", str(tmp_path / "missing.yaml")))
     done = subprocess.run(
-        [*COMMAND, "--config", str(config), *arguments], capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, "--config", str(config), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"KUBECONFIG": str(tmp_path / "none")},
     )
     assert done.returncode == 2
     assert expected in done.stderr
@@ -103,3 +114,19 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_both_faces_serve_from_one_process_and_drain_together(tmp_path: Path) -> None:
+    """One pipeline behind them; each on a port of its own."""
+    config = files(tmp_path)
+    ports = "listeners: {host: 127.0.0.1, proxy: 0, admin: 0, extProc: 0, grpcHealth: 0}"
+    config.write_text(config.read_text().replace("listeners: {host: 127.0.0.1, proxy: 0, admin: 0}", ports))
+    with process("--config", str(config), "--face", "Both") as (running, line):
+        assert set(line["ports"]) == {"admin", "proxy", "ext_proc", "grpc_health"}
+        ready = httpx.get(f"http://127.0.0.1:{line['ports']['admin']}/readyz")
+        assert ready.status_code == 200
+        with socket.create_connection(("127.0.0.1", line["ports"]["ext_proc"]), timeout=10):
+            pass
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert running.returncode == 0

@@ -17,6 +17,7 @@ import aiohttp
 from kubernetes.aio import client as kubernetes
 from kubernetes.aio import config as kubernetes_config
 
+from ballast_api.errors import InvalidInput, Problem
 from ballast_api.gateway_settings import KubernetesDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.pods import Pod, PodDraining, PodGone, PodReady, endpoint_id, read_pod
@@ -150,13 +151,17 @@ class PodDiscovery:
 
 
 async def connect() -> kubernetes.ApiClient:
-    """A client with the pod's service account, else with the current kubeconfig. Raises `ConfigException`."""
+    """A client with the pod's service account, else with the current kubeconfig. Raises `InvalidInput`."""
     configuration = kubernetes.Configuration()
     configuration.retries = None  # the watch has its own
     try:
         kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     except kubernetes_config.ConfigException:
-        await kubernetes_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        try:
+            await kubernetes_config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except kubernetes_config.ConfigException as error:
+            problem = f"no service account and no usable kubeconfig: {error}; set KUBECONFIG, or use discovery.file"
+            raise InvalidInput("", [Problem("discovery.kubernetes", problem)]) from error
     return kubernetes.ApiClient(configuration)
 
 

@@ -126,9 +126,7 @@ class ProxyFace:
     def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
         """Answer at once, or return what will. Never raises."""
         path = _path(request.target)
-        record = RequestRecord(
-            id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"), status=200
-        )
+        record = RequestRecord(id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"))
         try:
             return self._route(client, request, path, record)
         except Exception:
@@ -161,6 +159,7 @@ class ProxyFace:
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
         elif path == _MODELS:
             headers_ = [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())]
+            record.status = 200
             client.respond(200, headers_, self._models)
             self._ended(record)
         else:
@@ -201,7 +200,7 @@ class ProxyFace:
                 forwarded = headers.to_engine(request.headers) + id_line
                 await self._generator.run(Job(client, path, forwarded, generation, record), ticket)
         except asyncio.CancelledError:
-            record.outcome, record.reason, record.status = "cancelled", "client-gone", record.status
+            record.outcome, record.reason = "cancelled", "client-gone"
             raise
         except BaseException:
             record.outcome, record.reason, record.status = "failed", internal_error().code, 500
