@@ -1,19 +1,16 @@
-"""One gateway in front of a world of engines, on the kernel's clock.
+"""Gateways in front of a world of engines, on the kernel's clock.
 
-The gateway is the Director with the proxy face's behaviour: prefill leg, hand-off, decode leg; the first token that
+A gateway is the Director with the proxy face's behaviour: prefill leg, hand-off, decode leg; the first token that
 counts is the decode endpoint's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
 from ballast_core.events import (
-    EndpointObserved,
     Event,
     FirstToken,
     PrefillDone,
@@ -22,98 +19,20 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.model import EndpointId, Outcome, Request, RequestId
+from ballast_core.model import Outcome, Request, RequestId
 from ballast_sim.engine import BlockHashes, EngineRequest, Finished, FinishReason, TraceContent, UniqueContent
+from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways
 from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.records import Arrival, Record
 from ballast_sim.simulation.shapes import Machine
 from ballast_sim.simulation.world import Source, World
+
+__all__ = ["PROGRESS_EVERY_TOKENS", "Arrival", "Fleet", "FleetSettings", "Record", "engine_request", "leg_id"]
 
 PROGRESS_EVERY_TOKENS = 16
 """How often a running request's tokens are reported to the Director."""
 
-_OBSERVE, _ARRIVE = 0, 2  # order at one time: what is known first, then what runs, then what is new
-
-
-class Arrival(Protocol):
-    """A request of a workload."""
-
-    @property
-    def arrival_s(self) -> float:
-        """Seconds since the start."""
-        ...
-
-    @property
-    def input_tokens(self) -> int:
-        """Tokens of the prompt."""
-        ...
-
-    @property
-    def output_tokens(self) -> int:
-        """Tokens that it will generate: known to the engine, hidden from the policies."""
-        ...
-
-    @property
-    def hash_ids(self) -> Sequence[int] | None:
-        """Ids of the prompt's prefix blocks, or None."""
-        ...
-
-    @property
-    def block_size(self) -> int | None:
-        """Tokens of one such block."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSettings:
-    """What surrounds the engines."""
-
-    scrape_interval_s: float = 0.2
-    scrape_delay_s: float = 0.005
-    """Age of an observation when the Director gets it."""
-    known_limits: bool = True
-    """Whether requests carry max_tokens (equal to their output, as with forced lengths in benchmarks)."""
-
-
-@dataclass(slots=True)
-class Record:
-    """What became of one request. Times are seconds of the run; None where it did not come to that."""
-
-    index: int
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-    prefill: EndpointId | None = None
-    decode: EndpointId | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    generated_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-    rejected: str | None = None
-    optimal: bool | None = None
-    """Whether the decode endpoint assigned at arrival was the least loaded (KV in use) when prefill ended."""
-
-    @property
-    def completed(self) -> bool:
-        """Whether every token came."""
-        return self.last_token_s is not None
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Time to first token."""
-        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean time per output token after the first; None for one token."""
-        if self.last_token_s is None or self.first_token_s is None or self.generated_tokens < 2:
-            return None
-        return (self.last_token_s - self.first_token_s) / (self.generated_tokens - 1)
-
-    @property
-    def e2e_s(self) -> float | None:
-        """Arrival to last token."""
-        return None if self.last_token_s is None else self.last_token_s - self.arrival_s
+_ARRIVE = 2  # after what is observed and what runs at the same time
 
 
 def leg_id(index: int, *, prefill: bool) -> str:
@@ -156,23 +75,33 @@ class Fleet:
         """
         self.settings = settings or FleetSettings()
         self.kernel = Kernel()
-        self.director = Director(director_settings)
         self.world = World(machines, self.kernel, self)
         self.records: list[Record] = []
         self.open_requests = 0
         self.decision_s: list[float] = []
+        self.stopped = False
         self._on_effect = on_effect
         self._stopwatch = stopwatch
         self._arrivals: list[Arrival] = []
-        for machine in machines:
-            self._feed(EndpointObserved(machine.endpoint))
-        self.kernel.at(self.settings.scrape_interval_s, self._scrape, _OBSERVE)
+        self._turn_after: dict[int, tuple[int, float]] = {}
+        self._gateways = Gateways(self.settings, director_settings, self.kernel, self.world, self._carry_out_all)
+        self._gateways.start()
 
-    def load(self, workload: Sequence[Arrival]) -> None:
-        """Add a workload's requests. Raises `ValueError` naming a request that no engine could hold."""
-        longest = self.world.max_model_len
-        for arrival in workload:
-            index = len(self._arrivals)
+    @property
+    def director(self) -> Director:
+        """The first gateway's; the only one unless the settings ask for more."""
+        return self._gateways.directors[0]
+
+    def load(self, workload: Sequence[Arrival], turn_after: Mapping[int, tuple[int, float]] | None = None) -> None:
+        """Add a workload's requests. Raises `ValueError` naming a request that no engine could hold.
+
+        `turn_after` maps a request (its place in the workload) to the one before it in its conversation and the
+        seconds that lie between the end of that one and its own arrival; its `arrival_s` does not count then.
+        """
+        longest, first = self.world.max_model_len, len(self._arrivals)
+        waits_for = turn_after or {}
+        for place, arrival in enumerate(workload):
+            index = first + place
             if arrival.input_tokens + arrival.output_tokens > longest:
                 raise ValueError(
                     f"request {index}: {arrival.input_tokens} + {arrival.output_tokens} tokens do not fit the smallest "
@@ -180,25 +109,42 @@ class Fleet:
                 )
             self._arrivals.append(arrival)
             self.records.append(Record(index, arrival.arrival_s, arrival.input_tokens, arrival.output_tokens))
-            self.kernel.at(arrival.arrival_s, lambda index=index: self._arrive(index), _ARRIVE)  # type: ignore[misc]
+            if place in waits_for:
+                previous, gap_s = waits_for[place]
+                self._turn_after[first + previous] = (index, gap_s)
+            else:
+                self.kernel.at(arrival.arrival_s, lambda index=index: self._arrive(index), _ARRIVE)  # type: ignore[misc]
             self.open_requests += 1
 
     def run(self, until_s: float = float("inf")) -> None:
-        """Until every request has ended, or the time is over."""
-        self.kernel.run(until_s, stop=lambda: self.open_requests == 0)
+        """Until every request has ended, the time is over, or somebody calls `stop`."""
+        self.kernel.run(until_s, stop=lambda: self.stopped or self.open_requests == 0)
+
+    def stop(self) -> None:
+        """End `run` after the action that is under way."""
+        self.stopped = True
+
+    def every(self, interval_s: float, action: Callable[[], None]) -> None:
+        """Call `action` at 0, `interval_s`, ... of the run's time; it must not change the fleet."""
+
+        def again() -> None:
+            action()
+            self.kernel.at(self.kernel.now_s + interval_s, again, OBSERVE)
+
+        self.kernel.at(self.kernel.now_s, again, OBSERVE)
 
     # --- the gateway ----------------------------------------------------------------------------------------------
 
-    def _feed(self, event: Event) -> None:
-        self._carry_out_all(self.director.on_event(event, self.kernel.now_s))
+    def _feed(self, record: Record, event: Event) -> None:
+        self._gateways.feed(record.gateway, event)
 
-    def _carry_out_all(self, effects: Sequence[Effect]) -> None:
+    def _carry_out_all(self, gateway: int, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if self._on_effect is not None:
                 self._on_effect(effect, self.kernel.now_s)
-            self._carry_out(effect)
+            self._carry_out(gateway, effect)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _carry_out(self, gateway: int, effect: Effect) -> None:
         match effect:
             case Dispatch():
                 record = self._record(effect.request_id)
@@ -210,22 +156,32 @@ class Fleet:
                 record.decode = effect.decode.id
                 self._submit(record, prefill=False)
             case Reject():
-                self._record(effect.request_id).rejected = effect.reason
-                self.open_requests -= 1
+                record = self._record(effect.request_id)
+                record.rejected = effect.reason
+                self._ended(record)
             case WakeAt():
-                self.kernel.at(max(effect.at_s, self.kernel.now_s), lambda: self._feed(TimerFired()))
+                at_s = max(effect.at_s, self.kernel.now_s)
+                self.kernel.at(at_s, lambda: self._gateways.feed(gateway, TimerFired()))
             case Hold() | Cancel():
                 pass
 
     def _arrive(self, index: int) -> None:
-        arrival = self._arrivals[index]
-        limit = arrival.output_tokens if self.settings.known_limits else None
-        request = Request(RequestId(str(index)), arrival.input_tokens, max_output_tokens=limit)
+        record = self.records[index]
+        record.arrived, record.arrival_s = True, self.kernel.now_s
+        record.gateway = self._gateways.route()
+        request = Request(RequestId(str(index)), record.input_tokens, max_output_tokens=self._limit_of(record))
+        director = self._gateways.directors[record.gateway]
         started_s = self._stopwatch() if self._stopwatch else 0.0
-        effects = self.director.on_event(RequestArrived(request), self.kernel.now_s)
+        effects = director.on_event(RequestArrived(request), self.kernel.now_s)
         if self._stopwatch:
             self.decision_s.append(self._stopwatch() - started_s)
-        self._carry_out_all(effects)
+        self._carry_out_all(record.gateway, effects)
+
+    def _limit_of(self, record: Record) -> int | None:
+        if self.settings.known_limits:
+            return record.output_tokens
+        limit = self.settings.max_tokens
+        return None if limit is None else max(limit, record.output_tokens)
 
     def _submit(self, record: Record, *, prefill: bool) -> None:
         endpoint_id = record.prefill if prefill else record.decode
@@ -243,6 +199,13 @@ class Fleet:
         )
         self.world.submit(endpoint_id, request, source)
 
+    def _ended(self, record: Record) -> None:
+        """Whatever became of it; the next turn of its conversation is on its way."""
+        self.open_requests -= 1
+        if record.index in self._turn_after:
+            following, gap_s = self._turn_after.pop(record.index)
+            self.kernel.at(self.kernel.now_s + gap_s, lambda: self._arrive(following), _ARRIVE)
+
     # --- what the engines report ----------------------------------------------------------------------------------
 
     def token(self, request_id: str, at_s: float) -> None:
@@ -253,9 +216,9 @@ class Fleet:
         record.generated_tokens += 1
         if record.generated_tokens == 1:
             record.first_token_s = at_s
-            self._feed(FirstToken(RequestId(str(record.index))))
+            self._feed(record, FirstToken(RequestId(str(record.index))))
         elif record.generated_tokens % PROGRESS_EVERY_TOKENS == 0:
-            self._feed(Progress(RequestId(str(record.index)), record.generated_tokens))
+            self._feed(record, Progress(RequestId(str(record.index)), record.generated_tokens))
 
     def finished(self, event: Finished) -> None:
         """See `world.Listener`."""
@@ -264,24 +227,15 @@ class Fleet:
         if event.request_id[-1] == "p":
             record.cached_tokens = event.stats.cached_tokens
             record.optimal = record.decode is not None and self.world.is_least_loaded(record.decode)
-            self._feed(PrefillDone(RequestId(str(record.index))))
+            self._feed(record, PrefillDone(RequestId(str(record.index))))
             return
         if record.prefill is None:
             record.cached_tokens = event.stats.cached_tokens
-        self.open_requests -= 1
         done = event.reason in (FinishReason.LENGTH, FinishReason.STOP)
         record.last_token_s = event.stats.last_token_s if done else None
         outcome = Outcome.COMPLETED if done else Outcome.FAILED
-        self._feed(RequestEnded(RequestId(str(record.index)), outcome, record.generated_tokens))
-
-    # --- observation ----------------------------------------------------------------------------------------------
-
-    def _scrape(self) -> None:
-        now_s = self.kernel.now_s
-        for machine, observation in self.world.observe():
-            event = EndpointObserved(machine.endpoint, observation)
-            self.kernel.at(now_s + self.settings.scrape_delay_s, lambda event=event: self._feed(event), _OBSERVE)  # type: ignore[misc]
-        self.kernel.at(now_s + self.settings.scrape_interval_s, self._scrape, _OBSERVE)
+        self._feed(record, RequestEnded(RequestId(str(record.index)), outcome, record.generated_tokens))
+        self._ended(record)
 
     def _record(self, request_id: RequestId) -> Record:
         return self.records[int(request_id)]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ballast_sim.simulation.fleet import Fleet, Record
+from ballast_sim.simulation.fleet import Fleet
+from ballast_sim.simulation.records import Record
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
 
@@ -44,13 +45,17 @@ class Objective:
 
 
 def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
-    """The figures of a finished run. Times in seconds; rates over the time from first arrival to last token."""
-    records = fleet.records
+    """The figures of a run, over the requests that arrived in it.
+
+    Times in seconds; rates over the time from first arrival to last token, or to where the run was stopped.
+    `kv_hit_ratio` is the share of prompt tokens that the prefilling endpoint's cache held.
+    """
+    records = [record for record in fleet.records if record.arrived]
     done = [record for record in records if record.completed]
     met = sum(objective.met_by(record) for record in records)
     first_s = min((record.arrival_s for record in records), default=0.0)
     last_s = max((record.last_token_s for record in done if record.last_token_s is not None), default=first_s)
-    span_s = last_s - first_s
+    span_s = (fleet.kernel.now_s if fleet.stopped else last_s) - first_s
     optimal = [record.optimal for record in records if record.optimal is not None]
     return {
         "requests": len(records),
@@ -64,7 +69,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "throughput_tok_s": sum(record.generated_tokens for record in records) / span_s if span_s else 0.0,
         "preemptions": fleet.world.preemptions(),
         "migrations": 0,
-        "kv_hit_ratio": fleet.world.prefix_hit_ratio(),
+        "kv_hit_ratio": _hit_ratio(records),
         "optimal_assignment_ratio": sum(optimal) / len(optimal) if optimal else None,
         "decision_us": {
             name: float(np.percentile(fleet.decision_s, share)) * 1e6 if fleet.decision_s else None
@@ -72,6 +77,11 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         },
         "duration_s": span_s,
     }
+
+
+def _hit_ratio(records: Iterable[Record]) -> float:
+    prefilled = [(record.cached_tokens, record.input_tokens) for record in records if record.cached_tokens is not None]
+    return sum(cached for cached, _ in prefilled) / max(1, sum(tokens for _, tokens in prefilled))
 
 
 def distribution(values: Iterable[float | None]) -> dict[str, float | None]:

@@ -1,0 +1,309 @@
+"""`ballast simulate`: which policy for my traffic?"""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ballast_cli.simulate_view import View
+    from ballast_core.model import Binding
+    from ballast_sim.simulation.comparison import Comparison
+    from ballast_sim.simulation.experiment import Outcome
+    from ballast_sim.simulation.policy_choice import PolicyPair
+    from ballast_sim.simulation.source import WorkloadSource
+
+INTERRUPTED = 130
+
+
+def simulate_command(
+    *,
+    endpoints: Annotated[
+        str, typer.Option(help="The fleet, such as 8P@a100-qwen3-32b,4D@h20-qwen3-32b; C colocated, F flexible.")
+    ],
+    trace: Annotated[Path | None, typer.Option(help="Trace file (CSV or JSONL, plain or gzip).")] = None,
+    workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None,
+    profile: Annotated[str | None, typer.Option(help="Profile of --endpoints parts that name none.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policies to compare: NAME places decodes, PREFILL/DECODE names both.")
+    ] = None,
+    policy_file: Annotated[Path | None, typer.Option(help="Compare the SchedulingPolicies of a manifest.")] = None,
+    load: Annotated[
+        float | None, typer.Option(help="Scale arrivals to this share of the capacity of least-requests, measured.")
+    ] = None,
+    rate_scale: Annotated[float | None, typer.Option(help="Multiply the rate of arrivals.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second of a built-in workload.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Thresholds in seconds: ttft=2,tpot=0.05,e2e=60.")] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds of arrivals. [default: a whole trace; 600 of a built-in workload]")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many requests.")] = None,
+    seed: Annotated[str, typer.Option(help="Seed, or several: 0,1,2. One row for each.")] = "0",
+    binding: Annotated[
+        str, typer.Option(help="When the decode endpoint is fixed: at arrival (early), at hand-off (late), or both.")
+    ] = "late",
+    closed_loop: Annotated[
+        bool, typer.Option("--closed-loop", help="A session's next turn waits for the end of the one before.")
+    ] = False,
+    max_tokens: Annotated[
+        str, typer.Option(help="The max_tokens that policies see: none, a number, or exact (each output's length).")
+    ] = "none",
+    gateways: Annotated[int, typer.Option(help="Gateway replicas, each with its own view.")] = 1,
+    scrape_interval: Annotated[float, typer.Option(help="Seconds between two scrapes of an endpoint.")] = 0.2,
+    scrape_delay: Annotated[float, typer.Option(help="Age of what a scrape says, in seconds.")] = 0.005,
+    scrape_loss: Annotated[float, typer.Option(help="Share of the scrapes that get lost, 0 to 1.")] = 0.0,
+    json_out: Annotated[str | None, typer.Option("--json", help="Write one array to a file, or - for stdout.")] = None,
+    html_out: Annotated[Path | None, typer.Option("--html", help="Write a self-contained report.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes at a time. [default: all cores]")] = None,
+) -> None:
+    """Simulate a fleet under a workload, once for each policy (and seed), and compare.
+
+    The gateway's own decision code runs, in front of engines that repeat vLLM's scheduler. Ctrl-C ends the runs and
+    reports what they came to.
+
+    Exit status: 0, 2 for input that cannot work, 130 when interrupted.
+    """
+    from ballast_cli.simulate_view import View
+    from ballast_sim.simulation.comparison import Comparison, check_fits, parse_seeds
+    from ballast_sim.simulation.experiment import Setup
+    from ballast_sim.simulation.gateways import FleetSettings
+    from ballast_sim.simulation.pool import WorkerDied, default_jobs
+    from ballast_sim.simulation.results import Objective
+    from ballast_sim.simulation.shapes import parse_shape
+
+    view = View(plain_stdout=json_out != "-")
+    try:
+        _check_rates(load, rate_scale)
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"--jobs: must be 1 or more, not {jobs}")
+        outputs = [Path(json_out)] if json_out not in (None, "-") else []
+        _check_outputs([*outputs, *([html_out] if html_out else [])])
+        seeds = parse_seeds(seed)
+        setup = Setup(
+            machines=parse_shape(endpoints, profile),
+            shape=endpoints,
+            source=_source(
+                trace=trace,
+                workload=workload,
+                rate=rate,
+                duration=duration,
+                limit=limit,
+                closed_loop=closed_loop,
+            ),
+            objective=Objective.parse(slo or ""),
+            fleet=FleetSettings(
+                scrape_interval_s=scrape_interval,
+                scrape_delay_s=scrape_delay,
+                scrape_loss_ratio=scrape_loss,
+                gateways=gateways,
+                known_limits=max_tokens == "exact",
+                max_tokens=_max_tokens(max_tokens),
+            ),
+        )
+        asked = Comparison(
+            setup=setup,
+            policies=_policies(policy, policy_file),
+            seeds=seeds,
+            bindings=_bindings(binding),
+            curves=html_out is not None,
+        )
+        check_fits(setup.machines, setup.source, seeds[0])
+        with _stop_on_interrupt() as stop:
+            outcomes = _simulate(
+                asked=asked, load=load, rate_scale=rate_scale, jobs=jobs or default_jobs(), stop=stop, view=view
+            )
+    except (ValueError, WorkerDied) as error:
+        view.error(_with_dashes(str(error)))
+        raise typer.Exit(2) from None
+    _write(asked, outcomes, json_out, html_out, view)
+    if stop.is_set():
+        view.note("interrupted: rows above count what had arrived; runs that had not begun are missing")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _simulate(
+    *,
+    asked: "Comparison",
+    load: float | None,
+    rate_scale: float | None,
+    jobs: int,
+    stop: threading.Event,
+    view: "View",
+) -> "list[Outcome]":
+    """The outcomes there are, in the order of the rows."""
+    from ballast_sim.simulation.load_search import Interrupted
+    from ballast_sim.simulation.pool import run_all
+
+    scale = rate_scale or 1.0
+    if load is not None:
+        try:
+            scale = load * _capacity(asked, stop, view)
+        except Interrupted:
+            return []
+    specs = asked.runs(scale, load)
+    with view.progress([f"{spec.policy.name} seed {spec.seed}" for spec in specs]) as tell:
+        outcomes = run_all(specs, jobs, stop, tell)
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _capacity(asked: "Comparison", stop: threading.Event, view: "View") -> float:
+    """The rate scale at which the set-up's capacity is reached; printed."""
+    from ballast_sim.simulation.capacity_cache import cached_capacity
+    from ballast_sim.simulation.load_search import measure_capacity
+    from ballast_sim.simulation.pool import throttled
+
+    with view.search("capacity of least-requests/least-requests") as (on_probe, tell):
+        beat = throttled(tell, stop.is_set)
+        capacity, path = cached_capacity(
+            asked.setup, lambda: measure_capacity(asked.setup, on_probe=on_probe, beat=beat)
+        )
+    wanted = asked.setup.objective.ttft_s
+    measure = f"P99 TTFT within {wanted:g} s" if wanted is not None else "its queue does not grow"
+    where = f"cached in {path}" if path else f"{capacity.probes} probes"
+    rate = f"{capacity.rate_rps:.4g} requests/s, " if capacity.rate_rps else ""
+    view.note(
+        f"capacity of least-requests/least-requests: {rate}rate scale {capacity.rate_scale:.4g} ({measure}; {where})"
+    )
+    if capacity.bounded:
+        view.note(
+            "  that is the arithmetic limit of decode: the run is too short to show the fleet full; see --duration"
+        )
+    return capacity.rate_scale
+
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+def _check_rates(load: float | None, rate_scale: float | None) -> None:
+    if load is not None and rate_scale is not None:
+        raise ValueError("--load, --rate-scale: both set the rate of arrivals; give one of them")
+    for name, value in (("--load", load), ("--rate-scale", rate_scale)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name}: must be above 0 and finite, not {value:g}")
+
+
+def _check_outputs(paths: list[Path]) -> None:
+    """Before an hour of simulation, not after it."""
+    for path in paths:
+        if path.is_dir():
+            raise ValueError(f"{path}: is a folder; name a file")
+        if not path.parent.is_dir():
+            raise ValueError(f"{path}: its folder does not exist; make it first")
+
+
+def _source(
+    *,
+    trace: Path | None,
+    workload: str | None,
+    rate: float | None,
+    duration: float | None,
+    limit: int | None,
+    closed_loop: bool,
+) -> "WorkloadSource":
+    from ballast_sim.simulation.naming import known_names
+    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.workloads import GENERATORS
+
+    if (trace is None) == (workload is None):
+        raise ValueError("--trace, --workload: give one of them, a trace file or the name of a built-in workload")
+    if workload is not None and workload not in GENERATORS:
+        raise ValueError(f"--workload: unknown workload {workload!r}; {known_names(workload, GENERATORS)}")
+    return WorkloadSource(
+        trace=trace,
+        workload=workload or "",
+        rate_rps=rate,
+        duration_s=duration,
+        limit=limit,
+        closed_loop=closed_loop,
+    )
+
+
+def _policies(names: str | None, path: Path | None) -> "tuple[PolicyPair, ...]":
+    from ballast_core.policies.registry import PLACEMENTS
+    from ballast_sim.simulation.policy_choice import parse_policies, read_policy_file
+
+    pairs = (*(parse_policies(names) if names is not None else ()), *(read_policy_file(path) if path else ()))
+    if not pairs:
+        raise ValueError(f"--policy: name one or more of {', '.join(sorted(PLACEMENTS))}, or give --policy-file")
+    return pairs
+
+
+def _bindings(text: str) -> "tuple[Binding, ...]":
+    from ballast_core.model import Binding
+
+    if text == "both":
+        return (Binding.EARLY, Binding.LATE)
+    if text not in set(Binding):
+        raise ValueError(f"--binding: must be early, late or both, not {text!r}")
+    return (Binding(text),)
+
+
+def _max_tokens(text: str) -> int | None:
+    if text in ("none", "exact"):
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--max-tokens: must be none, exact or a number of tokens above 0, not {text!r}")
+    return int(text)
+
+
+def _with_dashes(message: str) -> str:
+    """The simulator's own words for its arguments as the options that set them."""
+    renamed = {
+        "endpoints:": "--endpoints:",
+        "slo:": "--slo:",
+        "rate_rps:": "--rate:",
+        "scrape_interval_s:": "--scrape-interval:",
+        "scrape_delay_s:": "--scrape-delay:",
+        "scrape_loss_ratio:": "--scrape-loss:",
+        "gateways:": "--gateways:",
+    }
+    first, _, rest = message.partition(" ")
+    return f"{renamed.get(first, first)} {rest}"
+
+
+# --- running and writing ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets; the second one ends the program at once."""
+    stop = threading.Event()
+
+    def asked(number: int, frame: "FrameType | None") -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGINT, asked)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _write(
+    asked: "Comparison", outcomes: "list[Outcome]", json_out: str | None, html_out: Path | None, view: "View"
+) -> None:
+    if json_out is not None:
+        text = json.dumps([outcome.figures for outcome in outcomes], indent=1, allow_nan=False)
+        if json_out == "-":
+            typer.echo(text)
+        else:
+            Path(json_out).write_text(text + "\n", encoding="utf-8")
+    if outcomes:
+        view.table([outcome.figures for outcome in outcomes])
+    if html_out is not None and outcomes:
+        from ballast_sim.simulation.report import render
+
+        html_out.write_text(render(asked.setup, outcomes), encoding="utf-8")
+        view.note(f"report: {html_out}")

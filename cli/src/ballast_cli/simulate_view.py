@@ -1,0 +1,137 @@
+"""What `ballast simulate` shows to people: progress, the search for the capacity, and the table."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PIPE_WIDTH = 160
+"""Columns of a table that does not go to a terminal."""
+
+Figures = Mapping[str, Any]
+
+
+class View:
+    """Tables go to standard output unless that belongs to the JSON; all else goes to standard error."""
+
+    def __init__(self, plain_stdout: bool) -> None:
+        """`plain_stdout`: whether standard output may carry the table."""
+        self._errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        tables = Console(stderr=not plain_stdout)
+        self._tables = tables if tables.is_terminal else Console(stderr=not plain_stdout, width=PIPE_WIDTH)
+
+    def error(self, message: str) -> None:
+        """Say why nothing was run."""
+        self._errors.print(f"error: {message}")
+
+    def note(self, message: str) -> None:
+        """One line that is no figure."""
+        self._errors.print(message)
+
+    def _bars(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=self._errors,
+            transient=True,
+            disable=not self._errors.is_terminal,
+        )
+
+    @contextmanager
+    def progress(self, names: Sequence[str]) -> Iterator[Callable[[int, float], None]]:
+        """A bar for each run, on a terminal."""
+        with self._bars() as bars:
+            tasks = [bars.add_task(name, total=1.0, start=False) for name in names]
+
+            def tell(place: int, share: float) -> None:
+                bars.start_task(tasks[place])
+                bars.update(tasks[place], completed=share)
+
+            yield tell
+
+    @contextmanager
+    def search(self, name: str) -> Iterator[tuple[Callable[[float, bool], None], Callable[[float], None]]]:
+        """The probes of a search, on a terminal; yields (a probe's answer, the share of the probe under way)."""
+        spinner = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=self._errors,
+            transient=True,
+            disable=not self._errors.is_terminal,
+        )
+        with spinner as bars:
+            task = bars.add_task(name, total=1.0)
+
+            def on_probe(scale: float, sustained: bool) -> None:
+                word = "sustained" if sustained else "too much"
+                bars.update(task, description=f"{name}: rate scale {scale:.4g} is {word}", completed=0.0)
+
+            yield on_probe, lambda share: bars.update(task, completed=share)
+
+    def table(self, rows: Sequence[Figures]) -> None:
+        """One line for each run."""
+        first = rows[0]
+        title = f"{first['workload']} on {first['shape']}, {_number(first['rate_rps'])} requests/s"
+        if first["load"] is not None:
+            title += f", load {first['load']:g}"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        columns = [column for column in COLUMNS if column.shown(rows)]
+        for column in columns:
+            table.add_column(column.title, justify="left" if column.title == "policy" else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(column.text(row) for column in columns))
+        self._tables.print(table)
+
+
+class _Column:
+    """A column of the table; `only_if_varied` leaves it out where every row says the same."""
+
+    def __init__(self, title: str, text: Callable[[Figures], str], only_if_varied: bool = False) -> None:
+        self.title, self.text, self.only_if_varied = title, text, only_if_varied
+
+    def shown(self, rows: Sequence[Figures]) -> bool:
+        return not self.only_if_varied or len({self.text(row) for row in rows}) > 1
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1e3:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+COLUMNS = (
+    _Column("policy", lambda row: row["policy"]),
+    _Column("binding", lambda row: row["binding"], only_if_varied=True),
+    _Column("seed", lambda row: str(row["seed"]), only_if_varied=True),
+    _Column("done", lambda row: f"{row['completed']}/{row['requests']}"),
+    _Column("TTFT p50 s", lambda row: _seconds(row["ttft_s"]["p50"])),
+    _Column("p99 s", lambda row: _seconds(row["ttft_s"]["p99"])),
+    _Column("TPOT p50 ms", lambda row: _milliseconds(row["tpot_s"]["p50"])),
+    _Column("p99 ms", lambda row: _milliseconds(row["tpot_s"]["p99"])),
+    _Column("p99.9 ms", lambda row: _milliseconds(row["tpot_s"]["p999"])),
+    _Column("E2E p99 s", lambda row: _seconds(row["e2e_s"]["p99"])),
+    _Column("goodput /s", lambda row: _number(row["goodput_rps"], 3)),
+    _Column("attained", lambda row: _share(row["attainment"])),
+    _Column("tokens/s", lambda row: f"{row['throughput_tok_s']:.0f}"),
+    _Column("preempted", lambda row: str(row["preemptions"])),
+    _Column("KV hits", lambda row: _share(row["kv_hit_ratio"])),
+    _Column("optimal", lambda row: _share(row["optimal_assignment_ratio"])),
+    _Column("pick us", lambda row: _number(row["decision_us"]["p50"], 3)),
+)

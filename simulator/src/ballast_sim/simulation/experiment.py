@@ -1,0 +1,143 @@
+"""One run of `ballast simulate`, from its description to its figures. Descriptions and outcomes can be pickled."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+
+import numpy as np
+
+from ballast_core.director import DirectorSettings
+from ballast_core.model import Binding
+from ballast_sim.simulation.fleet import Fleet, FleetSettings
+from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_sim.simulation.records import Record
+from ballast_sim.simulation.results import Objective, summarise
+from ballast_sim.simulation.shapes import Machine
+from ballast_sim.simulation.source import Load, WorkloadSource
+from ballast_sim.simulation.timeline import Timeline
+
+CURVE_POINTS = 400
+
+Beat = Callable[[float], bool]
+"""Called now and then with the share of requests that have ended; True stops the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the runs of one comparison have in common."""
+
+    machines: tuple[Machine, ...]
+    shape: str
+    source: WorkloadSource
+    objective: Objective = field(default_factory=Objective)
+    fleet: FleetSettings = field(default_factory=lambda: FleetSettings(known_limits=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One run."""
+
+    setup: Setup
+    policy: PolicyPair
+    seed: int = 0
+    rate_scale: float = 1.0
+    binding: Binding = Binding.LATE
+    load: float | None = None
+    """The share of capacity that `rate_scale` stands for, where it was asked so."""
+    curves: bool = False
+    """Whether the outcome carries what plots need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Quantile functions at `CURVE_POINTS` equal steps of share, and load over time."""
+
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    e2e_s: tuple[float, ...]
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run's figures as `--json` writes them."""
+
+    figures: dict[str, object]
+    curves: Curves | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped before every request had ended."""
+        return bool(self.figures["interrupted"])
+
+
+def build_fleet(spec: RunSpec, load: Load) -> Fleet:
+    """The fleet of a run, loaded. Raises ValueError naming a request that fits no KV cache."""
+    settings = DirectorSettings(prefill=spec.policy.prefill, decode=spec.policy.decode, binding=spec.binding)
+    fleet = Fleet(spec.setup.machines, settings, replace(spec.setup.fleet, seed=spec.seed), stopwatch=time.perf_counter)
+    fleet.load(load.requests, load.turn_after)
+    return fleet
+
+
+def run(spec: RunSpec, beat: Beat | None = None) -> Outcome:
+    """Simulate to the end, or until `beat` says stop. Raises TraceError and ValueError for what cannot run."""
+    started_s = time.perf_counter()
+    load = spec.setup.source.load(spec.seed, spec.rate_scale)
+    fleet = build_fleet(spec, load)
+    if beat is not None:
+        fleet.every(1.0, lambda: _beat(fleet, beat))
+    timeline = None
+    if spec.curves:
+        timeline = Timeline.of(fleet.world, max(0.1, load.requests[-1].arrival_s / 240))
+        fleet.every(timeline.every_s, lambda: timeline.sample(fleet.world, fleet.kernel.now_s))
+    fleet.run()
+    figures = {
+        "policy": spec.policy.name,
+        "placements": spec.policy.placements,
+        **summarise(fleet, spec.setup.objective),
+        "sim_wall_s": time.perf_counter() - started_s,
+        "rate_rps": load.rate_rps,
+        "load": spec.load,
+        "seed": spec.seed,
+        "versions": versions(),
+        "binding": spec.binding.value,
+        "shape": spec.setup.shape,
+        "workload": spec.setup.source.name,
+        "rate_scale": spec.rate_scale,
+        "closed_loop": spec.setup.source.closed_loop,
+        "gateways": spec.setup.fleet.gateways,
+        "interrupted": fleet.stopped,
+    }
+    return Outcome(figures, _curves(fleet.records, timeline) if timeline else None)
+
+
+def versions() -> dict[str, str]:
+    """What computed the figures."""
+    return {"ballast": version("ballast"), "python": platform.python_version(), "numpy": np.__version__}
+
+
+def _beat(fleet: Fleet, beat: Beat) -> None:
+    if beat(1 - fleet.open_requests / len(fleet.records)):
+        fleet.stop()
+
+
+def _curves(records: Sequence[Record], timeline: Timeline) -> Curves:
+    done = [record for record in records if record.completed]
+    return Curves(
+        _quantiles([record.ttft_s for record in done]),
+        _quantiles([record.tpot_s for record in done]),
+        _quantiles([record.e2e_s for record in done]),
+        timeline,
+    )
+
+
+def _quantiles(values: Sequence[float | None]) -> tuple[float, ...]:
+    """The values at equal steps of share, from the least to the largest."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ()
+    return tuple(float(q) for q in np.quantile(known, np.linspace(0, 1, min(CURVE_POINTS, len(known)))))

@@ -1,0 +1,99 @@
+"""Gateways of a simulated fleet: each a Director of its own, with its own stale view of the endpoints.
+
+Nothing but scrapes tells a gateway what the others do. A scrape takes `scrape_delay_s` to arrive and is lost with
+`scrape_loss_ratio`; the gateways scrape in turn, evenly spread over the interval.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ballast_core.director import Director, DirectorSettings
+from ballast_core.effects import Effect
+from ballast_core.events import EndpointObserved, Event
+from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.world import World
+
+OBSERVE = 0  # order at one time: what is known first, then what runs, then what is new
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """What surrounds the engines."""
+
+    scrape_interval_s: float = 0.2
+    scrape_delay_s: float = 0.005
+    """Age of an observation when the Director gets it."""
+    scrape_loss_ratio: float = 0.0
+    """Share of the scrapes (of one endpoint by one gateway) that never arrive."""
+    gateways: int = 1
+    """Replicas of the gateway; each request comes to one of them at random."""
+    known_limits: bool = True
+    """Whether requests carry max_tokens (equal to their output, as with forced lengths in benchmarks)."""
+    max_tokens: int | None = None
+    """The max_tokens of every request where `known_limits` is off (never below its output); None: they carry none."""
+    seed: int = 0
+    """Of losses, and of which gateway gets a request."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the setting that cannot work."""
+        if not 0 < self.scrape_interval_s < float("inf"):
+            raise ValueError(f"scrape_interval_s: must be above 0, not {self.scrape_interval_s!r}")
+        if not 0 <= self.scrape_delay_s < float("inf"):
+            raise ValueError(f"scrape_delay_s: must be 0 or more, not {self.scrape_delay_s!r}")
+        if not 0 <= self.scrape_loss_ratio <= 1:
+            raise ValueError(f"scrape_loss_ratio: must lie in 0..1, not {self.scrape_loss_ratio!r}")
+        if self.gateways < 1:
+            raise ValueError(f"gateways: must be 1 or more, not {self.gateways!r}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens: must be 1 or more, not {self.max_tokens!r}")
+
+
+class Gateways:
+    """The Directors, and who gets which request."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        director_settings: DirectorSettings,
+        kernel: Kernel,
+        world: World,
+        carry_out: Callable[[int, Sequence[Effect]], None],
+    ) -> None:
+        """`carry_out(gateway, effects)` does what a Director wants done."""
+        self.directors = [Director(director_settings) for _ in range(settings.gateways)]
+        self._settings = settings
+        self._kernel = kernel
+        self._world = world
+        self._carry_out = carry_out
+        self._losses = random.Random(f"losses {settings.seed}")
+        self._routes = random.Random(f"routes {settings.seed}")
+
+    def start(self) -> None:
+        """Every gateway learns of every endpoint, then begins to scrape."""
+        interval_s = self._settings.scrape_interval_s
+        for gateway in range(len(self.directors)):
+            for machine in self._world.machines:
+                self.feed(gateway, EndpointObserved(machine.endpoint))
+            phase_s = interval_s * gateway / len(self.directors)
+            self._kernel.at(interval_s + phase_s, lambda gateway=gateway: self._scrape(gateway), OBSERVE)  # type: ignore[misc]
+
+    def route(self) -> int:
+        """The gateway that the next request comes to."""
+        return self._routes.randrange(len(self.directors)) if len(self.directors) > 1 else 0
+
+    def feed(self, gateway: int, event: Event) -> None:
+        """Tell a Director what happened, and do what it wants."""
+        self._carry_out(gateway, self.directors[gateway].on_event(event, self._kernel.now_s))
+
+    def _scrape(self, gateway: int) -> None:
+        now_s, loss = self._kernel.now_s, self._settings.scrape_loss_ratio
+        for machine, observation in self._world.observe():
+            if loss and self._losses.random() < loss:
+                continue
+            event = EndpointObserved(machine.endpoint, observation)
+            arrives_s = now_s + self._settings.scrape_delay_s
+            self._kernel.at(arrives_s, lambda event=event: self.feed(gateway, event), OBSERVE)  # type: ignore[misc]
+        self._kernel.at(now_s + self._settings.scrape_interval_s, lambda: self._scrape(gateway), OBSERVE)

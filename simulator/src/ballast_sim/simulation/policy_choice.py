@@ -1,0 +1,77 @@
+"""Which policies a run compares: names from a command line, or a SchedulingPolicy manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ballast_api.errors import InvalidInput
+from ballast_api.loading import load_manifest_files
+from ballast_api.scheduling_policy import SchedulingPolicy
+from ballast_core.policies.base import Placement
+from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_sim.simulation.naming import known_names
+
+PREFILL_PREFERENCE = ("least-uncached-tokens", "least-requests")
+"""The prefill placement beside a decode placement that is named alone: the first of these that is registered."""
+
+
+class PolicyChoiceError(ValueError):
+    """A policy that cannot be built; the message names the option and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPair:
+    """The placements of both stages. `name` is how the user called them."""
+
+    name: str
+    prefill: Placement
+    decode: Placement
+
+    @property
+    def placements(self) -> str:
+        """`PREFILL/DECODE`, both spelled out."""
+        return f"{self.prefill.type}/{self.decode.type}"
+
+
+def default_prefill() -> str:
+    """See `PREFILL_PREFERENCE`."""
+    return next(name for name in PREFILL_PREFERENCE if name in PLACEMENTS)
+
+
+def least_requests() -> PolicyPair:
+    """What `--load` is a share of: the capacity of this pair."""
+    placement = build_placement("least-requests")
+    return PolicyPair("least-requests/least-requests", placement, placement)
+
+
+def parse_policies(text: str) -> tuple[PolicyPair, ...]:
+    """Reads `a,b,PREFILL/DECODE`; a name alone places decodes. Raises `PolicyChoiceError`."""
+    pairs: list[PolicyPair] = []
+    for name in (part.strip() for part in text.split(",")):
+        prefill, slash, decode = name.rpartition("/")
+        if not decode or (slash and not prefill):
+            raise PolicyChoiceError(f"--policy: cannot read {name!r} in {text!r}; write such as least-requests,ils")
+        for part in filter(None, (prefill, decode)):
+            if part not in PLACEMENTS:
+                raise PolicyChoiceError(f"--policy: unknown placement {part!r}; {known_names(part, PLACEMENTS)}")
+        if any(pair.name == name for pair in pairs):
+            raise PolicyChoiceError(f"--policy: {name!r} is named twice")
+        pairs.append(PolicyPair(name, build_placement(prefill or default_prefill()), build_placement(decode)))
+    return tuple(pairs)
+
+
+def read_policy_file(path: Path) -> tuple[PolicyPair, ...]:
+    """The SchedulingPolicies of a manifest, under their own names. Raises `PolicyChoiceError`."""
+    try:
+        resources = load_manifest_files(path)
+    except InvalidInput as error:
+        raise PolicyChoiceError(f"--policy-file: {error}") from None
+    pairs = [
+        PolicyPair(resource.metadata.name, resource.spec.prefill.build(), resource.spec.decode.build())
+        for resource in resources
+        if isinstance(resource, SchedulingPolicy)
+    ]
+    if not pairs:
+        raise PolicyChoiceError(f"--policy-file: {path}: holds no SchedulingPolicy; write one with kind and spec")
+    return tuple(pairs)

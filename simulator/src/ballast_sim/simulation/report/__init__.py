@@ -1,0 +1,8 @@
+"""The HTML report of a comparison: one file, inline SVG and CSS, nothing loaded from anywhere.
+
+`svg` draws, `charts` says what, `page` puts it together.
+"""
+
+from ballast_sim.simulation.report.page import render
+
+__all__ = ["render"]

@@ -1,0 +1,146 @@
+"""Where a run's requests come from: a trace file or a generator, cut, scaled and seeded."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ballast_sim.workloads import (
+    WorkloadRequest,
+    clip,
+    generate,
+    read_trace,
+    scale_arrivals,
+    spread_equal_arrivals,
+)
+
+DEFAULT_DURATION_S = 600.0
+"""How long a generator's workload is where neither a duration nor a limit is given."""
+
+
+class SourceError(ValueError):
+    """A workload that cannot be used; the message names option or file, and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The requests of one run, in order of arrival; `turn_after` is `Fleet.load`'s."""
+
+    requests: tuple[WorkloadRequest, ...]
+    turn_after: dict[int, tuple[int, float]]
+
+    @property
+    def rate_rps(self) -> float | None:
+        """Mean rate of the arrivals (as in the file, where sessions run closed-loop); None for a single instant."""
+        span_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
+        return (len(self.requests) - 1) / span_s if span_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSource:
+    """A trace file or the name of a generator, and how much of it. Values are checked when requests are made.
+
+    `closed_loop`: a session's next turn arrives after the one before has ended plus the logged interval between the
+    two, which the rate does not scale; the starts of sessions are scaled.
+    """
+
+    trace: Path | None = None
+    workload: str = "chat"
+    rate_rps: float | None = None
+    duration_s: float | None = None
+    limit: int | None = None
+    closed_loop: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.workload if self.trace is None else self.trace.name
+
+    def place_of(self, wanted: WorkloadRequest) -> str:
+        """Where a request came from, for errors: option, file, and its place there."""
+        if self.trace is None:
+            return f"--workload {self.workload}"
+        for place, request in enumerate(trace_requests(self.trace), 1):
+            if (request.input_tokens, request.output_tokens) == (wanted.input_tokens, wanted.output_tokens):
+                return f"{self.trace}: request {place}"
+        return str(self.trace)
+
+    def load(self, seed: int, rate_scale: float) -> Load:
+        """The requests at `rate_scale` times the rate. Raises TraceError, or ValueError naming an argument."""
+        requests = self._scaled(seed, rate_scale)
+        if not requests:
+            raise SourceError(f"--duration: no request of {self.name} arrives in {self.duration_s:g} s; make it longer")
+        return Load(tuple(requests), turns(requests) if self.closed_loop else {})
+
+    def _scaled(self, seed: int, rate_scale: float) -> list[WorkloadRequest]:
+        self._check(rate_scale)
+        if self.trace is None:
+            duration_s = self.duration_s or (math.inf if self.limit is not None else DEFAULT_DURATION_S)
+            requests = generate(
+                self.workload,
+                rate_rps=self.rate_rps,
+                rate_scale=rate_scale,
+                duration_s=duration_s,
+                seed=seed,
+                limit=self.limit,
+            )
+        else:
+            whole = spread_equal_arrivals(trace_requests(self.trace), seed=seed)
+            scaled = (scale_sessions if self.closed_loop else scale_arrivals)(whole, rate_scale)
+            requests = clip(scaled, self.duration_s or math.inf, self.limit)
+        if self.closed_loop and all(request.session is None for request in requests):
+            raise SourceError(f"--closed-loop: {self.name} has no sessions; leave the option out")
+        return requests
+
+    def _check(self, rate_scale: float) -> None:
+        if not 0 < rate_scale < math.inf:
+            raise SourceError(f"--rate-scale: must be above 0 and finite, not {rate_scale:g}")
+        if self.duration_s is not None and not self.duration_s > 0:
+            raise SourceError(f"--duration: must be above 0 s, not {self.duration_s:g}")
+        if self.limit is not None and self.limit < 1:
+            raise SourceError(f"--limit: must be 1 request or more, not {self.limit}")
+        if self.trace is not None and self.rate_rps is not None:
+            raise SourceError("--rate: a trace has its own rate; use --rate-scale or --load")
+
+
+def trace_requests(path: Path) -> Sequence[WorkloadRequest]:
+    """A trace file's requests, kept from call to call while the file does not change. Raises TraceError."""
+    try:
+        state = path.stat()
+    except OSError:
+        return read_trace(path)  # says what is wrong
+    return _read_trace(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=2)
+def _read_trace(path: Path, changed_ns: int, size: int) -> tuple[WorkloadRequest, ...]:
+    return tuple(read_trace(path))
+
+
+def scale_sessions(requests: Sequence[WorkloadRequest], rate_scale: float) -> list[WorkloadRequest]:
+    """Sessions start at `rate_scale` times their rate; within one, time runs as before."""
+    starts: dict[int, float] = {}
+    moved = []
+    for request in requests:
+        start_s = (
+            request.arrival_s if request.session is None else starts.setdefault(request.session, request.arrival_s)
+        )
+        moved.append(replace(request, arrival_s=start_s / rate_scale + (request.arrival_s - start_s)))
+    return sorted(moved, key=lambda request: request.arrival_s)
+
+
+def turns(requests: Sequence[WorkloadRequest]) -> dict[int, tuple[int, float]]:
+    """For each request with one before it in its session: the place of that one, and the interval between the two."""
+    last: dict[int, int] = {}
+    found: dict[int, tuple[int, float]] = {}
+    for place, request in enumerate(requests):
+        if request.session is None:
+            continue
+        if request.session in last:
+            previous = last[request.session]
+            found[place] = (previous, request.arrival_s - requests[previous].arrival_s)
+        last[request.session] = place
+    return found
