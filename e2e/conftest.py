@@ -64,6 +64,15 @@ def _fresh_namespace(cluster: Cluster) -> str:
     return name
 
 
+def _remove_namespace(cluster: Cluster, name: str) -> None:
+    """Pods go first and at once: a namespace with pods of a long grace period looks again only after half of it."""
+    kubectl = cluster.kubectl.within(name)
+    for kind in ("servingpools.serving.ballast.dev", "deployments,jobs"):
+        kubectl.run("delete", kind, "--all", "--wait=false", check=False)
+    kubectl.run("delete", "pods", "--all", "--now", "--timeout=60s", timeout_s=70, check=False)
+    cluster.kubectl.delete("namespace", name)
+
+
 @pytest.fixture(scope="module")
 def module_namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """Like `namespace`, for the tests of one module together."""
@@ -72,7 +81,7 @@ def module_namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterat
     yield name
     if request.session.testsfailed > failures:
         _keep_diagnostics(cluster.kubectl.within(name), request.node)
-    cluster.kubectl.delete("namespace", name)
+    _remove_namespace(cluster, name)
 
 
 @pytest.fixture
@@ -84,7 +93,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]
     reports = request.node.stash.get(_REPORTS, {})
     if any(report.failed for report in reports.values()):
         _keep_diagnostics(kubectl, request.node)
-    cluster.kubectl.delete("namespace", name)
+    _remove_namespace(cluster, name)
 
 
 @pytest.fixture
