@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.calibration import error_surface, remaining_calibration
 from ballast_core.beliefs.survival import CensoringAwareSurvival, EmaSurvival, SurvivalEstimator, heavy_tailed_prior
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
-from ballast_core.view import FloatArray
 
 GRID = Buckets()
 AGES = np.arange(0.0, 8000.0, 400.0)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.survival import (
     CensoringAwareSurvival,
     EmaSurvival,
@@ -21,7 +22,6 @@ from ballast_core.beliefs.survival import (
     heavy_tailed_prior,
 )
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
-from ballast_core.view import FloatArray
 
 GRID = Buckets(step_tokens=50, count=10)
 PRIOR = heavy_tailed_prior(GRID, 512.0, 2.0)

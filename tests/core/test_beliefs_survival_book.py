@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.survival import EmaSurvival
 from ballast_core.beliefs.survival_book import POOLED, SurvivalBook, SurvivalSettings
-from ballast_core.view import FloatArray
 
 
 def book(max_classes: int = 4, refresh_s: float = 0.0, idle_s: float = 100.0) -> SurvivalBook:
@@ -82,6 +82,7 @@ def test_no_class_at_all_is_a_book_of_one_curve() -> None:
 
 def test_tables_are_rebuilt_at_most_as_often_as_asked() -> None:
     target = book(refresh_s=1.0)
+    teach(target, "a", 100)
     first = target.tables(0.0)
     teach(target, "a", 100)
     assert target.tables(0.5) is first

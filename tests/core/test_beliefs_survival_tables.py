@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
-from ballast_core.view import FloatArray
 
 SMALL = Buckets(step_tokens=10, count=8)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.calibration import error_surface, remaining_calibration
 from ballast_core.beliefs.survival import CensoringAwareSurvival, EmaSurvival, SurvivalEstimator, heavy_tailed_prior
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
-from ballast_core.view import FloatArray
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 GRID = Buckets()

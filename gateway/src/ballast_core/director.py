@@ -5,12 +5,14 @@ Pure: it never asks for the time, and the same events give the same effects. One
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import numpy as np
 
+from ballast_core.beliefs.beliefs import Beliefs
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.decision import PlacementTrace
 from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
 from ballast_core.events import (
@@ -28,10 +30,12 @@ from ballast_core.events import (
     TimerFired,
 )
 from ballast_core.inventory import Candidates, Inventory
+from ballast_core.learning import Learner
 from ballast_core.ledger import Entry, Ledger, Phase
-from ballast_core.model import Binding, EndpointId, RejectReason, Request, RequestId, Role, Stage
+from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Role, Stage
 from ballast_core.policies.base import Placement
-from ballast_core.view import IntArray, View
+from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_core.view import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,10 @@ class DirectorSettings:
     """How often a request is dispatched anew after a failed leg."""
     hold_s: float = 0.0
     """How long a request waits for an endpoint to appear when there is none; 0 rejects at once."""
+    profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: SHIPPED_PROFILES)
+    """Hardware by the name that endpoints give (`Endpoint.profile`); an unknown name is learned from a guess."""
+    learn: Belief = Belief.NONE
+    """Beliefs to learn beyond those that the policies read."""
 
     def placement(self, stage: Stage) -> Placement:
         """The policy that places a stage."""
@@ -56,6 +64,9 @@ class DirectorSettings:
 @dataclass(frozen=True, slots=True)
 class _Placed:
     slot: int
+    at: int
+    """Its place among the candidates."""
+    view: View
     trace: PlacementTrace
 
 
@@ -66,6 +77,8 @@ class Director:
         self.settings = settings
         self.inventory = Inventory()
         self.ledger = Ledger(self.inventory.capacity)
+        self.beliefs = Beliefs(settings.prefill.needs | settings.decode.needs | settings.learn, settings.profiles)
+        self._learner = Learner(self.beliefs, self.inventory, self.ledger)
         self._turns = {stage: np.zeros(self.inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number: the tie-break."""
         self._turn = 0
@@ -86,10 +99,11 @@ class Director:
             case PrefillDone():
                 return self._prefill_done(event.request_id, now_s)
             case RequestEnded():
-                self._close(event.request_id)
+                self._close(event.request_id, event.outcome, event.output_tokens, now_s)
                 return []
             case ClientGone():
-                return [Cancel(event.request_id)] if self._close(event.request_id) else []
+                open_until_now = self._close(event.request_id, Outcome.CANCELLED, 0, now_s)
+                return [Cancel(event.request_id)] if open_until_now else []
             case DispatchFailed():
                 return self._failed(event, now_s)
             case EndpointDraining():
@@ -109,7 +123,9 @@ class Director:
             return [
                 Reject(request.id, RejectReason.SATURATED, f"{limit} requests are in flight, the limit; retry later")
             ]
-        return self._try(self.ledger.open(request, now_s), now_s)
+        entry = self.ledger.open(request, now_s)
+        self._learner.arrived(request, now_s)
+        return self._try(entry, now_s)
 
     def _try(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a held request, or hold it on, or give it up."""
@@ -130,21 +146,23 @@ class Director:
         return [Reject(request_id, RejectReason.NO_ENDPOINTS, f"no {missing} endpoint is ready; retry later")]
 
     def _place_both(self, entry: Entry, now_s: float) -> Dispatch | None:
-        decode = self._place(Stage.DECODE, entry, now_s)
+        """Prefill first, because when it ends is when the decode endpoint's load counts."""
+        prefill = self._place(Stage.PREFILL, entry, now_s) if self._may_hand_off() else None
+        handoff_s = None if prefill is None else self._prefill_s(prefill)
+        decode = self._place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
         if decode is None:
             return None
         endpoint = self.inventory.endpoint(decode.slot)
-        prefill: _Placed | None = None
-        if endpoint.role is not Role.FLEXIBLE or self.inventory.has_dedicated_prefill():
-            prefill = self._place(Stage.PREFILL, entry, now_s)
-            if prefill is None:
-                return None
-            if prefill.slot == decode.slot:
-                prefill = None
+        if endpoint.role is Role.FLEXIBLE and Role.PREFILL not in self.inventory.ready_roles():
+            prefill = None
+        elif prefill is None:
+            return None
+        elif prefill.slot == decode.slot:
+            prefill = None
         self._chosen(Stage.DECODE, decode.slot)
         if prefill is not None:
             self._chosen(Stage.PREFILL, prefill.slot)
-        self.ledger.assign(entry, None if prefill is None else prefill.slot, decode.slot, now_s)
+        self._book(entry, prefill, decode, now_s)
         return Dispatch(
             entry.request.id,
             prefill=None if prefill is None else self.inventory.endpoint(prefill.slot),
@@ -152,13 +170,41 @@ class Director:
             traces=(decode.trace,) if prefill is None else (prefill.trace, decode.trace),
         )
 
+    def _may_hand_off(self) -> bool:
+        """Whether a request may be prefilled elsewhere than it is decoded: not where every endpoint does both."""
+        return bool(self.inventory.ready_roles() & {Role.PREFILL, Role.DECODE})
+
+    def _prefill_s(self, placed: _Placed) -> float:
+        """Expected time to the end of its prefill there; 0 where no policy asks."""
+        return float(placed.view.prefill_s[placed.at]) if Belief.PREFILL_TIMES in self.beliefs.kinds else 0.0
+
+    def _book(self, entry: Entry, prefill: _Placed | None, decode: _Placed, now_s: float) -> None:
+        first = decode if prefill is None else prefill
+        knows_prefixes = Belief.PREFIXES in self.beliefs.kinds
+        self.ledger.assign(
+            entry,
+            None if prefill is None else prefill.slot,
+            decode.slot,
+            now_s,
+            cached_tokens=int(first.view.matched_tokens[first.at]) if knows_prefixes else 0,
+            prefill_s=self._prefill_s(first),
+            class_slot=self._learner.class_slot(entry.request, now_s),
+        )
+        self._learner.dispatched(entry.request, first.slot, now_s)
+
     def _first_token(self, entry: Entry, now_s: float) -> None:
+        self._prefill_over(entry, now_s)
+        self._progressed(entry, 1, now_s)
+
+    def _prefill_over(self, entry: Entry, now_s: float) -> None:
         slots = self._slots_of(entry)
+        self._learner.prefilled(entry, now_s)
         self.ledger.prefilled(entry, now_s)
         self._release_if_gone(*slots)
 
     def _progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
         slots = self._slots_of(entry)
+        self._learner.progressed(entry, generated_tokens, now_s)
         self.ledger.progressed(entry, generated_tokens, now_s)
         if len(slots) > 1:  # the first report of tokens may have ended its prefill
             self._release_if_gone(*slots)
@@ -170,11 +216,13 @@ class Director:
             return []
         kept = self.inventory.endpoint(entry.decode_slot)
         if self.settings.binding is Binding.EARLY:
-            self._first_token(entry, now_s)
+            self._prefill_over(entry, now_s)
             return [Handoff(request_id, kept)]
         slots, old_slot = self._slots_of(entry), entry.decode_slot
+        self._learner.prefilled(entry, now_s)
+        self.ledger.prefilled(entry, now_s)
         self.ledger.unassign(entry)
-        placed = self._place(Stage.DECODE, entry, now_s, keep=old_slot)
+        placed = self._place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
         if placed is None:  # no ready endpoint is left: the one it had may still answer
             self._rebook(entry, old_slot, now_s)
             return [Handoff(request_id, kept)]
@@ -185,7 +233,8 @@ class Director:
         return [Handoff(request_id, self.inventory.endpoint(placed.slot), (placed.trace,))]
 
     def _rebook(self, entry: Entry, decode_slot: int, now_s: float) -> None:
-        self.ledger.assign(entry, None, decode_slot, now_s)
+        class_slot = self._learner.class_slot(entry.request, now_s)
+        self.ledger.assign(entry, None, decode_slot, now_s, class_slot=class_slot)
         self.ledger.prefilled(entry, now_s)
 
     def _failed(self, event: DispatchFailed, now_s: float) -> list[Effect]:
@@ -203,11 +252,12 @@ class Director:
             return [Reject(event.request_id, RejectReason.UPSTREAM_FAILED, tried)]
         return self._try(entry, now_s)
 
-    def _close(self, request_id: RequestId) -> bool:
+    def _close(self, request_id: RequestId, outcome: Outcome, output_tokens: int, now_s: float) -> bool:
         entry = self.ledger.get(request_id)
         if entry is None:
             return False
         slots = self._slots_of(entry)
+        self._learner.ended(entry, outcome, output_tokens, now_s)
         self.ledger.close(request_id)
         self._release_if_gone(*slots)
         return True
@@ -224,9 +274,12 @@ class Director:
         slot, changed = self.inventory.put(event.endpoint)
         if self.inventory.capacity > len(self.ledger.foreign):
             self._grow()
+        if changed:
+            self.beliefs.add(slot, event.endpoint.profile)
         if event.observation is not None:
             self.inventory.observe(slot, event.observation)
             self.ledger.observed(slot, event.observation)
+            self._learner.observed(slot, now_s)
         return self._dispatch_held(now_s) if changed else []
 
     def _grow(self) -> None:
@@ -245,11 +298,13 @@ class Director:
     def _lose(self, slot: int) -> None:
         self.inventory.lose(slot)
         self.ledger.forget(slot)
+        self.beliefs.lose_cache(slot)
         self._release_if_gone(slot)
 
     def _release_if_gone(self, *slots: int) -> None:
         for slot in slots:
             if self.ledger.is_idle(slot) and self.inventory.release(slot):
+                self._learner.forget(slot)
                 for turns in self._turns.values():
                     turns[slot] = 0
 
@@ -261,7 +316,9 @@ class Director:
 
     # --- placement ----------------------------------------------------------------------------------------------
 
-    def _place(self, stage: Stage, entry: Entry, now_s: float, keep: int | None = None) -> _Placed | None:
+    def _place(
+        self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
+    ) -> _Placed | None:
         """The best candidate for a stage, or None if there is none. Books nothing.
 
         Ties go to `keep` if it is among them, then to the least recently chosen, then to the smallest id.
@@ -270,7 +327,10 @@ class Director:
         if not candidates.endpoints:
             return None
         policy = self.settings.placement(stage)
-        costs = policy.costs(self._view(stage, candidates, now_s), entry.request)
+        view = self.view(stage, entry.request, candidates, now_s, handoff_s)
+        costs = policy.costs(view, entry.request)
+        if Belief.HOTSPOTS in policy.needs and entry.request.block_hashes:
+            self.beliefs.hotspots.placed(entry.request.block_hashes[0], view.matched_tokens > 0, costs)
         lowest = costs.min()
         if not lowest < np.inf:
             return None
@@ -282,22 +342,29 @@ class Director:
         chosen = candidates.endpoints[best]
         return _Placed(
             slot=int(candidates.slots[best]),
+            at=best,
+            view=view,
             trace=PlacementTrace(stage, policy.type, chosen.id, candidates.endpoints, costs),
         )
 
-    def _view(self, stage: Stage, candidates: Candidates, now_s: float) -> View:
-        slots: IntArray = candidates.slots
+    def view(
+        self,
+        stage: Stage,
+        request: Request,
+        candidates: Candidates,
+        now_s: float,
+        handoff_s: float | None = None,
+    ) -> View:
+        """What a policy is shown of these candidates."""
         return View(
             now_s=now_s,
             stage=stage,
-            endpoints=candidates.endpoints,
-            requests=self.ledger.requests[stage][slots] + self.ledger.foreign[slots],
-            running_requests=self.inventory.running[slots],
-            waiting_requests=self.inventory.waiting[slots],
-            tokens=self.ledger.tokens[stage][slots],
-            decoding_tokens=self.ledger.decoding_tokens[slots],
-            kv_usage_ratio=self.inventory.kv_usage_ratio[slots],
-            observation_age_s=now_s - self.inventory.observed_at_s[slots],
+            request=request,
+            candidates=candidates,
+            inventory=self.inventory,
+            ledger=self.ledger,
+            beliefs=self.beliefs,
+            handoff_s=handoff_s,
         )
 
     @staticmethod
@@ -310,7 +377,7 @@ class Director:
             for k, endpoint in enumerate(candidates.endpoints)
             if endpoint.id not in avoid and (subset is None or endpoint.address in subset)
         ]
-        return Candidates(tuple(candidates.endpoints[k] for k in kept), candidates.slots[kept])
+        return candidates.take(kept)
 
     def _chosen(self, stage: Stage, slot: int) -> None:
         self._turn += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ballast_core.view import FloatArray, IntArray
+from ballast_core.arrays import BoolArray, FloatArray, IntArray
 
 NO_LIMIT = np.iinfo(np.int64).max
 """`limit_tokens` of a request without a limit of its own."""
@@ -26,8 +26,11 @@ class Flights:
         self._prompt_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
         self._limit_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
         self._generated_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
-        self._decoding: NDArray[np.bool_] = np.zeros(_FIRST_ROWS, np.bool_)
+        self._counted_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
+        self._class_slot: IntArray = np.zeros(_FIRST_ROWS, np.int64)
+        self._decoding: BoolArray = np.zeros(_FIRST_ROWS, np.bool_)
         self._handoff_at_s: FloatArray = np.zeros(_FIRST_ROWS)
+        self._first_token_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._progress_at_s: FloatArray = np.zeros(_FIRST_ROWS)
 
     @property
@@ -51,7 +54,17 @@ class Flights:
         return self._generated_tokens[: self.count]
 
     @property
-    def decoding(self) -> NDArray[np.bool_]:
+    def counted_tokens(self) -> IntArray:
+        """Output tokens that the survival curves have been told of (`SurvivalBook.aged`)."""
+        return self._counted_tokens[: self.count]
+
+    @property
+    def class_slot(self) -> IntArray:
+        """Row of the request's traffic class in the survival tables."""
+        return self._class_slot[: self.count]
+
+    @property
+    def decoding(self) -> BoolArray:
         """False while its prefill is pending or running."""
         return self._decoding[: self.count]
 
@@ -61,11 +74,25 @@ class Flights:
         return self._handoff_at_s[: self.count]
 
     @property
+    def first_token_at_s(self) -> FloatArray:
+        """When its first output token was seen; until then, when it reached its decode endpoint."""
+        return self._first_token_at_s[: self.count]
+
+    @property
     def progress_at_s(self) -> FloatArray:
         """When `generated_tokens` was last updated."""
         return self._progress_at_s[: self.count]
 
-    def add(self, *, slot: int, prompt_tokens: int, limit_tokens: int | None, handoff_at_s: float, now_s: float) -> int:
+    def add(
+        self,
+        *,
+        slot: int,
+        prompt_tokens: int,
+        limit_tokens: int | None,
+        handoff_at_s: float,
+        now_s: float,
+        class_slot: int = 0,
+    ) -> int:
         """A new pending row; returns its index, good until a row is removed."""
         if self.count == len(self._slot):
             self._grow()
@@ -74,19 +101,22 @@ class Flights:
         self._slot[row] = slot
         self._prompt_tokens[row] = prompt_tokens
         self._limit_tokens[row] = NO_LIMIT if limit_tokens is None else limit_tokens
-        self._generated_tokens[row] = 0
+        self._generated_tokens[row] = self._counted_tokens[row] = 0
+        self._class_slot[row] = class_slot
         self._decoding[row] = False
-        self._handoff_at_s[row] = handoff_at_s
+        self._handoff_at_s[row] = self._first_token_at_s[row] = handoff_at_s
         self._progress_at_s[row] = now_s
         return row
 
     def start_decoding(self, row: int, now_s: float) -> None:
         """Its KV cache is at its decode endpoint."""
         self._decoding[row] = True
-        self._handoff_at_s[row] = self._progress_at_s[row] = now_s
+        self._handoff_at_s[row] = self._first_token_at_s[row] = self._progress_at_s[row] = now_s
 
     def progress(self, row: int, generated_tokens: int, now_s: float) -> None:
         """So many output tokens exist by now."""
+        if self._generated_tokens[row] == 0:
+            self._first_token_at_s[row] = now_s
         self._generated_tokens[row] = generated_tokens
         self._progress_at_s[row] = now_s
 
@@ -105,8 +135,11 @@ class Flights:
             self._prompt_tokens,
             self._limit_tokens,
             self._generated_tokens,
+            self._counted_tokens,
+            self._class_slot,
             self._decoding,
             self._handoff_at_s,
+            self._first_token_at_s,
             self._progress_at_s,
         )
 
@@ -116,6 +149,9 @@ class Flights:
         self._prompt_tokens = np.resize(self._prompt_tokens, rows)
         self._limit_tokens = np.resize(self._limit_tokens, rows)
         self._generated_tokens = np.resize(self._generated_tokens, rows)
+        self._counted_tokens = np.resize(self._counted_tokens, rows)
+        self._class_slot = np.resize(self._class_slot, rows)
         self._decoding = np.resize(self._decoding, rows)
         self._handoff_at_s = np.resize(self._handoff_at_s, rows)
+        self._first_token_at_s = np.resize(self._first_token_at_s, rows)
         self._progress_at_s = np.resize(self._progress_at_s, rows)

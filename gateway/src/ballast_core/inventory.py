@@ -6,13 +6,15 @@ decision over a thousand endpoints is a few numpy operations. A slot is reused o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import blake2b
 
 import numpy as np
 
+from ballast_core.arrays import FloatArray, HashArray, IntArray
 from ballast_core.model import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
-from ballast_core.view import FloatArray, IntArray
 
 _FIRST_CAPACITY = 16
 
@@ -27,10 +29,22 @@ class Readiness(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The ready endpoints of one stage in order of id, and their slots, shape (len(endpoints),)."""
+    """The ready endpoints of one stage in order of id. Shapes: the arrays are (len(endpoints),)."""
 
     endpoints: tuple[Endpoint, ...]
     slots: IntArray
+    id_hashes: HashArray
+    """A 64-bit hash of each endpoint's id, the same on every machine: for policies that draw lots."""
+
+    @classmethod
+    def of(cls, endpoints: Sequence[Endpoint], slots: Sequence[int]) -> Candidates:
+        """These endpoints in these slots, in this order."""
+        hashes = [int.from_bytes(blake2b(one.id.encode(), digest_size=8).digest(), "little") for one in endpoints]
+        return cls(tuple(endpoints), np.array(slots, dtype=np.int64), np.array(hashes, dtype=np.uint64))
+
+    def take(self, kept: Sequence[int]) -> Candidates:
+        """Those at these places, in this order."""
+        return Candidates(tuple(self.endpoints[k] for k in kept), self.slots[kept], self.id_hashes[kept])
 
 
 class Inventory:
@@ -41,6 +55,7 @@ class Inventory:
         self._endpoints: list[Endpoint | None] = []
         self._readiness: list[Readiness] = []
         self._candidates: dict[Stage, Candidates] = {}
+        self._roles: frozenset[Role] | None = None
         self.observed_at_s: FloatArray = np.full(_FIRST_CAPACITY, -np.inf)
         self.running: IntArray = np.zeros(_FIRST_CAPACITY, np.int64)
         self.waiting: IntArray = np.zeros(_FIRST_CAPACITY, np.int64)
@@ -86,7 +101,7 @@ class Inventory:
         if readiness is not Readiness.DRAINING:
             self._readiness[slot] = Readiness.READY
         if changed:
-            self._candidates.clear()
+            self._changed()
         return slot, changed
 
     def observe(self, slot: int, observation: Observation) -> None:
@@ -102,13 +117,13 @@ class Inventory:
         """Take the endpoint off the candidates; what it has goes on."""
         if self._readiness[slot] is Readiness.READY:
             self._readiness[slot] = Readiness.DRAINING
-            self._candidates.clear()
+            self._changed()
 
     def lose(self, slot: int) -> None:
         """The endpoint is gone or not ready."""
         self._readiness[slot] = Readiness.GONE
         self._forget_observation(slot)
-        self._candidates.clear()
+        self._changed()
 
     def release(self, slot: int) -> bool:
         """Free the slot of a lost endpoint to which nothing refers any more; False if it is not lost."""
@@ -129,16 +144,23 @@ class Inventory:
                 for slot, endpoint in enumerate(self._endpoints)
                 if endpoint is not None and self._readiness[slot] is Readiness.READY and endpoint.role in roles
             )
-            found = Candidates(
-                endpoints=tuple(endpoint for _, _, endpoint in chosen),
-                slots=np.array([slot for _, slot, _ in chosen], dtype=np.int64),
-            )
+            found = Candidates.of([endpoint for _, _, endpoint in chosen], [slot for _, slot, _ in chosen])
             self._candidates[stage] = found
         return found
 
-    def has_dedicated_prefill(self) -> bool:
-        """Whether any ready endpoint does prefill only."""
-        return any(endpoint.role is Role.PREFILL for endpoint in self.candidates(Stage.PREFILL).endpoints)
+    def ready_roles(self) -> frozenset[Role]:
+        """The roles of which there is a ready endpoint."""
+        if self._roles is None:
+            self._roles = frozenset(
+                endpoint.role
+                for endpoint, readiness in zip(self._endpoints, self._readiness, strict=True)
+                if endpoint is not None and readiness is Readiness.READY
+            )
+        return self._roles
+
+    def _changed(self) -> None:
+        self._candidates.clear()
+        self._roles = None
 
     def _free_slot(self) -> int:
         for slot, endpoint in enumerate(self._endpoints):

@@ -12,9 +12,9 @@ from enum import Enum, auto
 
 import numpy as np
 
+from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.flights import Flights
 from ballast_core.model import EndpointId, Observation, Request, RequestId, Stage
-from ballast_core.view import IntArray
 
 
 class Phase(Enum):
@@ -26,6 +26,20 @@ class Phase(Enum):
     DECODING = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillPlan:
+    """What is believed of a prefill when it is dispatched."""
+
+    dispatched_s: float = 0.0
+    cached_tokens: int = 0
+    """Leading tokens of the prompt that the endpoint is thought to hold already."""
+    predicted_s: float = 0.0
+    """Expected time to its end, its queue included; 0 where nobody asked."""
+
+
+NO_PREFILL = PrefillPlan()
+
+
 @dataclass(slots=True)
 class Entry:
     """One request in flight."""
@@ -35,6 +49,8 @@ class Entry:
     phase: Phase = Phase.HELD
     prefill_slot: int | None = None
     """None when held, when its prefill is over, or when the decode endpoint prefills it itself."""
+    prefill: PrefillPlan = NO_PREFILL
+    """How its prefill was expected to go when it was dispatched."""
     decode_slot: int | None = None
     generated_tokens: int = 0
     failures: int = 0
@@ -54,6 +70,12 @@ class Ledger:
         """Every request that has an endpoint, as arrays."""
         self.requests = {stage: np.zeros(capacity, np.int64) for stage in Stage}
         self.tokens = {stage: np.zeros(capacity, np.int64) for stage in Stage}
+        self.uncached_tokens: IntArray = np.zeros(capacity, np.int64)
+        """Prompt tokens still to compute: `tokens` of the prefill stage without what is cached there."""
+        self.prefilling_since_s: FloatArray = np.zeros(capacity)
+        """Since when the prefill at the head of the queue can have been in service; of no meaning without a queue."""
+        self.decoding_requests: IntArray = np.zeros(capacity, np.int64)
+        """Requests that decode, without pending ones."""
         self.decoding_tokens: IntArray = np.zeros(capacity, np.int64)
         """Tokens of the requests that decode: prompt and output so far, without pending ones."""
         self._on_engine: IntArray = np.zeros(capacity, np.int64)
@@ -81,6 +103,9 @@ class Ledger:
         for stage in Stage:
             self.requests[stage] = np.concatenate([self.requests[stage], empty])
             self.tokens[stage] = np.concatenate([self.tokens[stage], empty])
+        self.uncached_tokens = np.concatenate([self.uncached_tokens, empty])
+        self.prefilling_since_s = np.concatenate([self.prefilling_since_s, np.zeros(more)])
+        self.decoding_requests = np.concatenate([self.decoding_requests, empty])
         self.decoding_tokens = np.concatenate([self.decoding_tokens, empty])
         self._on_engine = np.concatenate([self._on_engine, empty])
         self._excess = np.concatenate([self._excess, empty])
@@ -99,18 +124,25 @@ class Ledger:
         prefill_slot: int | None,
         decode_slot: int,
         now_s: float,
-        handoff_at_s: float | None = None,
+        *,
+        cached_tokens: int = 0,
+        prefill_s: float = 0.0,
+        class_slot: int = 0,
     ) -> None:
         """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it itself.
 
-        `handoff_at_s` is when it is expected to reach its decode endpoint, by default at once.
+        `prefill_s` is the time after which it is expected at its decode endpoint, `class_slot` its survival curve.
         """
         prompt_tokens = entry.request.prompt_tokens
+        entry.prefill = PrefillPlan(now_s, min(cached_tokens, prompt_tokens), prefill_s)
         entry.phase = Phase.PREFILLING
         entry.prefill_slot, entry.decode_slot = prefill_slot, decode_slot
         first = decode_slot if prefill_slot is None else prefill_slot
+        if self.requests[Stage.PREFILL][first] == 0:
+            self.prefilling_since_s[first] = now_s
         self.requests[Stage.PREFILL][first] += 1
         self.tokens[Stage.PREFILL][first] += prompt_tokens
+        self.uncached_tokens[first] += prompt_tokens - entry.prefill.cached_tokens
         self._on_engine[first] += 1
         self.requests[Stage.DECODE][decode_slot] += 1
         self.tokens[Stage.DECODE][decode_slot] += prompt_tokens
@@ -118,21 +150,28 @@ class Ledger:
             slot=decode_slot,
             prompt_tokens=prompt_tokens,
             limit_tokens=entry.request.max_output_tokens,
-            handoff_at_s=now_s if handoff_at_s is None else handoff_at_s,
+            handoff_at_s=now_s + prefill_s,
             now_s=now_s,
+            class_slot=class_slot,
         )
         self._by_row.append(entry)
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill is over: from here on it is on its decode endpoint's books only. Idempotent."""
-        if entry.phase is not Phase.PREFILLING or entry.decode_slot is None:
-            return
-        first = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
+        if entry.phase is Phase.PREFILLING and entry.decode_slot is not None:
+            first = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
+            self._leave_prefill(entry, entry.decode_slot, now_s)
+            self.prefilling_since_s[first] = now_s
+
+    def _leave_prefill(self, entry: Entry, decode_slot: int, now_s: float) -> None:
+        first = decode_slot if entry.prefill_slot is None else entry.prefill_slot
         self.requests[Stage.PREFILL][first] -= 1
         self.tokens[Stage.PREFILL][first] -= entry.request.prompt_tokens
+        self.uncached_tokens[first] -= entry.request.prompt_tokens - entry.prefill.cached_tokens
         self._on_engine[first] -= 1
-        self._on_engine[entry.decode_slot] += 1
-        self.decoding_tokens[entry.decode_slot] += entry.request.prompt_tokens
+        self._on_engine[decode_slot] += 1
+        self.decoding_requests[decode_slot] += 1
+        self.decoding_tokens[decode_slot] += entry.request.prompt_tokens
         self.flights.start_decoding(entry.row, now_s)
         entry.prefill_slot = None
         entry.phase = Phase.DECODING
@@ -149,11 +188,13 @@ class Ledger:
 
     def unassign(self, entry: Entry) -> None:
         """Take it off its endpoints' books and hold it again. Idempotent."""
-        self.prefilled(entry, entry.arrived_s)
         if entry.decode_slot is not None:
+            if entry.phase is Phase.PREFILLING:
+                self._leave_prefill(entry, entry.decode_slot, entry.arrived_s)
             held_tokens = entry.request.prompt_tokens + entry.generated_tokens
             self.requests[Stage.DECODE][entry.decode_slot] -= 1
             self.tokens[Stage.DECODE][entry.decode_slot] -= held_tokens
+            self.decoding_requests[entry.decode_slot] -= 1
             self.decoding_tokens[entry.decode_slot] -= held_tokens
             self._on_engine[entry.decode_slot] -= 1
             self._drop_row(entry)

@@ -83,6 +83,12 @@ class Request:
     """Lower is more urgent, as in vLLM."""
     subset: frozenset[str] | None = None
     """Addresses that the proxy allows (GIE's subset hint); None allows all."""
+    block_hashes: tuple[int, ...] = ()
+    """Names of the prompt's whole leading blocks (`beliefs.block_hashes`); empty if they are not known."""
+    block_size: int = 0
+    """Tokens of one such block; one size for all requests, others are taken as not known."""
+    traffic_class: str = ""
+    """Requests whose output lengths are learned together (model, adapter, objective); empty: with all others."""
 
 
 class Outcome(StrEnum):

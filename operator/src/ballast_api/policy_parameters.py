@@ -36,7 +36,10 @@ def parameters_schema(policies: Mapping[str, type]) -> dict[str, Any]:
             name, hint = to_camel(field.name), hints[field.name]
             if hint not in _SCHEMA_TYPES:
                 raise TypeError(f"{type_name}.{field.name}: a manifest cannot carry a {hint}")
-            schema = {"type": _SCHEMA_TYPES[hint]}
-            if properties.setdefault(name, schema) != schema:
+            schema = properties.setdefault(name, {"type": _SCHEMA_TYPES[hint]})
+            if schema["type"] != _SCHEMA_TYPES[hint]:
                 raise TypeError(f"{type_name}.{field.name}: another policy has a field of this name and another type")
+            if explanation := field.metadata.get("explanation"):
+                sentence = f"{type_name}: {explanation}"
+                schema["description"] = f"{schema['description']} {sentence}" if "description" in schema else sentence
     return {"type": "object", "properties": properties, "additionalProperties": False}

@@ -90,7 +90,12 @@ def _parameters(policy: type) -> str:
     fields = dataclasses.fields(policy)
     if not fields:
         return "Parameters: none."
-    return "Parameters: " + ", ".join(f"`{to_camel(field.name)}` ({field.type})" for field in fields) + "."
+    rows = (
+        f"- `{to_camel(field.name)}` ({field.type}, default {json.dumps(field.default)}): "
+        f"{field.metadata.get('explanation', '')}"
+        for field in fields
+    )
+    return "\n".join(["Parameters:\n", *rows])
 
 
 Row = tuple[str, str, str, str]

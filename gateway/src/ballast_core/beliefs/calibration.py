@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.survival_tables import SurvivalTables
-from ballast_core.view import FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.model_error import ErrorTracker, ModelError
 from ballast_core.beliefs.stacked_profiles import StackedProfiles
 from ballast_core.profiles import HardwareProfile
-from ballast_core.view import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from itertools import islice
 
 import numpy as np
 
-from ballast_core.view import IntArray
+from ballast_core.arrays import IntArray
 
 _FEW_BITS = 8
 

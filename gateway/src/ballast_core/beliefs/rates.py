@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ballast_core.view import FloatArray, IntArray
+from ballast_core.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.model_error import ErrorTracker, ModelError
 from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
 from ballast_core.profiles import HardwareProfile
-from ballast_core.view import FloatArray, IntArray
 
 _MAD_TO_SIGMA = 1.4826
 _OUTLIER_SIGMAS = 4.0

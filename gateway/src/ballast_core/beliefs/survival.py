@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.survival_tables import Buckets
-from ballast_core.view import FloatArray
 
 
 class SurvivalEstimator(Protocol):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.survival import CensoringAwareSurvival, SurvivalEstimator, heavy_tailed_prior
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
-from ballast_core.view import FloatArray
 
 POOLED = 0
 """Slot of the curve of all traffic; also that of classes for which there is no slot left."""
@@ -67,7 +67,9 @@ class SurvivalBook:
         self._changed = True
 
     def slot(self, key: Hashable, now_s: float) -> int:
-        """The class's slot; POOLED when all slots are taken by classes in use."""
+        """The class's slot; POOLED for None, and when all slots are taken by classes in use."""
+        if key is None:
+            return POOLED
         slot = self._slots.get(key)
         if slot is not None:
             self._classes[slot - 1].named_s = now_s
@@ -76,6 +78,7 @@ class SurvivalBook:
         if len(self._classes) < self.settings.max_classes:
             self._classes.append(fresh)
             slot = len(self._classes)
+            self._tables = None  # it has no row yet
         else:
             slot = 1 + min(range(len(self._classes)), key=lambda at: self._classes[at].named_s, default=-1)
             if slot == POOLED or now_s - self._classes[slot - 1].named_s < self.settings.idle_s:
@@ -108,7 +111,7 @@ class SurvivalBook:
         self._changed = True
 
     def tables(self, now_s: float) -> SurvivalTables:
-        """All curves, at most `refresh_s` old. Row POOLED is all traffic; rows of slots not given yet repeat it."""
+        """All curves, at most `refresh_s` old. Row POOLED is all traffic; there is one for each slot given so far."""
         stale = self._changed and now_s - self._built_s >= self.settings.refresh_s
         if self._tables is None or stale:
             self._tables = self._build()
@@ -117,8 +120,7 @@ class SurvivalBook:
 
     def _build(self) -> SurvivalTables:
         pooled = self._pooled.survival(self._prior)
-        rows = self.settings.max_classes + 1
-        survival = np.tile(pooled, (rows, 1))
+        survival = np.tile(pooled, (len(self._classes) + 1, 1))
         samples = np.zeros_like(survival)
         samples[POOLED] = self._pooled.effective_samples()
         for slot, known in enumerate(self._classes, start=1):

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ballast_core.view import FloatArray
+from ballast_core.arrays import FloatArray
 
 IndexArray: TypeAlias = NDArray[np.intp]
 ClassSlots: TypeAlias = IndexArray | NDArray[np.int64] | int

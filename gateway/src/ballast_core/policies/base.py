@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from dataclasses import field
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
+from ballast_core.arrays import FloatArray
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request
-from ballast_core.view import FloatArray, View
+from ballast_core.view import View
+
+_T = TypeVar("_T", bool, int, float, str)
+
+
+def parameter(default: _T, explanation: str) -> _T:
+    """A field of a policy, with the sentence that manifests and reference pages show for it."""
+    made: Any = field(default=default, metadata={"explanation": explanation})
+    return cast("_T", made)
 
 
 class Placement(Protocol):
@@ -16,6 +27,11 @@ class Placement(Protocol):
     """
 
     type: ClassVar[str]
+
+    @property
+    def needs(self) -> Belief:
+        """The beliefs that it reads: the Director learns those."""
+        ...
 
     def costs(self, view: View, request: Request) -> FloatArray:
         """One cost per candidate, shape (len(view.endpoints),); lower wins, inf = ineligible."""

@@ -8,11 +8,27 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ballast_core.policies.base import Placement
-from ballast_core.policies.placements import LeastRequests, RoundRobin
+from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
+from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
+from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
 
-PLACEMENTS: Mapping[str, type[Placement]] = MappingProxyType(
-    {policy.type: policy for policy in (LeastRequests, RoundRobin)}
+_SHIPPED: tuple[type[Placement], ...] = (
+    DynamoCost,
+    Ils,
+    LeastRequests,
+    LeastRequestsRunning,
+    LeastTokens,
+    LeastUncachedTokens,
+    LinearKv,
+    PowerOfTwo,
+    PredictedTtft,
+    Random,
+    RangeFilterKv,
+    RoundRobin,
+    VllmJsq,
 )
+
+PLACEMENTS: Mapping[str, type[Placement]] = MappingProxyType({policy.type: policy for policy in _SHIPPED})
 """Placement types: any of them may place the prefill and the decode stage."""
 
 

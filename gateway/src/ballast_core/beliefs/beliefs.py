@@ -1,0 +1,73 @@
+"""All beliefs in one place: read by policies through their view, updated by the Director alone (`learning`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ballast_core.beliefs.hotspots import HotspotDetector
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.beliefs.prefill_time import PrefillTimes
+from ballast_core.beliefs.prefix_index import PrefixIndex
+from ballast_core.beliefs.rates import ServiceRates
+from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
+from ballast_core.beliefs.step_time import StepTimeBook
+from ballast_core.beliefs.survival_book import SurvivalBook
+from ballast_core.profiles import HardwareProfile
+
+
+class Beliefs:
+    """What is believed. Parts outside `kinds` exist and answer with their priors, but nothing is learned for them."""
+
+    def __init__(self, kinds: Belief, profiles: Mapping[str, HardwareProfile]) -> None:
+        """`profiles` by name, as `Endpoint.profile` names them."""
+        self.kinds = kinds
+        self.lengths = SurvivalBook()
+        self.step_times = StepTimeBook()
+        self.prefill_times = PrefillTimes()
+        self.prefixes = PrefixIndex()
+        self.rates = ServiceRates()
+        self.hotspots = HotspotDetector()
+        self.hardware = StackedProfiles()
+        """Profiles by slot, as they are told: capacities and coefficients before any learning."""
+        self.block_size = 0
+        """Tokens of a prefix block; 0 until a request names one."""
+        self._profiles = profiles
+        self._names: dict[int, str] = {}
+
+    def add(self, slot: int, profile_name: str) -> None:
+        """An endpoint appeared in this slot, or came back: its caches are empty, its hardware is what is named."""
+        profile = self._profiles.get(profile_name)
+        if self._names.get(slot) != profile_name:
+            self._names[slot] = profile_name
+            self.hardware.put(slot, profile or UNINFORMED_PROFILE)
+            if Belief.STEP_TIMES in self.kinds:
+                self.step_times.add(slot, profile)
+            if Belief.PREFILL_TIMES in self.kinds:
+                self.prefill_times.add(slot, profile)
+        self._add_prefixes(slot)
+
+    def _add_prefixes(self, slot: int) -> None:
+        if Belief.PREFIXES in self.kinds and self.block_size:
+            capacity = (self._profiles.get(self._names[slot]) or UNINFORMED_PROFILE).kv_tokens // self.block_size
+            self.prefixes.add(slot, max(capacity, 1))
+
+    def lose_cache(self, slot: int) -> None:
+        """The endpoint is gone, and what it had cached with it; its hardware is remembered for its return."""
+        self.prefixes.remove(slot)
+
+    def forget(self, slot: int) -> None:
+        """The slot is free: another endpoint may take it."""
+        self._names.pop(slot, None)
+        self.hardware.clear(slot)
+        self.step_times.remove(slot)
+        self.prefill_times.remove(slot)
+        self.prefixes.remove(slot)
+        self.rates.forget(slot)
+
+    def use_blocks_of(self, block_size: int) -> bool:
+        """Whether prefixes in blocks of this size are known: the first size that is named is used."""
+        if block_size > 0 and not self.block_size:
+            self.block_size = block_size
+            for slot in self._names:
+                self._add_prefixes(slot)
+        return block_size > 0 and block_size == self.block_size
