@@ -28,6 +28,15 @@ MEANS = {
     "sharegpt-reasoning": (183, 5657),
     "zeta": (345, 4500),
     "alpaca-reasoning": (11, 8596),
+    "sibyl-random": (256, 4096),
+    "multi-turn": (1500, 250),
+    "hotspot-prefix": (2304, 150),
+    "libra-code": (2048, 28),
+    "libra-chat": (621, 126),
+    "libra-summary": (2588, 291),
+    "libra-reasoning": (219, 1467),
+    "mix-1": (1047, 1163),
+    "mix-2": (549, 3561),
 }
 
 

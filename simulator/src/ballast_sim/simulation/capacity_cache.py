@@ -14,7 +14,7 @@ from pathlib import Path
 import ballast_core
 import ballast_sim
 from ballast_sim.simulation.experiment import Setup
-from ballast_sim.simulation.load_search import CAPACITY_SEED, MeasuredCapacity
+from ballast_sim.simulation.load_search import MeasuredCapacity
 
 
 def cache_folder() -> Path:
@@ -39,7 +39,6 @@ def cached_capacity(setup: Setup, measure: Callable[[], MeasuredCapacity]) -> tu
 
 def fingerprint(setup: Setup) -> str:
     """SHA-256 over everything that a measured capacity depends on."""
-    load = setup.source.load(CAPACITY_SEED, 1.0)
     digest = hashlib.sha256()
     for part in (
         code_fingerprint(),
@@ -52,12 +51,8 @@ def fingerprint(setup: Setup) -> str:
     ):
         digest.update(json.dumps(part).encode() + b"\n")
     source = setup.source
-    if source.trace is not None:
-        digest.update(source.trace.read_bytes())
-    else:
-        digest.update(json.dumps([source.workload, source.rate_rps]).encode())
-    for request in load.requests:
-        digest.update(repr((request.arrival_s, request.input_tokens, request.output_tokens)).encode())
+    digest.update(json.dumps([source.rate_rps, asdict(source.arrivals) if source.arrivals else None]).encode())
+    digest.update(source.workload.encode() if source.trace is None else source.trace.read_bytes())
     return digest.hexdigest()
 
 

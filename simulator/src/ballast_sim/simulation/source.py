@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ballast_sim.workloads import (
+    POISSON,
+    ArrivalProcess,
+    NoArrivals,
     WorkloadRequest,
     clip,
     generate,
+    line_of,
+    read_lengths,
     read_trace,
     scale_arrivals,
     spread_equal_arrivals,
@@ -19,6 +25,9 @@ from ballast_sim.workloads import (
 
 DEFAULT_DURATION_S = 600.0
 """How long a generator's workload is where neither a duration nor a limit is given."""
+
+DEFAULT_RATE_RPS = 1.0
+"""Of a file of lengths."""
 
 
 class SourceError(ValueError):
@@ -53,20 +62,20 @@ class WorkloadSource:
     duration_s: float | None = None
     limit: int | None = None
     closed_loop: bool = False
+    arrivals: ArrivalProcess | None = None
+    """Of a generator, or of a file of lengths; None is Poisson."""
 
     @property
     def name(self) -> str:
         """What people call it."""
         return self.workload if self.trace is None else self.trace.name
 
-    def place_of(self, wanted: WorkloadRequest) -> str:
-        """Where a request came from, for errors: option, file, and its place there."""
+    def place_of(self, request: WorkloadRequest) -> str:
+        """Where a request of these lengths stands, for errors: file and line, or the generator's option."""
         if self.trace is None:
             return f"--workload {self.workload}"
-        for place, request in enumerate(trace_requests(self.trace), 1):
-            if (request.input_tokens, request.output_tokens) == (wanted.input_tokens, wanted.output_tokens):
-                return f"{self.trace}: request {place}"
-        return str(self.trace)
+        line = line_of(self.trace, (request.input_tokens, request.output_tokens))
+        return str(self.trace) if line is None else f"{self.trace}: line {line}"
 
     def load(self, seed: int, rate_scale: float) -> Load:
         """The requests at `rate_scale` times the rate. Raises TraceError, or ValueError naming an argument."""
@@ -78,16 +87,27 @@ class WorkloadSource:
     def _scaled(self, seed: int, rate_scale: float) -> list[WorkloadRequest]:
         self._check(rate_scale)
         if self.trace is None:
-            duration_s = self.duration_s or (math.inf if self.limit is not None else DEFAULT_DURATION_S)
             requests = generate(
                 self.workload,
                 rate_rps=self.rate_rps,
                 rate_scale=rate_scale,
-                duration_s=duration_s,
+                duration_s=self._drawn_s,
                 seed=seed,
                 limit=self.limit,
+                process=self.arrivals or POISSON,
+            )
+        elif (lengths := _lengths_only(self.trace)) is not None:
+            rate_rps = (DEFAULT_RATE_RPS if self.rate_rps is None else self.rate_rps) * rate_scale
+            requests = draw(
+                lengths,
+                process=self.arrivals or POISSON,
+                rate_rps=rate_rps,
+                duration_s=self._drawn_s,
+                limit=self.limit,
+                seed=seed,
             )
         else:
+            self._check_own_arrivals()
             whole = spread_equal_arrivals(trace_requests(self.trace), seed=seed)
             scaled = (scale_sessions if self.closed_loop else scale_arrivals)(whole, rate_scale)
             requests = clip(scaled, self.duration_s or math.inf, self.limit)
@@ -102,8 +122,19 @@ class WorkloadSource:
             raise SourceError(f"--duration: must be above 0 s, not {self.duration_s:g}")
         if self.limit is not None and self.limit < 1:
             raise SourceError(f"--limit: must be 1 request or more, not {self.limit}")
-        if self.trace is not None and self.rate_rps is not None:
+        if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
+            raise SourceError(f"--rate: must be above 0 and finite, not {self.rate_rps:g}")
+
+    def _check_own_arrivals(self) -> None:
+        if self.rate_rps is not None:
             raise SourceError("--rate: a trace has its own rate; use --rate-scale or --load")
+        if self.arrivals is not None:
+            raise SourceError("--arrivals: a trace has its own arrivals; leave the option out")
+
+    @property
+    def _drawn_s(self) -> float:
+        """How long arrivals are drawn."""
+        return self.duration_s or (math.inf if self.limit is not None else DEFAULT_DURATION_S)
 
 
 def trace_requests(path: Path) -> Sequence[WorkloadRequest]:
@@ -118,6 +149,35 @@ def trace_requests(path: Path) -> Sequence[WorkloadRequest]:
 @functools.lru_cache(maxsize=2)
 def _read_trace(path: Path, changed_ns: int, size: int) -> tuple[WorkloadRequest, ...]:
     return tuple(read_trace(path))
+
+
+def _lengths_only(path: Path) -> Sequence[tuple[int, int]] | None:
+    """The rows of a file that has no arrivals; None for one that has."""
+    try:
+        trace_requests(path)
+    except NoArrivals:
+        return read_lengths(path)
+    return None
+
+
+def draw(
+    lengths: Sequence[tuple[int, int]],
+    *,
+    process: ArrivalProcess,
+    rate_rps: float,
+    duration_s: float,
+    limit: int | None,
+    seed: int,
+) -> list[WorkloadRequest]:
+    """Rows drawn at random, with replacement, at the arrivals of a process."""
+    arrivals, rows = random.Random(f"arrivals {seed}"), random.Random(f"rows {seed}")
+    requests: list[WorkloadRequest] = []
+    for arrival_s in process.times(rate_rps, arrivals):
+        if arrival_s >= duration_s or (limit is not None and len(requests) >= limit):
+            break
+        input_tokens, output_tokens = rows.choice(lengths)
+        requests.append(WorkloadRequest(arrival_s=arrival_s, input_tokens=input_tokens, output_tokens=output_tokens))
+    return requests
 
 
 def scale_sessions(requests: Sequence[WorkloadRequest], rate_scale: float) -> list[WorkloadRequest]:

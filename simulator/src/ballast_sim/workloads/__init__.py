@@ -6,18 +6,25 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
+from ballast_sim.workloads.formats import TraceError
 from ballast_sim.workloads.generators import GENERATORS, Generator, generate
 from ballast_sim.workloads.request import WorkloadRequest, clip, scale_arrivals, spread_equal_arrivals
-from ballast_sim.workloads.traces import TraceError, read_trace
+from ballast_sim.workloads.traces import NoArrivals, line_of, read_lengths, read_trace
 
 __all__ = [
     "GENERATORS",
+    "POISSON",
+    "ArrivalProcess",
     "Generator",
+    "NoArrivals",
     "TraceError",
     "WorkloadRequest",
     "clip",
     "generate",
+    "line_of",
     "load_workload",
+    "read_lengths",
     "read_trace",
     "scale_arrivals",
     "spread_equal_arrivals",

@@ -1,4 +1,4 @@
-"""Read trace files: ours (CSV or JSONL, plain or gzip), the Azure LLM inference CSV, Mooncake's JSONL.
+"""Read trace files, plain or gzip; `formats` has the formats.
 
 The format is told by the column names of the first row. Every error names file, line, column, and what to do.
 """
@@ -7,141 +7,31 @@ import csv
 import gzip
 import io
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from ballast_sim.workloads.formats import FORMATS, READERS, Reader, Row, TraceError
 from ballast_sim.workloads.request import WorkloadRequest
 
-MOONCAKE_BLOCK_TOKENS = 512
-_FORMATS = (
-    "arrival_s,input_tokens,output_tokens (ours); TIMESTAMP,ContextTokens,GeneratedTokens (Azure LLM inference); "
-    "timestamp,input_length,output_length (Mooncake)"
-)
+LENGTHS_ONLY = frozenset({"input_tokens", "output_tokens"})
 
 
-class TraceError(ValueError):
-    """A trace that cannot be used."""
-
-
-@dataclass(slots=True)
-class _Row:
-    """One row with its place, for errors."""
-
-    path: Path
-    line: int
-    values: Mapping[str, Any]
-
-    def fail(self, column: str, reason: str) -> TraceError:
-        return TraceError(f"{self.path}: line {self.line}: column {column}: {reason}")
-
-    def text(self, column: str) -> str:
-        value = self.values.get(column)
-        if value is None or value == "":
-            raise self.fail(column, "is missing; every row needs it")
-        return str(value)
-
-    def number(self, column: str) -> float:
-        text = self.text(column)
-        try:
-            value = float(text)
-        except ValueError:
-            raise self.fail(column, f"{text!r} is not a number") from None
-        if not math.isfinite(value):
-            raise self.fail(column, f"{text!r} is not finite; remove the row")
-        if value < 0:
-            raise self.fail(column, f"{text!r} is negative; remove the row")
-        return value
-
-    def count(self, column: str, lowest: int) -> int:
-        value = self.number(column)
-        if value != int(value):
-            raise self.fail(column, f"{value!r} is not a whole number")
-        if value < lowest:
-            raise self.fail(column, f"{int(value)} is below {lowest}; remove the row")
-        return int(value)
-
-    def optional(self, column: str) -> int | None:
-        value = self.values.get(column)
-        return None if value is None or value == "" else self.count(column, 0)
-
-    def ids(self, column: str) -> tuple[int, ...] | None:
-        value = self.values.get(column)
-        if value is None or value == "":
-            return None
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                raise self.fail(column, "is not a JSON list of block ids") from None
-        if not isinstance(value, list) or any(type(item) is not int for item in value):
-            raise self.fail(column, "must be a list of whole numbers, one for each prefix block")
-        return tuple(value)
-
-
-def _ours(row: _Row) -> WorkloadRequest:
-    input_tokens = row.count("input_tokens", 1)
-    ids, block = row.ids("hash_ids"), row.optional("block_size")
-    if ids is not None:
-        if not block:
-            raise row.fail("block_size", "is missing; a row with hash_ids needs the tokens of one block")
-        if len(ids) > -(-input_tokens // block):
-            raise row.fail("hash_ids", f"{len(ids)} blocks of {block} are more than {input_tokens} tokens have")
-    return WorkloadRequest(
-        arrival_s=row.number("arrival_s"),
-        input_tokens=input_tokens,
-        output_tokens=max(1, row.count("output_tokens", 0)),
-        hash_ids=ids,
-        block_size=block if ids is not None else None,
-        session=row.optional("session"),
-        turn=row.optional("turn"),
-        client=row.optional("client"),
-    )
-
-
-def _azure(row: _Row) -> WorkloadRequest:
-    text = row.text("TIMESTAMP")
-    try:
-        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00")[:26])
-    except ValueError:
-        raise row.fail("TIMESTAMP", f"{text!r} is not a time such as 2023-11-16 18:15:46.6805900") from None
-    return WorkloadRequest(
-        arrival_s=moment.replace(tzinfo=UTC).timestamp(),
-        input_tokens=row.count("ContextTokens", 1),
-        output_tokens=max(1, row.count("GeneratedTokens", 0)),
-    )
-
-
-def _mooncake(row: _Row) -> WorkloadRequest:
-    ids = row.ids("hash_ids")
-    return WorkloadRequest(
-        arrival_s=row.number("timestamp") / 1e3,
-        input_tokens=row.count("input_length", 1),
-        output_tokens=max(1, row.count("output_length", 0)),
-        hash_ids=ids,
-        block_size=MOONCAKE_BLOCK_TOKENS if ids is not None else None,
-    )
-
-
-_READERS: tuple[tuple[frozenset[str], Callable[[_Row], WorkloadRequest]], ...] = (
-    (frozenset({"arrival_s", "input_tokens", "output_tokens"}), _ours),
-    (frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}), _azure),
-    (frozenset({"timestamp", "input_length", "output_length"}), _mooncake),
-)
+class NoArrivals(TraceError):
+    """A file of lengths: its rows are to be drawn and paired with arrivals."""
 
 
 def read_trace(path: Path) -> list[WorkloadRequest]:
-    """All requests of a trace file, the first one at 0 s. Raises TraceError."""
+    """All requests of a trace file, the first one at 0 s. Raises TraceError; NoArrivals for a file of lengths only."""
     requests: list[WorkloadRequest] = []
-    reader: Callable[[_Row], WorkloadRequest] | None = None
+    reader: Reader | None = None
     start_s = previous_s = 0.0
     for row in _rows(path):
         if reader is None:
             reader = _reader(row)
         request = reader(row)
+        if request is None:
+            continue
         if not requests:
             start_s = request.arrival_s
         elif request.arrival_s < previous_s:
@@ -151,39 +41,52 @@ def read_trace(path: Path) -> list[WorkloadRequest]:
         previous_s = request.arrival_s
         requests.append(_shift(request, start_s))
     if not requests:
-        raise TraceError(f"{path}: has no rows; expected columns {_FORMATS}")
+        raise TraceError(f"{path}: has no rows; expected columns {FORMATS}")
     return requests
 
 
+def read_lengths(path: Path) -> list[tuple[int, int]]:
+    """(input, output) tokens of every row of a file that has no arrivals. Raises TraceError."""
+    return [(request.input_tokens, request.output_tokens) for request in map(_lengths, _rows(path))]
+
+
+def line_of(path: Path, tokens: tuple[int, int]) -> int | None:
+    """The first line whose request has these input and output tokens, for errors."""
+    reader: Reader | None = None
+    for row in _rows(path):
+        if reader is None:
+            reader = _lengths if set(row.values) >= LENGTHS_ONLY and "arrival_s" not in row.values else _reader(row)
+        request = reader(row)
+        if request is not None and (request.input_tokens, request.output_tokens) == tokens:
+            return row.line
+    return None
+
+
+def _lengths(row: Row) -> WorkloadRequest:
+    input_tokens, output_tokens = row.count("input_tokens", 1), max(1, row.count("output_tokens", 0))
+    return WorkloadRequest(arrival_s=0.0, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
 def _shift(request: WorkloadRequest, start_s: float) -> WorkloadRequest:
-    if start_s == 0:
-        return request
-    return WorkloadRequest(
-        arrival_s=request.arrival_s - start_s,
-        input_tokens=request.input_tokens,
-        output_tokens=request.output_tokens,
-        hash_ids=request.hash_ids,
-        block_size=request.block_size,
-        session=request.session,
-        turn=request.turn,
-        client=request.client,
-    )
+    return request if start_s == 0 else replace(request, arrival_s=request.arrival_s - start_s)
 
 
-def _reader(row: _Row) -> Callable[[_Row], WorkloadRequest]:
+def _reader(row: Row) -> Reader:
     names = set(row.values)
-    for needed, reader in _READERS:
+    for needed, make in READERS:
         if needed <= names:
-            return reader
-    nearest, _ = max(_READERS, key=lambda entry: len(entry[0] & names))
+            return make()
+    if names >= LENGTHS_ONLY:
+        raise NoArrivals(f"{row.path}: line {row.line}: column arrival_s is missing; this file has lengths only")
+    nearest, _ = max(READERS, key=lambda entry: (len(entry[0] & names), -len(entry[0])))
     if nearest & names:
         missing = ", ".join(sorted(nearest - names))
         raise TraceError(f"{row.path}: line {row.line}: column {missing} is missing; found {', '.join(sorted(names))}")
     found = ", ".join(sorted(names)) or "none"
-    raise TraceError(f"{row.path}: line {row.line}: unknown columns {found}; expected {_FORMATS}")
+    raise TraceError(f"{row.path}: line {row.line}: unknown columns {found}; expected {FORMATS}")
 
 
-def _rows(path: Path) -> Iterator[_Row]:
+def _rows(path: Path) -> Iterator[Row]:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -201,7 +104,7 @@ def _rows(path: Path) -> Iterator[_Row]:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _parse(path: Path, lines: io.TextIOWrapper) -> Iterator[_Row]:
+def _parse(path: Path, lines: io.TextIOWrapper) -> Iterator[Row]:
     first = lines.readline()
     if not first.lstrip().startswith("{"):
         names = next(csv.reader([first]), [])
@@ -209,7 +112,7 @@ def _parse(path: Path, lines: io.TextIOWrapper) -> Iterator[_Row]:
         for number, values in enumerate(reader, 2):
             if None in values:
                 raise TraceError(f"{path}: line {number}: has more fields than the header's {len(names)} columns")
-            yield _Row(path, number, values)
+            yield Row(path, number, values)
         return
     number = 0
     while first:
@@ -221,5 +124,5 @@ def _parse(path: Path, lines: io.TextIOWrapper) -> Iterator[_Row]:
                 raise TraceError(f"{path}: line {number}: is not JSON: {error}") from None
             if not isinstance(values, dict):
                 raise TraceError(f"{path}: line {number}: must be a JSON object, one request")
-            yield _Row(path, number, values)
+            yield Row(path, number, values)
         first = lines.readline()

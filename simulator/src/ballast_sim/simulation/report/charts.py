@@ -48,7 +48,8 @@ def distributions(outcomes: Sequence[Outcome], objective: Objective) -> list[Cha
             title = f"{key_of(outcome)}, seed {outcome.figures['seed']}"
             series.append(Series(points, f"line {styles[key_of(outcome)]}", title))
         seen = [x for line in series for x, _ in line.points if x > 0] + ([limit * factor] if limit else [])
-        axis = logarithmic(f"{name}, {unit}", seen)
+        narrow = max(seen, default=1.0) < 4 * min(seen, default=1.0)
+        axis = linear(f"{name}, {unit}", seen, from_zero=False) if narrow else logarithmic(f"{name}, {unit}", seen)
         guides = [("x", limit * factor)] if limit else []
         charts.append(
             Chart(f"Distribution of {name}", axis, Axis("share of requests", 0, 1, percent=True), series, guides=guides)
@@ -111,10 +112,11 @@ def load_over_time(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Chart]]]
         for name, timeline in timelines.items()
     }
     most = max((value for rows in requests.values() for row in rows for value in row), default=1)
+    fullest = max(value for timeline in timelines.values() for row in timeline.kv_usage_ratio for value in row)
     time_axis = linear("time, s", [end_s])
+    kv_axis = Axis("KV cache in use", 0, min(1.0, max(0.05, fullest * 1.05)), percent=True)
     shown = []
     for name, timeline in timelines.items():
-        kv_axis = Axis("KV cache in use", 0, 1, percent=True)
         load_axis = linear("requests: running and waiting", [most])
         charts = [
             Chart(

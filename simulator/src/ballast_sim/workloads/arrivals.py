@@ -1,0 +1,58 @@
+"""Arrival processes of one mean rate that differ in how even they are: Poisson, Gamma renewal, bursts."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalProcess:
+    """`poisson`; `gamma` with a coefficient of variation of the gaps; `burst` of so many requests at one instant.
+
+    Gamma gaps with a coefficient of 1 are Poisson's, above 1 they cluster, below 1 they are more even. Bursts come as
+    a Poisson process.
+    """
+
+    kind: str = "poisson"
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the option."""
+        if self.kind not in ("poisson", "gamma", "burst"):
+            raise ValueError(f"arrivals: there is no {self.kind!r}; there are poisson, gamma:CV, burst:SIZE")
+        if not 0 < self.value < math.inf:
+            raise ValueError(f"arrivals: {self.kind} takes a number above 0, not {self.value!r}")
+        if self.kind == "burst" and (self.value != int(self.value)):
+            raise ValueError(f"arrivals: a burst has a whole number of requests, not {self.value!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> "ArrivalProcess":
+        """Reads `poisson`, `gamma:2` (coefficient of variation), `burst:8` (requests). Raises ValueError."""
+        kind, colon, value = text.partition(":")
+        if not colon:
+            return cls(kind, {"gamma": 2.0, "burst": 8.0}.get(kind, 1.0))
+        try:
+            return cls(kind, float(value))
+        except ValueError as error:
+            if str(error).startswith("arrivals"):
+                raise
+            raise ValueError(f"arrivals: {value!r} in {text!r} is not a number") from None
+
+    def times(self, rate_rps: float, rng: random.Random) -> Iterator[float]:
+        """Arrivals without end, the first at 0 s."""
+        now_s = 0.0
+        while True:
+            yield now_s
+            if self.kind == "burst":
+                for _ in range(int(self.value) - 1):
+                    yield now_s
+                now_s += rng.expovariate(rate_rps / self.value)
+            elif self.kind == "gamma":
+                shape = 1 / self.value**2
+                now_s += rng.gammavariate(shape, 1 / (rate_rps * shape))
+            else:
+                now_s += rng.expovariate(rate_rps)
+
+
+POISSON = ArrivalProcess()
