@@ -39,7 +39,12 @@ def simulate_command(
         float | None, typer.Option(help="Scale arrivals to this share of the capacity of least-requests, measured.")
     ] = None,
     rate_scale: Annotated[float | None, typer.Option(help="Multiply the rate of arrivals.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second of a built-in workload.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second of a built-in workload, or of a file of lengths.")
+    ] = None,
+    arrivals: Annotated[
+        str | None, typer.Option(help="Their arrivals: poisson, gamma:CV or burst:SIZE. [default: poisson]")
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="Thresholds in seconds: ttft=2,tpot=0.05,e2e=60.")] = None,
     duration: Annotated[
         float | None, typer.Option(help="Seconds of arrivals. [default: a whole trace; 600 of a built-in workload]")
@@ -93,6 +98,7 @@ def simulate_command(
                 trace=trace,
                 workload=workload,
                 rate=rate,
+                arrivals=arrivals,
                 duration=duration,
                 limit=limit,
                 closed_loop=closed_loop,
@@ -203,13 +209,14 @@ def _source(
     trace: Path | None,
     workload: str | None,
     rate: float | None,
+    arrivals: str | None,
     duration: float | None,
     limit: int | None,
     closed_loop: bool,
 ) -> "WorkloadSource":
     from ballast_sim.simulation.naming import known_names
     from ballast_sim.simulation.source import WorkloadSource
-    from ballast_sim.workloads import GENERATORS
+    from ballast_sim.workloads import GENERATORS, ArrivalProcess
 
     if (trace is None) == (workload is None):
         raise ValueError("--trace, --workload: give one of them, a trace file or the name of a built-in workload")
@@ -222,6 +229,7 @@ def _source(
         duration_s=duration,
         limit=limit,
         closed_loop=closed_loop,
+        arrivals=ArrivalProcess.parse(arrivals) if arrivals is not None else None,
     )
 
 
@@ -258,6 +266,7 @@ def _with_dashes(message: str) -> str:
     renamed = {
         "endpoints:": "--endpoints:",
         "slo:": "--slo:",
+        "arrivals:": "--arrivals:",
         "rate_rps:": "--rate:",
         "scrape_interval_s:": "--scrape-interval:",
         "scrape_delay_s:": "--scrape-delay:",

@@ -1,0 +1,82 @@
+"""`ballast workloads`, `ballast policies`, `ballast profiles`: what there is, one line each."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Write one array to standard output.")]
+
+
+def workloads_command(json_out: JsonOption = False) -> None:
+    """List the built-in workloads of `simulate` and `load`."""
+    from ballast_sim.workloads import GENERATORS
+
+    rows = [
+        {
+            "name": generator.name,
+            "explanation": generator.explanation,
+            "default_rate_rps": generator.default_rate_rps,
+        }
+        for generator in GENERATORS.values()
+    ]
+    _print(rows, json_out, lambda row: f"{row['explanation']} Default rate {row['default_rate_rps']:g} requests/s.")
+
+
+def policies_command(json_out: JsonOption = False) -> None:
+    """List the placement policies: any of them may place prefills and decodes."""
+    from ballast_core.policies.registry import PLACEMENTS
+
+    rows = [
+        {"name": name, "explanation": _first_line(policy), "parameters": _parameters(policy)}
+        for name, policy in sorted(PLACEMENTS.items())
+    ]
+
+    def line(row: Mapping[str, Any]) -> str:
+        takes = ", ".join(f"{parameter['name']}={parameter['default']}" for parameter in row["parameters"])
+        return str(row["explanation"]) + (f" Parameters: {takes}." if takes else "")
+
+    _print(rows, json_out, line)
+
+
+def profiles_command(json_out: JsonOption = False) -> None:
+    """List the hardware profiles: a model on a kind of machine."""
+    from ballast_core.profiles import SHIPPED_PROFILES
+
+    rows = [dataclasses.asdict(profile) for _, profile in sorted(SHIPPED_PROFILES.items())]
+    _print(
+        rows,
+        json_out,
+        lambda row: (
+            f"{row['hardware']}; {row['kv_tokens']:,} KV tokens, {row['max_num_seqs']} sequences, "
+            f"{row['link_gbps']:g} Gbit/s. From: {row['derivation']}."
+        ),
+    )
+
+
+def _first_line(policy: type) -> str:
+    """The first sentence or line of its docstring."""
+    return (policy.__doc__ or "").strip().split("\n", 1)[0].strip()
+
+
+def _parameters(policy: type) -> list[dict[str, object]]:
+    """The fields of its dataclass; None is the default of one that must be given or that is not a plain value."""
+    return [
+        {
+            "name": field.name,
+            "type": str(getattr(field.type, "__name__", field.type)),
+            "default": field.default if isinstance(field.default, (int, float, str)) else None,
+        }
+        for field in dataclasses.fields(policy)
+    ]
+
+
+def _print(rows: Sequence[Mapping[str, Any]], json_out: bool, line: Callable[[Mapping[str, Any]], str]) -> None:
+    if json_out:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        typer.echo(f"{row['name']:<{width}}  {line(row)}")
