@@ -40,7 +40,8 @@ def run_all(
 ) -> list[Outcome | None]:
     """Every run's outcome, in the order of `specs`.
 
-    Once `stop` is set, runs that are under way end early with `interrupted` figures, and those not begun are None.
+    Once `stop` is set, runs that are under way end early with `interrupted` figures; those in which no request has
+    arrived yet are None.
     Raises what a run raises, and `WorkerDied`.
     """
     tell = on_progress or (lambda place, share: None)
@@ -55,7 +56,8 @@ def _run_here(specs: Sequence[RunSpec], stop: threading.Event, tell: OnProgress)
         if stop.is_set():
             outcomes.append(None)
             continue
-        outcomes.append(run(spec, throttled(lambda share, place=place: tell(place, share), stop.is_set)))  # type: ignore[misc]
+        outcome = run(spec, throttled(lambda share, place=place: tell(place, share), stop.is_set))  # type: ignore[misc]
+        outcomes.append(outcome if outcome.figures["requests"] else None)
         tell(place, 1.0)
     return outcomes
 
@@ -94,7 +96,8 @@ def _start_worker(stop: Event, progress: SimpleQueue[tuple[int, float]]) -> None
 def _run_there(place: int, spec: RunSpec) -> Outcome | None:
     if _Worker.stop.is_set():
         return None
-    return run(spec, throttled(lambda share: _Worker.progress.put((place, share)), _Worker.stop.is_set))
+    outcome = run(spec, throttled(lambda share: _Worker.progress.put((place, share)), _Worker.stop.is_set))
+    return outcome if outcome.figures["requests"] else None
 
 
 def _run_in_processes(
