@@ -3,7 +3,9 @@
 One story told by several tests on one ServingPool, in file order; each leaves it as the next one finds it.
 """
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +107,24 @@ def test_a_broken_reference_is_said_and_heals(fleet: Kubectl) -> None:
     )
 
 
-def test_deleting_the_resource_removes_everything(fleet: Kubectl) -> None:
-    """No object that carries its label is left, and no pod."""
+def processes_of(pods: set[str], cluster_name: str) -> list[str]:
+    """Command lines that run in the test bed's pods of these names, by their control groups and host names."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            here = any(f"HOSTNAME={pod}".encode() in environment for pod in pods)
+            if here and f"/ballast-{cluster_name}/" in (folder / "cgroup").read_text():
+                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+def test_deleting_the_resource_removes_everything(cluster: Cluster, fleet: Kubectl) -> None:
+    """No object that carries its label is left, no pod, and no process of one."""
+    pods = {pod["metadata"]["name"] for pod in fleet.items("pods", f"serving.ballast.dev/serving-pool={NAME}")}
+    name = os.environ.get("BALLAST_TESTBED_NAME", "")
+    if cluster.is_testbed:
+        assert len(processes_of(pods, name)) >= len(pods)
     fleet.delete("servingpool", NAME)
     kinds = "deployments,replicasets,pods,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
     selector = f"serving.ballast.dev/serving-pool={NAME}"
@@ -115,3 +133,5 @@ def test_deleting_the_resource_removes_everything(fleet: Kubectl) -> None:
         return [f"{each['kind']}/{each['metadata']['name']}" for each in fleet.items(kinds, selector)]
 
     wait_until(lambda: not left(), 120, "nothing of the ServingPool is left")
+    if cluster.is_testbed:
+        wait_until(lambda: not processes_of(pods, name), 30, "no process of its pods is left")
