@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ballast_core.effects import Cancel, Handoff, Hold, Reject, WakeAt
@@ -225,3 +227,14 @@ def test_every_dispatch_can_say_why() -> None:
         "chosen": "d1",
         "candidates": [{"endpoint": "d1", "cost": 0.0}, {"endpoint": "d0", "cost": 1.0}],
     }
+
+
+def test_a_limit_beyond_64_bits_is_as_good_as_none() -> None:
+    """A client may write any number; the books hold 64 bits and must stay whole."""
+    d = director()
+    for name in ("r0", "r1"):
+        only_dispatch(d.on_event(RequestArrived(replace(request(name), max_output_tokens=10**400)), 0.0))
+    for name in ("r0", "r1"):
+        d.on_event(RequestEnded(RequestId(name), Outcome.COMPLETED), 1.0)
+    assert len(d.ledger) == 0
+    assert d.ledger.flights.count == 0

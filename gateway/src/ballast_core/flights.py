@@ -100,7 +100,7 @@ class Flights:
         self.count += 1
         self._slot[row] = slot
         self._prompt_tokens[row] = prompt_tokens
-        self._limit_tokens[row] = NO_LIMIT if limit_tokens is None else limit_tokens
+        self._limit_tokens[row] = NO_LIMIT if limit_tokens is None else min(limit_tokens, NO_LIMIT)
         self._generated_tokens[row] = self._counted_tokens[row] = 0
         self._class_slot[row] = class_slot
         self._decoding[row] = False
