@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-_ON_UVLOOP = ("test_proxy_legs", "test_proxy_http")
+_ON_UVLOOP = ("test_proxy_legs", "test_proxy_http", "test_attack_clients")
 
 
 def pytest_asyncio_loop_factories(

@@ -6,16 +6,24 @@ The gateway needs few facts; everything else is the engine's to judge. Shared by
 from __future__ import annotations
 
 import json
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 JsonObject: TypeAlias = dict[str, Any]
 
 CONTROL_FIELDS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Routing internals of vLLM's connectors. From a client they would name the engine that KV is read from."""
 
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidBody(f"the body is not valid JSON: {name} is no JSON number")
+
+
+_decode = json.JSONDecoder(parse_constant=_no_constant).decode
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` with separators makes an encoder for each call
 
 _CHARS_PER_TOKEN: Final = 4
+_MOST_TOKENS: Final = 2**31 - 1
+"""Beyond any model's reach; a client may write any number."""
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
 
 
@@ -33,17 +41,22 @@ def is_json_path(path: str) -> bool:
 
 
 def parse_object(raw: bytes) -> JsonObject:
-    """The body as a JSON object. Raises `InvalidBody`."""
+    """The body as a JSON object, in UTF-8, UTF-16 or UTF-32. Raises `InvalidBody`.
+
+    Stricter than `json.loads`: NaN and Infinity are no JSON (RFC 8259), and engines would sample with them.
+    """
+    if not raw:
+        raise InvalidBody("the body is empty; send a JSON object")
     try:
-        document = json.loads(raw)
+        document = _decode(raw.decode(json.detect_encoding(raw)))
     except UnicodeDecodeError as error:
-        raise InvalidBody(f"the body is not UTF-8 text (byte {error.start})") from None
+        raise InvalidBody(f"the body is not {error.encoding.upper()} text (byte {error.start})") from None
     except json.JSONDecodeError as error:
         raise InvalidBody(f"the body is not valid JSON: {error.msg} (character {error.pos})") from None
     except RecursionError:
         raise InvalidBody("the body is nested too deeply") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise InvalidBody(f"the body is not valid JSON: {error}") from None
+    except ValueError:
+        raise InvalidBody("the body holds a whole number of thousands of digits") from None
     if not isinstance(document, dict):
         raise InvalidBody("the body must be a JSON object")
     return document
@@ -62,7 +75,7 @@ def max_output_tokens(document: JsonObject) -> int | None:
     for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         value = document.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            return min(value, _MOST_TOKENS)
     return None
 
 

@@ -9,6 +9,7 @@ one token and the KV handle, the decode leg is the client's own request with tha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,6 +110,8 @@ def _check_common(document: JsonObject) -> None:
         value = document.get(field)
         if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
             raise InvalidBody(f"{field}: must be a number, not {_shown(value)}", field)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidBody(f"{field}: the number is too large", field)
 
 
 def _check_prompt(document: JsonObject) -> None:

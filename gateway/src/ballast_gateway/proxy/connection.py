@@ -68,6 +68,8 @@ class ClientConnection(asyncio.Protocol):
         self._discarding = False
         self._chunked = False
         self._head_sent = False
+        self._whole = False
+        """The answer to the last request is written to its end."""
         self._stalled_since_s: float | None = None
         self._deadline_s = loop.time() + server.keep_alive_timeout_s
         self._flow: Flow | None = None
@@ -100,8 +102,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._server.disconnected(self)
-        if self._task is not None:
-            self._task.cancel()
+        if self._task is not None and not self._whole:
+            self._task.cancel()  # else it is about to end by itself, and nobody left too early
 
     def pause_writing(self) -> None:
         self._stalled_since_s = self._loop.time()
@@ -123,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         while self._request is None and reader.requests and not self._discarding:
             self._request = reader.requests.popleft()
-            self._head_sent = False
+            self._head_sent = self._whole = False
             work = self._server.handle(self, self._request)
             if work is not None:
                 self._task = self._loop.create_task(work)
@@ -220,6 +222,7 @@ class ClientConnection(asyncio.Protocol):
         closes = self._closes()
         self._request = self._flow = None
         self._chunked = False
+        self._whole = True
         if refused:
             self._linger()
         elif closes:

@@ -211,7 +211,7 @@ class Generator:
             await self._pool.perform(endpoint.address, payload, exchange)
         except UpstreamError as error:
             raise LegFailed(stage, endpoint, str(error)) from error
-        if exchange.status >= 500:
+        if exchange.status != 200 and not 400 <= exchange.status < 500:
             raise LegFailed(
                 stage, endpoint, f"answered {exchange.status}: {exchange.body[:200].decode(errors='replace')}"
             )

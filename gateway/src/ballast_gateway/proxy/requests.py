@@ -56,11 +56,14 @@ class RequestReader:
         self._last = False
         """The last request of this connection is there; whatever follows is ignored."""
         self._began_here = False
+        self._body_here = False
         self._upgrading = False
         self._target = b""
         self._headers: Headers = []
         self._head_bytes = 0
         self._raw_bytes = 0
+        self._quiet_bytes = 0
+        """Bytes since the last piece of a body: chunk extensions and trailers, which llhttp's user holds in memory."""
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._keep_alive = self._http11 = True
@@ -69,44 +72,47 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Take in what the client sent."""
-        if self.error is not None or self._last:
-            return
-        self._began_here = False
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._without_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError as error:
-            if not self._last:
-                self._refuse(invalid_request(f"this is not HTTP/1.1: {error}", code="bad-http"))
+        self._began_here = self._body_here = False
+        pending = [memoryview(data)]
+        while pending and self.error is None and not self._last:
+            piece = pending.pop()
+            try:
+                self._parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                pending += [piece[upgrade.args[0] :], memoryview(self._without_upgrade())]
+            except httptools.HttpParserError as error:
+                if not self._last:
+                    self._refuse(invalid_request(f"this is not HTTP/1.1: {error}", code="bad-http"))
         self._check_size(len(data))
 
-    def _without_upgrade(self, rest: bytes) -> None:
+    def _without_upgrade(self) -> bytes:
         """RFC 9110 section 7.8: a server may ignore an upgrade. llhttp cannot, so the head is read again without it.
 
         Java's HTTP client offers h2c with every first request.
         """
         method = self._parser.get_method()
         if self.error is not None:
-            return
+            return b""
         if method == b"CONNECT":
             self._refuse(unsupported(501, "CONNECT is not supported"))
-            return
+            return b""
         dropped = {b"upgrade", b"connection", b"http2-settings"}
         lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] not in dropped]
-        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, b"".join(lines))
         self._parser = httptools.HttpRequestParser(self)
         self._upgrading = False
-        self.feed(head + rest)
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, b"".join(lines))
 
     def _check_size(self, fed: int) -> None:
-        """Bounds what llhttp takes in without calling back: a head, a header or a chunk extension that never ends."""
+        """Bounds what llhttp takes in without calling back: a head, a chunk extension or a trailer that never ends."""
         if self.reading is Reading.HEAD and not self._began_here:
             self._head_bytes += fed
             if self._head_bytes > self._max_header_bytes:
                 self._refuse(headers_too_large(self._max_header_bytes))
         elif self.reading is Reading.BODY:
             self._raw_bytes += fed
+            self._quiet_bytes = 0 if self._body_here else self._quiet_bytes + fed
+            if self._quiet_bytes > self._max_header_bytes:
+                self._refuse(headers_too_large(self._max_header_bytes))
             if self._raw_bytes > _RAW_BODY_FACTOR * self._max_body_bytes + self._max_header_bytes:
                 self._refuse(body_too_large(self._max_body_bytes))
 
@@ -122,6 +128,7 @@ class RequestReader:
         self._target = b""
         self._headers = []
         self._body = []
+        self._quiet_bytes = 0
         self._head_bytes = self._raw_bytes = self._body_bytes = self._hosts = self._codings = 0
 
     def on_url(self, part: bytes) -> None:
@@ -153,6 +160,7 @@ class RequestReader:
             self._refuse(invalid_request("HTTP/1.0 has no Transfer-Encoding", code="bad-http"))
 
     def on_body(self, part: bytes) -> None:
+        self._body_here = True
         self._body_bytes += len(part)
         if self._body_bytes > self._max_body_bytes:
             self._body = []
@@ -175,7 +183,7 @@ class RequestReader:
         if name == b"host":
             self._hosts += 1
         elif name == b"content-length":
-            if len(value) < 19 and value.isdigit() and int(value) > self._max_body_bytes:
+            if len(value) <= 20 and value.isdigit() and int(value) > self._max_body_bytes:
                 self._refuse(body_too_large(self._max_body_bytes))
         elif name == b"transfer-encoding":
             self._codings += 1

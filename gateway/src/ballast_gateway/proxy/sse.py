@@ -79,7 +79,7 @@ def has_token(event: bytes) -> bool:
         return False
     try:
         document = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     choices = document.get("choices")
     return isinstance(choices, list) and any(_brings_output(choice) for choice in choices)

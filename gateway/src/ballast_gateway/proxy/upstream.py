@@ -94,7 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._done: asyncio.Future[None] | None = None
         self._headers: Headers = []
-        self._header_bytes = 0
+        self._status = self._header_bytes = 0
         self._parts: list[bytes] = []
         self._head_ready = self._head_given = self._complete = self._dirty = False
         self._framed = self._reusable = False
@@ -162,7 +162,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._parser.feed_data(data)
             if self._head_ready:
                 self._head_ready, self._head_given = False, True
-                exchange.on_head(self._parser.get_status_code(), self._headers)
+                exchange.on_head(self._status, self._headers)
             if self._parts:
                 parts = self._parts
                 self._parts = []
@@ -205,14 +205,15 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            self._dirty = True
+            self._dirty = True  # an answer that nobody asked for: it must not mix with the one before
+            return
         self._headers = []
         self._header_bytes = 0
         self._framed = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
-        if self._header_bytes > _MAX_HEADER_BYTES or self._head_given or self._head_ready:
+        if self._header_bytes > _MAX_HEADER_BYTES or self._head_given or self._head_ready or self._dirty:
             return  # beyond all reason, or a trailer
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
@@ -222,11 +223,15 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._parser.get_status_code() >= 200 and not self._dirty:
             self._head_ready = True
+            self._status = self._parser.get_status_code()
 
     def on_body(self, part: bytes) -> None:
-        self._parts.append(part)
+        if not self._complete:
+            self._parts.append(part)
 
     def on_message_complete(self) -> None:
+        if self._dirty:
+            return
         if self._head_ready or self._head_given:  # not a 1xx
             self._complete = True
             self._reusable = self._parser.should_keep_alive()
