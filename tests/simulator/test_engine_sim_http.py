@@ -88,3 +88,10 @@ async def test_no_body_makes_the_server_fail() -> None:
             assert answer.status_code < 500, (bytes(body), answer.text)
             seen.add(answer.status_code)
     assert {200, 400} <= seen
+
+
+async def test_thousands_of_pipelined_upgrades_are_answered_without_recursion() -> None:
+    async with engine_sim() as (server, client):
+        offer = b"GET /ping HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        assert (await exchange(server.port, offer * 3000, 3000)).count(b"HTTP/1.1 200 ") == 3000
+        assert (await client.get("/health")).status_code == 200

@@ -142,12 +142,15 @@ class HttpProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # The request was answered as plain HTTP/1.1 (RFC 9110 section 7.8 allows that); go on with what follows it.
-            self._parser = httptools.HttpRequestParser(self)
-            if rest := data[upgrade.args[0] :]:
-                self.data_received(rest)
+            rest = memoryview(data)
+            while rest:
+                try:
+                    self._parser.feed_data(rest)
+                    break
+                except httptools.HttpParserUpgrade as upgrade:
+                    # The request was answered as plain HTTP/1.1 (RFC 9110 section 7.8 allows that); on to the next one.
+                    self._parser = httptools.HttpRequestParser(self)
+                    rest = rest[upgrade.args[0] :]
         except _RefusedError as refused:
             self._refuse(refused.status, str(refused))
         except httptools.HttpParserError as error:
