@@ -329,7 +329,7 @@ class Director:
         policy = self.settings.placement(stage)
         view = self.view(stage, entry.request, candidates, now_s, handoff_s)
         costs = policy.costs(view, entry.request)
-        if Belief.HOTSPOTS in policy.needs and entry.request.block_hashes:
+        if Belief.HOTSPOTS in policy.needs and view.prefills_here and entry.request.block_hashes:
             self.beliefs.hotspots.placed(entry.request.block_hashes[0], view.matched_tokens > 0, costs)
         lowest = costs.min()
         if not lowest < np.inf:

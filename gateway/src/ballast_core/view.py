@@ -167,8 +167,8 @@ class View:
         return self._ledger.flights
 
     @cached_property
-    def by_slot(self) -> IntArray:
-        """Shape (slots,): the candidate in each slot, -1 for endpoints that are none."""
-        places = np.full(self._inventory.capacity, -1, np.int64)
+    def place_of(self) -> IntArray:
+        """Shape (slots,): the place of each slot among the candidates; their number for slots that are none."""
+        places = np.full(self._inventory.capacity, len(self.slots), np.int64)
         places[self.slots] = np.arange(len(self.slots))
         return places

@@ -9,8 +9,10 @@ from types import MappingProxyType
 
 from ballast_core.policies.base import Placement
 from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
+from ballast_core.policies.lmetric import LMetric
 from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
 from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
+from ballast_core.policies.sibyl import Sibyl
 
 _SHIPPED: tuple[type[Placement], ...] = (
     DynamoCost,
@@ -20,11 +22,13 @@ _SHIPPED: tuple[type[Placement], ...] = (
     LeastTokens,
     LeastUncachedTokens,
     LinearKv,
+    LMetric,
     PowerOfTwo,
     PredictedTtft,
     Random,
     RangeFilterKv,
     RoundRobin,
+    Sibyl,
     VllmJsq,
 )
 
