@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-PIPE_WIDTH = 160
+PIPE_WIDTH = 220
 """Columns of a table that does not go to a terminal."""
 
 Figures = Mapping[str, Any]

@@ -77,7 +77,12 @@ class Outcome:
 
 def build_fleet(spec: RunSpec, load: Load) -> Fleet:
     """The fleet of a run, loaded. Raises ValueError naming a request that fits no KV cache."""
-    settings = DirectorSettings(prefill=spec.policy.prefill, decode=spec.policy.decode, binding=spec.binding)
+    settings = DirectorSettings(
+        prefill=spec.policy.prefill,
+        decode=spec.policy.decode,
+        binding=spec.binding,
+        profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
+    )
     fleet = Fleet(spec.setup.machines, settings, replace(spec.setup.fleet, seed=spec.seed), stopwatch=time.perf_counter)
     fleet.load(load.requests, load.turn_after)
     return fleet

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ballast_core.beliefs.block_hashes import trace_block_hashes
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
 from ballast_core.events import (
@@ -83,6 +84,8 @@ class Fleet:
         self._on_effect = on_effect
         self._stopwatch = stopwatch
         self._arrivals: list[Arrival] = []
+        self._decoding: dict[str, Record] = {}
+        """By the id of the leg whose tokens the client gets."""
         self._turn_after: dict[int, tuple[int, float]] = {}
         self._gateways = Gateways(self.settings, director_settings, self.kernel, self.world, self._carry_out_all)
         self._gateways.start()
@@ -169,13 +172,27 @@ class Fleet:
         record = self.records[index]
         record.arrived, record.arrival_s = True, self.kernel.now_s
         record.gateway = self._gateways.route()
-        request = Request(RequestId(str(index)), record.input_tokens, max_output_tokens=self._limit_of(record))
+        request = self._as_seen(record)
         director = self._gateways.directors[record.gateway]
         started_s = self._stopwatch() if self._stopwatch else 0.0
         effects = director.on_event(RequestArrived(request), self.kernel.now_s)
         if self._stopwatch:
             self.decision_s.append(self._stopwatch() - started_s)
         self._carry_out_all(record.gateway, effects)
+
+    def _as_seen(self, record: Record) -> Request:
+        """What a gateway knows of a request: its prompt, not its output."""
+        arrival = self._arrivals[record.index]
+        hashes: tuple[int, ...] = ()
+        if arrival.hash_ids and arrival.block_size:
+            hashes = tuple(trace_block_hashes(arrival.hash_ids, arrival.input_tokens, arrival.block_size))
+        return Request(
+            RequestId(str(record.index)),
+            record.input_tokens,
+            max_output_tokens=self._limit_of(record),
+            block_hashes=hashes,
+            block_size=arrival.block_size or 0 if hashes else 0,
+        )
 
     def _limit_of(self, record: Record) -> int | None:
         if self.settings.known_limits:
@@ -197,6 +214,8 @@ class Fleet:
             block_size=self.world.block_size(endpoint_id),
             now_s=self.kernel.now_s,
         )
+        if not prefill:
+            self._decoding[request.request_id] = record
         self.world.submit(endpoint_id, request, source)
 
     def _ended(self, record: Record) -> None:
@@ -210,9 +229,9 @@ class Fleet:
 
     def token(self, request_id: str, at_s: float) -> None:
         """See `world.Listener`."""
-        if request_id[-1] == "p":
-            return
-        record = self.records[int(request_id[:-1])]
+        record = self._decoding.get(request_id)
+        if record is None:
+            return  # the one token of a prefill leg
         record.generated_tokens += 1
         if record.generated_tokens == 1:
             record.first_token_s = at_s
@@ -229,6 +248,7 @@ class Fleet:
             record.optimal = record.decode is not None and self.world.is_least_loaded(record.decode)
             self._feed(record, PrefillDone(RequestId(str(record.index))))
             return
+        self._decoding.pop(event.request_id, None)
         if record.prefill is None:
             record.cached_tokens = event.stats.cached_tokens
         done = event.reason in (FinishReason.LENGTH, FinishReason.STOP)

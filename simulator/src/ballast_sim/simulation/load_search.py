@@ -75,9 +75,9 @@ def highest_sustained(probe: Probe, start: float, bound: float) -> tuple[float, 
         else:
             low, scale = scale, min(scale * 1.3, bound)
     while low == 0:
-        scale = high * 0.7
-        if scale < start / 50:
+        if high < start / 50:
             raise CapacityError("not even 2 % of what arithmetic promises is sustained")
+        scale = high * 0.7
         probes += 1
         if probe(scale):
             low = scale
