@@ -31,6 +31,12 @@ class Process:
     popen: subprocess.Popen[bytes]
     log: Path
 
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.popen.returncode
+        return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with {code}"
+
     def last_words(self) -> str:
         """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
@@ -78,11 +84,14 @@ class ProcessGroup:
         for process in reversed(self._processes):
             if process.popen.poll() is None:
                 process.popen.send_signal(signal.SIGTERM)
-        for process in self._processes:
-            try:
+        try:
+            for process in self._processes:
                 process.popen.wait(STOP_S)
-            except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # too slow, or a second Ctrl-C: nobody waits any more
+            for process in self._processes:
                 process.popen.kill()
+        finally:
+            for process in self._processes:
                 process.popen.wait()
 
 
@@ -90,7 +99,7 @@ async def _wait(client: httpx.AsyncClient, process: Process, url: str) -> None:
     deadline_s = asyncio.get_running_loop().time() + START_S
     while True:
         if process.popen.poll() is not None:
-            raise DemoError(f"{process.name} ended with code {process.popen.returncode}:\n{process.last_words()}")
+            raise DemoError(f"{process.name} {process.ending}:\n{process.last_words()}")
         try:
             if (await client.get(url)).status_code == httpx.codes.OK:
                 return

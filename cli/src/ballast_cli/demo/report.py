@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shutil import which
 
 from rich.table import Table
 
@@ -13,8 +18,8 @@ from ballast_sim.simulation.results import Objective
 _PERCENTILES = ("p50", "p90", "p99")
 
 
-def comparison(reports: Mapping[str, LoadReport], objective: Objective) -> Table:
-    """One column a policy, one row a figure. Latencies in milliseconds."""
+def comparison(reports: Mapping[str, LoadReport], objective: Objective, *, planned: int) -> Table:
+    """One column a policy, one row a figure. Latencies in milliseconds. `planned` requests were to be answered."""
     table = Table(title="The same requests under each policy", title_justify="left")
     table.add_column("")
     for name in reports:
@@ -23,7 +28,7 @@ def comparison(reports: Mapping[str, LoadReport], objective: Objective) -> Table
     def row(label: str, values: Sequence[str]) -> None:
         table.add_row(label, *values)
 
-    row("requests completed", [f"{r.completed} of {r.requests}" for r in reports.values()])
+    row("requests completed", [f"{r.completed} of {planned}" for r in reports.values()])
     latencies = {
         "TTFT": [report.ttft_s for report in reports.values()],
         "TPOT": [report.tpot_s for report in reports.values()],
@@ -49,8 +54,11 @@ def describe(objective: Objective) -> str:
     return ", ".join(f"{name} <= {limit:g} s" for name, limit in named if limit is not None) or "no SLO"
 
 
-def load_words(capacity: Capacity, rate_rps: float, share: float) -> str:
-    """How hot a workload is for the fleet; beyond `share` of its capacity, with the rate that would fit."""
+def load_words(capacity: Capacity, rate_rps: float, share: float, *, rate_scale: float = 1.0) -> str:
+    """How hot a workload is for the fleet; beyond `share` of its capacity, with the rate that would fit.
+
+    `rate_scale` is what `rate_rps` has been multiplied by already.
+    """
     load = capacity.load_ratio(rate_rps)
     words = (
         f"{rate_rps:.2f} requests/s, about {load:.0%} of the {capacity.rps:.2f} that the fleet carries by arithmetic "
@@ -59,15 +67,20 @@ def load_words(capacity: Capacity, rate_rps: float, share: float) -> str:
     if load <= share:
         return words
     fitting = capacity.rps * share
+    fitting_scale = math.floor(100 * rate_scale * fitting / rate_rps) / 100  # not rounded up: it would not fit
     return (
         f"[bold red]too hot:[/] {words}. Expect queues and failures; up to {fitting:.2f} requests/s would fit, "
-        f"so try --rate-scale {fitting / rate_rps:.2f}"
+        f"so try --rate-scale {fitting_scale:.2f}"
     )
 
 
-NEXT_STEPS = """What to try next
-  more load:       ballast demo --rate-scale 1.2
+def next_steps() -> str:
+    """What to try next, with the command as this shell finds it: a virtual environment need not be on its path."""
+    beside = Path(os.path.relpath(Path(sys.executable).parent / "ballast"))
+    ballast = "ballast" if which("ballast") or not beside.exists() else str(beside)
+    return f"""What to try next
+  more load:       {ballast} demo --rate-scale 1.2
   a trace:         make demo TRACE=FILE (CSV or JSONL, see docs/engine-sim.md)
   other hardware:  edit manifests/quickstart/servingpool.yaml and run again
-  one engine:      ballast engine-sim serve tiny --profile h20-qwen3-32b
+  one engine:      {ballast} engine-sim serve tiny --profile h20-qwen3-32b
   a cluster:       make cluster-up, then helm install ballast charts/ballast"""

@@ -102,7 +102,7 @@ async def _replay(
     report = await run_load(settings, requests, watch, stop)
     dead = processes.died()
     if dead is not None:
-        raise DemoError(f"{dead.name} ended with code {dead.popen.returncode} under load:\n{dead.last_words()}")
+        raise DemoError(f"{dead.name} {dead.ending} under load; the end of its log:\n{dead.last_words()}")
     return report
 
 

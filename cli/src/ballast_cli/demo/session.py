@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,8 @@ from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import PlacementSpec, SchedulingPolicySpec
 from ballast_cli.demo.plan import DemoError, Fleet, plan_fleet
-from ballast_cli.demo.report import NEXT_STEPS, comparison, load_words
-from ballast_cli.demo.run import objective_of, run_policy
+from ballast_cli.demo.report import comparison, load_words, next_steps
+from ballast_cli.demo.run import GRACE_S, objective_of, run_policy
 from ballast_core.policies.registry import PLACEMENTS
 from ballast_sim import capacity
 from ballast_sim.load import LoadReport
@@ -46,9 +48,13 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """The whole demo; returns the exit status: 0, 1 when requests failed, 2 when it cannot run, 130 after Ctrl-C."""
+    """The whole demo; returns the exit status: 0, 1 when requests failed, 2 when it cannot run, 130 when stopped."""
     console = Console()
     try:
+        if not options.manifests.exists():
+            raise DemoError(
+                f"--manifests: there is no {options.manifests} here; run this in Ballast's repository or name a folder"
+            )
         fleet = plan_fleet(load_manifest_files(options.manifests))
         policies = _policies(fleet, options.policy)
         requests = load_workload(
@@ -65,15 +71,29 @@ def run_demo(options: DemoOptions) -> int:
     except (DemoError, InvalidInput, ValueError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; nothing is left running")
         return 130
-    console.print(comparison(reports, objective_of(fleet)))
+    console.print(comparison(reports, objective_of(fleet), planned=len(requests)))
     for name, report in reports.items():
+        if report.interrupted:
+            console.print(
+                f"{name}: cut off {GRACE_S:g} s after the last arrival; the figures are of what was answered by then",
+                style="red",
+                markup=False,
+            )
         for failure in report.failures[:3]:
             console.print(f"{name}: {failure.request_id} failed: {failure.reason}", style="red", markup=False)
-    console.print(NEXT_STEPS, highlight=False, markup=False)
+    console.print(next_steps(), highlight=False, markup=False)
     return int(any(report.failed or report.interrupted for report in reports.values()))
+
+
+def _stop_on_signals() -> None:
+    """End in order when the terminal closes or a supervisor says so, as on Ctrl-C: the processes would live on."""
+    task = asyncio.current_task()
+    if task is not None and threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 def _policies(fleet: Fleet, names: str | None) -> dict[str, SchedulingPolicySpec]:
@@ -112,7 +132,7 @@ def _introduce(
     carried = capacity.estimate(requests, prefill=by_role["prefill"], decode=by_role["decode"])
     rate_rps = capacity.mean_rate_rps(requests, max(options.duration_s, 1e-9) if len(requests) > 1 else 1.0)
     console.print(f"workload {options.source}: {len(requests)} requests in {options.duration_s:g} s, "
-                  + load_words(carried, rate_rps, FITTING_SHARE))  # fmt: skip
+                  + load_words(carried, rate_rps, FITTING_SHARE, rate_scale=options.rate_scale))  # fmt: skip
     console.print(
         f"{len(fleet.engines)} engine-sims and a gateway as local processes, for each of: {', '.join(policies)}"
     )
@@ -121,6 +141,7 @@ def _introduce(
 async def _compare(
     console: Console, fleet: Fleet, policies: dict[str, SchedulingPolicySpec], requests: Sequence[WorkloadRequest]
 ) -> dict[str, LoadReport]:
+    _stop_on_signals()
     reports = {}
     columns = (
         TextColumn("{task.description}"),

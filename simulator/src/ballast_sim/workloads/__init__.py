@@ -3,6 +3,7 @@
 `load_workload` is what commands call: a built-in generator by name, or a file in any of the formats that are known.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,11 +47,13 @@ def load_workload(
     A trace has its own rate, so `rate_rps` is the generators'; None takes the generator's default. Raises TraceError
     for a file that cannot be read, ValueError naming any other argument.
     """
-    if not rate_scale > 0:
-        raise ValueError(f"rate_scale: must be above 0, not {rate_scale!r}")
+    if not 0 < rate_scale < math.inf:
+        raise ValueError(f"rate_scale: must be above 0 and finite, not {rate_scale!r}")
     if not duration_s > 0:
         raise ValueError(f"duration_s: must be above 0, not {duration_s!r}")
     if trace is None:
+        if duration_s == math.inf and limit is None:
+            raise ValueError("duration_s: a built-in workload never ends by itself; must be finite, not inf")
         return generate(
             workload, rate_rps=rate_rps, rate_scale=rate_scale, duration_s=duration_s, seed=seed, limit=limit
         )
