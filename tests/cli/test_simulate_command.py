@@ -286,6 +286,34 @@ def test_ctrl_c_still_reports_what_there_is(jobs: str) -> None:
     assert all(row["interrupted"] and row["completed"] <= row["requests"] < 100_000 for row in rows)
 
 
+def alive(pid: str) -> bool:
+    """Whether a process runs; one that ended and was not reaped does not."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the worker processes")
+def test_workers_end_with_a_parent_that_is_killed() -> None:
+    """No process is left behind, whatever ends the command."""
+    command = [*CLI, "simulate", "--workload", "chat", "--duration", "20000", *FLEET, "--jobs", "2"]
+    workers: list[str] = []
+    with subprocess.Popen([*command, "--policy", "ils,round-robin"], stderr=subprocess.DEVNULL) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until_s = time.monotonic() + 60
+        while len(workers) < 3 and time.monotonic() < until_s:  # two workers and the resource tracker
+            workers = children.read_text().split()
+            time.sleep(0.2)
+        assert len(workers) == 3
+        time.sleep(3)
+        process.kill()
+    until_s = time.monotonic() + 30
+    while any(map(alive, workers)) and time.monotonic() < until_s:
+        time.sleep(0.2)
+    assert [worker for worker in workers if alive(worker)] == []
+
+
 def test_both_bindings_are_reported() -> None:
     """Early assignment and late binding, a row each."""
     rows = simulate(*SHORT, "--policy", "least-requests", "--binding", "both")

@@ -1,6 +1,7 @@
 """`ballast simulate`: which policy for my traffic?"""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -202,6 +203,8 @@ def _check_outputs(paths: list[Path]) -> None:
             raise ValueError(f"{path}: is a folder; name a file")
         if not path.parent.is_dir():
             raise ValueError(f"{path}: its folder does not exist; make it first")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{path}: cannot be written; choose another place")
 
 
 def _source(
