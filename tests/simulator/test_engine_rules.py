@@ -263,14 +263,44 @@ def test_finished_prefills_hold_their_blocks_until_they_are_pulled() -> None:
     assert run.engine.expired_leases == 0
 
 
+def test_pulled_blocks_are_free_when_the_next_step_of_the_worker_has_been_processed() -> None:
+    """Read at 25 ms, beside step 2. Step 3 is composed at 30 ms and reports it, so at 40 ms the blocks are free."""
+    requests = [request(1, 8, 1, hold=True), request(2, 4, 9, at_s=0.005)]
+    run = started(config(hands_over_kv=True), requests).until(0.025)
+    assert run.engine.release("1", 0.025)
+    run.until(0.039)
+    assert run.engine.load().kv_usage_ratio == pytest.approx((2 + 2) / 100)
+    run.until(0.041)
+    assert run.engine.load().kv_usage_ratio == pytest.approx(2 / 100)
+
+
+def test_a_producer_drops_the_output_in_flight_of_a_request_that_it_preempts() -> None:
+    """Victim 2's step is under way when its blocks go to request 1.
+
+    Elsewhere the token of that step still comes, and the victim waits for it; a producer computes it again, so it
+    has one token fewer when it resumes.
+    """
+    settings = {"kv_blocks": 7, "max_model_len": 24, "async_scheduling": True}
+    requests = [request(1, 12, 8), request(2, 4, 8)]
+    runs = [started(config(hands_over_kv=role, **settings), requests).until() for role in (False, True)]
+    assert [run.finished["2"].stats.preemptions for run in runs] == [1, 1]
+    assert [len(run.token_times_s["2"]) for run in runs] == [8, 8]
+    resumed = [max(tokens for step in run.chunks()[1:] for tokens, _, name in step if name == "2") for run in runs]
+    assert resumed[0] == resumed[1] + 1
+
+
 def test_kv_that_nobody_pulls_is_stranded_until_its_lease_ends() -> None:
-    """30 s after the end; an extension at 20 s moves that to 50 s."""
-    run = started(config(), [request(1, 8, 1, hold=True), request(2, 8, 1, hold=True)]).until(20.0)
+    """30 s after the end; a heartbeat at 20 s moves that to 40 s, one at 5 s moves nothing (5 + 20 < 30)."""
+    run = started(config(), [request(1, 8, 1, hold=True), request(2, 8, 1, hold=True)]).until(5.0)
+    assert run.engine.extend_lease("1", 5.0)
+    run.until(20.0)
     assert run.engine.extend_lease("2", 20.0)
     run.until(31.0)
     assert run.engine.expired_leases == 1
     assert run.engine.load().kv_usage_ratio == pytest.approx(2 / 100)
-    run.until()
+    run.until(39.9)
+    assert run.engine.expired_leases == 1
+    run.until(40.1)
     assert run.engine.expired_leases == 2
     assert run.engine.load().kv_usage_ratio == 0
 

@@ -7,10 +7,12 @@ names the rule that we have wrong.
 """
 
 import gzip
+import heapq
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from ballast_sim.engine import (
     EngineConfig,
     EngineRequest,
     Finished,
-    RequestStats,
     StepEnded,
     TraceContent,
     UniqueContent,
@@ -31,6 +32,9 @@ from ballast_sim.engine import (
 from ballast_sim.engine.batch import Batch
 
 TIME_TOLERANCE_S = 2e-5  # the files round times to 1 us and durations to 0.1 us
+DEFAULT_LEASE_S = 30.0
+CONSUMERS = ("kv_consumer", "kv_both")
+PRODUCERS = ("kv_producer", "kv_both")
 STOP_MARGIN_TOKENS = 50  # max_tokens beyond the stop token, in files made with early_stop
 
 
@@ -40,7 +44,11 @@ class GoldenFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GoldenRequest:
-    """One recorded request; `token_times_s` are absolute."""
+    """One recorded request; `token_times_s` are absolute.
+
+    `cached_tokens` is None where it did not come to a first token. `hold`: its KV stays for another engine, which says
+    `heartbeats_after_s` its end that it still means to pull, and pulls `pulled_after_s` it (None: never).
+    """
 
     request_id: int
     arrival_s: float
@@ -49,9 +57,15 @@ class GoldenRequest:
     priority: int
     hash_ids: Sequence[int] | None
     hash_block: int | None
-    cached_tokens: int
+    cached_tokens: int | None
     preemptions: int
     token_times_s: Sequence[float]
+    pull: bool
+    hold: bool
+    pulled_after_s: float | None
+    heartbeats_after_s: Sequence[float]
+    hand_off: tuple[int, int] | None  # tokens, blocks
+    abort_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ def read_golden(path: Path) -> Golden:
             if "summary" in row:
                 summary = row["summary"]
             elif "req" in row:
-                requests.append(_request(row["req"]))
+                requests.append(_request(row["req"], bool(summary and summary.get("remote_prefill"))))
             elif "step" in row:
                 steps.append(_step(row["step"]))
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -128,9 +142,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise GoldenFileError(f"{path}: cannot be read: {error}") from error
 
 
-def _request(row: dict[str, Any]) -> GoldenRequest:
-    first_s = row["t"] + row["ttft_ms"] / 1e3
-    times = np.concatenate(([first_s], first_s + np.cumsum(np.asarray(row["itl_ms"], dtype=float)) / 1e3))
+def _request(row: dict[str, Any], pulls: bool) -> GoldenRequest:
+    """`pulls`: what the summary says of all requests, where a request does not say it of itself."""
+    times: list[float] = []
+    if row["ttft_ms"] is not None:  # else it left before its first token
+        first_s = row["t"] + row["ttft_ms"] / 1e3
+        later_s = first_s + np.cumsum(np.asarray(row["itl_ms"], dtype=float)) / 1e3
+        times = [first_s, *later_s.tolist()]
+    handle = row.get("hand_off")
     return GoldenRequest(
         request_id=row["id"],
         arrival_s=row["t"],
@@ -139,9 +158,15 @@ def _request(row: dict[str, Any]) -> GoldenRequest:
         priority=row["priority"],
         hash_ids=row["hash_ids"],
         hash_block=row["hash_block"],
-        cached_tokens=row["cached"] or 0,
+        cached_tokens=row["cached"],
         preemptions=row["preempted"],
-        token_times_s=times.tolist(),
+        token_times_s=times,
+        pull=row.get("pull", pulls),
+        hold=row.get("hold", False),
+        pulled_after_s=row.get("pulled_after_s"),
+        heartbeats_after_s=row.get("heartbeats_after_s", ()),
+        hand_off=(handle["tokens"], handle["blocks"]) if handle else None,
+        abort_s=row.get("abort_s"),
     )
 
 
@@ -154,7 +179,7 @@ def _step(row: list[Any]) -> Step:
 def golden_config(summary: dict[str, Any]) -> EngineConfig:
     """The engine that a summary describes."""
     kv_blocks, block_size = summary["kv_blocks"], summary["block_size"]
-    link = summary["link"]
+    link, role = summary["link"], summary.get("kv_role")
     timer = HardwareProfile(
         name="golden",
         kv_tokens=kv_blocks * block_size,
@@ -174,10 +199,12 @@ def golden_config(summary: dict[str, Any]) -> EngineConfig:
         policy=summary["policy"],
         watermark_blocks=math.ceil(summary["watermark"] * kv_blocks),
         long_prefill_token_threshold=summary["long_prefill_token_threshold"],
-        pulls_kv=summary["remote_prefill"],
+        pulls_kv=summary["remote_prefill"] if role is None else role in CONSUMERS,
+        hands_over_kv=role in PRODUCERS,
+        lease_s=summary.get("lease_s") or DEFAULT_LEASE_S,
         pull_setup_s=link["setup_s"] if link else None,
         pull_s_per_token=link["bytes_per_token"] / link["bytes_per_s"] if link else 0.0,
-        jump_idle_steps=True,
+        jump_idle_steps=summary.get("idle") != "polls",
     )
 
 
@@ -196,7 +223,8 @@ def _engine_request(row: GoldenRequest, summary: dict[str, Any], config: EngineC
         content=content,
         arrival_s=row.arrival_s,
         priority=row.priority,
-        pull=bool(summary["remote_prefill"]),
+        pull=row.pull,
+        hold=row.hold,
     )
 
 
@@ -206,7 +234,44 @@ class Replay:
 
     steps: list[Step]
     token_times_s: dict[int, list[float]]
-    stats: dict[int, RequestStats]
+    finished: dict[int, Finished]
+    expired_leases: int = 0
+
+
+class _Script:
+    """Everything that is told to the engine, in order of time; arrivals go before what else comes at the same time."""
+
+    def __init__(self, golden: Golden, config: EngineConfig, engine: Engine) -> None:
+        self._engine = engine
+        self._due: list[tuple[float, int, int, Callable[[float], object]]] = []
+        self._numbers = count()
+        for row in golden.requests:
+            request = _engine_request(row, golden.summary, config)
+            self._at(row.arrival_s, 0, lambda now_s, request=request: engine.add(request, now_s))  # type: ignore[misc]
+            if row.abort_s is not None:
+                self._at(row.abort_s, 1, lambda now_s, name=request.request_id: engine.abort(name, now_s))  # type: ignore[misc]
+
+    def _at(self, at_s: float, rank: int, tell: Callable[[float], object]) -> None:
+        heapq.heappush(self._due, (at_s, rank, next(self._numbers), tell))
+
+    def next_s(self) -> float:
+        """When there is something to tell; infinity at the end."""
+        return self._due[0][0] if self._due else math.inf
+
+    def tell(self) -> None:
+        """What is due next."""
+        at_s, _, _, tell = heapq.heappop(self._due)
+        tell(at_s)
+
+    def handed_over(self, row: GoldenRequest, end: Finished) -> None:
+        """What the other engine will say, now that it has the handle."""
+        engine, name = self._engine, end.request_id
+        pulled_after_s = math.inf if row.pulled_after_s is None else row.pulled_after_s
+        for after_s in row.heartbeats_after_s:
+            if after_s < pulled_after_s:
+                self._at(end.at_s + after_s, 1, lambda now_s: engine.extend_lease(name, now_s))
+        if row.pulled_after_s is not None:
+            self._at(end.at_s + row.pulled_after_s, 1, lambda now_s: engine.release(name, now_s))
 
 
 def replay(golden: Golden) -> Replay:
@@ -214,16 +279,16 @@ def replay(golden: Golden) -> Replay:
     steps: list[Step] = []
     config = golden_config(golden.summary)
     engine = Engine(config, on_step=lambda now_s, batch: steps.append(_observed(now_s, batch)))
-    result = Replay(steps, {row.request_id: [] for row in golden.requests}, {})
-    arrivals = iter(golden.requests)
-    row = next(arrivals, None)
+    rows = {row.request_id: row for row in golden.requests}
+    result = Replay(steps, {request_id: [] for request_id in rows}, {})
+    script = _Script(golden, config, engine)
     while True:
         due_s = engine.next_event_s()
-        if row is not None and row.arrival_s <= due_s:
-            engine.add(_engine_request(row, golden.summary, config), row.arrival_s)
-            row = next(arrivals, None)
+        if script.next_s() <= due_s < math.inf or script.next_s() < due_s:
+            script.tell()
             continue
         if due_s == math.inf:
+            result.expired_leases = engine.expired_leases
             return result
         for event in engine.advance(due_s):
             match event:
@@ -231,7 +296,10 @@ def replay(golden: Golden) -> Replay:
                     for request_id in event.tokens:
                         result.token_times_s[int(request_id)].append(event.at_s)
                 case Finished():
-                    result.stats[int(event.request_id)] = event.stats
+                    number = int(event.request_id)
+                    result.finished[number] = event
+                    if event.hand_off is not None:
+                        script.handed_over(rows[number], event)
                 case _:
                     pass
 
@@ -268,6 +336,9 @@ class Comparison:
     cached_tokens_golden: int
     preemptions_ours: int
     preemptions_golden: int
+    expired_leases_ours: int
+    expired_leases_golden: int
+    differing_hand_offs: int
     missing_tokens: int
 
     def within(self, tolerance_ratio: float) -> bool:
@@ -287,6 +358,8 @@ class Comparison:
             "token_time_error_s": self.token_time_error_s,
             "cached_tokens": {"ours": self.cached_tokens_ours, "golden": self.cached_tokens_golden},
             "preemptions": {"ours": self.preemptions_ours, "golden": self.preemptions_golden},
+            "expired_leases": {"ours": self.expired_leases_ours, "golden": self.expired_leases_golden},
+            "differing_hand_offs": self.differing_hand_offs,
             "missing_tokens": self.missing_tokens,
         }
 
@@ -311,6 +384,8 @@ def compare(golden: Golden) -> Comparison:
     golden_times = {row.request_id: row.token_times_s for row in golden.requests}
     ttft = [_p99(_ttfts(golden.requests, times)) for times in (ours.token_times_s, golden_times)]
     tpot = [_p99(_tpots(times.values())) for times in (ours.token_times_s, golden_times)]
+    # A request that left before its first token has no count of cached tokens.
+    counted = [row for row in golden.requests if row.cached_tokens is not None and row.request_id in ours.finished]
     quantiles = np.quantile(errors, [0.5, 0.99, 1.0]) if errors else [math.nan] * 3
     return Comparison(
         file=golden.path.name,
@@ -321,12 +396,21 @@ def compare(golden: Golden) -> Comparison:
         ttft_p99_error_ratio=_error_ratio(*ttft),
         tpot_p99_error_ratio=_error_ratio(*tpot),
         token_time_error_s=dict(zip(("p50", "p99", "max"), (float(q) for q in quantiles), strict=True)),
-        cached_tokens_ours=sum(stats.cached_tokens for stats in ours.stats.values()),
-        cached_tokens_golden=sum(row.cached_tokens for row in golden.requests),
-        preemptions_ours=sum(stats.preemptions for stats in ours.stats.values()),
+        cached_tokens_ours=sum(ours.finished[row.request_id].stats.cached_tokens for row in counted),
+        cached_tokens_golden=sum(row.cached_tokens or 0 for row in counted),
+        preemptions_ours=sum(end.stats.preemptions for end in ours.finished.values()),
         preemptions_golden=sum(row.preemptions for row in golden.requests),
+        expired_leases_ours=ours.expired_leases,
+        expired_leases_golden=golden.summary.get("expired_leases", 0),
+        differing_hand_offs=sum(row.hand_off != _hand_off(ours, row) for row in golden.requests),
         missing_tokens=missing,
     )
+
+
+def _hand_off(ours: Replay, row: GoldenRequest) -> tuple[int, int] | None:
+    """What our handle covers: tokens and blocks."""
+    end = ours.finished.get(row.request_id)
+    return None if end is None or end.hand_off is None else (end.hand_off.tokens, len(end.hand_off.blocks))
 
 
 def _ttfts(

@@ -25,6 +25,7 @@ class Batch:
     preempted: int = 0
     pulls: list[RequestState] = field(default_factory=list)
     ended_pulls: list[RequestState] = field(default_factory=list)
+    ended_sends: list[RequestState] = field(default_factory=list)
     starts_s: float = 0.0
     ends_s: float = 0.0
 

@@ -22,11 +22,12 @@ class EngineConfig:
 
     `kv_blocks` counts as vLLM does, the null block included: one less can be used. `pulls_kv` is a configured pull
     connector on the consuming side (kv_role kv_consumer or kv_both): block frees wait for steps in flight, and the
-    one token that a finished pull leaves to compute counts as a decode in the step-time law. A pull lasts
-    `pull_setup_s` + tokens * `pull_s_per_token`; with `pull_setup_s` None its end is the driver's to say
-    (`Engine.pull_ended`). `jump_idle_steps` repeats an artefact of the recorded runs: their clock jumps in a step
-    that schedules nothing, also while the report of an ended pull waits in the batch queue (real vLLM sleeps 1 ms
-    there).
+    one token that a finished pull leaves to compute counts as a decode in the step-time law. `hands_over_kv` is the
+    producing side (kv_producer or kv_both): output in flight of a preempted request is dropped and computed again, for
+    its hand-over must not end with blocks that are gone. A pull lasts `pull_setup_s` + tokens * `pull_s_per_token`;
+    with `pull_setup_s` None its end is the driver's to say (`Engine.pull_ended`). `jump_idle_steps` repeats an
+    artefact of some recorded runs: their clock jumps in a step that schedules nothing, also while the report of an
+    ended pull waits in the batch queue (real vLLM sleeps 1 ms there).
     """
 
     timer: StepTimer
@@ -45,6 +46,7 @@ class EngineConfig:
     pull_setup_s: float | None = None
     pull_s_per_token: float = 0.0
     recompute_failed_pulls: bool = False
+    hands_over_kv: bool = False
     lease_s: float = 30.0
     jump_idle_steps: bool = False
 
@@ -80,6 +82,7 @@ class EngineConfig:
         async_scheduling: bool = True,
         pulls_kv: bool = False,
         recompute_failed_pulls: bool = False,
+        hands_over_kv: bool = False,
         lease_s: float = 30.0,
         external_pulls: bool = False,
     ) -> "EngineConfig":
@@ -104,5 +107,6 @@ class EngineConfig:
             pull_setup_s=None if external_pulls else profile.link_setup_s,
             pull_s_per_token=profile.kv_bytes_per_token / (profile.link_gbps * 1e9 / 8),
             recompute_failed_pulls=recompute_failed_pulls,
+            hands_over_kv=hands_over_kv,
             lease_s=lease_s,
         )

@@ -7,7 +7,7 @@ waits.
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ _NEVER = math.inf
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    kind: Literal["add", "abort", "release"]
+    kind: Literal["add", "abort"]
     state: RequestState
 
 
@@ -30,6 +30,7 @@ class _Message:
 class _Held:
     state: RequestState
     expires_at_s: float
+    renewed: bool = False  # by a heartbeat that the worker has not read yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Engine:
         self._requests: dict[str, RequestState] = {}
         self._pulling: dict[RequestState, float] = {}
         self._held: dict[str, _Held] = {}
+        self._read: list[RequestState] = []  # held until now; the worker has not reported it yet
         self._events: list[EngineEvent] = []
 
     # -- what the driver tells ---------------------------------------------------------------------------------------
@@ -90,20 +92,30 @@ class Engine:
         return True
 
     def release(self, request_id: str, now_s: float) -> bool:
-        """The KV held for another engine was pulled; False if it is not held (any more)."""
+        """The KV held for another engine was pulled; False if it is not held (any more).
+
+        The worker reports it with the next step that it gets; the blocks are free when that step has been processed.
+        """
         held = self._held.pop(request_id, None)
         if held is None:
             return False
         self._tick(now_s)
-        self._inbox.append(_Message("release", held.state))
+        self._read.append(held.state)
         return True
 
     def extend_lease(self, request_id: str, now_s: float) -> bool:
-        """Another engine still means to pull: the lease starts anew. False if the KV is not held (any more)."""
+        """Another engine still means to pull; False if the KV is not held (any more).
+
+        The lease then lasts two thirds of its length (in whole seconds, as vLLM counts) at least, from when the worker
+        reads the message.
+        """
         held = self._held.get(request_id)
         if held is None:
             return False
-        held.expires_at_s = now_s + self.config.lease_s
+        self._tick(now_s)
+        held.renewed = True
+        if self._asleep is not None:
+            self._renew_leases()
         return True
 
     def pull_ended(self, request_id: str, now_s: float, failed: bool = False) -> None:
@@ -119,18 +131,18 @@ class Engine:
         """When `advance` has something to do; infinity while nothing is going on."""
         if self._inbox and self._blocked is None:
             return self._now_s
-        lease = min((held.expires_at_s for held in self._held.values()), default=_NEVER)
         if self._blocked is not None:
-            return min(self._blocked.ends_s, lease)
+            return self._blocked.ends_s
         if self._asleep is not None:
-            return min(max(self._now_s, min(self._pulling.values(), default=_NEVER)), lease)
-        return lease
+            if self._read:
+                return self._now_s
+            return max(self._now_s, min(self._transfer_ends_s(), default=_NEVER))
+        return _NEVER
 
     def advance(self, now_s: float) -> list[EngineEvent]:
         """Do all that is due until `now_s`, and say what happened, in order."""
         while (due_s := self.next_event_s()) <= now_s:
             self._now_s = max(self._now_s, due_s)
-            self._expire_leases()
             self._turn()
         self._tick(now_s)
         events, self._events = self._events, []
@@ -163,17 +175,13 @@ class Engine:
 
     def check_blocks(self) -> None:
         """Raise AssertionError where a KV block is lost or shared wrongly."""
-        held = [entry.state.blocks for entry in self._held.values()]
-        held += [message.state.blocks for message in self._inbox if message.kind == "release"]
-        self.scheduler.pool.check([*self.scheduler.held_blocks(), *held])
+        self.scheduler.pool.check(self.scheduler.held_blocks())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """One stretch of the loop, until it has to wait for time or for news."""
         if self._blocked is not None:
-            if self._now_s < self._blocked.ends_s:
-                return  # a lease ended in between
             batch, self._blocked = self._blocked, None
             self._process(batch)
         elif self._asleep is not None:
@@ -213,8 +221,8 @@ class Engine:
             return False
         if self.config.jump_idle_steps and self._pulling:
             return True
-        pending = any(batch.ended_pulls or batch.tokens for batch in self._queue)
-        due = any(end_s <= self._now_s for end_s in self._pulling.values())
+        pending = any(batch.ended_pulls or batch.ended_sends or batch.tokens for batch in self._queue)
+        due = bool(self._read) or any(end_s <= self._now_s for end_s in self._transfer_ends_s())
         return not (pending or due or empty.preempted) and self.scheduler.has_requests()
 
     def _start(self, batch: Batch) -> None:
@@ -229,10 +237,12 @@ class Engine:
             self._on_step(self._now_s, batch)
 
     def _dispatched(self, batch: Batch) -> None:
-        """The worker has the step: it reports the pulls that have ended by now, with the step's output."""
+        """The worker has the step: it reports the transfers that have ended by now, with the step's output."""
         batch.ended_pulls = [state for state, end_s in self._pulling.items() if end_s <= self._now_s]
         for state in batch.ended_pulls:
             del self._pulling[state]
+        if self._held or self._read:
+            batch.ended_sends = self._ended_sends()
         batch.ends_s = max(batch.ends_s, self._now_s) if batch.tokens else self._now_s
         self._queue.append(batch)
         if len(self._queue) >= self._depth or not (batch.tokens or self.scheduler.has_requests()):
@@ -246,7 +256,7 @@ class Engine:
             self._process(batch)
 
     def _process(self, batch: Batch) -> None:
-        """Aborts first, then the step's tokens, then the pulls it reported."""
+        """Aborts first, then the step's tokens, then the transfers it reported."""
         for message in self._inbox:
             if message.kind == "abort":
                 self._abort(message.state)
@@ -264,6 +274,7 @@ class Engine:
             if state.status is not Status.FINISHED:
                 self.scheduler.abort(state)
                 self._finish(state, FinishReason.ERROR)
+        self.scheduler.sends_reported(batch.ended_sends)
 
     def _take_in(self) -> None:
         """Everything that was told since the last turn, in order."""
@@ -274,9 +285,6 @@ class Engine:
                     self.scheduler.waiting.add(message.state)
                 case "abort":
                     self._abort(message.state)
-                case "release":
-                    self.scheduler.pool.release(message.state.blocks)
-                    message.state.blocks = []
 
     def _abort(self, state: RequestState) -> None:
         if state.status is Status.FINISHED:
@@ -295,7 +303,7 @@ class Engine:
         if state.request.hold and reason in (FinishReason.LENGTH, FinishReason.STOP):
             expires_at_s = self._now_s + self.config.lease_s
             self._held[request_id] = _Held(state, expires_at_s)
-            computed = state.num_tokens - 1  # the last token has no KV yet
+            computed = state.computed  # the last token has no KV yet, but where a step too many is under way
             blocks = tuple(state.blocks[: self.scheduler.pool.blocks_for(computed)])
             hand_off = HandOff(blocks, computed, expires_at_s)
         self._events.append(Finished(self._now_s, request_id, reason, state.stats(), hand_off))
@@ -306,12 +314,26 @@ class Engine:
         self._pulling[state] = self._now_s + lasts_s
         self._events.append(PullStarted(self._now_s, state.request_id, state.pulled_tokens))
 
-    def _expire_leases(self) -> None:
-        for request_id, held in list(self._held.items()):
-            if held.expires_at_s <= self._now_s:
-                del self._held[request_id]
-                self.expired_leases += 1
-                self._inbox.append(_Message("release", held.state))
+    def _transfer_ends_s(self) -> Iterator[float]:
+        """When pulls and leases end, as far as that is known."""
+        yield from self._pulling.values()
+        for held in self._held.values():
+            yield held.expires_at_s
+
+    def _renew_leases(self) -> None:
+        for held in self._held.values():
+            if held.renewed:
+                held.renewed = False
+                held.expires_at_s = max(held.expires_at_s, self._now_s + self.config.lease_s * 2 // 3)
+
+    def _ended_sends(self) -> list[RequestState]:
+        """KV that needs no longer be held: first what was read, then what nobody read in time."""
+        self._renew_leases()
+        expired = [request_id for request_id, held in self._held.items() if held.expires_at_s <= self._now_s]
+        self.expired_leases += len(expired)
+        ended = self._read + [self._held.pop(request_id).state for request_id in expired]
+        self._read = []
+        return ended
 
     def _tick(self, now_s: float) -> None:
         if now_s < self._now_s:

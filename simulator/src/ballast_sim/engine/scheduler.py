@@ -30,6 +30,7 @@ class Scheduler:
         self.counters = Counters()
         self.finished_unflushed = False
         self.aborted_pulls: dict[str, RequestState] = {}
+        self.sending: dict[RequestState, None] = {}  # finished; their blocks stay until read or expired
         self._prefills: dict[RequestState, None] = {}  # prefills and loads in flight, by age
         self._defers_frees = config.pulls_kv and config.async_scheduling
         self._deferred: deque[tuple[int, list[int]]] = deque()
@@ -40,14 +41,13 @@ class Scheduler:
     # -- what the loop asks ------------------------------------------------------------------------------------------
 
     def has_requests(self) -> bool:
-        """Whether the loop must go on composing (a finished request is flushed by one more step)."""
-        return bool(
-            self.running or len(self.waiting) or len(self.holding) or self.finished_unflushed or self.aborted_pulls
-        )
+        """Whether the loop must go on composing (an end is flushed by one more step, open transfers poll)."""
+        unfinished = self.running or len(self.waiting) or len(self.holding)
+        return bool(unfinished or self.finished_unflushed or self.aborted_pulls or self.sending)
 
     def held_blocks(self) -> Iterator[list[int]]:
         """Blocks by holder, for the pool's invariant."""
-        for group in (self.running, self.waiting, self.holding, self.aborted_pulls.values()):
+        for group in (self.running, self.waiting, self.holding, self.aborted_pulls.values(), self.sending):
             for state in group:
                 yield state.blocks
         for _, blocks in self._deferred:
@@ -144,7 +144,7 @@ class Scheduler:
     def _preempt(self, victim: RequestState) -> None:
         """Back to the waiting queue, to be computed anew.
 
-        Tokens in flight are stale: they still count when they come.
+        Tokens in flight are stale: they still count when they come, but for an engine that hands over KV.
         """
         self._free(victim)
         self._prefills.pop(victim, None)
@@ -170,7 +170,7 @@ class Scheduler:
             if state.status is Status.PULLING and not self._promote(state):
                 skipped_holding.append(queue.pop())
                 continue
-            if state.stale:
+            if state.stale and not self.config.hands_over_kv:
                 skipped.append(queue.pop())
                 continue
             if not state.pull_tried:
@@ -282,6 +282,12 @@ class Scheduler:
             elif self.aborted_pulls.pop(state.request_id, None) is not None:
                 self._free(state)
 
+    def sends_reported(self, ended: list[RequestState]) -> None:
+        """The worker said that this KV was read, or that its lease is over."""
+        for state in ended:
+            del self.sending[state]
+            self._free(state)
+
     # -- a step's end ------------------------------------------------------------------------------------------------
 
     def _fill(self, batch: Batch, chosen: dict[RequestState, int]) -> None:
@@ -319,13 +325,13 @@ class Scheduler:
         output = Output()
         tokens, pool = output.tokens, self.pool
         asynchronous, block_size = self.config.async_scheduling, self.config.block_size
-        running, ended = Status.RUNNING, Status.FINISHED
+        running, ended, drops_stale = Status.RUNNING, Status.FINISHED, self.config.hands_over_kv
         for state, count, _, samples, _ in batch.chunks:
             state.in_flight -= count
             stale = state.stale > 0
             if stale:
                 state.stale -= count
-            if not samples or state.status is ended:
+            if not samples or state.status is ended or (stale and drops_stale):
                 continue
             if state.output_tokens == 0:
                 state.first_token_s = now_s
@@ -371,7 +377,9 @@ class Scheduler:
         state.status = Status.FINISHED
         self.finished_unflushed = True
         self._prefills.pop(state, None)
-        if not (keep and state.request.hold):
+        if keep and state.request.hold:
+            self.sending[state] = None
+        else:
             self._free(state)
 
     # -- blocks ------------------------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ class ServerOptions:
                 prefix_caching=self.prefix_caching,
                 async_scheduling=self.async_scheduling,
                 pulls_kv=transfer is not None and transfer.consumes,
+                hands_over_kv=transfer is not None and transfer.produces,
                 recompute_failed_pulls=transfer is not None and transfer.failure_policy == "recompute",
                 lease_s=transfer.lease_s if transfer else 30.0,
                 external_pulls=True,
