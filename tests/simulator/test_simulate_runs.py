@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,10 +22,12 @@ from ballast_sim.simulation.load_search import (
     Interrupted,
     growth,
     highest_sustained,
+    hopeless,
     measure_capacity,
 )
 from ballast_sim.simulation.policy_choice import default_prefill, least_requests, parse_policies
 from ballast_sim.simulation.pool import run_all
+from ballast_sim.simulation.records import Record
 from ballast_sim.simulation.results import Objective
 from ballast_sim.simulation.shapes import parse_shape
 from ballast_sim.simulation.source import WorkloadSource, scale_sessions, turns
@@ -103,6 +106,26 @@ def test_the_measured_capacity_sustains_its_rate_and_not_much_more() -> None:
         ttft = run(spec).figures["ttft_s"]
         assert isinstance(ttft, dict)
         assert (ttft["p99"] <= 3.0) == holds
+
+
+@given(
+    waited=st.lists(st.floats(0.0, 10.0), min_size=1, max_size=400),
+    known=st.integers(0, 400),
+    wanted=st.floats(0.1, 9.0),
+)
+def test_a_probe_is_given_up_only_when_its_percentile_is_lost(waited: list[float], known: int, wanted: float) -> None:
+    """Whatever the requests still to come do."""
+    fleet = Fleet(
+        parse_shape("1F@a100-qwen3-32b"),
+        DirectorSettings(prefill=build_placement("round-robin"), decode=build_placement("round-robin")),
+    )
+    fleet.records = [
+        Record(k, 0.0, 1, 1, arrived=k < known, first_token_s=wait_s if k < known else None)
+        for k, wait_s in enumerate(waited)
+    ]
+    if hopeless(fleet, wanted):
+        best = waited[:known] + [0.0] * (len(waited) - known)
+        assert np.percentile(best, 99) > wanted
 
 
 def test_a_search_can_be_stopped() -> None:

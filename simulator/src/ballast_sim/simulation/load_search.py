@@ -141,13 +141,31 @@ def _sustained(spec: RunSpec, scale: float, beat: Beat | None) -> bool:
         fleet.every(1.0, lambda: fleet.stop() if beat(_share_arrived(fleet)) else None)
     last_s = load.requests[-1].arrival_s
     wanted = spec.setup.objective.ttft_s
+    lost = False
+
+    def give_up() -> None:
+        nonlocal lost
+        if wanted is not None and hopeless(fleet, wanted):
+            lost = True
+            fleet.stop()
+
+    if last_s > 0:
+        fleet.every(last_s / 50, give_up)
     fleet.run(last_s + max(10.0, 0.1 * last_s, 2 * (wanted or 0.0)))
+    if lost:
+        return False
     if fleet.stopped:
         raise Interrupted
     ages = waits(fleet)
     if wanted is not None:
         return float(np.percentile([wait_s for _, wait_s in ages], 99)) <= wanted
     return growth(ages) < GROWTH_RATIO
+
+
+def hopeless(fleet: Fleet, wanted_s: float) -> bool:
+    """Whether so many requests have missed a TTFT already that its 99th percentile must."""
+    late = sum(wait_s > wanted_s for _, wait_s in waits(fleet))
+    return late > 0.01 * len(fleet.records) + 1
 
 
 def _share_arrived(fleet: Fleet) -> float:
