@@ -159,3 +159,19 @@ async def test_an_engine_that_answers_neither_200_nor_an_error_has_failed(tmp_pa
 def test_an_event_nested_beyond_reason_is_no_token_and_no_crash() -> None:
     assert not has_token(b'data: {"choices": ' + b"[" * 100_000)
     assert has_token(b"data: " + json.dumps({"choices": [{"text": "a"}]}).encode())
+
+
+async def test_what_comes_for_a_connection_that_was_just_reset_is_dropped(tmp_path: Path) -> None:
+    """The engine's next event may come between the reset and asyncio's word of it."""
+    async with pair(tmp_path) as (gateway, _):
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        face = gateway.gateway.proxy
+        assert face is not None
+        await until(lambda: len(face.connections) == 1)
+        [client] = face.connections
+        client.start_stream(200, [])
+        client._transport.abort()
+        client.write(b"data: late\n\n")
+        client.end()
+        await until(lambda: not face.connections)
+        writer.close()

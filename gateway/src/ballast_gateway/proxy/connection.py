@@ -92,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
         if self._reader.continue_wanted and self._request is None and not self._reader.requests:
             self._reader.continue_wanted = False
             if self._reader.error is None:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._advance()
 
     def eof_received(self) -> bool:
@@ -169,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         """Answer with a whole body."""
         head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
         silent = self._request is not None and self._request.method == b"HEAD"
-        self._transport.write(head if silent else head + body)
+        self._send(head if silent else head + body)
         self._finish()
 
     def respond_error(self, error: ApiError, extra: tuple[Header, ...] = ()) -> None:
@@ -180,22 +180,27 @@ class ClientConnection(asyncio.Protocol):
     def start_stream(self, status: int, headers: Iterable[Header]) -> None:
         """Answer with a body of unknown length; `write` and then `end` it."""
         self._chunked = self._request is not None and self._request.http11
-        self._transport.write(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b""))
+        self._send(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b""))
 
     def write(self, data: bytes) -> None:
         """Send a part of a stream."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """The stream is whole."""
         if self._chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._send(b"0\r\n\r\n")
         self._finish()
 
     def abort(self) -> None:
         """Cut the connection, so that the client sees that the answer is not whole."""
         self._request = None
         self._close()
+
+    def _send(self, data: bytes) -> None:
+        """A reset connection is closed before `connection_lost` says so, and uvloop's transports then refuse data."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def _close(self) -> None:
         """Close once everything is sent; `sweep` bounds the wait."""
@@ -233,7 +238,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _linger(self) -> None:
         self._discarding = True
-        if self._transport.can_write_eof():
+        if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
         self._deadline_s = self._loop.time() + _LINGER_S
 
