@@ -198,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
         self._close()
 
     def _send(self, data: bytes) -> None:
-        """A reset connection is closed before `connection_lost` says so, and uvloop's transports then refuse data."""
+        """Engines send on until the request of a lost client has ended; closed transports of uvloop refuse that."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
