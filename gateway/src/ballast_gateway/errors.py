@@ -127,7 +127,7 @@ def request_timeout(seconds: float) -> ApiError:
 
 
 def unsupported(status: int, message: str, *, code: str = "unsupported") -> ApiError:
-    """Legal HTTP that this gateway does not speak: 415, 417, 501, 505."""
+    """Legal HTTP that this gateway does not speak. 4xx also where RFC 9110 has 501 or 505: 5xx are our own faults."""
     return ApiError(status=status, type="invalid_request_error", code=code, message=message)
 
 

@@ -94,7 +94,7 @@ class RequestReader:
         if self.error is not None:
             return b""
         if method == b"CONNECT":
-            self._refuse(unsupported(501, "CONNECT is not supported"))
+            self._refuse(unsupported(405, "CONNECT is not supported"))
             return b""
         dropped = {b"upgrade", b"connection", b"http2-settings"}
         lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] not in dropped]
@@ -151,7 +151,7 @@ class RequestReader:
         self._keep_alive = parser.should_keep_alive()
         self._upgrading = parser.should_upgrade()
         if version not in ("1.1", "1.0"):
-            self._refuse(unsupported(505, f"HTTP/{version} is not supported; use HTTP/1.1", code="bad-http"))
+            self._refuse(unsupported(400, f"HTTP/{version} is not supported; use HTTP/1.1", code="bad-http"))
         elif self._head_bytes + len(self._target) > self._max_header_bytes:
             self._refuse(headers_too_large(self._max_header_bytes))
         elif self._hosts != 1 and (self._http11 or self._hosts > 1):
@@ -188,7 +188,7 @@ class RequestReader:
         elif name == b"transfer-encoding":
             self._codings += 1
             if value.strip().lower() != b"chunked" or self._codings > 1:
-                self._refuse(unsupported(501, "the only transfer coding here is chunked", code="bad-http"))
+                self._refuse(unsupported(400, "the only transfer coding here is chunked", code="bad-http"))
         elif name == b"content-encoding":
             if value.strip().lower() != b"identity":
                 self._refuse(unsupported(415, "send the body without Content-Encoding"))
