@@ -258,32 +258,48 @@ def test_a_request_larger_than_a_kv_cache_is_refused_with_its_place(tmp_path: Pa
     assert "a100-qwen3-32b" in result.stderr
 
 
-def interrupted_after(wait_s: float, jobs: str) -> list[dict[str, Any]]:
-    """The rows of a long run that gets Ctrl-C so long after its start."""
-    arguments = ["--workload", "chat", "--duration", "20000", *FLEET, "--policy", "least-requests,round-robin"]
-    command = [*CLI, "simulate", *arguments, "--json", "-", "--jobs", jobs]
+LONG = ["--workload", "chat", "--duration", "5000", *FLEET, "--policy", "least-requests,round-robin"]
+HAS_PROC = Path("/proc/self/task").is_dir()
+
+
+def children_of(pid: int) -> list[str]:
+    """Its child processes."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def cpu_s(pid: str) -> float:
+    """Processor time that a process has had: how far it is, also on a busy machine."""
+    fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_at_work(process: subprocess.Popen[str], jobs: int) -> None:
+    """Until as many processes as asked for have had 2 s of processor time: they simulate by then."""
+    until_s = time.monotonic() + 90
+    while time.monotonic() < until_s:
+        pids = [str(process.pid)] if jobs == 1 else children_of(process.pid)
+        if sum(cpu_s(pid) > 2 for pid in pids) >= jobs:
+            return
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(300)  # it waits for processor time, which a busy machine gives late
+@pytest.mark.skipif(not HAS_PROC, reason="needs /proc to see that the processes are at work")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_still_reports_what_there_is(jobs: int) -> None:
+    """Status 130; a whole array; runs that were under way say so and count what had arrived."""
+    command = [*CLI, "simulate", *LONG, "--json", "-", "--jobs", str(jobs)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(wait_s)
+        wait_until_at_work(process, jobs)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "interrupted" in stderr
     assert "Traceback" not in stderr
-    rows: list[dict[str, Any]] = json.loads(stdout)
-    return rows
-
-
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_still_reports_what_there_is(jobs: str) -> None:
-    """Status 130; a whole array; runs that were under way say so and count what had arrived."""
-    rows: list[dict[str, Any]] = []
-    for wait_s in (6, 12, 30):  # until all processes are at work, also on a busy machine
-        rows = interrupted_after(wait_s, jobs)
-        if len(rows) == int(jobs):
-            break
+    rows = json.loads(stdout)
     jsonschema.validate(rows, ARRAY)
-    assert len(rows) == int(jobs)
-    assert all(row["interrupted"] and row["completed"] <= row["requests"] < 100_000 for row in rows)
+    assert len(rows) == jobs
+    assert all(row["interrupted"] and row["completed"] <= row["requests"] < 25_000 for row in rows)
 
 
 def alive(pid: str) -> bool:
@@ -294,20 +310,15 @@ def alive(pid: str) -> bool:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to find the worker processes")
+@pytest.mark.timeout(300)  # it waits for processor time, which a busy machine gives late
+@pytest.mark.skipif(not HAS_PROC, reason="needs /proc to find the worker processes")
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     """No process is left behind, whatever ends the command."""
-    command = [*CLI, "simulate", "--workload", "chat", "--duration", "20000", *FLEET, "--jobs", "2"]
-    workers: list[str] = []
-    with subprocess.Popen([*command, "--policy", "ils,round-robin"], stderr=subprocess.DEVNULL) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        until_s = time.monotonic() + 60
-        while len(workers) < 3 and time.monotonic() < until_s:  # two workers and the resource tracker
-            workers = children.read_text().split()
-            time.sleep(0.2)
-        assert len(workers) == 3
-        time.sleep(3)
+    with subprocess.Popen([*CLI, "simulate", *LONG, "--jobs", "2"], stderr=subprocess.DEVNULL, text=True) as process:
+        wait_until_at_work(process, 2)
+        workers = children_of(process.pid)
         process.kill()
+    assert len(workers) >= 2
     until_s = time.monotonic() + 30
     while any(map(alive, workers)) and time.monotonic() < until_s:
         time.sleep(0.2)

@@ -44,11 +44,11 @@ def simulate_command(
         float | None, typer.Option(help="Requests a second of a built-in workload, or of a file of lengths.")
     ] = None,
     arrivals: Annotated[
-        str | None, typer.Option(help="Their arrivals: poisson, gamma:CV or burst:SIZE. [default: poisson]")
+        str | None, typer.Option(help="Their arrivals: poisson, gamma:CV or burst:SIZE. Default: poisson.")
     ] = None,
     slo: Annotated[str | None, typer.Option(help="Thresholds in seconds: ttft=2,tpot=0.05,e2e=60.")] = None,
     duration: Annotated[
-        float | None, typer.Option(help="Seconds of arrivals. [default: a whole trace; 600 of a built-in workload]")
+        float | None, typer.Option(help="Seconds of arrivals. Default: a whole trace; 600 of a built-in workload.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many requests.")] = None,
     seed: Annotated[str, typer.Option(help="Seed, or several: 0,1,2. One row for each.")] = "0",
@@ -67,7 +67,7 @@ def simulate_command(
     scrape_loss: Annotated[float, typer.Option(help="Share of the scrapes that get lost, 0 to 1.")] = 0.0,
     json_out: Annotated[str | None, typer.Option("--json", help="Write one array to a file, or - for stdout.")] = None,
     html_out: Annotated[Path | None, typer.Option("--html", help="Write a self-contained report.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes at a time. [default: all cores]")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes at a time. Default: all cores.")] = None,
 ) -> None:
     """Simulate a fleet under a workload, once for each policy (and seed), and compare.
 

@@ -17,7 +17,7 @@ from ballast_sim.simulation.policy_choice import PolicyPair
 from ballast_sim.simulation.records import Record
 from ballast_sim.simulation.results import Objective, summarise
 from ballast_sim.simulation.shapes import Machine
-from ballast_sim.simulation.source import Load, WorkloadSource
+from ballast_sim.simulation.source import Load, WorkloadSource, mean_rate_rps
 from ballast_sim.simulation.timeline import Timeline
 
 CURVE_POINTS = 400
@@ -105,7 +105,7 @@ def run(spec: RunSpec, beat: Beat | None = None) -> Outcome:
         "placements": spec.policy.placements,
         **summarise(fleet, spec.setup.objective),
         "sim_wall_s": time.perf_counter() - started_s,
-        "rate_rps": load.rate_rps,
+        "rate_rps": mean_rate_rps([record.arrival_s for record in fleet.records if record.arrived]),
         "load": spec.load,
         "seed": spec.seed,
         "versions": versions(),

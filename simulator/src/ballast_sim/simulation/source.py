@@ -44,8 +44,13 @@ class Load:
     @property
     def rate_rps(self) -> float | None:
         """Mean rate of the arrivals (as in the file, where sessions run closed-loop); None for a single instant."""
-        span_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
-        return (len(self.requests) - 1) / span_s if span_s > 0 else None
+        return mean_rate_rps([request.arrival_s for request in self.requests])
+
+
+def mean_rate_rps(arrivals_s: Sequence[float]) -> float | None:
+    """Arrivals a second between the first and the last; None for a single instant."""
+    span_s = max(arrivals_s, default=0.0) - min(arrivals_s, default=0.0)
+    return (len(arrivals_s) - 1) / span_s if span_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
