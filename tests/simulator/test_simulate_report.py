@@ -12,7 +12,7 @@ from ballast_sim.simulation.experiment import RunSpec, Setup, run
 from ballast_sim.simulation.policy_choice import least_requests
 from ballast_sim.simulation.report import render
 from ballast_sim.simulation.report.charts import frontier
-from ballast_sim.simulation.report.svg import Axis, Chart, Series, linear, logarithmic
+from ballast_sim.simulation.report.svg import Axis, Chart, Mark, Series, linear, logarithmic
 from ballast_sim.simulation.results import Objective
 from ballast_sim.simulation.shapes import parse_shape
 from ballast_sim.simulation.source import WorkloadSource
@@ -49,6 +49,14 @@ def test_a_chart_is_sound_xml_and_cuts_lines_to_its_frame() -> None:
     xs = [float(pair.split(",")[0]) for pair in str(line.get("points")).split()]
     assert xs == [52.0, 506.0]
     assert root.get("aria-label") == "a < b & c"
+
+
+def test_labels_of_equal_marks_stand_below_each_other() -> None:
+    """Two policies with the same figures are both readable."""
+    marks = [Mark((0.5, 0.5), "dot c0", name, name) for name in ("one", "two", "three")]
+    root = ET.fromstring(Chart("c", Axis("x", 0, 1), Axis("y", 0, 1), marks=marks).render())
+    heights = [float(str(text.get("y"))) for text in root if text.get("class", "").startswith("label")]
+    assert [round(height - heights[0]) for height in heights] == [0, 13, 26]
 
 
 def test_a_page_survives_names_that_look_like_markup() -> None:

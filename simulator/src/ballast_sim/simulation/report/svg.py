@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 52.0, 14.0, 10.0, 40.0
+LINE_HEIGHT = 13.0
 
 Point = tuple[float, float]
 
@@ -101,7 +102,7 @@ class Chart:
             *self._frame(),
             *(self._guide(axis, value) for axis, value in self.guides),
             *(self._line(series) for series in self.series if series.points),
-            *(self._dot(mark) for mark in self.marks),
+            *self._dots(),
             "</svg>",
         ]
         return "".join(parts)
@@ -144,12 +145,18 @@ class Chart:
         path = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in series.points)
         return f'<polyline class="{series.style}" points="{path}"><title>{escape(series.title)}</title></polyline>'
 
-    def _dot(self, mark: Mark) -> str:
-        x, y = self._x(mark.at[0]), self._y(mark.at[1])
-        dot = (
-            f'<circle class="{mark.style}" cx="{x:.1f}" cy="{y:.1f}" r="5"><title>{escape(mark.title)}</title></circle>'
-        )
-        if not mark.label:
-            return dot
-        side, x = ("end", x - 9) if self.x.share(mark.at[0]) > 0.7 else ("", x + 9)
-        return f'{dot}<text class="label {side}" x="{x:.1f}" y="{y + 4:.1f}">{escape(mark.label)}</text>'
+    def _dots(self) -> list[str]:
+        """Every mark; a label that would lie on another one moves down."""
+        parts, taken = [], list[Point]()
+        for mark in self.marks:
+            x, y = self._x(mark.at[0]), self._y(mark.at[1])
+            title = f"<title>{escape(mark.title)}</title>"
+            parts.append(f'<circle class="{mark.style}" cx="{x:.1f}" cy="{y:.1f}" r="5">{title}</circle>')
+            if not mark.label:
+                continue
+            while any(abs(x - other_x) < 110 and abs(y - other_y) < LINE_HEIGHT for other_x, other_y in taken):
+                y += LINE_HEIGHT
+            taken.append((x, y))
+            side, x = ("end", x - 9) if self.x.share(mark.at[0]) > 0.7 else ("", x + 9)
+            parts.append(f'<text class="label {side}" x="{x:.1f}" y="{y + 4:.1f}">{escape(mark.label)}</text>')
+        return parts
