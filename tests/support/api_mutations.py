@@ -289,7 +289,12 @@ OTHER_KINDS: tuple[Mutation, ...] = (
         ("policy-as-it-is", {}, None, ""),
         ("policy-empty", {"spec": {}}, None, ""),
         ("policy-no-spec", {"spec": ABSENT}, None, ""),
-        ("policy-unknown", {"spec.prefill.type": "fastest"}, "spec.prefill.type", "known: dynamo-cost, ils, "),
+        (
+            "policy-unknown",
+            {"spec.prefill.type": "fastest"},
+            "spec.prefill.type",
+            ", least-requests, least-requests-running, ",
+        ),
         ("policy-no-type", {"spec.decode.type": ABSENT}, "spec.decode.type", "is missing"),
         ("policy-parameter", {"spec.decode.parameters": {"seed": 1}}, "spec.decode.parameters.seed", "no parameter"),
         ("policy-parameters-list", {"spec.decode.parameters": []}, "spec.decode.parameters", "must be a mapping"),

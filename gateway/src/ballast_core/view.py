@@ -61,6 +61,11 @@ class View:
         return self._ledger.requests[self.stage].take(self.slots) + self._ledger.foreign.take(self.slots)
 
     @cached_property
+    def foreign_requests(self) -> IntArray:
+        """Requests that the endpoint reports beyond ours."""
+        return self._ledger.foreign.take(self.slots)
+
+    @cached_property
     def tokens(self) -> IntArray:
         """Tokens in flight for this stage: of prompts still to prefill, or of prompts and outputs held for decode."""
         return self._ledger.tokens[self.stage].take(self.slots)
@@ -136,6 +141,15 @@ class View:
             self.uncached_tokens.astype(np.float64),
             cached_tokens=self.matched_tokens.astype(np.float64),
             elapsed_s=self.prefill_elapsed_s,
+        )
+
+    @cached_property
+    def own_prefill_s(self) -> FloatArray:
+        """Expected time to prefill this request on each candidate, once it is its turn."""
+        return self.beliefs.prefill_times.duration_s(
+            self.slots,
+            (self.request.prompt_tokens - self.matched_tokens).astype(np.float64),
+            cached_tokens=self.matched_tokens.astype(np.float64),
         )
 
     @property

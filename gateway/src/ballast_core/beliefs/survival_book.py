@@ -89,6 +89,10 @@ class SurvivalBook:
         self._slots[key] = slot
         return slot
 
+    def known_slot(self, key: Hashable) -> int:
+        """The class's slot if it has one, else POOLED; unlike `slot` it changes nothing."""
+        return self._slots.get(key, POOLED)
+
     def ended(
         self, key: Hashable, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0
     ) -> None:

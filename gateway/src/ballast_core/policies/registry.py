@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from ballast_core.policies.ballast import Ballast
 from ballast_core.policies.base import Placement
 from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
 from ballast_core.policies.lmetric import LMetric
@@ -15,6 +16,7 @@ from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, 
 from ballast_core.policies.sibyl import Sibyl
 
 _SHIPPED: tuple[type[Placement], ...] = (
+    Ballast,
     DynamoCost,
     Ils,
     LeastRequests,
