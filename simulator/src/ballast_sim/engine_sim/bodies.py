@@ -1,6 +1,7 @@
 """Request bodies of the OpenAI API as vLLM takes them: parsed, checked, and refused with the field's name."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -87,6 +88,8 @@ def parse_call(body: dict[str, Any], chat: bool, served: Sequence[str], max_mode
         raise ApiError("kv_transfer_params: must be an object.", "kv_transfer_params")
     tokens = _chat_tokens(body, transfer) if chat else prompt_tokens(body.get("prompt"))
     max_tokens = _max_tokens(body, chat, len(tokens), max_model_len)
+    _number(body, "temperature", 0.0, math.inf)
+    _number(body, "top_p", math.ulp(0.0), 1.0)
     options = _object(body, "stream_options")
     stream = _flag(body, "stream")
     if options and not stream:
@@ -231,6 +234,17 @@ def _flag(body: dict[str, Any], field: str, name: str | None = None, default: bo
     if not isinstance(value, bool):
         raise ApiError(f"{name or field}: must be true or false.", name or field)
     return value
+
+
+def _number(body: dict[str, Any], field: str, lowest: float, highest: float) -> None:
+    """Refuse a sampling parameter outside its range: vLLM does, though it changes nothing here."""
+    value = body.get(field)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ApiError(f"{field}: must be a number.", field)
+    if not lowest <= value <= highest:
+        raise ApiError(f"{field}: {value} is out of range.", field)
 
 
 def _integer(body: dict[str, Any], field: str, default: int, minimum: int | None, name: str | None = None) -> int:

@@ -6,6 +6,8 @@ Gauges are read from the engine when scraped. Times are wall-clock seconds, what
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+from prometheus_client.utils import floatToGoString
+
 from ballast_sim.engine import FinishReason, RequestStats
 from ballast_sim.engine.engine import Engine
 
@@ -20,7 +22,7 @@ ITL_BUCKETS = (
 )
 ITERATION_BUCKETS = tuple(2**power for power in (0, *range(3, 15)))
 NIXL_TIME_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
-NIXL_BYTES_BUCKETS = tuple(2**power for power in range(11, 40, 2))
+NIXL_BYTES_BUCKETS = tuple(2**power for power in range(11, 34, 2))
 NIXL_DESCRIPTOR_BUCKETS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
 
 
@@ -73,7 +75,7 @@ class Metrics:
         self.preemptions = Histogram((1, 2, 3, 4, 5, 10, 20))
         self.prefill_computed = Histogram(tokens)
         self.iteration_tokens = Histogram(ITERATION_BUCKETS)
-        self.nixl_time = Histogram(NIXL_TIME_BUCKETS)
+        self.nixl_time = Histogram(NIXL_TIME_BUCKETS[1:])
         self.nixl_post_time = Histogram(NIXL_TIME_BUCKETS)
         self.nixl_bytes = Histogram(NIXL_BYTES_BUCKETS)
         self.nixl_descriptors = Histogram(NIXL_DESCRIPTOR_BUCKETS)
@@ -156,7 +158,12 @@ class Metrics:
             "prefix_caching_hash_algo": "sha256",
         }
         labels = ",".join(f'{name}="{value}"' for name, value in facts.items())
-        yield from self._gauge("cache_config_info", [(labels, 1)])
+        yield "# HELP vllm:cache_config_info cache_config_info"
+        yield "# TYPE vllm:cache_config_info gauge"
+        yield f'vllm:cache_config_info{{{labels},engine="0"}} 1.0'
+        if self._nixl:
+            stages = [(f'stage="{stage}"', count) for stage, count in engine.scheduler.transfer_stages().items()]
+            yield from self._gauge("num_requests_kv_fetch_by_stage", stages)
 
     def _counters(self, engine: Engine) -> Iterable[str]:
         counters, sources = engine.scheduler.counters, self.prompt_sources
@@ -232,7 +239,7 @@ class Metrics:
         yield f"# HELP vllm:{name} {name}"
         yield f"# TYPE vllm:{name} histogram"
         total = 0
-        limits = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
+        limits = [*(_bound(bound) for bound in histogram.bounds), "+Inf"]
         for limit, count in zip(limits, histogram.counts, strict=True):
             total += count
             yield f'vllm:{name}_bucket{{{self._labels},le="{limit}"}} {float(total)!r}'
@@ -244,6 +251,11 @@ class Metrics:
 
     def _join(self, labels: str) -> str:
         return _both(self._labels, labels)
+
+
+def _bound(value: float) -> str:
+    """As prometheus_client writes it: 2.097152e+06."""
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
 def _both(common: str, labels: str) -> str:

@@ -16,6 +16,7 @@ from ballast_sim.engine_sim.metrics import Metrics
 from ballast_sim.engine_sim.text import WORD_IDS, WORDS, GeneratedContent
 
 _DONE = b"data: [DONE]\n\n"
+_FINGERPRINT = "vllm-0.32.0-engine-sim"
 
 
 class Answer:
@@ -109,9 +110,8 @@ class Answer:
     def _usage(self, count: int, stats: RequestStats | None = None) -> dict[str, Any]:
         prompt = self._content.input_tokens
         usage: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + count, "completion_tokens": count}
-        if stats is not None:
-            details = {"cached_tokens": stats.cached_tokens} if self._show_cached else None
-            usage["prompt_tokens_details"] = details
+        if stats is not None and self._show_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": stats.cached_tokens}
         return usage
 
     def _error(self, event: Finished) -> tuple[int, bytes]:
@@ -142,17 +142,22 @@ class WholeAnswer(Answer):
             "finish_reason": event.reason.value,
             "stop_reason": None,
         }
-        choice["token_ids"] = self.ids(0, self.count) if call.return_token_ids else None
+        choice |= {"token_ids": self.ids(0, self.count) if call.return_token_ids else None, "routed_experts": None}
         body: dict[str, Any] = {"id": self._id, "created": self._created_s, "model": call.model, "choices": [choice]}
+        body |= {"service_tier": None, "system_fingerprint": _FINGERPRINT}
         prompt_ids = self._prompt_ids if call.return_token_ids else None
         if call.chat:
-            choice["message"] = {"role": "assistant", "content": text, "reasoning": None, "tool_calls": []}
+            unused = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+            choice["message"] = {"role": "assistant", "content": text, **unused}
             body |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
+            body |= {"prompt_logprobs": None, "prompt_text": None}
         else:
             choice |= {"text": text, "prompt_token_ids": prompt_ids, "prompt_logprobs": None}
             body["object"] = "text_completion"
-        body["usage"] = self._usage(self.count, event.stats)
+        details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+        body["usage"] = {**details, **self._usage(self.count, event.stats)}
         body["kv_transfer_params"] = self.hand_off_params(event) if self.hand_off_params else None
+        body |= {"ec_transfer_params": None, "metrics": None}
         self.exchange.respond(200, json.dumps(body, separators=(",", ":")).encode())
 
 
@@ -170,9 +175,10 @@ class StreamedAnswer(Answer):
             f'"model":{json.dumps(call.model)},"choices":['
         )
         opening = '{"index":0,"delta":{"content":"' if call.chat else '{"index":0,"text":"'
-        closing = '"},"logprobs":null,"finish_reason":null}]}\n\n'
+        closing = '"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
         if not call.chat:
-            closing = '","logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+            closing = '","logprobs":null,"finish_reason":null,"stop_reason":null,'
+            closing += '"prompt_token_ids":null,"token_ids":null}]}\n\n'
         front, self._back = f"data: {self._head}{opening}".encode(), f"{closing}".encode() + b"\r\n"
         size = len(front) + len(WORDS[0]) + len(closing)
         self._front = b"%x\r\n%b" % (size, front)
@@ -199,7 +205,13 @@ class StreamedAnswer(Answer):
             return b""
         ids = json.dumps(self._prompt_ids if self.call.return_token_ids else None, separators=(",", ":"))
         role = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return f'data: {self._head}{role}],"prompt_token_ids":{ids}}}\n\n'.encode()
+        tail = self._chunk_usage(0) if self.call.usage_in_chunks else ""
+        return f'data: {self._head}{role}]{tail},"prompt_token_ids":{ids},"prompt_text":null}}\n\n'.encode()
+
+    def _chunk_usage(self, count: int) -> str:
+        """The usage that stands in a chunk, with continuous_usage_stats."""
+        details = {"completion_tokens_details": None} if self.call.chat else {}
+        return ',"usage":' + json.dumps({**self._usage(count), **details}, separators=(",", ":"))
 
     def _chunk(self, first: int, last: int, reason: str | None) -> bytes:
         """Output tokens [first, last) as one event."""
@@ -209,14 +221,16 @@ class StreamedAnswer(Answer):
             choice["delta"] = {"content": self.text(first, last)}
         else:
             choice["text"] = self.text(first, last)
-        choice |= {"logprobs": None, "finish_reason": reason, "stop_reason": None}
-        if call.return_token_ids:
-            choice["token_ids"] = self.ids(first, last)
-            if not call.chat and first == 0:
-                choice["prompt_token_ids"] = self._prompt_ids
-        tail = ""
-        if call.usage_in_chunks:
-            tail = ',"usage":' + json.dumps(self._usage(last), separators=(",", ":"))
+        choice |= {"logprobs": None, "finish_reason": reason}
+        if not call.chat:
+            shown = call.return_token_ids and first == 0
+            choice |= {"stop_reason": None, "prompt_token_ids": self._prompt_ids if shown else None}
+        elif reason is not None:
+            choice["stop_reason"] = None
+        choice["token_ids"] = self.ids(first, last) if call.return_token_ids else None
+        tail = self._chunk_usage(last) if call.usage_in_chunks else ""
+        if reason is not None and not call.include_usage:
+            tail += f',"system_fingerprint":"{_FINGERPRINT}"'
         return f"data: {self._head}{json.dumps(choice, separators=(',', ':'))}]{tail}}}\n\n".encode()
 
     def _end(self, event: Finished) -> None:
@@ -228,5 +242,5 @@ class StreamedAnswer(Answer):
         data = self._opening() + self._chunk(self._shown, self.count, event.reason.value)
         if self.call.include_usage:
             usage = json.dumps(self._usage(self.count, event.stats), separators=(",", ":"))
-            data += f'data: {self._head}],"usage":{usage}}}\n\n'.encode()
+            data += f'data: {self._head}],"usage":{usage},"system_fingerprint":"{_FINGERPRINT}"}}\n\n'.encode()
         self.exchange.finish(data + _DONE)

@@ -1,0 +1,118 @@
+"""Real `vllm serve` processes on the CPU, with a tiny random model."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+BIN = ROOT / ".tools" / "vllm" / "bin"
+START_S = 420.0
+BLOCK_SIZE = 32  # the smallest that the CPU backend takes
+MAX_MODEL_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class RealVllm:
+    """One server."""
+
+    role: str
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def prefill_and_decode(folder: Path) -> Iterator[tuple[RealVllm, RealVllm]]:
+    """A producer and a consumer that hand KV over by NIXL."""
+    model = folder / "tiny"
+    subprocess.run([BIN / "python", "-m", "tiny_model", model], env=_environment(), check=True, timeout=300)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(_serve(model, folder, role, core)) for core, role in enumerate(("producer", "consumer"))
+        ]
+        for server in servers:
+            _wait(server)
+        yield servers[0], servers[1]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "tools"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "UCX_NET_DEVICES": "lo",
+        "UCX_TLS": "tcp,self,sm",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        **more,
+    }
+
+
+@contextmanager
+def _serve(model: Path, folder: Path, role: str, core: int) -> Iterator[RealVllm]:
+    server = RealVllm(role, free_port(), folder / f"{role}.log")
+    transfer = {"kv_connector": "NixlConnector", "kv_role": f"kv_{role}", "kv_buffer_device": "cpu"}
+    command: list[str] = [
+        *(str(BIN / "vllm"), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
+        *("--port", str(server.port), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)),
+        *("--enforce-eager", "--seed", "7", "--max-num-seqs", "16", "--block-size", str(BLOCK_SIZE)),
+        *("--kv-transfer-config", json.dumps(transfer)),
+    ]
+    cores = os.cpu_count() or 1
+    environment = _environment(
+        VLLM_CPU_OMP_THREADS_BIND=str(core % cores), VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port())
+    )
+    with server.log.open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder
+        )
+        try:
+            yield server
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """The server and the processes that it started: it leads a session of its own."""
+    process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+
+
+def _wait(server: RealVllm) -> None:
+    ends_s = time.monotonic() + START_S
+    while time.monotonic() < ends_s:
+        try:
+            if httpx.get(f"{server.url}/health", timeout=2, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+        if "Traceback" in (text := server.log.read_text(errors="replace")) and "EngineCore failed" in text:
+            break
+    raise AssertionError(f"vllm serve ({server.role}) did not start:\n{server.log.read_text(errors='replace')[-4000:]}")
