@@ -164,6 +164,15 @@ class Engine:
             queued_input_tokens=queued,
         )
 
+    def transfer_stages(self) -> dict[str, int]:
+        """Waiting requests by how far their pull is, as vLLM's num_requests_kv_fetch_by_stage names it."""
+        pulling = [state.pull_reported for state in self.scheduler.holding if state.status is Status.PULLING]
+        return {
+            "waiting_to_start": sum(not state.pull_tried for state in self.scheduler.waiting),
+            "in_progress": pulling.count(False),
+            "completed_waiting": pulling.count(True),
+        }
+
     def holds_kv(self) -> bool:
         """Whether finished prefills wait to be pulled."""
         return bool(self._held)

@@ -53,15 +53,6 @@ class Scheduler:
         for _, blocks in self._deferred:
             yield blocks
 
-    def transfer_stages(self) -> dict[str, int]:
-        """Waiting requests by how far their pull is, as vLLM's num_requests_kv_fetch_by_stage names it."""
-        pulling = [state.pull_reported for state in self.holding if state.status is Status.PULLING]
-        return {
-            "waiting_to_start": sum(not state.pull_tried for state in self.waiting),
-            "in_progress": pulling.count(False),
-            "completed_waiting": pulling.count(True),
-        }
-
     # -- composing ---------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> Batch:

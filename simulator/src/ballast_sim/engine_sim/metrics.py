@@ -162,7 +162,7 @@ class Metrics:
         yield "# TYPE vllm:cache_config_info gauge"
         yield f'vllm:cache_config_info{{{labels},engine="0"}} 1.0'
         if self._nixl:
-            stages = [(f'stage="{stage}"', count) for stage, count in engine.scheduler.transfer_stages().items()]
+            stages = [(f'stage="{stage}"', count) for stage, count in engine.transfer_stages().items()]
             yield from self._gauge("num_requests_kv_fetch_by_stage", stages)
 
     def _counters(self, engine: Engine) -> Iterable[str]:
