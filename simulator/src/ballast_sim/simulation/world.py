@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Stage
+from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Role, Stage
 from ballast_sim.engine import Engine, EngineConfig, EngineEvent, EngineRequest, Finished, PullStarted, StepEnded
 from ballast_sim.simulation.shapes import Machine
 
@@ -58,6 +58,17 @@ class _Server:
     wakes_at_s: float = float("inf")
 
 
+def _engine_config(machine: Machine) -> EngineConfig:
+    """As a pod of that role is configured: kv_producer, kv_consumer, or kv_both for a flexible one."""
+    role = machine.endpoint.role
+    return EngineConfig.from_profile(
+        machine.profile,
+        pulls_kv=role is not Role.PREFILL,
+        hands_over_kv=role is not Role.DECODE,
+        external_pulls=True,
+    )
+
+
 class World:
     """Engines by endpoint id."""
 
@@ -67,10 +78,7 @@ class World:
         self._listener = listener
         self._sources: dict[str, Source] = {}
         self._servers = {
-            machine.endpoint.id: _Server(
-                machine, Engine(EngineConfig.from_profile(machine.profile, pulls_kv=True, external_pulls=True))
-            )
-            for machine in self.machines
+            machine.endpoint.id: _Server(machine, Engine(_engine_config(machine))) for machine in self.machines
         }
 
     @property
