@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from ballast_core.profiles import H200_LLAMA3_8B
-from ballast_sim.engine import Engine, EngineConfig, EngineRequest, Finished, StepEnded, UniqueContent
+from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, EngineRequest, Finished, UniqueContent
 from ballast_sim.load import LoadSettings, run_load
 from ballast_sim.workloads import WorkloadRequest, generate
 
@@ -26,10 +27,10 @@ CONCURRENCIES = (1, 16, 64)
 TOKENS = 200
 
 
-def simulate(requests: int, rate_rps: float) -> dict[str, float]:
-    """One engine, `chat` at this rate: processor seconds for all requests."""
-    rows = generate("chat", rate_rps=rate_rps, duration_s=math.inf, limit=requests)
-    engine = Engine(EngineConfig.from_profile(H200_LLAMA3_8B))
+def simulate(workload: str, requests: int, rate_rps: float, kind: type[Engine]) -> dict[str, Any]:
+    """One engine at this rate: processor seconds for all requests."""
+    rows = generate(workload, rate_rps=rate_rps, duration_s=math.inf, limit=requests)
+    engine = kind(EngineConfig.from_profile(H200_LLAMA3_8B))
     pending = [
         EngineRequest(
             request_id=str(number),
@@ -41,7 +42,7 @@ def simulate(requests: int, rate_rps: float) -> dict[str, float]:
         for number, row in enumerate(rows)
     ]
     pending.reverse()
-    done = steps = tokens = 0
+    done = tokens = 0
     start_s = time.process_time()
     while done < requests:
         due_s = engine.next_event_s()
@@ -50,18 +51,16 @@ def simulate(requests: int, rate_rps: float) -> dict[str, float]:
             engine.add(request, request.arrival_s)
             continue
         for event in engine.advance(due_s):
-            if isinstance(event, StepEnded):
-                steps += 1
-                tokens += len(event.tokens)
-            elif isinstance(event, Finished):
+            if isinstance(event, Finished):
                 done += 1
+                tokens += event.stats.output_tokens
     cpu_s = time.process_time() - start_s
     return {
+        "engine": kind.__name__,
+        "workload": workload,
         "rate_rps": rate_rps,
         "requests_per_cpu_s": requests / cpu_s,
-        "us_per_step": cpu_s / steps * 1e6,
         "us_per_token": cpu_s / tokens * 1e6,
-        "mean_running": tokens / steps,
     }
 
 
@@ -118,13 +117,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    simulated = [simulate(1000, rate) for rate in (2.0, 8.0)]
-    print("engine model        requests/CPU s   us/step   us/token   mean running")
-    for row in simulated:
-        print(
-            f"  chat at {row['rate_rps']:4.1f} req/s {row['requests_per_cpu_s']:14,.0f} {row['us_per_step']:9.0f} "
-            f"{row['us_per_token']:10.2f} {row['mean_running']:14.1f}"
-        )
+    print("engine model                              requests/CPU s   us/token")
+    simulated: list[dict[str, Any]] = []
+    for workload, requests, rate in (("chat", 1000, 2.0), ("chat", 1000, 8.0), ("sharegpt-reasoning", 300, 0.8)):
+        for kind in (Engine, CoarseEngine):
+            row = simulate(workload, requests, rate, kind)
+            simulated.append(row)
+            print(
+                f"  {workload:18} {rate:4.1f} req/s {kind.__name__:12} "
+                f"{row['requests_per_cpu_s']:14,.0f} {row['us_per_token']:10.2f}"
+            )
     streamed = [stream(concurrency) for concurrency in CONCURRENCIES]
     print("engine-sim          ms CPU per 1,000 streamed tokens (requests included)")
     for row in streamed:

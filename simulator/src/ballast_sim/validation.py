@@ -21,11 +21,13 @@ import numpy as np
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import (
     BlockHashes,
+    CoarseEngine,
     Engine,
     EngineConfig,
     EngineRequest,
     Finished,
     StepEnded,
+    TokensAdvanced,
     TraceContent,
     UniqueContent,
 )
@@ -274,11 +276,12 @@ class _Script:
             self._at(end.at_s + row.pulled_after_s, 1, lambda now_s: engine.release(name, now_s))
 
 
-def replay(golden: Golden) -> Replay:
-    """Run our engine on a golden file's settings and requests."""
+def replay(golden: Golden, *, coarse: bool = False) -> Replay:
+    """Run our engine on a golden file's settings and requests: step by step, or `coarse`, from change to change."""
     steps: list[Step] = []
     config = golden_config(golden.summary)
-    engine = Engine(config, on_step=lambda now_s, batch: steps.append(_observed(now_s, batch)))
+    kind = CoarseEngine if coarse else Engine
+    engine = kind(config, on_step=lambda now_s, batch: steps.append(_observed(now_s, batch)))
     rows = {row.request_id: row for row in golden.requests}
     result = Replay(steps, {request_id: [] for request_id in rows}, {})
     script = _Script(golden, config, engine)
@@ -295,6 +298,8 @@ def replay(golden: Golden) -> Replay:
                 case StepEnded():
                     for request_id in event.tokens:
                         result.token_times_s[int(request_id)].append(event.at_s)
+                case TokensAdvanced():
+                    result.token_times_s[int(event.request_id)] += event.times_s
                 case Finished():
                     number = int(event.request_id)
                     result.finished[number] = event

@@ -8,14 +8,25 @@ The scheduling rules are those of vLLM 0.32 (v1/core/sched/scheduler.py, kv_cach
 v1/engine/core.py); `ballast_sim.validation` replays recorded runs of vLLM's own scheduler and compares step by step.
 """
 
+from ballast_sim.engine.coarse import CoarseEngine
 from ballast_sim.engine.config import EngineConfig, StepTimer
 from ballast_sim.engine.content import BlockHashes, TokenContent, TraceContent, UniqueContent
 from ballast_sim.engine.engine import Engine
-from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, RequestStats, StepEnded
+from ballast_sim.engine.events import (
+    EngineEvent,
+    Finished,
+    FinishReason,
+    HandOff,
+    PullStarted,
+    RequestStats,
+    StepEnded,
+    TokensAdvanced,
+)
 from ballast_sim.engine.requests import EngineRequest
 
 __all__ = [
     "BlockHashes",
+    "CoarseEngine",
     "Engine",
     "EngineConfig",
     "EngineEvent",
@@ -28,6 +39,7 @@ __all__ = [
     "StepEnded",
     "StepTimer",
     "TokenContent",
+    "TokensAdvanced",
     "TraceContent",
     "UniqueContent",
 ]

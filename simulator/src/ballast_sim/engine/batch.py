@@ -14,8 +14,12 @@ A plain tuple: one is made for each running sequence in each step.
 
 @dataclass(slots=True)
 class Batch:
-    """One step as composed. An empty one is composed, too, while nothing can be scheduled."""
+    """One step as composed. An empty one is composed, too, while nothing can be scheduled.
 
+    `number` counts the steps that compute something, from 1. A coarse engine leaves its cohort out of `chunks`.
+    """
+
+    number: int = 0
     chunks: list[ScheduledChunk] = field(default_factory=list)
     tokens: int = 0
     decodes: int = 0

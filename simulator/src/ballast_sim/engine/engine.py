@@ -50,10 +50,12 @@ class Engine:
     The clock never goes back: ValueError where a time passed in lies before one seen earlier.
     """
 
+    _tells_every_step = True
+
     def __init__(self, config: EngineConfig, on_step: Callable[[float, Batch], None] | None = None) -> None:
         """`on_step(composed_at_s, batch)` sees every step that computes something, as it is composed."""
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.scheduler = self._make_scheduler()
         self.expired_leases = 0
         self._on_step = on_step
         self._now_s = 0.0
@@ -68,6 +70,9 @@ class Engine:
         self._held: dict[str, _Held] = {}
         self._read: list[RequestState] = []  # held until now; the worker has not reported it yet
         self._events: list[EngineEvent] = []
+
+    def _make_scheduler(self) -> Scheduler:
+        return Scheduler(self.config)
 
     # -- what the driver tells ---------------------------------------------------------------------------------------
 
@@ -150,8 +155,15 @@ class Engine:
 
     # -- what the driver may ask -------------------------------------------------------------------------------------
 
-    def load(self) -> EngineLoad:
-        """Requests and KV as the gauges show them; those not taken in yet count as waiting."""
+    def kv_usage_ratio(self, now_s: float) -> float:
+        """The gauge alone; see `load`."""
+        return self.scheduler.pool.usage_ratio
+
+    def load(self, now_s: float | None = None) -> EngineLoad:
+        """Requests and KV as the gauges show them; those not taken in yet count as waiting.
+
+        `now_s` matters to a `CoarseEngine` only: it answers for that time without doing anything.
+        """
         scheduler = self.scheduler
         new = [message.state for message in self._inbox if message.kind == "add"]
         deferred = sum(1 for state in scheduler.holding if state.status is Status.PULLING)
@@ -160,7 +172,7 @@ class Engine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.holding) + len(new),
             deferred=deferred,
-            kv_usage_ratio=scheduler.pool.usage_ratio,
+            kv_usage_ratio=scheduler.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s),
             queued_input_tokens=queued,
         )
 
@@ -270,7 +282,7 @@ class Engine:
             if message.kind == "abort":
                 self._abort(message.state)
         output = self.scheduler.process(batch, self._now_s)
-        if batch.tokens:
+        if output.tokens or (batch.tokens and self._tells_every_step):
             self._events.append(StepEnded(self._now_s, output.tokens, batch.tokens))
         for state, reason in output.finished:
             self._finish(state, reason)

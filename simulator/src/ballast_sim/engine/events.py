@@ -1,5 +1,6 @@
 """What an engine reports to its driver. Times are seconds on the engine's clock."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,11 +16,27 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class StepEnded:
-    """A step's output has been processed: each of `tokens` got one more output token."""
+    """A step's output has been processed: each of `tokens` got one more output token.
+
+    A coarse engine leaves out requests in steady decode, and steps that bring nobody else a token.
+    """
 
     at_s: float
     tokens: list[str]
     scheduled_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokensAdvanced:
+    """A coarse engine's account of a request in steady decode: after `first` output tokens one more at each time.
+
+    It comes late, when the steady state of the request ends, but before anything else is told about it.
+    """
+
+    at_s: float
+    request_id: str
+    first: int
+    times_s: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +83,4 @@ class Finished:
     hand_off: HandOff | None = None
 
 
-EngineEvent = StepEnded | PullStarted | Finished
+EngineEvent = StepEnded | TokensAdvanced | PullStarted | Finished

@@ -34,7 +34,11 @@ class BlockPool:
     @property
     def usage_ratio(self) -> float:
         """vLLM's kv_cache_usage_perc."""
-        return 1.0 - len(self._free) / self.usable_blocks
+        return self.usage_ratio_with(len(self._free))
+
+    def usage_ratio_with(self, free_blocks: int) -> float:
+        """What `usage_ratio` is once so many blocks are free."""
+        return 1.0 - free_blocks / self.usable_blocks
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -103,6 +107,22 @@ class BlockPool:
                 same.append(block)
         state.cached_blocks = full
 
+    def cache_next(self, states: Iterable[RequestState]) -> None:
+        """Give the next block of each of these requests, which its tokens fill, its hash."""
+        if not self._caching:
+            return
+        block_hashes, by_hash = self._block_hash, self._by_hash
+        for state in states:
+            index = state.cached_blocks
+            state.cached_blocks = index + 1
+            block, block_hash = state.blocks[index], state.content.upto(index + 1)[index]
+            block_hashes[block] = block_hash
+            same = by_hash.get(block_hash)
+            if same is None:
+                by_hash[block_hash] = [block]
+            else:
+                same.append(block)
+
     def release(self, blocks: Iterable[int]) -> None:
         """Give back blocks, in the order of a request's tokens.
 
@@ -121,6 +141,10 @@ class BlockPool:
         for block in reversed(first):
             free[block] = None
             free.move_to_end(block, last=False)
+
+    def contents(self) -> tuple[list[int], list[int | None], list[int]]:
+        """The free queue in order; each block's hash; each block's references: all that decides what comes next."""
+        return list(self._free), list(self._block_hash), list(self._references)
 
     def check(self, held: Iterable[Iterable[int]]) -> None:
         """Raise AssertionError unless every block is free or held as often as counted: the pool's own invariant."""

@@ -50,12 +50,14 @@ class RequestState:
         "first_token_s",
         "in_flight",
         "input_tokens",
+        "joined",
         "key",
         "last_step",
         "last_token_s",
         "length_limit",
         "max_tokens",
         "num_tokens",
+        "order",
         "output_tokens",
         "placeholders",
         "preemptions",
@@ -90,6 +92,8 @@ class RequestState:
         self.in_flight = 0
         self.stale = 0
         self.last_step = 0
+        self.order = 0  # of admission
+        self.joined = 0  # see `cohort`
         self.preemptions = 0
         self.pull_tried = not request.pull
         self.pull_reported = False

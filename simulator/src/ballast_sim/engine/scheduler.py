@@ -36,6 +36,7 @@ class Scheduler:
         self._deferred: deque[tuple[int, list[int]]] = deque()
         self._composed_steps = 0
         self._processed_steps = 0
+        self._admissions = 0
         self._preempted_now = 0
 
     # -- what the loop asks ------------------------------------------------------------------------------------------
@@ -63,8 +64,6 @@ class Scheduler:
         budget = self._schedule_running(chosen)
         if not self._preempted_now:
             self._schedule_waiting(chosen, budget, batch, now_s)
-        if chosen and self._defers_frees:
-            self._composed_steps += 1
         self._fill(batch, chosen)
         batch.preempted = self._preempted_now
         self.finished_unflushed = False
@@ -76,16 +75,14 @@ class Scheduler:
         count = len(self.running) + len(self.waiting) + len(self.holding)
         if threshold <= 0 or count <= 1:
             return 0
-        if self.config.long_prefill_token_threshold_adaptive:
-            return max(threshold, self.config.max_num_batched_tokens // count)
-        return threshold
+        share = self.config.max_num_batched_tokens // count
+        return max(threshold, share) if self.config.long_prefill_token_threshold_adaptive else threshold
 
-    def _schedule_running(self, chosen: dict[RequestState, int]) -> int:
-        """Fill `chosen` with running requests in order of admission. Returns the token budget left."""
+    def _schedule_running(self, chosen: dict[RequestState, int], index: int = 0, used_tokens: int = 0) -> int:
+        """Fill `chosen` with running requests in order of admission, from `index`. Returns the token budget left."""
         config, pool, running = self.config, self.pool, self.running
-        budget, threshold = config.max_num_batched_tokens, self._prefill_threshold()
+        budget, threshold = config.max_num_batched_tokens - used_tokens, self._prefill_threshold()
         block_size, longest = config.block_size, config.max_model_len
-        index = 0
         while index < len(running) and budget > 0:
             state = running[index]
             held_back = state.placeholders
@@ -184,6 +181,8 @@ class Scheduler:
                 break
             queue.pop()
             self.running.append(state)
+            self._admissions += 1
+            state.order = self._admissions
             if state.status is Status.PREEMPTED:
                 batch.resumed += 1
             state.status = Status.RUNNING
@@ -292,7 +291,11 @@ class Scheduler:
 
     def _fill(self, batch: Batch, chosen: dict[RequestState, int]) -> None:
         """Advance what is scheduled, and say of each chunk what it computes."""
+        if not chosen:
+            return
         asynchronous, pulls_kv = self.config.async_scheduling, self.config.pulls_kv
+        self._composed_steps += 1
+        batch.number = self._composed_steps
         step, prefills, append = self._composed_steps, self._prefills, batch.chunks.append
         total = decodes = context = 0
         pairs = 0.0
@@ -319,7 +322,7 @@ class Scheduler:
 
     def process(self, batch: Batch, now_s: float) -> Output:
         """Take in the tokens of a step that has ended."""
-        if self._defers_frees and batch.tokens:
+        if batch.tokens:
             self._processed_steps += 1
             self._drain_deferred()
         output = Output()

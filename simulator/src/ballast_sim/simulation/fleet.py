@@ -70,13 +70,15 @@ class Fleet:
         *,
         on_effect: Callable[[Effect, float], None] | None = None,
         stopwatch: Callable[[], float] | None = None,
+        stepwise: bool = False,
     ) -> None:
         """`on_effect` sees every effect with its time: the decision log. With a `stopwatch` (such as
-        `time.perf_counter`) the wall time of each arrival's decision is kept in `decision_s`.
+        `time.perf_counter`) the wall time of each arrival's decision is kept in `decision_s`. `stepwise` computes every
+        engine step by itself, which gives the same run more slowly.
         """
         self.settings = settings or FleetSettings()
         self.kernel = Kernel()
-        self.world = World(machines, self.kernel, self)
+        self.world = World(machines, self.kernel, self, None if stepwise else self, PROGRESS_EVERY_TOKENS)
         self.records: list[Record] = []
         self.open_requests = 0
         self.decision_s: list[float] = []
@@ -87,7 +89,16 @@ class Fleet:
         self._decoding: dict[str, Record] = {}
         """By the id of the leg whose tokens the client gets."""
         self._turn_after: dict[int, tuple[int, float]] = {}
-        self._gateways = Gateways(self.settings, director_settings, self.kernel, self.world, self._carry_out_all)
+        self._caught_up = (-1.0, False)
+        self._late: list[tuple[float, str, int]] = []
+        self._gateways = Gateways(
+            self.settings,
+            director_settings,
+            self.kernel,
+            self.world,
+            carry_out=self._carry_out_all,
+            catch_up=self._catch_up,
+        )
         self._gateways.start()
 
     @property
@@ -122,6 +133,7 @@ class Fleet:
     def run(self, until_s: float = float("inf")) -> None:
         """Until every request has ended, the time is over, or somebody calls `stop`."""
         self.kernel.run(until_s, stop=lambda: self.stopped or self.open_requests == 0)
+        self.world.settle()
 
     def stop(self) -> None:
         """End `run` after the action that is under way."""
@@ -139,7 +151,25 @@ class Fleet:
     # --- the gateway ----------------------------------------------------------------------------------------------
 
     def _feed(self, record: Record, event: Event) -> None:
-        self._gateways.feed(record.gateway, event)
+        self._catch_up(inclusive=True)
+        self._gateways.tell(record.gateway, event, self.kernel.now_s)
+
+    def _catch_up(self, *, inclusive: bool = False) -> None:
+        """Before a Director hears of anything, it hears how far the steady decodes had come, at its time.
+
+        `inclusive`: by steps that end now, which come before arrivals of now and after what is observed now.
+        """
+        if (self.kernel.now_s, inclusive) <= self._caught_up:
+            return
+        self._caught_up = (self.kernel.now_s, inclusive)
+        marks = self.world.progress(inclusive=inclusive)
+        if self._late:
+            marks = sorted(self._late + marks)
+            self._late = []
+        for at_s, request_id, tokens in marks:
+            record = self.records[int(request_id[:-1])]
+            record.generated_tokens = max(record.generated_tokens, tokens)
+            self._gateways.tell(record.gateway, Progress(RequestId(str(record.index)), tokens), at_s)
 
     def _carry_out_all(self, gateway: int, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -174,6 +204,7 @@ class Fleet:
         record.gateway = self._gateways.route()
         request = self._as_seen(record)
         director = self._gateways.directors[record.gateway]
+        self._catch_up(inclusive=True)
         started_s = self._stopwatch() if self._stopwatch else 0.0
         effects = director.on_event(RequestArrived(request), self.kernel.now_s)
         if self._stopwatch:
@@ -238,6 +269,16 @@ class Fleet:
             self._feed(record, FirstToken(RequestId(str(record.index))))
         elif record.generated_tokens % PROGRESS_EVERY_TOKENS == 0:
             self._feed(record, Progress(RequestId(str(record.index)), record.generated_tokens))
+
+    def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
+        """See `world.LateListener`."""
+        if request_id[-1] == "p":
+            return
+        record, every, total = self.records[int(request_id[:-1])], PROGRESS_EVERY_TOKENS, first + len(times_s)
+        for tokens in range(record.generated_tokens // every * every + every, total + 1, every):
+            self._late.append((times_s[tokens - first - 1], request_id, tokens))
+        record.generated_tokens = total
+        self._caught_up = (-1.0, False)
 
     def finished(self, event: Finished) -> None:
         """See `world.Listener`."""

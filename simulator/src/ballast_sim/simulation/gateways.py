@@ -60,14 +60,20 @@ class Gateways:
         director_settings: DirectorSettings,
         kernel: Kernel,
         world: World,
+        *,
         carry_out: Callable[[int, Sequence[Effect]], None],
+        catch_up: Callable[[], None],
     ) -> None:
-        """`carry_out(gateway, effects)` does what a Director wants done."""
+        """`carry_out(gateway, effects)` does what a Director wants done.
+
+        `catch_up()` is called before anything is fed here, to `tell` what happened before now.
+        """
         self.directors = [Director(director_settings) for _ in range(settings.gateways)]
         self._settings = settings
         self._kernel = kernel
         self._world = world
         self._carry_out = carry_out
+        self._catch_up = catch_up
         self._losses = random.Random(f"losses {settings.seed}")
         self._routes = random.Random(f"routes {settings.seed}")
 
@@ -86,7 +92,12 @@ class Gateways:
 
     def feed(self, gateway: int, event: Event) -> None:
         """Tell a Director what happened, and do what it wants."""
-        self._carry_out(gateway, self.directors[gateway].on_event(event, self._kernel.now_s))
+        self._catch_up()
+        self.tell(gateway, event, self._kernel.now_s)
+
+    def tell(self, gateway: int, event: Event, at_s: float) -> None:
+        """Tell a Director what happened at a time that may lie in the past."""
+        self._carry_out(gateway, self.directors[gateway].on_event(event, at_s))
 
     def _scrape(self, gateway: int) -> None:
         now_s, loss = self._kernel.now_s, self._settings.scrape_loss_ratio

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Role, Stage
-from ballast_sim.engine import Engine, EngineConfig, EngineEvent, EngineRequest, Finished, PullStarted, StepEnded
+from ballast_sim.engine import (
+    CoarseEngine,
+    Engine,
+    EngineConfig,
+    EngineEvent,
+    EngineRequest,
+    Finished,
+    PullStarted,
+    StepEnded,
+    TokensAdvanced,
+)
 from ballast_sim.simulation.shapes import Machine
 
 ENGINE_PRIORITY = 1
@@ -40,6 +51,17 @@ class Listener(Protocol):
 
     def finished(self, event: Finished) -> None:
         """A request ended in its engine."""
+        ...
+
+
+class LateListener(Listener, Protocol):
+    """A listener that can do without a wake-up for every token of a request in steady decode.
+
+    First and last tokens still come as they happen, and `World.progress` tells how far all have come.
+    """
+
+    def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
+        """After `first` output tokens a request got one more at each of these times, which may lie in the past."""
         ...
 
 
@@ -72,14 +94,36 @@ def _engine_config(machine: Machine) -> EngineConfig:
 class World:
     """Engines by endpoint id."""
 
-    def __init__(self, machines: Sequence[Machine], clock: Clock, listener: Listener) -> None:
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        clock: Clock,
+        listener: Listener,
+        late_listener: LateListener | None = None,
+        progress_every_tokens: int = 0,
+    ) -> None:
+        """With a `late_listener` the engines are coarse: same decisions and times, fewer wake-ups.
+
+        Tokens of steady decodes are then told to it, and in multiples of `progress_every_tokens` by `progress`.
+        """
         self.machines = tuple(machines)
         self._clock = clock
         self._listener = listener
+        self._late_listener = late_listener
         self._sources: dict[str, Source] = {}
+        self._coarse: list[CoarseEngine] = []
         self._servers = {
-            machine.endpoint.id: _Server(machine, Engine(_engine_config(machine))) for machine in self.machines
+            machine.endpoint.id: _Server(machine, self._new_engine(machine, progress_every_tokens))
+            for machine in self.machines
         }
+
+    def _new_engine(self, machine: Machine, progress_every_tokens: int) -> Engine:
+        config = _engine_config(machine)
+        if self._late_listener is None:
+            return Engine(config)
+        engine = CoarseEngine(config, mark_every_tokens=progress_every_tokens)
+        self._coarse.append(engine)
+        return engine
 
     @property
     def max_model_len(self) -> int:
@@ -95,6 +139,7 @@ class World:
         server = self._servers[endpoint_id]
         if source is not None:
             self._sources[request.request_id] = source
+        self._catch_up(server)
         server.engine.add(request, self._clock.now_s)
         self._run(server)
 
@@ -105,7 +150,7 @@ class World:
                 server.machine,
                 Observation(
                     observed_at_s=self._clock.now_s,
-                    running=(load := server.engine.load()).running,
+                    running=(load := server.engine.load(self._clock.now_s)).running,
                     waiting=load.waiting,
                     kv_usage_ratio=load.kv_usage_ratio,
                     preemptions=server.engine.scheduler.counters.preemptions,
@@ -117,11 +162,29 @@ class World:
     def is_least_loaded(self, decode: EndpointId) -> bool:
         """Whether no other engine that decodes has fewer KV tokens in use."""
         used = {
-            name: server.engine.scheduler.pool.usage_ratio * server.machine.profile.kv_tokens
+            name: server.engine.kv_usage_ratio(self._clock.now_s) * server.machine.profile.kv_tokens
             for name, server in self._servers.items()
             if server.machine.endpoint.role in STAGE_ROLES[Stage.DECODE]
         }
         return used[decode] <= min(used.values())
+
+    def progress(self, *, inclusive: bool) -> list[tuple[float, str, int]]:
+        """(time, request, output tokens) of steady decodes since the last call, in order of time: each multiple once.
+
+        Of steps that have ended before now, or by now where `inclusive`.
+        """
+        now_s = self._clock.now_s
+        found = [mark for engine in self._coarse for mark in engine.marks(now_s, inclusive)]
+        found.sort(key=itemgetter(0))
+        return found
+
+    def settle(self) -> None:
+        """Tell the late listener every token so far."""
+        for server in self._servers.values():
+            if isinstance(server.engine, CoarseEngine):
+                self._catch_up(server)
+                server.engine.settle()
+                self._run(server)
 
     def preemptions(self) -> int:
         """Preemptions of all engines so far."""
@@ -138,10 +201,14 @@ class World:
         for server in self._servers.values():
             server.engine.check_blocks()
 
-    def _run(self, server: _Server) -> None:
-        """Let the engine do what is due, tell what it reports, and wake it for what comes next."""
+    def _catch_up(self, server: _Server) -> None:
+        """Whatever ended by now comes before news of now, however the engine is woken."""
         for event in server.engine.advance(self._clock.now_s):
             self._tell(server, event)
+
+    def _run(self, server: _Server) -> None:
+        """Let the engine do what is due, tell what it reports, and wake it for what comes next."""
+        self._catch_up(server)
         due_s = server.engine.next_event_s()
         if due_s < server.wakes_at_s:
             due_s = max(due_s, self._clock.now_s)
@@ -158,6 +225,9 @@ class World:
             case StepEnded():
                 for request_id in event.tokens:
                     self._listener.token(request_id, event.at_s)
+            case TokensAdvanced():
+                assert self._late_listener is not None
+                self._late_listener.tokens(event.request_id, event.first, event.times_s)
             case PullStarted():
                 self._pull(server, event)
             case Finished():
@@ -172,6 +242,8 @@ class World:
         lasts_s = profile.link_setup_s + event.tokens * profile.kv_bytes_per_token / (gbps * 1e9 / 8)
 
         def ended() -> None:
+            self._catch_up(origin)
+            self._catch_up(server)
             origin.engine.release(source.request_id, self._clock.now_s)
             server.engine.pull_ended(event.request_id, self._clock.now_s)
             self._run(origin)

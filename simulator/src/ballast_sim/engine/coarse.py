@@ -1,0 +1,214 @@
+"""An engine that jumps from change to change instead of from step to step.
+
+While nothing is on its way in and all running requests are in steady decode, the next steps are known until the first
+request ends, the blocks run out or a pull or lease ends: their ends are one running sum, computed in the order in which
+stepping would add, so that every time is the same to the last bit. News at a time t take effect after the steps that
+ended before t, on the very step that stepping would have composed for them.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from ballast_core.profiles import HardwareProfile
+from ballast_sim.engine.batch import Batch
+from ballast_sim.engine.cohort import CohortScheduler
+from ballast_sim.engine.config import EngineConfig, StepTimer
+from ballast_sim.engine.engine import Engine
+from ballast_sim.engine.events import EngineEvent, RequestStats, TokensAdvanced
+from ballast_sim.engine.requests import RequestState
+
+HORIZON_STEPS = 256
+"""Steps that are foreseen at a time."""
+
+
+@dataclass(slots=True)
+class _Foresight:
+    """Ends of the steps in flight and of those to be composed; of the first `steps` ends, each composes a step."""
+
+    ends_s: list[float]
+    steps: int
+
+    @property
+    def until_s(self) -> float:
+        """The first end that may bring more than one token for each member."""
+        return self.ends_s[self.steps]
+
+
+def step_ends_s(timer: StepTimer, start_s: float, decodes: int, context_tokens: int, steps: int) -> list[float]:
+    """Ends of consecutive steps of `decodes` requests, from `start_s`; each adds `decodes` tokens to the context."""
+    if not isinstance(timer, HardwareProfile):
+        ends = []
+        for step in range(steps):
+            start_s += timer.step_s(decodes, context_tokens + step * decodes, 0.0, decodes)
+            ends.append(start_s)
+        return ends
+    contexts = np.arange(context_tokens, context_tokens + decodes * steps, decodes, dtype=np.int64)
+    law = cast("Any", timer.step_s)  # nothing but arithmetic: the same on an array, element by element
+    sums = np.empty(steps + 1)
+    sums[0] = start_s
+    sums[1:] = law(decodes, contexts, 0.0, decodes)
+    ends_s: list[float] = np.cumsum(sums)[1:].tolist()
+    return ends_s
+
+
+class CoarseEngine(Engine):
+    """The same engine, told in larger pieces: `advance` is due only where something changes.
+
+    Same decisions, blocks, times and ends as an `Engine`; tokens of requests in steady decode are reported together
+    (`TokensAdvanced`), with the time of each.
+    """
+
+    _tells_every_step = False
+    scheduler: CohortScheduler
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_step: Callable[[float, Batch], None] | None = None,
+        mark_every_tokens: int = 0,
+    ) -> None:
+        """`on_step` as in `Engine`, but a batch names only the chunks of requests that are not in steady decode.
+
+        `mark_every_tokens` makes `marks` report progress in such steps.
+        """
+        self._mark_every = mark_every_tokens
+        self._told = 0  # events that are older than the turn under way
+        self._foresight: _Foresight | None = None
+        super().__init__(config, on_step)
+
+    def _make_scheduler(self) -> CohortScheduler:
+        return CohortScheduler(self.config, self._settled, self._mark_every)
+
+    def _settled(self, state: RequestState, first: int, times_s: Sequence[float]) -> None:
+        """All these tokens came before those of the turn that is under way."""
+        self._events.insert(self._told, TokensAdvanced(self._now_s, state.request_id, first, times_s))
+        self._told += 1
+
+    def _turn(self) -> None:
+        self._told = len(self._events)
+        super()._turn()
+
+    # -- what the driver calls ---------------------------------------------------------------------------------------
+
+    def next_event_s(self) -> float:
+        """When `advance` has something to tell; infinity while nothing is going on."""
+        foresight = self._foresee()
+        return super().next_event_s() if foresight is None else foresight.until_s
+
+    def advance(self, now_s: float) -> list[EngineEvent]:
+        """See `Engine.advance`."""
+        events: list[EngineEvent] = []
+        while True:
+            self._leap(now_s, bisect_right)
+            due_s = super().next_event_s()
+            if due_s > now_s:
+                super()._tick(now_s)
+                events += self._events
+                self._events = []
+                return events
+            self._foresight = None
+            events += super().advance(due_s)
+
+    def settle(self) -> None:
+        """Have the next `advance` tell every token so far."""
+        self._told = len(self._events)
+        self.scheduler.dissolve()
+        self._foresight = None
+
+    def kv_usage_ratio(self, now_s: float) -> float:
+        """See `Engine.kv_usage_ratio`."""
+        pool, steps = self.scheduler.pool, self._steps_before(now_s, bisect_left)
+        return pool.usage_ratio_with(pool.free_blocks - self.scheduler.blocks_of(steps)) if steps else pool.usage_ratio
+
+    def stats(self, request_id: str) -> RequestStats | None:
+        """See `Engine.stats`; of what has been told of or advanced to."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return None
+        tokens = self.scheduler.output_tokens(state)
+        if tokens == state.output_tokens:
+            return state.stats()
+        return replace(state.stats(), output_tokens=tokens, last_token_s=self.scheduler.ended_s[-1])
+
+    def marks(self, now_s: float, inclusive: bool) -> Iterator[tuple[float, str, int]]:
+        """Progress in steady decode that has not been told: (time, request, output tokens), in order.
+
+        Of steps that ended before `now_s`, or by it where `inclusive`.
+        """
+        steps = self._steps_before(now_s, bisect_right if inclusive else bisect_left)
+        return self.scheduler.marks(self._foresight.ends_s[:steps] if self._foresight and steps else ())
+
+    # -- leaps -------------------------------------------------------------------------------------------------------
+
+    def _tick(self, now_s: float) -> None:
+        """Before news: the steps that ended earlier are past, and what was foreseen is off."""
+        if now_s >= self._now_s:
+            self._leap(now_s, bisect_left)
+        self._foresight = None
+        super()._tick(now_s)
+
+    def _steps_before(self, now_s: float, count: Callable[[Sequence[float], float], int]) -> int:
+        """Steps that have ended by now and wait to be leapt over."""
+        if self._blocked is None or self._blocked.ends_s > now_s:
+            return 0
+        foresight = self._foresee()
+        return 0 if foresight is None else min(count(foresight.ends_s, now_s), foresight.steps)
+
+    def _foresee(self) -> _Foresight | None:
+        """What is known of the next steps; None where the next one may bring a change."""
+        if self._foresight is not None:
+            return self._foresight if not self._inbox else None
+        if self._blocked is None or self._inbox or self._read or len(self._queue) + 1 != self._depth:
+            return None
+        if any(not batch.tokens or batch.ended_pulls or batch.ended_sends for batch in (self._blocked, *self._queue)):
+            return None
+        if any(held.renewed for held in self._held.values()):
+            return None
+        scheduler = self.scheduler
+        steps = scheduler.calm_steps(HORIZON_STEPS)
+        if steps == 0:
+            return None
+        ends_s = [self._blocked.ends_s, *(batch.ends_s for batch in self._queue)]
+        ends_s += step_ends_s(self.config.timer, self._gpu_free_s, scheduler.size, scheduler.context_tokens, steps)
+        steps = bisect_left(ends_s, min(self._transfer_ends_s(), default=math.inf), 0, steps)
+        self._foresight = _Foresight(ends_s, steps) if steps else None
+        return self._foresight
+
+    def _leap(self, now_s: float, count: Callable[[Sequence[float], float], int]) -> None:
+        """Take all foreseen steps that have ended."""
+        while steps := self._steps_before(now_s, count):
+            foresight = self._foresight
+            assert foresight is not None
+            assert self._blocked is not None
+            ends_s, scheduler = foresight.ends_s, self.scheduler
+            in_flight = [self._blocked, *self._queue]
+            composed, context = scheduler.composed_steps, scheduler.context_tokens
+            first = 0 if self._on_step is not None else max(0, steps - len(in_flight))
+            for step in range(first, steps):
+                batch = Batch(
+                    number=composed + 1 + step,
+                    tokens=scheduler.size,
+                    decodes=scheduler.size,
+                    decode_context_tokens=context + step * scheduler.size,
+                    starts_s=ends_s[self._depth + step - 1],
+                    ends_s=ends_s[self._depth + step],
+                )
+                if self._on_step is not None:
+                    self._on_step(ends_s[step], batch)
+                in_flight.append(batch)
+            in_flight = in_flight[-self._depth :]
+            scheduler.leap(steps, ends_s[:steps], in_flight)
+            self._now_s = ends_s[steps - 1]
+            self._gpu_free_s = in_flight[-1].ends_s
+            self._blocked, *rest = in_flight
+            self._queue = deque(rest)
+            del ends_s[:steps]
+            foresight.steps -= steps
+            if not foresight.steps:
+                self._foresight = None

@@ -1,0 +1,51 @@
+"""A coarse engine is the engine: the same steps, tokens, ends, preemptions and KV blocks, in fewer wake-ups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from ballast_sim.engine import CoarseEngine, Engine
+from ballast_sim.validation import first_difference, read_golden, replay
+from tests.support.engine_histories import MARK_EVERY_TOKENS, PLANS, SETTINGS, Plan, play
+
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
+FILES = sorted(GOLDEN.glob("*.jsonl.gz"))
+OWN_FILES = sorted((Path(__file__).parents[1] / "golden" / "engine").glob("*.jsonl.gz"))
+
+
+@given(PLANS, SETTINGS)
+@settings(deadline=None, max_examples=150)
+def test_coarse_equals_stepping_to_the_last_bit(plans: list[Plan], changes: dict[str, Any]) -> None:
+    """Every step with its times and work, every token, end, pull, gauge and counter, every block and its hash."""
+    stepped = play(plans, changes, Engine)
+    coarse = play(plans, changes, lambda config, on_step: CoarseEngine(config, on_step, MARK_EVERY_TOKENS))
+    assert coarse.steps == stepped.steps
+    assert coarse.token_times_s == stepped.token_times_s
+    assert coarse.ends == stepped.ends
+    assert coarse.pulls == stepped.pulls
+    assert coarse.loads == stepped.loads
+    assert coarse.snapshots == stepped.snapshots
+    for name, marks in coarse.marks.items():
+        for tokens, at_s in marks.items():
+            assert stepped.token_times_s[name][tokens - 1] == at_s
+    assert coarse.wakes <= stepped.wakes
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*OWN_FILES, *(pytest.param(path, marks=pytest.mark.shared) for path in FILES)],
+    ids=lambda path: path.name.removesuffix(".jsonl.gz"),
+)
+def test_a_coarse_engine_takes_every_step_that_vllm_took(path: Path) -> None:
+    """As `test_golden_runs`, by the other way through the engine; its steps are exactly the stepping engine's."""
+    golden = read_golden(path)
+    coarse, stepped = replay(golden, coarse=True), replay(golden)
+    assert first_difference(coarse.steps, golden.steps) is None
+    assert coarse.steps == stepped.steps
+    assert coarse.token_times_s == stepped.token_times_s
+    assert coarse.finished == stepped.finished
+    assert coarse.expired_leases == stepped.expired_leases
