@@ -231,7 +231,7 @@ class StepTimeBook:
         return True
 
     def predict_s(self, slots: IntArray, decodes: FloatArray, context_tokens: FloatArray) -> FloatArray:
-        """Seconds of a decode step of each slot's endpoint at these loads, all of one shape.
+        """Seconds of a decode step of each slot's endpoint at these loads, which broadcast against the slots.
 
         A slot without endpoint is predicted as unknown hardware.
         """

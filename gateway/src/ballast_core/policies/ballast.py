@@ -66,9 +66,8 @@ def _foreign_tokens(view: View) -> FloatArray:
 def _step_s(view: View, requests: FloatArray, tokens: FloatArray, fill: FloatArray) -> FloatArray:
     """Step time of each candidate; what does not fit its KV cache (fill above 1) waits and costs no step time."""
     share = 1.0 / np.maximum(fill, 1.0)
-    slots = view.slots if requests.ndim == 1 else np.repeat(view.slots, requests.shape[1])
-    steps = view.beliefs.step_times.predict_s(slots, (requests * share).ravel(), (tokens * share).ravel())
-    return steps.reshape(requests.shape)
+    slots = view.slots if requests.ndim == 1 else view.slots[:, None]
+    return view.beliefs.step_times.predict_s(slots, requests * share, tokens * share)
 
 
 def _decode_and_stall_s(view: View, load: Projection, own: FloatArray, tokens: float) -> FloatArray:

@@ -27,6 +27,8 @@ _OLDEST = 65_536
 _FIRST_DELAY_S = 0.1
 _DELAYS = 64
 """Steps of the time to hand-off: up to 26 s, all later ones together."""
+_PIECE = 200_000
+"""Multiplications of a matrix product: OpenBLAS uses threads from 262,144 on."""
 
 
 def _bucket(value: FloatArray, first: float) -> FloatArray:
@@ -75,9 +77,13 @@ def project(view: View, delays_s: FloatArray, tokens_per_s: float) -> Projection
             counts, sums, squares = _gather(place[chosen], rows[chosen], held[chosen], count)
             alive = np.where(started, _alive(tables, grown, class_slot, cap), 0.0)
             ended = alive * (1.0 - alive)
-            requests += counts @ alive
-            tokens += sums @ alive + counts @ (alive * grown)
-            variance += squares @ ended + sums @ (2.0 * ended * grown) + counts @ (ended * grown * grown)
+            # Sums of a request's tokens by then, m + g, and of their squares, m^2 + 2 m g + g^2.
+            ended_grown = ended * grown
+            by_count = _product(counts, np.hstack([alive, alive * grown, ended_grown * grown]))
+            by_sum = _product(sums, np.hstack([alive, 2.0 * ended_grown]))
+            requests += by_count[:, :times]
+            tokens += by_sum[:, :times] + by_count[:, times : 2 * times]
+            variance += _product(squares, ended) + by_sum[:, times:] + by_count[:, 2 * times :]
     return Projection(requests, tokens, variance)
 
 
@@ -116,6 +122,17 @@ def _gather(place: IntArray, rows: IntArray, held: FloatArray, count: int) -> tu
     )
     counts, tokens, squares = (each[: count * _ROWS].reshape(count, _ROWS).astype(np.float64) for each in sums)
     return counts, tokens, squares
+
+
+def _product(left: FloatArray, right: FloatArray) -> FloatArray:
+    """left @ right in pieces that a BLAS computes on the calling thread.
+
+    Its threads would have to wake up for a tenth of a millisecond of work: on a busy machine that takes a hundred.
+    """
+    if left.size * right.shape[1] <= _PIECE:
+        return np.asarray(left @ right, np.float64)
+    rows = max(_PIECE // right.size, 1)
+    return np.vstack([left[start : start + rows] @ right for start in range(0, len(left), rows)])
 
 
 def _alive(tables: SurvivalTables, grown: FloatArray, class_slot: int, cap: float | None) -> FloatArray:
