@@ -6,6 +6,7 @@ Pools have no replicas here: the scenarios are about objects, conditions and rig
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,21 +147,24 @@ def test_killed_after_any_of_its_writes_it_converges(
     kubectl.apply(referred)
     wait_until(lambda: settled(kubectl), 60, "the ServingPool has settled")
     operator.stop()
-    expected, total = state(kubectl), len(relay.writes)
-    assert total > CHILDREN, relay.writes
-    for kill_at in range(1, total + 1):
+    expected = state(kubectl)
+    for kill_at in itertools.count(1):
         remove(kubectl)
         kubectl.apply(referred)
         relay.reset(kill_at=kill_at, kill=operator.kill)
         operator.start()
-        operator.wait_killed(60)
+        wait_until(lambda: operator.has_ended() or settled(kubectl), 90, f"settled, or killed at write {kill_at}")
+        if not operator.has_ended(within_s=2.0):
+            break  # it needs fewer writes than that; news that come together make one status of several
         assert len(relay.writes) == kill_at
+        operator.stop()
         relay.reset()
         operator.start()
-        wait_until(lambda: settled(kubectl), 60, f"settled after a kill at write {kill_at} of {total}", poll_s=0.5)
+        wait_until(lambda: settled(kubectl), 90, f"settled after a kill at write {kill_at}", poll_s=0.5)
         operator.stop()
-        assert state(kubectl) == expected, f"killed after write {kill_at} of {total}"
-    print(f"killed after each of {total} writes, converged every time")
+        assert state(kubectl) == expected, f"killed after write {kill_at}"
+    assert kill_at - 1 > CHILDREN, relay.writes
+    print(f"killed after each of {kill_at - 1} writes, converged every time")
 
 
 def test_a_settled_pool_costs_no_write(

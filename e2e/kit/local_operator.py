@@ -37,17 +37,20 @@ class LocalOperator:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
 
-    def wait_killed(self, timeout_s: float) -> None:
-        """Wait until it is dead. Raises TimeoutExpired when it lives on."""
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """Whether it is dead, or dies within that time."""
         assert self._process is not None, "does not run"
-        self._process.wait(timeout_s)
-        self._process = None
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def stop(self) -> None:
         """SIGTERM, and wait; SIGKILL if it takes longer than 20 s. Fine when it does not run."""
         if self._process is None:
             return
-        self._process.terminate()
+        self._process.terminate()  # no effect on one that is dead
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
