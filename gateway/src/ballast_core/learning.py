@@ -37,28 +37,35 @@ class Learner:
         self._ledger = ledger
         self._gaps: dict[int, _Gaps] = {}
         self._aged_s = -np.inf
+        # Asked at every event; membership in a Flag costs a microsecond.
+        kinds = beliefs.kinds
+        self._learns_lengths = Belief.LENGTHS in kinds
+        self._learns_step_times = Belief.STEP_TIMES in kinds
+        self._learns_prefill_times = Belief.PREFILL_TIMES in kinds
+        self._learns_prefixes = Belief.PREFIXES in kinds
+        self._learns_rates = Belief.RATES in kinds
+        self._learns_hotspots = Belief.HOTSPOTS in kinds
 
     def arrived(self, request: Request, now_s: float) -> None:
         """A request came."""
-        kinds = self.beliefs.kinds
-        if Belief.HOTSPOTS in kinds:
+        if self._learns_hotspots:
             self.beliefs.hotspots.arrived(request.block_hashes[0] if request.block_hashes else None, now_s)
 
     def class_slot(self, request: Request, now_s: float) -> int:
         """Row of its survival curve."""
-        if not request.traffic_class or Belief.LENGTHS not in self.beliefs.kinds:
+        if not request.traffic_class or not self._learns_lengths:
             return 0
         return self.beliefs.lengths.slot(request.traffic_class, now_s)
 
     def dispatched(self, request: Request, slot: int, now_s: float) -> None:
         """It is to be prefilled there, which will cache it."""
         beliefs = self.beliefs
-        if Belief.PREFIXES in beliefs.kinds and request.block_hashes and beliefs.use_blocks_of(request.block_size):
+        if self._learns_prefixes and request.block_hashes and beliefs.use_blocks_of(request.block_size):
             beliefs.prefixes.record(slot, request.block_hashes, now_s)
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill has ended."""
-        if Belief.PREFILL_TIMES not in self.beliefs.kinds or entry.phase is not Phase.PREFILLING:
+        if not self._learns_prefill_times or entry.phase is not Phase.PREFILLING:
             return
         slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         if slot is not None:
@@ -74,18 +81,17 @@ class Learner:
 
     def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
         """So many output tokens exist by now."""
+        if not (self._learns_rates or self._learns_step_times):
+            return
         slot, tokens = entry.decode_slot, generated_tokens - entry.generated_tokens
         if slot is None or tokens <= 0 or entry.generated_tokens == 0 or entry.phase is not Phase.DECODING:
-            return
-        kinds = self.beliefs.kinds
-        if not kinds & (Belief.RATES | Belief.STEP_TIMES):
             return
         seconds = now_s - float(self._ledger.flights.progress_at_s[entry.row])
         if seconds <= 0:
             return
-        if Belief.RATES in kinds:
+        if self._learns_rates:
             self.beliefs.rates.observe(slot, tokens, seconds, now_s)
-        if Belief.STEP_TIMES in kinds and self._decodes_only(slot):
+        if self._learns_step_times and self._decodes_only(slot):
             gaps = self._gaps.get(slot)
             if gaps is None:
                 gaps = self._gaps[slot] = _Gaps(now_s)
@@ -101,7 +107,7 @@ class Learner:
 
     def ended(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         """It is over, after so many output tokens (0 if the driver does not know)."""
-        if Belief.LENGTHS not in self.beliefs.kinds:
+        if not self._learns_lengths:
             return
         length = max(output_tokens, entry.generated_tokens)
         if length == 0 and outcome is Outcome.COMPLETED:
@@ -115,14 +121,13 @@ class Learner:
 
     def observed(self, slot: int, now_s: float) -> None:
         """An endpoint was scraped: the time to do what is done once in a while, outside of any decision."""
-        kinds = self.beliefs.kinds
         gaps = self._gaps.get(slot)
         if gaps is not None and now_s - gaps.since_s >= _STEP_TIME_EVERY_S and gaps.tokens >= _LEAST_GAPS:
             self.beliefs.step_times.observe(
                 slot, gaps.seconds / gaps.tokens, gaps.decodes / gaps.tokens, gaps.context / gaps.tokens, now_s=now_s
             )
             del self._gaps[slot]
-        if Belief.LENGTHS in kinds:
+        if self._learns_lengths:
             if now_s - self._aged_s >= _AGE_EVERY_S:
                 self._age(now_s)
             self.beliefs.lengths.tables(now_s)
