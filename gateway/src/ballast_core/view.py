@@ -109,11 +109,6 @@ class View:
         """Share of KV blocks in use when last observed, 0 to 1."""
         return self._inventory.kv_usage_ratio.take(self.slots)
 
-    @cached_property
-    def observation_age_s(self) -> FloatArray:
-        """Time since the last observation; inf if there was none."""
-        return np.asarray(self.now_s - self._inventory.observed_at_s.take(self.slots), np.float64)
-
     # --- hardware and beliefs -----------------------------------------------------------------------------------
 
     @cached_property

@@ -108,11 +108,6 @@ def estimate(
     )
 
 
-def colocated_rps(profile: HardwareProfile, lengths: LengthStatistics) -> float:
-    """Requests a second that one endpoint carries when it prefills and decodes: its time is shared."""
-    return 1 / (1 / prefill_rps(profile, lengths) + 1 / decode_rps(profile, lengths))
-
-
 def mean_rate_rps(requests: Sequence[HasLengths], duration_s: float) -> float:
     """Arrivals a second over a span."""
     return len(requests) / duration_s

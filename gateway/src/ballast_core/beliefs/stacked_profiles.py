@@ -24,7 +24,7 @@ UNINFORMED_PROFILE = HardwareProfile(
 )
 
 _COEFFICIENTS = ("overhead_ms", "a_ms", "d_ms_per_token", "k_ms_per_kv_token", "s_ms_per_pair", "b_ms_per_seq")
-_FIELDS = (*_COEFFICIENTS, "max_num_batched_tokens", "max_num_seqs", "kv_tokens")
+_FIELDS = (*_COEFFICIENTS, "max_num_batched_tokens", "kv_tokens")
 
 
 class StackedProfiles:
@@ -58,10 +58,6 @@ class StackedProfiles:
     def token_budget(self, slots: IntArray) -> FloatArray:
         """max_num_batched_tokens of each slot."""
         return self._columns["max_num_batched_tokens"].take(slots)
-
-    def max_sequences(self, slots: IntArray) -> FloatArray:
-        """max_num_seqs of each slot."""
-        return self._columns["max_num_seqs"].take(slots)
 
     def kv_tokens(self, slots: IntArray) -> FloatArray:
         """Tokens of KV cache that each slot's endpoint holds."""

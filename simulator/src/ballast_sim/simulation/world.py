@@ -190,12 +190,6 @@ class World:
         """Preemptions of all engines so far."""
         return sum(server.engine.scheduler.counters.preemptions for server in self._servers.values())
 
-    def prefix_hit_ratio(self) -> float:
-        """Share of the looked-up prompt tokens that the engines' prefix caches held."""
-        queries = sum(server.engine.scheduler.counters.prefix_queries for server in self._servers.values())
-        hits = sum(server.engine.scheduler.counters.prefix_hits for server in self._servers.values())
-        return hits / queries if queries else 0.0
-
     def check_blocks(self) -> None:
         """Raise AssertionError where an engine lost a KV block."""
         for server in self._servers.values():
