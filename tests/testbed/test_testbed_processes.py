@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process of ours that lives until the test's end."""
     with subprocess.Popen(["sleep", "600"]) as process:
+        # Popen returns when exec closes our pipe, a moment before the kernel shows the new arguments.
+        deadline_s = time.monotonic() + 10
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes() and time.monotonic() < deadline_s:
+            time.sleep(0.001)
         yield process
         process.kill()
 
