@@ -2,7 +2,7 @@
 
 import typer
 
-from ballast_cli import engine_sim, gateway, listings, load, operator, simulate, validate
+from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, simulate, validate
 from ballast_cli.demo import command as demo
 
 app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
@@ -10,6 +10,7 @@ app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pod
 app.add_typer(engine_sim.app, name="engine-sim")
 app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
+app.command("calibrate")(calibrate.calibrate_command)
 app.command("workloads")(listings.workloads_command)
 app.command("policies")(listings.policies_command)
 app.command("profiles")(listings.profiles_command)

@@ -1,0 +1,149 @@
+"""`ballast calibrate`: how far off are the gateway's beliefs on my traffic?"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ballast_sim.simulation.source import WorkloadSource
+
+GENERATED_REQUESTS = 10_000
+"""Of a built-in workload, where neither --limit nor --duration is given."""
+
+
+def calibrate_command(
+    *,
+    trace: Annotated[Path | None, typer.Option(help="Trace file (CSV or JSONL, plain or gzip).")] = None,
+    workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None,
+    held_back: Annotated[float, typer.Option(help="Share of the requests, the last ones, that is only scored.")] = 0.5,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second of a built-in workload, or of a file of lengths.")
+    ] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="At most so many requests. Default: a whole trace; 10,000 of a workload.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of lengths and arrivals that are drawn, and of max_tokens.")] = 0,
+    endpoints: Annotated[
+        str | None, typer.Option(help="Also simulate this fleet, such as 2P@a100-qwen3-32b,1D@h20-qwen3-32b.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Profile of --endpoints parts that name none.")] = None,
+    policy: Annotated[str, typer.Option(help="Placement in that fleet: NAME, or PREFILL/DECODE.")] = "ballast",
+    rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals in that fleet.")] = 1.0,
+    simulate: Annotated[int, typer.Option(help="Requests that the fleet is simulated with, at most.", min=2)] = 2000,
+    json_out: Annotated[str | None, typer.Option("--json", help="Write an object to a file, or - for stdout.")] = None,
+) -> None:
+    """Learn beliefs from the first part of a workload as a gateway would, and score them on the rest.
+
+    Survival curves of output length always; with --endpoints also step times, prefill times, cached prefixes and
+    projected load, against what simulated engines do. docs/calibration.md explains the figures.
+
+    Exit status: 0, or 2 for input that cannot work.
+    """
+    from ballast_cli.calibrate_view import CalibrationView
+    from ballast_sim.simulation.experiment import versions
+
+    view = CalibrationView(plain_stdout=json_out != "-")
+    try:
+        if json_out not in (None, "-") and not Path(json_out or "").parent.is_dir():
+            raise ValueError(f"{json_out}: its folder does not exist; make it first")
+        source = _source(trace, workload, rate, duration, limit)
+        figures: dict[str, Any] = {
+            "workload": source.name,
+            "seed": seed,
+            **_lengths(source, held_back, seed),
+            "fleet": []
+            if endpoints is None
+            else _fleet(
+                source,
+                endpoints=endpoints,
+                profile=profile,
+                policy=policy,
+                rate_scale=rate_scale,
+                requests=simulate,
+                seed=seed,
+            ),
+            "versions": versions(),
+        }
+    except ValueError as error:
+        view.error(str(error))
+        raise typer.Exit(2) from None
+    if json_out is not None:
+        text = json.dumps(figures, indent=1, allow_nan=False)
+        if json_out == "-":
+            typer.echo(text)
+        else:
+            Path(json_out).write_text(text + "\n", encoding="utf-8")
+    view.show(figures)
+
+
+def _source(
+    trace: Path | None, workload: str | None, rate: float | None, duration: float | None, limit: int | None
+) -> "WorkloadSource":
+    from ballast_sim.simulation.naming import known_names
+    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.workloads import GENERATORS
+
+    if (trace is None) == (workload is None):
+        raise ValueError("--trace, --workload: give one of them, a trace file or the name of a built-in workload")
+    if workload is not None and workload not in GENERATORS:
+        raise ValueError(f"--workload: unknown workload {workload!r}; {known_names(workload, GENERATORS)}")
+    if trace is None and duration is None and limit is None:
+        limit = GENERATED_REQUESTS
+    return WorkloadSource(trace=trace, workload=workload or "", rate_rps=rate, duration_s=duration, limit=limit)
+
+
+def _lengths(source: "WorkloadSource", held_back: float, seed: int) -> dict[str, Any]:
+    from ballast_sim.calibration import PAPER_FIGURES, LengthSettings, score_lengths, workload_in_order
+    from ballast_sim.calibration.figures import length_figures
+
+    if not 0 < held_back < 1:
+        raise ValueError(f"--held-back: must be above 0 and below 1, not {held_back:g}")
+    requests = workload_in_order(source, seed)
+    if len(requests) < 2:
+        raise ValueError(f"{source.name}: {len(requests)} requests cannot be split in two parts; give more")
+    scores = score_lengths(requests, LengthSettings(held_back_ratio=held_back, seed=seed))
+    return {
+        "requests": len(requests),
+        "held_back_ratio": held_back,
+        "paper": None if source.trace is not None else PAPER_FIGURES.get(source.workload),
+        "lengths": [length_figures(score) for score in scores],
+    }
+
+
+def _fleet(
+    source: "WorkloadSource",
+    *,
+    endpoints: str,
+    profile: str | None,
+    policy: str,
+    rate_scale: float,
+    requests: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    from dataclasses import replace
+
+    from ballast_sim.calibration import predict_and_measure
+    from ballast_sim.calibration.figures import fleet_figures
+    from ballast_sim.simulation.comparison import check_fits
+    from ballast_sim.simulation.policy_choice import parse_policies
+    from ballast_sim.simulation.shapes import parse_shape
+
+    machines = parse_shape(endpoints, profile)
+    pairs = parse_policies(policy)
+    if len(pairs) > 1:
+        raise ValueError(f"--policy: name one placement, not {policy!r}")
+    short = replace(source, limit=requests if source.limit is None else min(requests, source.limit))
+    check_fits(machines, short, seed)
+    load = short.load(seed, rate_scale)
+    return [
+        {
+            "endpoints": endpoints,
+            "policy": pairs[0].placements,
+            "rate_rps": load.rate_rps,
+            **fleet_figures(predict_and_measure(machines, load, pairs[0], profiles_known=known, seed=seed)),
+        }
+        for known in (True, False)
+    ]
