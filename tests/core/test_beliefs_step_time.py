@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
-from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE
+from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
 from ballast_core.beliefs.step_time import StepTimeBook, StepTimeModel, StepTimeSettings
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, H200_LLAMA3_8B, SHIPPED_PROFILES, HardwareProfile
 
@@ -51,6 +51,29 @@ def test_before_any_observation_the_profile_speaks(profile: HardwareProfile) -> 
     decodes, context = np.array(LOADS).T
     expected = [truth_s(profile, *load) for load in LOADS]
     np.testing.assert_allclose(StepTimeModel(profile).predict_s(decodes, context), expected, rtol=1e-12)
+
+
+@given(
+    tokens=st.lists(st.floats(0, 20_000), min_size=1, max_size=4),
+    context=st.floats(0, 1e6),
+    names=st.lists(st.sampled_from(sorted(SHIPPED_PROFILES)), min_size=1, max_size=4),
+)
+def test_the_law_is_the_same_for_one_profile_and_for_many(
+    tokens: list[float], context: float, names: list[str]
+) -> None:
+    """Squares and square roots of arrays against the powers of the law's text; a slot never set is a guess."""
+    stacked = StackedProfiles()
+    profiles = [SHIPPED_PROFILES[name] for name in names]
+    for slot, profile in enumerate(profiles):
+        stacked.put(slot, profile)
+    stacked.grow(len(names) + 1)
+    slots, loads = np.arange(len(names) + 1), np.array(tokens)
+    law = [[each.step_s(load, context, 0.0, load) for load in tokens] for each in [*profiles, UNINFORMED_PROFILE]]  # type: ignore[arg-type]
+    np.testing.assert_allclose(stacked.decode_step_s(slots[:, None], loads, context), law, rtol=1e-12)
+    law = [[each.step_s(load, 0.0, 0.0, 0) for load in tokens] for each in [*profiles, UNINFORMED_PROFILE]]  # type: ignore[arg-type]
+    np.testing.assert_allclose(stacked.prefill_step_s(slots[:, None], loads), law, rtol=1e-12)
+    full = [each.step_s(each.max_num_batched_tokens, 0.0, 0.0, 0) for each in [*profiles, UNINFORMED_PROFILE]]
+    np.testing.assert_allclose(stacked.chunk_s(slots), full, rtol=1e-12)
 
 
 def test_one_prediction_by_hand() -> None:

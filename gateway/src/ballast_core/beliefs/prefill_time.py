@@ -110,7 +110,7 @@ class PrefillTimes:
         service_s = max(now_s - max(dispatched_s, learned.completed_s), 0.0)
         learned.completed_s = max(now_s, learned.completed_s)
         # Two full chunks are always plausible: the first of many prompts that end in one step waits for all of them.
-        longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * float(self._chunk_s(at)[0]))
+        longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * float(self._profiles.chunk_s(at)[0]))
         service_s = min(service_s, longest_s * float(self._factors[slot]))
         kept = float(np.exp(-work_s / self.settings.memory_work_s))
         learned.work_s = kept * learned.work_s + work_s
@@ -131,8 +131,9 @@ class PrefillTimes:
         budget = self._profiles.token_budget(slots)
         full = np.floor(tokens / budget)
         rest = tokens - full * budget
-        chunks_s = full * self._chunk_s(slots)
-        rest_s = np.where(rest > 0, self._profiles.step_s(slots, rest, 0.0, 0.0, 0.0), 0.0)
+        chunks_s = full * self._profiles.chunk_s(slots)
+        rest_s = self._profiles.prefill_step_s(slots, rest)
+        rest_s *= rest > 0
         return chunks_s + rest_s + self._profiles.pair_s(slots) * tokens * (cached_tokens + tokens / 2)
 
     def wait_s(
@@ -162,11 +163,7 @@ class PrefillTimes:
     def tokens_per_s(self, slots: IntArray) -> FloatArray:
         """Service rate of each endpoint: prompt tokens a second in full chunks, attention among them left out."""
         self._cover(slots)
-        return self._profiles.token_budget(slots) / (self._factors.take(slots) * self._chunk_s(slots))
-
-    def _chunk_s(self, slots: IntArray) -> FloatArray:
-        """Seconds of work of a step that is full of prompt tokens."""
-        return self._profiles.step_s(slots, self._profiles.token_budget(slots), 0.0, 0.0, 0.0)
+        return self._profiles.token_budget(slots) / (self._factors.take(slots) * self._profiles.chunk_s(slots))
 
     def _cover(self, slots: IntArray) -> None:
         if len(slots):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
@@ -23,33 +21,50 @@ UNINFORMED_PROFILE = HardwareProfile(
     derivation="a guess between the shipped profiles, for endpoints whose hardware nobody named; learned from there",
 )
 
-_COEFFICIENTS = ("overhead_ms", "a_ms", "d_ms_per_token", "k_ms_per_kv_token", "s_ms_per_pair", "b_ms_per_seq")
-_FIELDS = (*_COEFFICIENTS, "max_num_batched_tokens", "kv_tokens")
+_COLUMNS = 9
+_OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _KV = range(_COLUMNS)
+
+
+def _column_values(profile: HardwareProfile) -> FloatArray:
+    """What is kept of a profile: the law's coefficients in seconds, `a` to the fourth power, and capacities."""
+    budget = profile.max_num_batched_tokens
+    return np.array(
+        [
+            profile.overhead_ms / 1e3,
+            (profile.a_ms / 1e3) ** 4,
+            profile.d_ms_per_token / 1e3,
+            profile.k_ms_per_kv_token / 1e3,
+            profile.s_ms_per_pair / 1e3,
+            profile.b_ms_per_seq / 1e3,
+            budget,
+            profile.step_s(budget, 0.0, 0.0, 0),
+            profile.kv_tokens,
+        ],
+        np.float64,
+    )
 
 
 class StackedProfiles:
     """Coefficients by slot. Slots never set hold those of `UNINFORMED_PROFILE`."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, FloatArray] = {name: np.empty(0) for name in _FIELDS}
+        self._columns: FloatArray = np.empty((_COLUMNS, 0))
         self.grow(1)
 
     def __len__(self) -> int:
-        return len(self._columns["a_ms"])
+        return self._columns.shape[1]
 
     def grow(self, slots: int) -> None:
         """Make room for so many slots at least."""
-        more = max(slots, 2 * len(self)) - len(self)
         if slots > len(self):
-            for name, column in self._columns.items():
-                empty = np.full(more, float(getattr(UNINFORMED_PROFILE, name)))
-                self._columns[name] = np.concatenate([column, empty])
+            more = max(slots, 2 * len(self)) - len(self)
+            empty = np.repeat(_column_values(UNINFORMED_PROFILE)[:, None], more, axis=1)
+            self._columns = np.concatenate([self._columns, empty], axis=1)
 
     def put(self, slot: int, profile: HardwareProfile) -> None:
         """Set one slot's coefficients."""
         self.grow(slot + 1)
-        for name, column in self._columns.items():
-            column[slot] = getattr(profile, name)
+        self._columns[:, slot] = _column_values(profile)
 
     def clear(self, slot: int) -> None:
         """Nothing is known of the slot any more."""
@@ -57,33 +72,40 @@ class StackedProfiles:
 
     def token_budget(self, slots: IntArray) -> FloatArray:
         """max_num_batched_tokens of each slot."""
-        return self._columns["max_num_batched_tokens"].take(slots)
+        return self._columns[_BUDGET].take(slots)
+
+    def chunk_s(self, slots: IntArray) -> FloatArray:
+        """Seconds of a step that is full of prompt tokens, their attention left out."""
+        return self._columns[_CHUNK].take(slots)
 
     def kv_tokens(self, slots: IntArray) -> FloatArray:
         """Tokens of KV cache that each slot's endpoint holds."""
-        return self._columns["kv_tokens"].take(slots)
+        return self._columns[_KV].take(slots)
 
     def pair_s(self, slots: IntArray) -> FloatArray:
         """Seconds of one pair of a prefill token and a token that it attends to."""
-        return self._columns["s_ms_per_pair"].take(slots) / 1e3
+        return self._columns[_PAIR].take(slots)
 
-    def step_s(
-        self,
-        slots: IntArray,
-        tokens: FloatArray | float,
-        decode_context_tokens: FloatArray | float,
-        prefill_pairs: FloatArray | float,
-        decodes: FloatArray | float,
+    def prefill_step_s(self, slots: IntArray, tokens: FloatArray | float) -> FloatArray:
+        """`HardwareProfile.step_s` of each slot for a step of prompt tokens alone, their attention left out."""
+        seconds = self._weights_and_matmul_s(slots, tokens)
+        seconds += self._columns[_OVERHEAD].take(slots)
+        return seconds
+
+    def decode_step_s(
+        self, slots: IntArray, decodes: FloatArray | float, context_tokens: FloatArray | float
     ) -> FloatArray:
-        """`HardwareProfile.step_s` of each slot; arguments broadcast against the slots."""
-        rows = _Rows({name: self._columns[name].take(slots) for name in _COEFFICIENTS})
-        # The law's one text is evaluated on arrays: it uses nothing but arithmetic on these attributes.
-        law = cast("Any", HardwareProfile.step_s)
-        return np.asarray(law(rows, tokens, decode_context_tokens, prefill_pairs, decodes), np.float64)
+        """`HardwareProfile.step_s` of each slot for a step of decodes alone; arguments broadcast against the slots."""
+        seconds = self._weights_and_matmul_s(slots, decodes) + self._columns[_READ].take(slots) * context_tokens
+        seconds += self._columns[_HOST].take(slots) * decodes
+        seconds += self._columns[_OVERHEAD].take(slots)
+        return np.asarray(seconds, np.float64)
 
-
-class _Rows:
-    """Has the attributes of a profile that the law reads, as arrays."""
-
-    def __init__(self, columns: dict[str, FloatArray]) -> None:
-        vars(self).update(columns)
+    def _weights_and_matmul_s(self, slots: IntArray, tokens: FloatArray | float) -> FloatArray:
+        """The law's fourth-power mean by squares and square roots, many times faster than powers of arrays."""
+        mean = np.asarray(self._columns[_SLOPE].take(slots) * tokens, np.float64)
+        mean *= mean
+        mean *= mean
+        mean += self._columns[_FLOOR_4].take(slots)
+        np.sqrt(mean, out=mean)
+        return np.sqrt(mean, out=mean)

@@ -182,7 +182,7 @@ class StepTimeModel:
         """Seconds of a decode step (TPOT at this load), for arrays of loads."""
         one = StackedProfiles()
         one.put(0, self.profile)
-        return one.step_s(np.zeros(1, np.int64), decodes, context_tokens, 0.0, decodes)
+        return one.decode_step_s(np.zeros(1, np.int64), decodes, context_tokens)
 
 
 class StepTimeBook:
@@ -240,4 +240,4 @@ class StepTimeBook:
         self._stale.clear()
         if len(slots):
             self._stacked.grow(int(slots.max()) + 1)
-        return self._stacked.step_s(slots, decodes, context_tokens, 0.0, decodes)
+        return self._stacked.decode_step_s(slots, decodes, context_tokens)
