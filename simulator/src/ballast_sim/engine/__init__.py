@@ -11,7 +11,7 @@ v1/engine/core.py); `ballast_sim.validation` replays recorded runs of vLLM's own
 from ballast_sim.engine.coarse import CoarseEngine
 from ballast_sim.engine.config import EngineConfig, StepTimer
 from ballast_sim.engine.content import BlockHashes, TokenContent, TraceContent, UniqueContent
-from ballast_sim.engine.engine import Engine
+from ballast_sim.engine.engine import Engine, EngineLoad
 from ballast_sim.engine.events import (
     EngineEvent,
     Finished,
@@ -30,6 +30,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineEvent",
+    "EngineLoad",
     "EngineRequest",
     "FinishReason",
     "Finished",

@@ -1,6 +1,6 @@
 """Settings of one engine, named as vLLM names them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from ballast_core.profiles import HardwareProfile
@@ -14,6 +14,32 @@ class StepTimer(Protocol):
     def step_s(self, tokens: int, decode_context_tokens: float, prefill_pairs: float, decodes: int) -> float:
         """Seconds of a step: see `HardwareProfile.step_s`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowedTimer:
+    timer: StepTimer
+    factor: float
+
+    def step_s(self, tokens: int, decode_context_tokens: float, prefill_pairs: float, decodes: int) -> float:
+        return self.factor * self.timer.step_s(tokens, decode_context_tokens, prefill_pairs, decodes)
+
+
+def slowed(timer: StepTimer, factor: float) -> StepTimer:
+    """The same engine, each step `factor` times as long."""
+    if factor == 1:
+        return timer
+    if not isinstance(timer, HardwareProfile):
+        return _SlowedTimer(timer, factor)
+    return replace(
+        timer,
+        overhead_ms=timer.overhead_ms * factor,
+        a_ms=timer.a_ms * factor,
+        d_ms_per_token=timer.d_ms_per_token * factor,
+        k_ms_per_kv_token=timer.k_ms_per_kv_token * factor,
+        s_ms_per_pair=timer.s_ms_per_pair * factor,
+        b_ms_per_seq=timer.b_ms_per_seq * factor,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ waits.
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ballast_sim.engine.batch import Batch
-from ballast_sim.engine.config import EngineConfig
+from ballast_sim.engine.config import EngineConfig, slowed
 from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, RequestStats, StepEnded
 from ballast_sim.engine.requests import EngineRequest, RequestState, Status
 from ballast_sim.engine.scheduler import Scheduler
@@ -55,6 +55,7 @@ class Engine:
     def __init__(self, config: EngineConfig, on_step: Callable[[float, Batch], None] | None = None) -> None:
         """`on_step(composed_at_s, batch)` sees every step that computes something, as it is composed."""
         self.config = config
+        self._timer = config.timer
         self.scheduler = self._make_scheduler()
         self.expired_leases = 0
         self._on_step = on_step
@@ -132,6 +133,14 @@ class Engine:
                 self._pulling[state] = now_s
                 return
 
+    def slow(self, factor: float, now_s: float) -> None:
+        """Steps composed from now on last `factor` times what the timer says; 1 ends it."""
+        self._tick(now_s)
+        self.config = replace(self.config, timer=slowed(self._timer, factor))
+
+    def settle(self) -> None:
+        """See `CoarseEngine.settle`; here every token has been told."""
+
     def next_event_s(self) -> float:
         """When `advance` has something to do; infinity while nothing is going on."""
         if self._inbox and self._blocked is None:
@@ -154,6 +163,29 @@ class Engine:
         return events
 
     # -- what the driver may ask -------------------------------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output that one request may have."""
+        return self.config.max_model_len
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one KV block."""
+        return self.config.block_size
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions so far."""
+        return self.scheduler.counters.preemptions
+
+    def requests(self) -> list[str]:
+        """Ids of the requests that have not ended, in order of arrival."""
+        return list(self._requests)
+
+    def marks(self, now_s: float, inclusive: bool) -> Iterable[tuple[float, str, int]]:
+        """See `CoarseEngine.marks`; here every token is told as it comes."""
+        return ()
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """The gauge alone; see `load`."""

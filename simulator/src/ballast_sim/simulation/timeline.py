@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ballast_core.model import Observation
 from ballast_sim.simulation.world import World
 
 MAX_SAMPLES = 480
@@ -32,10 +33,11 @@ class Timeline:
         )
 
     def sample(self, world: World, now_s: float) -> None:
-        """Note the engines' truth, unless the last sample is too recent."""
+        """Note the engines' truth, unless the last sample is too recent. One that is down has no load."""
         if self.times_s and now_s < self.times_s[-1] + self.every_s * 0.999:
             return
-        seen = [observation for _, observation in world.observe()]
+        down = Observation(observed_at_s=now_s, running=0, waiting=0)
+        seen = [observation or down for _, observation in world.observe()]
         self.times_s.append(now_s)
         self.running.append([observation.running for observation in seen])
         self.waiting.append([observation.waiting for observation in seen])

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol
 
-from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Role, Stage
+from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Stage
 from ballast_sim.engine import (
-    CoarseEngine,
-    Engine,
-    EngineConfig,
     EngineEvent,
     EngineRequest,
     Finished,
+    FinishReason,
     PullStarted,
+    RequestStats,
     StepEnded,
     TokensAdvanced,
 )
+from ballast_sim.physics import VLLM, EngineModel, Physics
 from ballast_sim.simulation.shapes import Machine
 
 ENGINE_PRIORITY = 1
@@ -73,22 +73,22 @@ class Source:
     request_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    source: Source
+    engine: EngineModel
+    """Another one stands in its place after a crash."""
+
+
 @dataclass(slots=True)
 class _Server:
     machine: Machine
-    engine: Engine
+    engine: EngineModel
     wakes_at_s: float = float("inf")
-
-
-def _engine_config(machine: Machine) -> EngineConfig:
-    """As a pod of that role is configured: kv_producer, kv_consumer, or kv_both for a flexible one."""
-    role = machine.endpoint.role
-    return EngineConfig.from_profile(
-        machine.profile,
-        pulls_kv=role is not Role.PREFILL,
-        hands_over_kv=role is not Role.DECODE,
-        external_pulls=True,
-    )
+    up: bool = True
+    slowdown: float = 1.0
+    lost_preemptions: int = 0
+    """Counted by engines that crashed."""
 
 
 class World:
@@ -101,72 +101,77 @@ class World:
         listener: Listener,
         late_listener: LateListener | None = None,
         progress_every_tokens: int = 0,
+        *,
+        physics: Physics = VLLM,
     ) -> None:
         """With a `late_listener` the engines are coarse: same decisions and times, fewer wake-ups.
 
         Tokens of steady decodes are then told to it, and in multiples of `progress_every_tokens` by `progress`.
         """
+        self._physics = physics
+        self._progress_every_tokens = progress_every_tokens
         self.machines = tuple(machines)
         self._clock = clock
         self._listener = listener
         self._late_listener = late_listener
-        self._sources: dict[str, Source] = {}
-        self._coarse: list[CoarseEngine] = []
-        self._servers = {
-            machine.endpoint.id: _Server(machine, self._new_engine(machine, progress_every_tokens))
-            for machine in self.machines
-        }
+        self._origins: dict[str, _Origin] = {}
+        self._servers = {machine.endpoint.id: _Server(machine, self._new_engine(machine)) for machine in self.machines}
 
-    def _new_engine(self, machine: Machine, progress_every_tokens: int) -> Engine:
-        config = _engine_config(machine)
-        if self._late_listener is None:
-            return Engine(config)
-        engine = CoarseEngine(config, mark_every_tokens=progress_every_tokens)
-        self._coarse.append(engine)
-        return engine
+    def _new_engine(self, machine: Machine) -> EngineModel:
+        return self._physics.engine(
+            machine.profile,
+            machine.endpoint.role,
+            coarse=self._late_listener is not None,
+            mark_every_tokens=self._progress_every_tokens,
+        )
 
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and output that fit every engine."""
-        return min(server.engine.config.max_model_len for server in self._servers.values())
+        return min(server.engine.max_model_len for server in self._servers.values())
 
     def block_size(self, endpoint_id: EndpointId) -> int:
         """Tokens of one KV block of that engine."""
-        return self._servers[endpoint_id].engine.config.block_size
+        return self._servers[endpoint_id].engine.block_size
 
     def submit(self, endpoint_id: EndpointId, request: EngineRequest, source: Source | None = None) -> None:
-        """Hand a request to an engine; with a source, it pulls its prompt's KV from there."""
+        """Hand a request to an engine; with a source, it pulls its prompt's KV from there.
+
+        An engine that is down refuses: the request ends with an error.
+        """
         server = self._servers[endpoint_id]
+        if not server.up:
+            stats = _never_begun(request)
+            self._clock.at(self._clock.now_s, lambda: self._broke(request.request_id, stats), ENGINE_PRIORITY)
+            return
         if source is not None:
-            self._sources[request.request_id] = source
+            self._origins[request.request_id] = _Origin(source, self._servers[source.endpoint_id].engine)
         self._catch_up(server)
         server.engine.add(request, self._clock.now_s)
         self._run(server)
 
-    def observe(self) -> list[tuple[Machine, Observation]]:
-        """What a scrape of every engine would say now."""
-        return [
-            (
-                server.machine,
-                Observation(
-                    observed_at_s=self._clock.now_s,
-                    running=(load := server.engine.load(self._clock.now_s)).running,
-                    waiting=load.waiting,
-                    kv_usage_ratio=load.kv_usage_ratio,
-                    preemptions=server.engine.scheduler.counters.preemptions,
-                ),
-            )
-            for server in self._servers.values()
-        ]
+    def observe(self) -> list[tuple[Machine, Observation | None]]:
+        """What a scrape of every engine would say now; None of one that is down."""
+        return [(server.machine, self._observation(server) if server.up else None) for server in self._servers.values()]
+
+    def _observation(self, server: _Server) -> Observation:
+        load = server.engine.load(self._clock.now_s)
+        return Observation(
+            observed_at_s=self._clock.now_s,
+            running=load.running,
+            waiting=load.waiting,
+            kv_usage_ratio=load.kv_usage_ratio,
+            preemptions=server.engine.preemptions,
+        )
 
     def is_least_loaded(self, decode: EndpointId) -> bool:
-        """Whether no other engine that decodes has fewer KV tokens in use."""
+        """Whether no other engine that decodes and is up has fewer KV tokens in use."""
         used = {
             name: server.engine.kv_usage_ratio(self._clock.now_s) * server.machine.profile.kv_tokens
             for name, server in self._servers.items()
-            if server.machine.endpoint.role in STAGE_ROLES[Stage.DECODE]
+            if server.up and server.machine.endpoint.role in STAGE_ROLES[Stage.DECODE]
         }
-        return used[decode] <= min(used.values())
+        return decode in used and used[decode] <= min(used.values())
 
     def progress(self, *, inclusive: bool) -> list[tuple[float, str, int]]:
         """(time, request, output tokens) of steady decodes since the last call, in order of time: each multiple once.
@@ -174,26 +179,64 @@ class World:
         Of steps that have ended before now, or by now where `inclusive`.
         """
         now_s = self._clock.now_s
-        found = [mark for engine in self._coarse for mark in engine.marks(now_s, inclusive)]
+        found = [mark for server in self._servers.values() for mark in server.engine.marks(now_s, inclusive)]
         found.sort(key=itemgetter(0))
         return found
 
     def settle(self) -> None:
         """Tell the late listener every token so far."""
         for server in self._servers.values():
-            if isinstance(server.engine, CoarseEngine):
-                self._catch_up(server)
-                server.engine.settle()
-                self._run(server)
+            self._settle(server)
+            self._run(server)
 
     def preemptions(self) -> int:
         """Preemptions of all engines so far."""
-        return sum(server.engine.scheduler.counters.preemptions for server in self._servers.values())
+        return sum(server.lost_preemptions + server.engine.preemptions for server in self._servers.values())
 
     def check_blocks(self) -> None:
         """Raise AssertionError where an engine lost a KV block."""
         for server in self._servers.values():
             server.engine.check_blocks()
+
+    # --- failures -------------------------------------------------------------------------------------------------
+
+    def crash(self, endpoint_id: EndpointId) -> None:
+        """An engine dies: its KV is gone, its requests end with an error, and it refuses others until `restart`."""
+        server = self._servers[endpoint_id]
+        self._settle(server)
+        dying = server.engine
+        lost = [(request_id, stats) for request_id in dying.requests() if (stats := dying.stats(request_id))]
+        server.lost_preemptions += dying.preemptions
+        server.engine = self._new_engine(server.machine)
+        server.up, server.wakes_at_s = False, float("inf")
+        for request_id, stats in lost:
+            self._broke(request_id, stats)
+
+    def restart(self, endpoint_id: EndpointId) -> None:
+        """An engine that crashed is up again, empty."""
+        server = self._servers[endpoint_id]
+        server.up = True
+        server.engine.slow(server.slowdown, self._clock.now_s)
+
+    def slow(self, endpoint_id: EndpointId, factor: float) -> None:
+        """From now on an engine's work takes `factor` times as long as it should; 1 ends it."""
+        server = self._servers[endpoint_id]
+        server.slowdown = factor
+        if server.up:
+            self._catch_up(server)
+            server.engine.slow(factor, self._clock.now_s)
+            self._run(server)
+
+    def _broke(self, request_id: str, stats: RequestStats) -> None:
+        self._origins.pop(request_id, None)
+        self._listener.finished(Finished(self._clock.now_s, request_id, FinishReason.ERROR, stats))
+
+    # --- the engines' clockwork -----------------------------------------------------------------------------------
+
+    def _settle(self, server: _Server) -> None:
+        self._catch_up(server)
+        server.engine.settle()
+        self._catch_up(server)
 
     def _catch_up(self, server: _Server) -> None:
         """Whatever ended by now comes before news of now, however the engine is woken."""
@@ -225,22 +268,43 @@ class World:
             case PullStarted():
                 self._pull(server, event)
             case Finished():
-                self._sources.pop(event.request_id, None)
+                self._origins.pop(event.request_id, None)
                 self._listener.finished(event)
 
     def _pull(self, server: _Server, event: PullStarted) -> None:
-        """The link between two engines is as fast as the slower end, and each pull has it for itself."""
-        source = self._sources[event.request_id]
-        origin, profile = self._servers[source.endpoint_id], server.machine.profile
-        gbps = min(profile.link_gbps, origin.machine.profile.link_gbps)
+        """The link between two engines is as fast as the slower end, and each pull has it for itself.
+
+        It fails, when it would have ended, where its source has crashed since the KV was computed.
+        """
+        origin, engine = self._origins[event.request_id], server.engine
+        source, profile = self._servers[origin.source.endpoint_id], server.machine.profile
+        gbps = min(profile.link_gbps, source.machine.profile.link_gbps)
         lasts_s = profile.link_setup_s + event.tokens * profile.kv_bytes_per_token / (gbps * 1e9 / 8)
 
         def ended() -> None:
-            self._catch_up(origin)
+            self._catch_up(source)
             self._catch_up(server)
-            origin.engine.release(source.request_id, self._clock.now_s)
-            server.engine.pull_ended(event.request_id, self._clock.now_s)
-            self._run(origin)
+            if server.engine is not engine:
+                return
+            alive = source.engine is origin.engine
+            if alive:
+                source.engine.release(origin.source.request_id, self._clock.now_s)
+            engine.pull_ended(event.request_id, self._clock.now_s, failed=not alive)
+            self._run(source)
             self._run(server)
 
         self._clock.at(self._clock.now_s + lasts_s, ended, ENGINE_PRIORITY)
+
+
+def _never_begun(request: EngineRequest) -> RequestStats:
+    return RequestStats(
+        arrival_s=request.arrival_s,
+        scheduled_s=None,
+        first_token_s=None,
+        last_token_s=None,
+        input_tokens=request.input_tokens,
+        output_tokens=0,
+        cached_tokens=0,
+        pulled_tokens=0,
+        preemptions=0,
+    )

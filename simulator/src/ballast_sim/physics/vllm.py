@@ -1,0 +1,31 @@
+"""vLLM's scheduler and KV block manager, step by step: the physics that golden runs confirm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ballast_core.model import Role
+from ballast_core.profiles import HardwareProfile
+from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
+from ballast_sim.engine import CoarseEngine, Engine, EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class VllmPhysics:
+    """Engines as pods of their role are configured: kv_producer, kv_consumer, or kv_both for a flexible one."""
+
+    def engine(self, profile: HardwareProfile, role: Role, *, coarse: bool, mark_every_tokens: int) -> Engine:
+        """See `Physics.engine`."""
+        config = EngineConfig.from_profile(
+            profile, pulls_kv=role is not Role.PREFILL, hands_over_kv=role is not Role.DECODE, external_pulls=True
+        )
+        return CoarseEngine(config, mark_every_tokens=mark_every_tokens) if coarse else Engine(config)
+
+    def prefill_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:
+        """See `Physics.prefill_rps`."""
+        return sum(prefill_rps(profile, lengths) for profile in profiles)
+
+    def decode_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:
+        """See `Physics.decode_rps`."""
+        return sum(decode_rps(profile, lengths) for profile in profiles)
