@@ -21,26 +21,22 @@ UNINFORMED_PROFILE = HardwareProfile(
     derivation="a guess between the shipped profiles, for endpoints whose hardware nobody named; learned from there",
 )
 
-_COLUMNS = 9
-_OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _KV = range(_COLUMNS)
+_OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _KV = range(9)
 
 
-def _column_values(profile: HardwareProfile) -> FloatArray:
+def _column_values(profile: HardwareProfile) -> tuple[float, ...]:
     """What is kept of a profile: the law's coefficients in seconds, `a` to the fourth power, and capacities."""
     budget = profile.max_num_batched_tokens
-    return np.array(
-        [
-            profile.overhead_ms / 1e3,
-            (profile.a_ms / 1e3) ** 4,
-            profile.d_ms_per_token / 1e3,
-            profile.k_ms_per_kv_token / 1e3,
-            profile.s_ms_per_pair / 1e3,
-            profile.b_ms_per_seq / 1e3,
-            budget,
-            profile.step_s(budget, 0.0, 0.0, 0),
-            profile.kv_tokens,
-        ],
-        np.float64,
+    return (
+        profile.overhead_ms / 1e3,
+        (profile.a_ms / 1e3) ** 4,
+        profile.d_ms_per_token / 1e3,
+        profile.k_ms_per_kv_token / 1e3,
+        profile.s_ms_per_pair / 1e3,
+        profile.b_ms_per_seq / 1e3,
+        float(budget),
+        profile.step_s(budget, 0.0, 0.0, 0),
+        float(profile.kv_tokens),
     )
 
 
@@ -48,23 +44,26 @@ class StackedProfiles:
     """Coefficients by slot. Slots never set hold those of `UNINFORMED_PROFILE`."""
 
     def __init__(self) -> None:
-        self._columns: FloatArray = np.empty((_COLUMNS, 0))
-        self.grow(1)
+        self._columns: list[FloatArray] = [np.full(1, value) for value in _column_values(UNINFORMED_PROFILE)]
 
     def __len__(self) -> int:
-        return self._columns.shape[1]
+        return len(self._columns[_BUDGET])
 
     def grow(self, slots: int) -> None:
         """Make room for so many slots at least."""
         if slots > len(self):
             more = max(slots, 2 * len(self)) - len(self)
-            empty = np.repeat(_column_values(UNINFORMED_PROFILE)[:, None], more, axis=1)
-            self._columns = np.concatenate([self._columns, empty], axis=1)
+            unknown = _column_values(UNINFORMED_PROFILE)
+            self._columns = [
+                np.concatenate([column, np.full(more, value)])
+                for column, value in zip(self._columns, unknown, strict=True)
+            ]
 
     def put(self, slot: int, profile: HardwareProfile) -> None:
         """Set one slot's coefficients."""
         self.grow(slot + 1)
-        self._columns[:, slot] = _column_values(profile)
+        for column, value in zip(self._columns, _column_values(profile), strict=True):
+            column[slot] = value
 
     def clear(self, slot: int) -> None:
         """Nothing is known of the slot any more."""
