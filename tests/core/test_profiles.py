@@ -43,11 +43,44 @@ def test_an_impossible_coefficient_is_refused_by_name(field: str, value: float) 
 @pytest.mark.shared
 @pytest.mark.skipif(not PINNED.exists(), reason=f"{PINNED} is absent")
 def test_the_shipped_profiles_are_the_pinned_ones() -> None:
-    """Same names, same numbers."""
+    """Same names, same numbers; others stand beside them."""
     pinned = json.loads(PINNED.read_text())["profiles"]
-    assert set(pinned) == set(SHIPPED_PROFILES)
+    assert len(pinned) == 3
     for name, spec in pinned.items():
         ours = asdict(SHIPPED_PROFILES[name])
         assert {key: ours[key] for key in spec if key != "derivation"} == {
             k: v for k, v in spec.items() if k != "derivation"
         }
+
+
+@pytest.mark.parametrize("profile", SHIPPED_PROFILES.values(), ids=SHIPPED_PROFILES)
+def test_a_shipped_name_says_hardware_model_and_tensor_parallel_degree(profile: HardwareProfile) -> None:
+    """`h100-llama3-70b-tp4`; one GPU, and what is pinned, need no suffix. The derivation is never silent."""
+    gpu, model, size, *suffix = profile.name.split("-")
+    assert f"{gpu}-{model}-{size}".startswith(("a100-", "h100-", "h200-", "h20-"))
+    assert profile.hardware.removeprefix(f"{profile.gpus} x ").lower().startswith(f"{gpu} ")
+    if suffix and suffix[0].startswith("tp"):
+        assert suffix == [f"tp{profile.gpus}"]
+    elif profile.name != "a100-qwen3-32b":
+        assert profile.gpus == 1
+    assert profile.derivation
+
+
+def test_more_gpus_and_better_gpus_are_faster() -> None:
+    """A step of 64 decodes at 1,000 tokens each, and a prefill of 4,096."""
+    for slower, faster in (
+        ("a100-llama3-70b-tp4", "a100-llama3-70b-tp8"),
+        ("a100-qwen3-32b-tp2", "h100-qwen3-32b-tp2"),
+        ("h100-llama3-70b-tp4", "h100-llama3-70b-tp8"),
+        ("a100-qwen3-32b-tp2", "a100-qwen3-32b-tp4"),
+        ("h20-qwen3-14b", "h200-qwen3-14b"),
+    ):
+        one, other = SHIPPED_PROFILES[slower], SHIPPED_PROFILES[faster]
+        assert other.step_s(64, 64_000, 0, 64) < one.step_s(64, 64_000, 0, 64)
+        assert other.step_s(4096, 0, 4096**2 / 2, 0) < one.step_s(4096, 0, 4096**2 / 2, 0)
+
+
+def test_h20_decodes_as_fast_as_sibyl_measured() -> None:
+    """Eq. 15 at its peak, 53 requests: 1,177 tokens a second; the profile assumes 2,500 tokens of context each."""
+    profile = SHIPPED_PROFILES["h20-qwen3-32b-sibyl"]
+    assert 53 / profile.step_s(53, 53 * 2500, 0, 53) == pytest.approx(1177, rel=0.02)

@@ -2,12 +2,13 @@
 
 import typer
 
-from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, simulate, validate
+from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, profile, simulate, validate
 from ballast_cli.demo import command as demo
 
 app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
 
 app.add_typer(engine_sim.app, name="engine-sim")
+app.add_typer(profile.app, name="profile")
 app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("calibrate")(calibrate.calibrate_command)

@@ -1,0 +1,1 @@
+"""Hardware profiles from data: public tables, step logs, benchmark files, metrics scrapes (docs/profiles.md)."""

@@ -1,0 +1,5 @@
+"""What a user is told when a file cannot be used."""
+
+
+class FitInputError(ValueError):
+    """A file that cannot be read or holds too little; the message names file, line or field, and the fix."""
