@@ -32,6 +32,20 @@ class Flights:
         self._handoff_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._first_token_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._progress_at_s: FloatArray = np.zeros(_FIRST_ROWS)
+        self._changed: list[BoolArray] = []
+        """For each watcher, whether a row has changed since it last asked."""
+
+    def watch(self) -> int:
+        """A new watcher's number for `changes`; to it, every row has changed."""
+        self._changed.append(np.ones(len(self._slot), np.bool_))
+        return len(self._changed) - 1
+
+    def changes(self, watcher: int) -> IntArray:
+        """Rows below `count` whose request or its state is another than when this watcher last asked; ascending."""
+        changed = self._changed[watcher][: self.count]
+        rows: IntArray = np.flatnonzero(changed)
+        changed[rows] = False
+        return rows
 
     @property
     def slot(self) -> IntArray:
@@ -106,12 +120,14 @@ class Flights:
         self._decoding[row] = False
         self._handoff_at_s[row] = self._first_token_at_s[row] = handoff_at_s
         self._progress_at_s[row] = now_s
+        self._touch(row)
         return row
 
     def start_decoding(self, row: int, now_s: float) -> None:
         """Its KV cache is at its decode endpoint."""
         self._decoding[row] = True
         self._handoff_at_s[row] = self._first_token_at_s[row] = self._progress_at_s[row] = now_s
+        self._touch(row)
 
     def progress(self, row: int, generated_tokens: int, now_s: float) -> None:
         """So many output tokens exist by now."""
@@ -119,6 +135,7 @@ class Flights:
             self._first_token_at_s[row] = now_s
         self._generated_tokens[row] = generated_tokens
         self._progress_at_s[row] = now_s
+        self._touch(row)
 
     def remove(self, row: int) -> int:
         """Drop a row. Returns the index of the row that now stands in its place under `row`: the former last one."""
@@ -126,8 +143,13 @@ class Flights:
         if row != last:
             for column in self._columns():
                 column[row] = column[last]
+            self._touch(row)
         self.count = last
         return last
+
+    def _touch(self, row: int) -> None:
+        for changed in self._changed:
+            changed[row] = True
 
     def _columns(self) -> tuple[NDArray[np.generic], ...]:
         return (
@@ -155,3 +177,4 @@ class Flights:
         self._handoff_at_s = np.resize(self._handoff_at_s, rows)
         self._first_token_at_s = np.resize(self._first_token_at_s, rows)
         self._progress_at_s = np.resize(self._progress_at_s, rows)
+        self._changed = [np.resize(changed, rows) for changed in self._changed]
