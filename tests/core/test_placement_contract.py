@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ballast_core.director import DirectorSettings
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.registry import PLACEMENTS, build_placement
 from tests.support.placement_states import State, asks, build, costs, states
@@ -23,6 +24,12 @@ LOAD_POLICIES = [
     "least-uncached-tokens",
     "predicted-ttft",
 ]
+
+FOLLOWING = {
+    name
+    for name in PLACEMENTS
+    if DirectorSettings(prefill=build_placement("random"), decode=build_placement(name)).follows_progress
+}
 
 
 @pytest.mark.parametrize("name", sorted(PLACEMENTS))
@@ -58,6 +65,20 @@ def test_less_load_never_costs_more(
     policy, at = build_placement(name), state.flights[gone].at % state.endpoints
     before = costs(policy, state, request, handoff_s=handoff_s)[at]
     assert costs(policy, lighter, request, handoff_s=handoff_s)[at] <= before * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("name", sorted(set(PLACEMENTS) - FOLLOWING))
+@quick
+@given(state=states, request=asks, handoff_s=handoffs, data=st.data())
+def test_who_does_not_ask_for_progress_does_not_look_at_it(
+    name: str, state: State, request: Request, handoff_s: float | None, data: st.DataObject
+) -> None:
+    """A driver may leave out the tokens of running requests then: the costs are the same, however many there are."""
+    stage = Stage.DECODE if state.role is Role.DECODE else data.draw(st.sampled_from(Stage))
+    silent = [replace(flight, generated=flight.generated and 1) for flight in state.flights]
+    policy = build_placement(name)
+    heard = costs(policy, state, request, stage=stage, handoff_s=handoff_s)
+    assert costs(policy, replace(state, flights=silent), request, stage=stage, handoff_s=handoff_s) == heard
 
 
 @pytest.mark.parametrize("name", sorted(PLACEMENTS))

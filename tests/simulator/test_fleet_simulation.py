@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.director import DirectorSettings
 from ballast_core.effects import Dispatch, Effect, Handoff
 from ballast_core.model import Stage
@@ -36,15 +37,25 @@ def poisson(rate: float, count: int, seed: int) -> list[Job]:
     return jobs
 
 
-def simulate(shape: str, jobs: list[Job], policy: str = "least-requests", log: list[str] | None = None) -> Fleet:
+def simulate(
+    shape: str,
+    jobs: list[Job],
+    policy: str = "least-requests",
+    log: list[str] | None = None,
+    *,
+    learn: Belief = Belief.NONE,
+    stepwise: bool = False,
+) -> Fleet:
     placement = build_placement(policy)
 
     def note(effect: Effect, now_s: float) -> None:
         if log is not None and isinstance(effect, (Dispatch, Handoff)):
             source = effect.prefill.id if isinstance(effect, Dispatch) and effect.prefill else "-"
-            log.append(f"{now_s:.6f} {type(effect).__name__} {effect.request_id} {source} {effect.decode.id}")
+            costs = [trace.costs.tolist() for trace in effect.traces]
+            log.append(f"{now_s!r} {type(effect).__name__} {effect.request_id} {source} {effect.decode.id} {costs}")
 
-    fleet = Fleet(parse_shape(shape), DirectorSettings(prefill=placement, decode=placement), on_effect=note)
+    director = DirectorSettings(prefill=placement, decode=placement, learn=learn)
+    fleet = Fleet(parse_shape(shape), director, on_effect=note, stepwise=stepwise)
     fleet.load(jobs)
     fleet.run()
     return fleet
@@ -101,6 +112,23 @@ def test_the_same_workload_gives_the_same_log(policy: str) -> None:
     outcomes = [simulate(shape, jobs, policy, log).records for log in logs]
     assert logs[0] == logs[1]
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("policy", sorted(PLACEMENTS))
+def test_leaps_and_silence_change_nothing(policy: str) -> None:
+    """Engines that jump, and Directors that hear of tokens only where they ask: each step told gives the same run."""
+    told: list[str] = []
+    quiet: list[str] = []
+    shape, jobs = "2P@a100-qwen3-32b,3D@h20-qwen3-32b", long_outputs(9.0, 80, 6)
+    loud = simulate(shape, jobs, policy, told, learn=Belief.PROGRESS, stepwise=True)
+    fast = simulate(shape, jobs, policy, quiet)
+    assert fast.records == loud.records
+    assert quiet == told
+
+
+def long_outputs(rate: float, count: int, seed: int) -> list[Job]:
+    rng = random.Random(seed)
+    return [Job(job.arrival_s, job.input_tokens, rng.randint(1, 400)) for job in poisson(rate, count, seed)]
 
 
 def test_a_shared_prefix_is_computed_once_per_engine() -> None:

@@ -5,7 +5,7 @@ Pure: it never asks for the time, and the same events give the same effects. One
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -37,6 +37,8 @@ from ballast_core.policies.base import Placement
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_core.view import View
 
+_FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectorSettings:
@@ -55,6 +57,16 @@ class DirectorSettings:
     """Hardware by the name that endpoints give (`Endpoint.profile`); an unknown name is learned from a guess."""
     learn: Belief = Belief.NONE
     """Beliefs to learn beyond those that the policies read."""
+
+    @property
+    def beliefs(self) -> Belief:
+        """What is learned."""
+        return self.prefill.needs | self.decode.needs | self.learn
+
+    @property
+    def follows_progress(self) -> bool:
+        """Whether any decision may depend on `Progress`; a driver need not tell of it otherwise."""
+        return bool(self.beliefs & _FROM_PROGRESS)
 
     def placement(self, stage: Stage) -> Placement:
         """The policy that places a stage."""
@@ -77,7 +89,7 @@ class Director:
         self.settings = settings
         self.inventory = Inventory()
         self.ledger = Ledger(self.inventory.capacity)
-        self.beliefs = Beliefs(settings.prefill.needs | settings.decode.needs | settings.learn, settings.profiles)
+        self.beliefs = Beliefs(settings.beliefs, settings.profiles)
         self._learner = Learner(self.beliefs, self.inventory, self.ledger)
         self._turns = {stage: np.zeros(self.inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number: the tie-break."""
@@ -89,9 +101,8 @@ class Director:
             case RequestArrived():
                 return self._arrived(event.request, now_s)
             case Progress():
-                return self._with_entry(
-                    event.request_id, lambda entry: self._progressed(entry, event.generated_tokens, now_s)
-                )
+                self.on_progress([(now_s, event.request_id, event.generated_tokens)])
+                return []
             case EndpointObserved():
                 return self._observed(event, now_s)
             case FirstToken():
@@ -114,6 +125,19 @@ class Director:
                 return self._dispatch_held(now_s)
             case _:
                 assert_never(event)
+
+    def on_progress(self, reports: Iterable[tuple[float, RequestId, int]]) -> None:
+        """`Progress` of many requests: (time, request, output tokens so far), as `on_event` for one after the other."""
+        entry_of, learned, booked = self.ledger.get, self._learner.progressed, self.ledger.progressed
+        for at_s, request_id, generated_tokens in reports:
+            entry = entry_of(request_id)
+            if entry is None:
+                continue
+            if entry.phase is Phase.DECODING:
+                learned(entry, generated_tokens, at_s)
+                booked(entry, generated_tokens, at_s)
+            else:  # its tokens may end its prefill
+                self._progressed(entry, generated_tokens, at_s)
 
     # --- requests -----------------------------------------------------------------------------------------------
 

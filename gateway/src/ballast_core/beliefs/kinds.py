@@ -21,4 +21,6 @@ class Belief(Flag):
     """Observed decode rates."""
     HOTSPOTS = auto()
     """Prefixes that draw more traffic to their holders than these can take (LMetric)."""
-    ALL = LENGTHS | STEP_TIMES | PREFILL_TIMES | PREFIXES | RATES | HOTSPOTS
+    PROGRESS = auto()
+    """Output tokens of running requests as they come: in `View.tokens`, `View.decoding_tokens` and `View.flights`."""
+    ALL = LENGTHS | STEP_TIMES | PREFILL_TIMES | PREFIXES | RATES | HOTSPOTS | PROGRESS

@@ -40,32 +40,41 @@ class ServiceRates:
 
     def __init__(self, settings: RateSettings | None = None) -> None:
         self.settings = settings or RateSettings()
-        self._tokens: FloatArray = np.zeros(1)
-        self._seconds: FloatArray = np.zeros(1)
-        self._updated_s: FloatArray = np.full(1, -np.inf)
+        self._tokens: list[float] = []
+        self._seconds: list[float] = []
+        self._updated_s: list[float] = []
         self._pool_tokens = self._pool_seconds = 0.0
         self._pool_updated_s = -np.inf
 
     def observe(self, slot: int, tokens: float, seconds: float, now_s: float) -> bool:
         """`tokens` came in `seconds` (of one request, or summed over several). Returns whether it could be used."""
-        if not (slot >= 0 and 0 <= tokens < np.inf and 0 < seconds < np.inf and np.isfinite(now_s)):
+        if not (slot >= 0 and 0 <= tokens < math.inf and 0 < seconds < math.inf and math.isfinite(now_s)):
             return False
-        self._grow(slot + 1)
-        kept = self._kept(now_s - float(self._updated_s[slot]))
-        self._tokens[slot] = kept * self._tokens[slot] + tokens
-        self._seconds[slot] = kept * self._seconds[slot] + seconds
-        self._updated_s[slot] = max(now_s, self._updated_s[slot])
-        kept = self._kept(now_s - self._pool_updated_s)
-        self._pool_tokens = kept * self._pool_tokens + tokens
-        self._pool_seconds = kept * self._pool_seconds + seconds
-        self._pool_updated_s = max(now_s, self._pool_updated_s)
+        if slot >= len(self._tokens):
+            self._grow(slot + 1)
+        passed_s = now_s - self._updated_s[slot]
+        if passed_s > 0:
+            kept = self._kept(passed_s)
+            self._tokens[slot] *= kept
+            self._seconds[slot] *= kept
+            self._updated_s[slot] = now_s
+        self._tokens[slot] += tokens
+        self._seconds[slot] += seconds
+        passed_s = now_s - self._pool_updated_s
+        if passed_s > 0:
+            kept = self._kept(passed_s)
+            self._pool_tokens *= kept
+            self._pool_seconds *= kept
+            self._pool_updated_s = now_s
+        self._pool_tokens += tokens
+        self._pool_seconds += seconds
         return True
 
     def forget(self, slot: int) -> None:
         """The endpoint is gone; the pool keeps what it saw."""
         if 0 <= slot < len(self._tokens):
             self._tokens[slot] = self._seconds[slot] = 0.0
-            self._updated_s[slot] = -np.inf
+            self._updated_s[slot] = -math.inf
 
     def pool_tokens_per_s(self, now_s: float) -> float:
         """v_sys: the rate over all endpoints."""
@@ -78,21 +87,22 @@ class ServiceRates:
         """The rate of each endpoint; of one that said little lately, close to the pool's."""
         if len(slots):
             self._grow(int(slots.max()) + 1)
-        age_s = np.maximum(now_s - self._updated_s.take(slots), 0.0)
+        age_s = np.maximum(now_s - np.array(self._updated_s).take(slots), 0.0)
         kept = 0.5 ** (age_s / self.settings.half_life_s)
         prior_s = self.settings.prior_s
-        tokens = kept * self._tokens.take(slots) + prior_s * self.pool_tokens_per_s(now_s)
-        return tokens / (kept * self._seconds.take(slots) + prior_s)
+        tokens: FloatArray = kept * np.array(self._tokens).take(slots) + prior_s * self.pool_tokens_per_s(now_s)
+        seconds: FloatArray = kept * np.array(self._seconds).take(slots) + prior_s
+        return tokens / seconds
 
     def _kept(self, passed_s: float) -> float:
         return math.exp2(-max(passed_s, 0.0) / self.settings.half_life_s)
 
     def _grow(self, slots: int) -> None:
-        more = max(slots, 2 * len(self._tokens)) - len(self._tokens)
-        if slots > len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.zeros(more)])
-            self._seconds = np.concatenate([self._seconds, np.zeros(more)])
-            self._updated_s = np.concatenate([self._updated_s, np.full(more, -np.inf)])
+        more = slots - len(self._tokens)
+        if more > 0:
+            self._tokens += [0.0] * more
+            self._seconds += [0.0] * more
+            self._updated_s += [-math.inf] * more
 
 
 def request_tokens_per_s(

@@ -34,7 +34,9 @@ class Ballast:
     """
 
     type: ClassVar[str] = "ballast"
-    needs: ClassVar[Belief] = Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES
+    needs: ClassVar[Belief] = (
+        Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
+    )
 
     def costs(self, view: View, request: Request) -> FloatArray:
         if view.stage is Stage.PREFILL:

@@ -30,7 +30,7 @@ class Placement(Protocol):
 
     @property
     def needs(self) -> Belief:
-        """The beliefs that it reads: the Director learns those."""
+        """The beliefs that it reads: the Director learns those, and hears of tokens only where some are asked for."""
         ...
 
     def costs(self, view: View, request: Request) -> FloatArray:

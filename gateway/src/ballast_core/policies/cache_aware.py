@@ -92,7 +92,7 @@ class DynamoCost:
     """
 
     type: ClassVar[str] = "dynamo-cost"
-    needs: ClassVar[Belief] = Belief.PREFIXES
+    needs: ClassVar[Belief] = Belief.PREFIXES | Belief.PROGRESS
     prefill_weight: float = parameter(0.5, "Weight of the prefill tokens, 0 to 1; the rest weighs all tokens.")
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class PredictedTtft:
     """
 
     type: ClassVar[str] = "predicted-ttft"
-    needs: ClassVar[Belief] = Belief.PREFILL_TIMES | Belief.STEP_TIMES | Belief.PREFIXES
+    needs: ClassVar[Belief] = Belief.PREFILL_TIMES | Belief.STEP_TIMES | Belief.PREFIXES | Belief.PROGRESS
 
     def costs(self, view: View, request: Request) -> FloatArray:
         if view.prefills_here:

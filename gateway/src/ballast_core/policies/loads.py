@@ -41,7 +41,7 @@ class LeastTokens:
     """
 
     type: ClassVar[str] = "least-tokens"
-    needs: ClassVar[Belief] = Belief.NONE
+    needs: ClassVar[Belief] = Belief.PROGRESS
 
     def costs(self, view: View, request: Request) -> FloatArray:
         return view.tokens.astype(np.float64)
@@ -58,7 +58,7 @@ class Ils:
     """
 
     type: ClassVar[str] = "ils"
-    needs: ClassVar[Belief] = Belief.NONE
+    needs: ClassVar[Belief] = Belief.PROGRESS
 
     def costs(self, view: View, request: Request) -> FloatArray:
         if view.stage is Stage.PREFILL:

@@ -32,7 +32,7 @@ class Sibyl:
     """
 
     type: ClassVar[str] = "sibyl"
-    needs: ClassVar[Belief] = Belief.LENGTHS | Belief.RATES | Belief.PREFILL_TIMES | Belief.PREFIXES
+    needs: ClassVar[Belief] = Belief.LENGTHS | Belief.RATES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
     prob_at_one: bool = parameter(False, "Every request is taken to live until the hand-off (PROB @ 1).")
     without_type_one: bool = parameter(False, "Leaves out requests that decode now.")
     without_type_two: bool = parameter(False, "Leaves out pending requests that arrive before the hand-off.")

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ballast_sim.engine.batch import Batch
 from ballast_sim.engine.config import EngineConfig, slowed
@@ -33,8 +33,7 @@ class _Held:
     renewed: bool = False  # by a heartbeat that the worker has not read yet
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineLoad(NamedTuple):
     """What the engine's gauges show."""
 
     running: int
@@ -197,16 +196,14 @@ class Engine:
         `now_s` matters to a `CoarseEngine` only: it answers for that time without doing anything.
         """
         scheduler = self.scheduler
+        kv_usage_ratio = scheduler.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s)
+        running, waiting = len(scheduler.running), len(scheduler.waiting) + len(scheduler.holding)
+        if not (waiting or self._inbox):
+            return EngineLoad(running, 0, 0, kv_usage_ratio, 0)
         new = [message.state for message in self._inbox if message.kind == "add"]
         deferred = sum(1 for state in scheduler.holding if state.status is Status.PULLING)
         queued = sum(state.input_tokens for state in scheduler.waiting) + sum(state.input_tokens for state in new)
-        return EngineLoad(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.holding) + len(new),
-            deferred=deferred,
-            kv_usage_ratio=scheduler.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s),
-            queued_input_tokens=queued,
-        )
+        return EngineLoad(running, waiting + len(new), deferred, kv_usage_ratio, queued)
 
     def transfer_stages(self) -> dict[str, int]:
         """Waiting requests by how far their pull is, as vLLM's num_requests_kv_fetch_by_stage names it."""

@@ -78,7 +78,9 @@ class Fleet:
         """
         self.settings = settings or FleetSettings()
         self.kernel = Kernel()
-        self.world = World(machines, self.kernel, self, None if stepwise else self, PROGRESS_EVERY_TOKENS)
+        self._follows_progress = director_settings.follows_progress
+        marks = PROGRESS_EVERY_TOKENS if self._follows_progress else 0
+        self.world = World(machines, self.kernel, self, None if stepwise else self, marks)
         self.records: list[Record] = []
         self.open_requests = 0
         self.decision_s: list[float] = []
@@ -166,10 +168,15 @@ class Fleet:
         if self._late:
             marks = sorted(self._late + marks)
             self._late = []
+        if not marks:
+            return
+        reports: list[list[tuple[float, RequestId, int]]] = [[] for _ in range(self.settings.gateways)]
         for at_s, request_id, tokens in marks:
             record = self.records[int(request_id[:-1])]
             record.generated_tokens = max(record.generated_tokens, tokens)
-            self._gateways.tell(record.gateway, Progress(RequestId(str(record.index)), tokens), at_s)
+            reports[record.gateway].append((at_s, RequestId(str(record.index)), tokens))
+        for gateway, told in enumerate(reports):
+            self._gateways.progress(gateway, told)
 
     def _carry_out_all(self, gateway: int, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -267,7 +274,7 @@ class Fleet:
         if record.generated_tokens == 1:
             record.first_token_s = at_s
             self._feed(record, FirstToken(RequestId(str(record.index))))
-        elif record.generated_tokens % PROGRESS_EVERY_TOKENS == 0:
+        elif self._follows_progress and record.generated_tokens % PROGRESS_EVERY_TOKENS == 0:
             self._feed(record, Progress(RequestId(str(record.index)), record.generated_tokens))
 
     def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
@@ -275,10 +282,11 @@ class Fleet:
         if request_id[-1] == "p":
             return
         record, every, total = self.records[int(request_id[:-1])], PROGRESS_EVERY_TOKENS, first + len(times_s)
-        for tokens in range(record.generated_tokens // every * every + every, total + 1, every):
-            self._late.append((times_s[tokens - first - 1], request_id, tokens))
+        if self._follows_progress:
+            for tokens in range(record.generated_tokens // every * every + every, total + 1, every):
+                self._late.append((times_s[tokens - first - 1], request_id, tokens))
+            self._caught_up = (-1.0, False)
         record.generated_tokens = total
-        self._caught_up = (-1.0, False)
 
     def finished(self, event: Finished) -> None:
         """See `world.Listener`."""

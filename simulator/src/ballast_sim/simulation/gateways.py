@@ -7,12 +7,13 @@ Nothing but scrapes tells a gateway what the others do. A scrape takes `scrape_d
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Effect
 from ballast_core.events import EndpointObserved, Event
+from ballast_core.model import RequestId
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.world import World
 
@@ -94,6 +95,10 @@ class Gateways:
         """Tell a Director what happened, and do what it wants."""
         self._catch_up()
         self.tell(gateway, event, self._kernel.now_s)
+
+    def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
+        """Tell a Director how far requests had come at times that may lie in the past; see `Director.on_progress`."""
+        self.directors[gateway].on_progress(reports)
 
     def tell(self, gateway: int, event: Event, at_s: float) -> None:
         """Tell a Director what happened at a time that may lie in the past."""

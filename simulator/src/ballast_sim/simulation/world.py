@@ -178,6 +178,8 @@ class World:
 
         Of steps that have ended before now, or by now where `inclusive`.
         """
+        if not self._progress_every_tokens:
+            return []
         now_s = self._clock.now_s
         found = [mark for server in self._servers.values() for mark in server.engine.marks(now_s, inclusive)]
         found.sort(key=itemgetter(0))

@@ -1,0 +1,62 @@
+"""Progress told in batches: the same books, beliefs and decisions as one event for each report."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.director import Director, DirectorSettings
+from ballast_core.events import EndpointObserved, PrefillDone, Progress, RequestArrived
+from ballast_core.model import RequestId, Stage
+from ballast_core.policies.registry import build_placement
+from tests.support.core_builders import endpoint, observation, request
+
+REQUESTS = tuple(f"r{k}" for k in range(5))
+
+reports = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.01, 0.3]), st.sampled_from([*REQUESTS, "unknown"]), st.integers(0, 200)),
+    max_size=30,
+)
+
+
+def started(handed_off: int) -> Director:
+    """Five requests placed at 0 s; the first few of them decode."""
+    placement = build_placement("ballast")
+    made = Director(DirectorSettings(prefill=placement, decode=placement, learn=Belief.ALL))
+    for name in ("p0", "d0", "d1"):
+        made.on_event(EndpointObserved(endpoint(name), observation()), 0.0)
+    for k, name in enumerate(REQUESTS):
+        made.on_event(RequestArrived(request(name)), 0.0)
+        if k < handed_off:
+            made.on_event(PrefillDone(RequestId(name)), 0.5)
+    return made
+
+
+@given(handed_off=st.integers(0, len(REQUESTS)), gaps=reports)
+def test_a_batch_is_as_good_as_its_events(handed_off: int, gaps: list[tuple[float, str, int]]) -> None:
+    """Late reports, unknown requests, and tokens that end a prefill among them."""
+    now_s, told = 1.0, []
+    for gap_s, name, tokens in gaps:
+        now_s += gap_s
+        told.append((now_s, RequestId(name), tokens))
+    one_by_one, at_once = started(handed_off), started(handed_off)
+    for at_s, request_id, tokens in told:
+        assert one_by_one.on_event(Progress(request_id, tokens), at_s) == []
+    at_once.on_progress(told)
+    for name in REQUESTS:
+        assert one_by_one.ledger.get(RequestId(name)) == at_once.ledger.get(RequestId(name))
+    for column in ("generated_tokens", "progress_at_s", "first_token_at_s", "decoding"):
+        np.testing.assert_array_equal(
+            getattr(one_by_one.ledger.flights, column), getattr(at_once.ledger.flights, column)
+        )
+    for director in (one_by_one, at_once):
+        director.on_event(EndpointObserved(endpoint("d0"), observation(at_s=now_s + 2.0)), now_s + 2.0)
+    assert one_by_one.beliefs.rates.pool_tokens_per_s(now_s) == at_once.beliefs.rates.pool_tokens_per_s(now_s)
+    slots, loads = np.arange(3), np.full(3, 20.0)
+    np.testing.assert_array_equal(
+        one_by_one.beliefs.step_times.predict_s(slots, loads, 100 * loads),
+        at_once.beliefs.step_times.predict_s(slots, loads, 100 * loads),
+    )
+    np.testing.assert_array_equal(one_by_one.ledger.tokens[Stage.DECODE], at_once.ledger.tokens[Stage.DECODE])
