@@ -364,3 +364,28 @@ def test_every_public_trace_runs(name: str) -> None:
         "--policy", "least-requests",
     )  # fmt: skip
     assert row["requests"] == row["completed"] == 200
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_of_failures_counts_what_broke_and_what_was_tried_again(tmp_path: Path) -> None:
+    """Every request is in one of the three counts of ends."""
+    script = tmp_path / "script.yaml"
+    script.write_text("- {at_s: 10, endpoint: d000, kind: crash, down_s: 5}\n")
+    options = ["--policy", "least-requests", "--rate", "20", "--failures", str(script), "--json", "-"]
+    result = CliRunner().invoke(app, ["simulate", "--workload", "chat", "--limit", "400", *FLEET, *options])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)
+    assert row["completed"] + row["rejected"] + row["broken"] == row["requests"] == 400
+    assert row["broken"] > 0
+    assert row["retried"] > 0
+
+
+def test_a_bad_script_is_refused_with_file_entry_field_and_reason(tmp_path: Path) -> None:
+    """Before anything runs."""
+    script = tmp_path / "script.yaml"
+    script.write_text("- {at_s: 10, endpoint: d009, kind: crash, down_s: 5}\n")
+    result = CliRunner().invoke(app, ["simulate", *SHORT, "--policy", "ils", "--failures", str(script)])
+    assert result.exit_code == 2
+    assert f"--failures: {script}: entry 1: endpoint: unknown endpoint 'd009'" in result.output.replace("\n", "")

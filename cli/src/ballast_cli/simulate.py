@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ballast_core.model import Binding
     from ballast_sim.simulation.comparison import Comparison
     from ballast_sim.simulation.experiment import Outcome
+    from ballast_sim.simulation.failures import Failure
     from ballast_sim.simulation.policy_choice import PolicyPair
+    from ballast_sim.simulation.shapes import Machine
     from ballast_sim.simulation.source import WorkloadSource
 
 INTERRUPTED = 130
@@ -65,6 +67,10 @@ def simulate_command(
     scrape_interval: Annotated[float, typer.Option(help="Seconds between two scrapes of an endpoint.")] = 0.2,
     scrape_delay: Annotated[float, typer.Option(help="Age of what a scrape says, in seconds.")] = 0.005,
     scrape_loss: Annotated[float, typer.Option(help="Share of the scrapes that get lost, 0 to 1.")] = 0.0,
+    failures: Annotated[
+        Path | None,
+        typer.Option(help="Script of failures (JSON or YAML): crashes, drains, slow endpoints, lost scrapes."),
+    ] = None,
     json_out: Annotated[str | None, typer.Option("--json", help="Write one array to a file, or - for stdout.")] = None,
     html_out: Annotated[Path | None, typer.Option("--html", help="Write a self-contained report.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time. Default: all cores.")] = None,
@@ -92,8 +98,9 @@ def simulate_command(
         outputs = [Path(json_out)] if json_out not in (None, "-") else []
         _check_outputs([*outputs, *([html_out] if html_out else [])])
         seeds = parse_seeds(seed)
+        machines = parse_shape(endpoints, profile)
         setup = Setup(
-            machines=parse_shape(endpoints, profile),
+            machines=machines,
             shape=endpoints,
             source=_source(
                 trace=trace,
@@ -112,6 +119,7 @@ def simulate_command(
                 gateways=gateways,
                 known_limits=max_tokens == "exact",
                 max_tokens=_max_tokens(max_tokens),
+                failures=_failures(failures, machines),
             ),
         )
         asked = Comparison(
@@ -262,6 +270,17 @@ def _max_tokens(text: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"--max-tokens: must be none, exact or a number of tokens above 0, not {text!r}")
     return int(text)
+
+
+def _failures(path: Path | None, machines: "tuple[Machine, ...]") -> "tuple[Failure, ...]":
+    from ballast_sim.simulation.failures import read_failures
+
+    if path is None:
+        return ()
+    try:
+        return read_failures(path, [machine.endpoint.id for machine in machines])
+    except ValueError as error:
+        raise ValueError(f"--failures: {error}") from None
 
 
 def _with_dashes(message: str) -> str:

@@ -44,7 +44,7 @@ def fingerprint(setup: Setup) -> str:
         code_fingerprint(),
         [asdict(machine) for machine in setup.machines],
         setup.objective.ttft_s,
-        asdict(setup.fleet),
+        asdict(setup.unharmed.fleet),
         setup.source.duration_s,
         setup.source.limit,
         setup.source.closed_loop,

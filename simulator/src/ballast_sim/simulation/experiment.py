@@ -36,6 +36,11 @@ class Setup:
     objective: Objective = field(default_factory=Objective)
     fleet: FleetSettings = field(default_factory=lambda: FleetSettings(known_limits=False))
 
+    @property
+    def unharmed(self) -> Setup:
+        """The same without failures: what capacity is measured on."""
+        return replace(self, fleet=replace(self.fleet, failures=()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:

@@ -12,6 +12,7 @@ from ballast_core.beliefs.block_hashes import trace_block_hashes
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
 from ballast_core.events import (
+    DispatchFailed,
     Event,
     FirstToken,
     PrefillDone,
@@ -20,10 +21,11 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.model import Outcome, Request, RequestId
+from ballast_core.model import Outcome, Request, RequestId, Stage
 from ballast_sim.engine import BlockHashes, EngineRequest, Finished, FinishReason, TraceContent, UniqueContent
 from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways
 from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.outages import schedule
 from ballast_sim.simulation.records import Arrival, Record
 from ballast_sim.simulation.shapes import Machine
 from ballast_sim.simulation.world import Source, World
@@ -36,20 +38,21 @@ PROGRESS_EVERY_TOKENS = 16
 _ARRIVE = 2  # after what is observed and what runs at the same time
 
 
-def leg_id(index: int, *, prefill: bool) -> str:
-    """The id under which an engine knows one leg of a request."""
-    return f"{index}{'p' if prefill else 'd'}"
+def leg_id(index: int, *, prefill: bool, attempt: int = 1) -> str:
+    """The id under which an engine knows one leg of a request; later attempts have ids of their own."""
+    number = str(index) if attempt == 1 else f"{index}.{attempt}"
+    return number + ("p" if prefill else "d")
 
 
 def engine_request(
-    arrival: Arrival, index: int, *, prefill: bool, pull: bool, block_size: int, now_s: float
+    arrival: Arrival, index: int, *, prefill: bool, pull: bool, block_size: int, now_s: float, attempt: int = 1
 ) -> EngineRequest:
     """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV."""
     content: BlockHashes = UniqueContent(index)
     if arrival.hash_ids and arrival.block_size:
         content = TraceContent(arrival.hash_ids, arrival.block_size, arrival.input_tokens, block_size, index)
     return EngineRequest(
-        request_id=leg_id(index, prefill=prefill),
+        request_id=leg_id(index, prefill=prefill, attempt=attempt),
         input_tokens=arrival.input_tokens,
         max_tokens=1 if prefill else arrival.output_tokens,
         content=content,
@@ -88,8 +91,8 @@ class Fleet:
         self._on_effect = on_effect
         self._stopwatch = stopwatch
         self._arrivals: list[Arrival] = []
-        self._decoding: dict[str, Record] = {}
-        """By the id of the leg whose tokens the client gets."""
+        self._legs: dict[str, Record] = {}
+        """By the id under which an engine knows, or knew, a leg."""
         self._turn_after: dict[int, tuple[int, float]] = {}
         self._caught_up = (-1.0, False)
         self._late: list[tuple[float, str, int]] = []
@@ -102,6 +105,7 @@ class Fleet:
             catch_up=self._catch_up,
         )
         self._gateways.start()
+        schedule(self.settings.failures, self.kernel, self.world, self._gateways)
 
     @property
     def director(self) -> Director:
@@ -172,7 +176,7 @@ class Fleet:
             return
         reports: list[list[tuple[float, RequestId, int]]] = [[] for _ in range(self.settings.gateways)]
         for at_s, request_id, tokens in marks:
-            record = self.records[int(request_id[:-1])]
+            record = self._legs[request_id]
             record.generated_tokens = max(record.generated_tokens, tokens)
             reports[record.gateway].append((at_s, RequestId(str(record.index)), tokens))
         for gateway, told in enumerate(reports):
@@ -188,6 +192,7 @@ class Fleet:
         match effect:
             case Dispatch():
                 record = self._record(effect.request_id)
+                record.dispatches += 1
                 record.decode = effect.decode.id
                 record.prefill = effect.prefill.id if effect.prefill else None
                 self._submit(record, prefill=effect.prefill is not None)
@@ -243,7 +248,7 @@ class Fleet:
         assert endpoint_id is not None
         source = None
         if not prefill and record.prefill is not None:
-            source = Source(record.prefill, leg_id(record.index, prefill=True))
+            source = Source(record.prefill, leg_id(record.index, prefill=True, attempt=record.dispatches))
         request = engine_request(
             self._arrivals[record.index],
             record.index,
@@ -251,9 +256,9 @@ class Fleet:
             pull=source is not None,
             block_size=self.world.block_size(endpoint_id),
             now_s=self.kernel.now_s,
+            attempt=record.dispatches,
         )
-        if not prefill:
-            self._decoding[request.request_id] = record
+        self._legs[request.request_id] = record
         self.world.submit(endpoint_id, request, source)
 
     def _ended(self, record: Record) -> None:
@@ -267,9 +272,9 @@ class Fleet:
 
     def token(self, request_id: str, at_s: float) -> None:
         """See `world.Listener`."""
-        record = self._decoding.get(request_id)
-        if record is None:
-            return  # the one token of a prefill leg
+        if request_id[-1] == "p":
+            return
+        record = self._legs[request_id]
         record.generated_tokens += 1
         if record.generated_tokens == 1:
             record.first_token_s = at_s
@@ -281,7 +286,7 @@ class Fleet:
         """See `world.LateListener`."""
         if request_id[-1] == "p":
             return
-        record, every, total = self.records[int(request_id[:-1])], PROGRESS_EVERY_TOKENS, first + len(times_s)
+        record, every, total = self._legs[request_id], PROGRESS_EVERY_TOKENS, first + len(times_s)
         if self._follows_progress:
             for tokens in range(record.generated_tokens // every * every + every, total + 1, every):
                 self._late.append((times_s[tokens - first - 1], request_id, tokens))
@@ -290,19 +295,33 @@ class Fleet:
 
     def finished(self, event: Finished) -> None:
         """See `world.Listener`."""
-        record = self.records[int(event.request_id[:-1])]
+        record, stage = self._legs[event.request_id], Stage.PREFILL if event.request_id[-1] == "p" else Stage.DECODE
         record.preemptions += event.stats.preemptions
-        if event.request_id[-1] == "p":
+        if event.reason not in (FinishReason.LENGTH, FinishReason.STOP):
+            self._leg_failed(record, stage)
+            return
+        if stage is Stage.PREFILL:
             record.cached_tokens = event.stats.cached_tokens
             record.optimal = record.decode is not None and self.world.is_least_loaded(record.decode)
             self._feed(record, PrefillDone(RequestId(str(record.index))))
             return
-        self._decoding.pop(event.request_id, None)
         if record.prefill is None:
             record.cached_tokens = event.stats.cached_tokens
-        done = event.reason in (FinishReason.LENGTH, FinishReason.STOP)
-        record.last_token_s = event.stats.last_token_s if done else None
-        outcome = Outcome.COMPLETED if done else Outcome.FAILED
+        record.generated_tokens = event.stats.output_tokens
+        record.last_token_s = event.stats.last_token_s
+        self._end(record, Outcome.COMPLETED)
+
+    def _leg_failed(self, record: Record, stage: Stage) -> None:
+        """Before the first token the Director may try elsewhere; after it the client's stream is broken."""
+        if record.first_token_s is None:
+            endpoint_id = record.prefill if stage is Stage.PREFILL else record.decode
+            assert endpoint_id is not None
+            self._feed(record, DispatchFailed(RequestId(str(record.index)), stage, endpoint_id))
+            return
+        record.broken = True
+        self._end(record, Outcome.FAILED)
+
+    def _end(self, record: Record, outcome: Outcome) -> None:
         self._feed(record, RequestEnded(RequestId(str(record.index)), outcome, record.generated_tokens))
         self._ended(record)
 

@@ -1,7 +1,8 @@
 """Gateways of a simulated fleet: each a Director of its own, with its own stale view of the endpoints.
 
 Nothing but scrapes tells a gateway what the others do. A scrape takes `scrape_delay_s` to arrive and is lost with
-`scrape_loss_ratio`; the gateways scrape in turn, evenly spread over the interval.
+`scrape_loss_ratio`; the gateways scrape in turn, evenly spread over the interval. An endpoint that is down refuses a
+scrape, one whose scrapes get lost lets it run into its timeout: so gateways notice failures (`watch`).
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Effect
 from ballast_core.events import EndpointObserved, Event
-from ballast_core.model import RequestId
+from ballast_core.model import EndpointId, Observation, RequestId
+from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.shapes import Machine
+from ballast_sim.simulation.watch import Watch
 from ballast_sim.simulation.world import World
 
 OBSERVE = 0  # order at one time: what is known first, then what runs, then what is new
@@ -28,7 +33,11 @@ class FleetSettings:
     scrape_delay_s: float = 0.005
     """Age of an observation when the Director gets it."""
     scrape_loss_ratio: float = 0.0
-    """Share of the scrapes (of one endpoint by one gateway) that never arrive."""
+    """Share of the scrapes (of one endpoint by one gateway) that never arrive; these do not count as failed."""
+    scrape_timeout_s: float = 1.0
+    """After how long a scrape without an answer counts as failed; until then the endpoint is not scraped again."""
+    failures_until_lost: int = 5
+    """Failed scrapes in a row after which a gateway sends an endpoint nothing, until one succeeds."""
     gateways: int = 1
     """Replicas of the gateway; each request comes to one of them at random."""
     known_limits: bool = True
@@ -37,6 +46,8 @@ class FleetSettings:
     """The max_tokens of every request where `known_limits` is off (never below its output); None: they carry none."""
     seed: int = 0
     """Of losses, and of which gateway gets a request."""
+    failures: tuple[Failure, ...] = ()
+    """What befalls endpoints."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
@@ -46,6 +57,10 @@ class FleetSettings:
             raise ValueError(f"scrape_delay_s: must be 0 or more, not {self.scrape_delay_s!r}")
         if not 0 <= self.scrape_loss_ratio <= 1:
             raise ValueError(f"scrape_loss_ratio: must lie in 0..1, not {self.scrape_loss_ratio!r}")
+        if not 0 < self.scrape_timeout_s < float("inf"):
+            raise ValueError(f"scrape_timeout_s: must be above 0, not {self.scrape_timeout_s!r}")
+        if self.failures_until_lost < 1:
+            raise ValueError(f"failures_until_lost: must be 1 or more, not {self.failures_until_lost!r}")
         if self.gateways < 1:
             raise ValueError(f"gateways: must be 1 or more, not {self.gateways!r}")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -77,6 +92,9 @@ class Gateways:
         self._catch_up = catch_up
         self._losses = random.Random(f"losses {settings.seed}")
         self._routes = random.Random(f"routes {settings.seed}")
+        self._watches = [Watch(settings.failures_until_lost) for _ in self.directors]
+        self._mute: set[EndpointId] = set()
+        self._awaited_until_s: dict[tuple[int, EndpointId], float] = {}
 
     def start(self) -> None:
         """Every gateway learns of every endpoint, then begins to scrape."""
@@ -109,7 +127,43 @@ class Gateways:
         for machine, observation in self._world.observe():
             if loss and self._losses.random() < loss:
                 continue
-            event = EndpointObserved(machine.endpoint, observation)
+            if observation is None or machine.endpoint.id in self._mute:
+                self._scrape_fails(gateway, machine.endpoint.id)
+                continue
             arrives_s = now_s + self._settings.scrape_delay_s
-            self._kernel.at(arrives_s, lambda event=event: self.feed(gateway, event), OBSERVE)  # type: ignore[misc]
+            self._kernel.at(arrives_s, partial(self._answered, gateway, machine, observation), OBSERVE)
         self._kernel.at(now_s + self._settings.scrape_interval_s, lambda: self._scrape(gateway), OBSERVE)
+
+    def _answered(self, gateway: int, machine: Machine, observation: Observation) -> None:
+        self._noticed(gateway, self._watches[gateway].answered(machine.endpoint, observation))
+
+    def _scrape_fails(self, gateway: int, endpoint_id: EndpointId) -> None:
+        """A refused connection is known at once, silence after the timeout."""
+        now_s = self._kernel.now_s
+        if now_s < self._awaited_until_s.get((gateway, endpoint_id), now_s):
+            return
+        known_s = now_s + self._settings.scrape_delay_s
+        if endpoint_id in self._mute:
+            known_s = now_s + self._settings.scrape_timeout_s
+            self._awaited_until_s[gateway, endpoint_id] = known_s
+        failed = self._watches[gateway].failed
+        self._kernel.at(known_s, lambda: self._noticed(gateway, failed(endpoint_id)), OBSERVE)
+
+    def _noticed(self, gateway: int, event: Event | None) -> None:
+        if event is not None:
+            self.feed(gateway, event)
+
+    # --- what befalls endpoints -----------------------------------------------------------------------------------
+
+    def mute(self, endpoint_id: EndpointId) -> None:
+        """From now on no scrape of this endpoint gets an answer."""
+        self._mute.add(endpoint_id)
+
+    def unmute(self, endpoint_id: EndpointId) -> None:
+        """Scrapes of this endpoint get answers again."""
+        self._mute.discard(endpoint_id)
+
+    def drain(self, endpoint_id: EndpointId) -> None:
+        """Discovery tells every gateway that this endpoint is to get nothing new."""
+        for gateway, watch in enumerate(self._watches):
+            self._noticed(gateway, watch.drains(endpoint_id))

@@ -98,8 +98,8 @@ def measure_capacity(
     on_probe: Callable[[float, bool], None] | None = None,
     beat: Beat | None = None,
 ) -> MeasuredCapacity:
-    """Find it by simulation. Raises `CapacityError`, `Interrupted`, and what the workload raises."""
-    setup = replace(setup, objective=Objective(ttft_s=setup.objective.ttft_s))
+    """Find it by simulation, without failures. Raises `CapacityError`, `Interrupted`, and what the workload raises."""
+    setup = replace(setup.unharmed, objective=Objective(ttft_s=setup.objective.ttft_s))
     spec = RunSpec(setup=setup, policy=least_requests(), seed=CAPACITY_SEED)
     base = setup.source.load(CAPACITY_SEED, 1.0)
     if base.rate_rps is None:

@@ -57,6 +57,10 @@ class Record:
     """Prompt tokens that the endpoint which prefilled it held already; None before its prefill has ended."""
     preemptions: int = 0
     rejected: str | None = None
+    broken: bool = False
+    """Whether its stream broke after the first token."""
+    dispatches: int = 0
+    """How often it was sent out; more than once after failed legs."""
     optimal: bool | None = None
     """Whether the decode endpoint assigned at arrival was the least loaded (KV in use) when prefill ended."""
 

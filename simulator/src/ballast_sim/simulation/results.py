@@ -61,6 +61,8 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "requests": len(records),
         "completed": len(done),
         "rejected": sum(record.rejected is not None for record in records),
+        "broken": sum(record.broken for record in records),
+        "retried": sum(record.dispatches > 1 for record in records),
         "ttft_s": distribution(record.ttft_s for record in done),
         "tpot_s": distribution(record.tpot_s for record in done),
         "e2e_s": distribution(record.e2e_s for record in done),
