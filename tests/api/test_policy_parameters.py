@@ -9,11 +9,18 @@ from typing import Any, cast
 import jsonschema
 import pytest
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
+from ballast_api.common import API_VERSION
 from ballast_api.errors import explain
-from ballast_api.policy_parameters import core_parameters, parameters_schema
+from ballast_api.policy_parameters import parameters_schema
 from ballast_api.scheduling_policy import PLANNED_PARTS, PlacementSpec, SchedulingPolicySpec
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.cache_aware import LinearKv
+from ballast_core.policies.composition import Factor, FilterThen, Product
+from ballast_core.policies.loads import Ils
+from ballast_core.policies.placements import LeastRequests
+from ballast_core.policies.registry import ALL_PLACEMENTS, PLACEMENTS, build_placement
+from ballast_operator.accepted import accepted_status
 
 
 @dataclass(frozen=True)
@@ -65,21 +72,17 @@ def test_policies_that_disagree_on_a_field_are_refused() -> None:
     """When the schema is generated, not in a cluster."""
     with pytest.raises(TypeError, match=r"clashing\.kv_weight: another policy has a field of this name"):
         parameters_schema({"weighted": Weighted, "clashing": Clashing})
-    with pytest.raises(TypeError, match=r"foreign\.when: a manifest cannot carry"):
+    with pytest.raises(TypeError, match=r"Foreign\.when: a manifest cannot carry"):
         parameters_schema({"foreign": Foreign})
 
 
-def test_camel_case_becomes_the_fields_own_name() -> None:
-    """And back by the schema, for every shipped policy."""
-    assert core_parameters({"kvWeight": 1, "maxQueue": 2, "strict": True}) == {
-        "kv_weight": 1,
-        "max_queue": 2,
-        "strict": True,
-    }
-    for policy in PLACEMENTS.values():
+def test_the_schema_writes_each_field_in_camel_case() -> None:
+    """For every shipped policy; and what the core calls it itself is no name in a manifest."""
+    for policy in ALL_PLACEMENTS.values():
         properties = parameters_schema({"it": policy})["properties"]
-        fields = [field.name for field in dataclasses.fields(cast("Any", policy))]
-        assert sorted(core_parameters(properties)) == sorted(fields)
+        assert list(properties) == [to_camel(field.name) for field in dataclasses.fields(cast("Any", policy))]
+    with pytest.raises(ValidationError, match="linear-kv has no parameter 'kv_weight'; it takes kvWeight"):
+        PlacementSpec.parse({"type": "linear-kv", "parameters": {"kv_weight": 0.5}})
 
 
 def test_a_wrong_parameter_is_named_as_the_manifest_writes_it() -> None:
@@ -101,3 +104,83 @@ def test_parts_that_are_not_implemented_are_refused_with_the_reason(part: str) -
     """Accepting them would promise what nothing does."""
     with pytest.raises(ValueError, match="this release has no"):
         SchedulingPolicySpec.parse({part: {"type": "x"}})
+
+
+PRODUCT = {
+    "type": "product",
+    "parameters": {
+        "parts": [
+            {"type": "linear-kv", "parameters": {"kvWeight": 0.5}},
+            {"type": "least-requests", "offset": 1},
+        ]
+    },
+}
+
+
+def test_a_composition_in_a_manifest_becomes_the_cores_policy() -> None:
+    """Nested, camelCase, with the numbers of each part."""
+    spec = PlacementSpec.parse(
+        {"type": "filter-then", "parameters": {"first": {"type": "ils"}, "then": PRODUCT, "keep": "within", "ratio": 2}}
+    )
+    product = Product(parts=(Factor(LinearKv(kv_weight=0.5)), Factor(LeastRequests(), offset=1.0)))
+    assert spec.build() == FilterThen(first=Ils(), then=product, keep="within", ratio=2.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        (
+            [{"type": "ils"}, {"type": "linear-kv", "parameters": {"kvWeight": 2}}],
+            "parts[1].parameters.kvWeight: linear-kv: kvWeight: must be from 0 to 1, not 2",
+        ),
+        (
+            [PRODUCT, {"type": "linear-kv", "parameters": {"weight": 1}}],
+            "parts[1].parameters.weight: linear-kv has no parameter 'weight'; it takes kvWeight",
+        ),
+        (
+            [{"type": "ils"}, {"type": "ils", "weight": float("inf")}],
+            "parts[1].weight: weight: must be a finite number, 0 or more, not inf",
+        ),
+        (
+            [{"type": "ils"}, {"type": "ils", "offset": 1}],
+            "parts[1].offset: is not a field here; there are type, parameters, weight",
+        ),
+        ([{"type": "ils"}, {}], "parts[1].type: is missing; name a placement"),
+        ([{"type": "ils"}], "parts: weighted-sum: parts: must be 2 to 8 policies, not 1"),
+        ("ils", "parts: weighted-sum: must be a list of policies, not str"),
+        (["ils", "ils"], "parts[0]: must be a mapping with type, parameters, weight, not str"),
+    ],
+)
+def test_what_is_wrong_inside_of_a_composition_is_named_with_its_path(parts: object, problem: str) -> None:
+    """Path and words as the manifest writes them."""
+    with pytest.raises(ValidationError) as caught:
+        PlacementSpec.parse({"type": "weighted-sum", "parameters": {"parts": parts}})
+    (found,) = explain(caught.value, PlacementSpec)
+    assert str(found) == f"parameters.{problem}"
+
+
+def test_the_schema_of_a_composition_knows_its_policies_one_level_deep() -> None:
+    """A CRD cannot recurse: parameters of inner policies stay open for the server, and the core checks them."""
+    schema = parameters_schema(ALL_PLACEMENTS)
+    jsonschema.validate(PRODUCT["parameters"], schema)
+    jsonschema.validate({"parts": [{"type": "ils", "weight": 1}, {"type": "product", "parameters": {"x": 1}}]}, schema)
+    for wrong in (
+        {"parts": [{"type": "il"}]},
+        {"parts": [{"type": "ils", "factor": 1}]},
+        {"keep": "all"},
+        {"parts": 1},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+def test_the_operator_refuses_what_the_server_lets_through() -> None:
+    """In the condition Accepted, with the path."""
+    spec = {"prefill": {"type": "weighted-sum", "parameters": {"parts": [PRODUCT, {**PRODUCT, "parameters": {}}]}}}
+    manifest = {"apiVersion": API_VERSION, "kind": "SchedulingPolicy", "metadata": {"name": "mine"}, "spec": spec}
+    (condition,) = accepted_status(manifest, "2026-11-21T06:00:00Z")["conditions"]
+    assert condition["status"] == "False"
+    assert condition["message"] == (
+        "spec.prefill.parameters.parts[1].parameters.parts: product: parts is missing; "
+        "give the policies whose costs are multiplied, 2 to 8"
+    )

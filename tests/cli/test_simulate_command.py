@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ballast_cli.main import app
-from ballast_core.policies.registry import PLACEMENTS
+from ballast_core.policies.registry import ALL_PLACEMENTS, PLACEMENTS
 
 CLI = [sys.executable, "-m", "ballast_cli"]
 FLEET = ["--endpoints", "2P2D", "--profile", "a100-qwen3-32b"]
@@ -181,6 +181,37 @@ def test_the_report_is_one_file_that_loads_nothing(tmp_path: Path) -> None:
     assert "mine" in text
 
 
+COMPOSED = """
+apiVersion: serving.ballast.dev/v1alpha1
+kind: SchedulingPolicy
+metadata: {name: lmetric-by-hand}
+spec:
+  prefill: {type: least-uncached-tokens}
+  decode:
+    type: product
+    parameters:
+      parts:
+        - {type: least-tokens, offset: 1000}
+        - type: weighted-sum
+          offset: 1
+          parameters: {normalise: largest, parts: [{type: least-requests, weight: 2}, {type: ils}]}
+"""
+
+
+def test_a_policy_file_takes_compositions(tmp_path: Path) -> None:
+    """As a manifest has them; what is wrong inside is named with its path."""
+    manifest = tmp_path / "composed.yaml"
+    manifest.write_text(COMPOSED)
+    (row,) = simulate(*SHORT, "--policy-file", str(manifest))
+    assert row["policy"] == "lmetric-by-hand"
+    assert row["placements"] == "least-uncached-tokens/product"
+    assert row["completed"] == row["requests"]
+    manifest.write_text(COMPOSED.replace("weight: 2", "weigth: 2"))
+    answer = CliRunner().invoke(app, ["simulate", *SHORT, "--policy-file", str(manifest)])
+    assert answer.exit_code == 2
+    assert "spec.decode.parameters.parts[1].parameters.parts[0].weigth: is not a field here" in answer.output
+
+
 BAD = {
     "no workload": ([*FLEET, "--policy", "round-robin"], "--trace, --workload: give one of them"),
     "two workloads": ([*SHORT, "--trace", "x.csv", "--policy", "round-robin"], "--trace, --workload: give one"),
@@ -197,6 +228,10 @@ BAD = {
     "unknown policy": ([*SHORT, "--policy", "round-robbin"], "--policy: unknown placement 'round-robbin'"),
     "half a policy": ([*SHORT, "--policy", "/round-robin"], "--policy: cannot read '/round-robin'"),
     "a policy twice": ([*SHORT, "--policy", "round-robin,round-robin"], "'round-robin' is named twice"),
+    "a composition": (
+        [*SHORT, "--policy", "ils,product"],
+        "--policy: product is made of other policies; write them into",
+    ),
     "no policy": (SHORT, "--policy: name one or more of"),
     "no policy file": ([*SHORT, "--policy-file", "/nowhere.yaml"], "--policy-file: /nowhere.yaml: cannot be read"),
     "both rates": (
@@ -349,7 +384,7 @@ def test_listings_explain_each_entry_in_a_line(command: str) -> None:
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
     assert all(len(line.split()) > 3 for line in lines)
     if command == "policies":
-        assert {row["name"] for row in rows} == set(PLACEMENTS)
+        assert {row["name"] for row in rows} == set(ALL_PLACEMENTS)
 
 
 @pytest.mark.shared

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ballast_core.policies.registry import PLACEMENTS, PolicyError, build_placement
+from ballast_core.policies.composition import MAX_NESTING
+from ballast_core.policies.registry import ALL_PLACEMENTS, COMPOSITIONS, PLACEMENTS, PolicyError, build_placement
 
 
 def test_each_registered_type_can_be_built() -> None:
@@ -24,7 +25,7 @@ def test_each_registered_type_can_be_built() -> None:
         (
             "linear-kv",
             {"kv_weight": 2},
-            "parameters",
+            "parameters.kv_weight",
             "linear-kv: kv_weight: must be from 0 to 1, not 2",
         ),
     ],
@@ -41,4 +42,40 @@ def test_an_unknown_type_is_answered_with_all_that_exist() -> None:
     """In order, so that the right one is found."""
     with pytest.raises(PolicyError, match="unknown placement 'least-request'; known: ") as caught:
         build_placement("least-request")
-    assert str(caught.value).endswith(", ".join(sorted(PLACEMENTS)))
+    assert str(caught.value).endswith(", ".join(sorted(ALL_PLACEMENTS)))
+
+
+@pytest.mark.parametrize("type_name", sorted(COMPOSITIONS))
+def test_a_composition_asks_for_its_policies(type_name: str) -> None:
+    """By its name alone there is none."""
+    with pytest.raises(PolicyError, match=rf"{type_name}: \w+ is missing; give the polic") as caught:
+        build_placement(type_name)
+    assert caught.value.field in ("parameters.parts", "parameters.first")
+
+
+def nested(depth: int) -> dict[str, object]:
+    """So many compositions, one inside of the other."""
+    inner: dict[str, object] = {"type": "ils"}
+    for _ in range(depth):
+        inner = {"type": "product", "parameters": {"parts": [{"type": "ils"}, inner]}}
+    return inner
+
+
+def test_compositions_nest_to_a_bounded_depth() -> None:
+    """And one that is deeper is refused where it begins to be, however deep it goes."""
+
+    def build(depth: int) -> None:
+        spec = nested(depth)
+        assert isinstance(spec["parameters"], dict)
+        build_placement(str(spec["type"]), spec["parameters"])
+
+    build(MAX_NESTING)
+    for depth in (MAX_NESTING + 1, 200):
+        with pytest.raises(PolicyError, match="as deep as they nest; take a plain placement") as caught:
+            build(depth)
+        assert caught.value.field == "parameters.parts[1]." * MAX_NESTING + "type"
+
+
+def test_null_stands_for_what_is_left_out() -> None:
+    """As everywhere in manifests."""
+    assert build_placement("linear-kv", {"kv_weight": None}) == build_placement("linear-kv")

@@ -7,6 +7,7 @@ same field. `field` is the camelCase path that the error names; None means that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class Mutation:
         """The mutated object."""
         result = full(self.kind) if self.full else valid(self.kind)
         for path, value in self.edits.items():
-            edit(result, path, value)
+            edit(result, path, deepcopy(value))
         return result
 
     @property
@@ -58,6 +59,16 @@ def _rule(id_: str, edits: Mapping[str, Any], field_: str, message: str) -> Muta
     return Mutation(f"pool-{id_}", "ServingPool", edits, field_, message, server_message=message)
 
 
+_WEIGHTED_SUM = {
+    "type": "weighted-sum",
+    "parameters": {
+        "normalise": "largest",
+        "parts": [
+            {"type": "ils", "weight": 0.5},
+            {"type": "filter-then", "parameters": {"first": {"type": "ils"}, "then": {"type": "random"}}},
+        ],
+    },
+}
 _MANY_POOLS = [{"name": f"p{i}", "role": "Flexible", "hardware": "a100", "replicas": 1} for i in range(17)]
 
 MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
@@ -298,6 +309,31 @@ OTHER_KINDS: tuple[Mutation, ...] = (
         ("policy-no-type", {"spec.decode.type": ABSENT}, "spec.decode.type", "is missing"),
         ("policy-parameter", {"spec.decode.parameters": {"seed": 1}}, "spec.decode.parameters.seed", "no parameter"),
         ("policy-parameters-list", {"spec.decode.parameters": []}, "spec.decode.parameters", "must be a mapping"),
+        ("policy-composition", {"spec.decode": _WEIGHTED_SUM}, None, ""),
+        (
+            "policy-part-unknown",
+            {"spec.decode": _WEIGHTED_SUM, "spec.decode.parameters.parts[0].type": "fastest"},
+            "spec.decode.parameters.parts[0].type",
+            "unknown placement 'fastest'",
+        ),
+        (
+            "policy-part-weight-text",
+            {"spec.decode": _WEIGHTED_SUM, "spec.decode.parameters.parts[0].weight": "much"},
+            "spec.decode.parameters.parts[0].weight",
+            "weight must be float, not str",
+        ),
+        (
+            "policy-part-field",
+            {"spec.decode": _WEIGHTED_SUM, "spec.decode.parameters.parts[0].factor": 2},
+            "spec.decode.parameters.parts[0].factor",
+            "is not a field here",
+        ),
+        (
+            "policy-normalise",
+            {"spec.decode": _WEIGHTED_SUM, "spec.decode.parameters.normalise": "most"},
+            "spec.decode.parameters.normalise",
+            "must be one of raw, largest, range",
+        ),
         ("policy-queue", {"spec.queue": {"type": "fcfs"}}, "spec.queue", "this release has no queue-order policies"),
     ),
 )

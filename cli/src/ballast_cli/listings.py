@@ -26,16 +26,22 @@ def workloads_command(json_out: JsonOption = False) -> None:
 
 
 def policies_command(json_out: JsonOption = False) -> None:
-    """List the placement policies: any of them may place prefills and decodes."""
-    from ballast_core.policies.registry import PLACEMENTS
+    """List the placement policies: any of them may place prefills and decodes.
+
+    Those that take other policies are written in a SchedulingPolicy manifest (`simulate --policy-file`).
+    """
+    from ballast_core.policies.registry import ALL_PLACEMENTS
 
     rows = [
         {"name": name, "explanation": _first_line(policy), "parameters": _parameters(policy)}
-        for name, policy in sorted(PLACEMENTS.items())
+        for name, policy in sorted(ALL_PLACEMENTS.items())
     ]
 
     def line(row: Mapping[str, Any]) -> str:
-        takes = ", ".join(f"{parameter['name']}={parameter['default']}" for parameter in row["parameters"])
+        takes = ", ".join(
+            parameter["name"] if parameter["default"] is None else f"{parameter['name']}={parameter['default']}"
+            for parameter in row["parameters"]
+        )
         return str(row["explanation"]) + (f" Parameters: {takes}." if takes else "")
 
     _print(rows, json_out, line)
@@ -62,14 +68,17 @@ def _first_line(policy: type) -> str:
 
 
 def _parameters(policy: type) -> list[dict[str, object]]:
-    """The fields of its dataclass; None is the default of one that must be given or that is not a plain value."""
+    """The fields of its dataclass; None is the default of one that must be given."""
+    from ballast_core.policies.parameters import Takes, parameters_of
+
+    kinds = {Takes.POLICY: "policy", Takes.POLICIES: "list of policies"}
     return [
         {
-            "name": field.name,
-            "type": str(getattr(field.type, "__name__", field.type)),
-            "default": field.default if isinstance(field.default, (int, float, str)) else None,
+            "name": each.name,
+            "type": kinds.get(each.takes, each.scalar.__name__),
+            "default": None if each.required else each.default,
         }
-        for field in dataclasses.fields(policy)
+        for each in parameters_of(policy)
     ]
 
 

@@ -2,44 +2,82 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
+from ballast_core.policies.registry import ALL_PLACEMENTS
+
+Schema = dict[str, Any]
+
 _SCHEMA_TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
-def core_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """camelCase keys of a manifest as the core's snake_case field names."""
-    return {re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): value for name, value in parameters.items()}
-
-
 def manifest_words(text: str) -> str:
-    """Text of the core with its snake_case names as manifests write them."""
-    return re.sub(r"\b[a-z][a-z0-9]*(_[a-z0-9]+)+\b", lambda match: to_camel(match[0]), text)
+    """Text of the core with its snake_case names as manifests write them; what stands in quotes is the user's own."""
+    return re.sub(r"(?<!')\b[a-z][a-z0-9]*(_[a-z0-9]+)+\b", lambda match: to_camel(match[0]), text)
 
 
-def parameters_schema(policies: Mapping[str, type]) -> dict[str, Any]:
+def parameters_schema(policies: Mapping[str, type]) -> Schema:
     """OpenAPI schema that accepts the parameters of every policy: the union of their fields.
 
-    Which type takes which parameter is for `build_placement` to say; a structural schema cannot depend on `type`.
+    Which type takes which parameter is for `build_placement` to say; a structural schema cannot depend on `type`, nor
+    can it recurse: of policies inside of policies it knows the outermost, the parameters of those stay open.
     Raises TypeError when a field has a type that a manifest cannot carry, or two policies disagree on one.
     """
-    properties: dict[str, Any] = {}
+    properties: Schema = {}
     for type_name, policy in policies.items():
-        hints = typing.get_type_hints(policy)
-        for field in dataclasses.fields(policy):
-            name, hint = to_camel(field.name), hints[field.name]
-            if hint not in _SCHEMA_TYPES:
-                raise TypeError(f"{type_name}.{field.name}: a manifest cannot carry a {hint}")
-            schema = properties.setdefault(name, {"type": _SCHEMA_TYPES[hint]})
-            if schema["type"] != _SCHEMA_TYPES[hint]:
-                raise TypeError(f"{type_name}.{field.name}: another policy has a field of this name and another type")
-            if explanation := field.metadata.get("explanation"):
-                sentence = f"{type_name}: {explanation}"
-                schema["description"] = f"{schema['description']} {sentence}" if "description" in schema else sentence
+        for each in parameters_of(policy):
+            _add(properties, each, f"{type_name}.{each.name}", type_name)
     return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _add(properties: Schema, each: Parameter, field: str, owner: str) -> None:
+    """Puts the parameter's schema among those of the same level; one name has one schema, but for descriptions."""
+    name, schema = to_camel(each.name), _schema(each, field)
+    known = properties.setdefault(name, schema)
+    if known is not schema:
+        if _kind(known) != _kind(schema):
+            raise TypeError(f"{field}: another policy has a field of this name and another type")
+        for inner, its_schema in schema.get("items", {}).get("properties", {}).items():
+            known["items"]["properties"].setdefault(inner, its_schema)
+    if each.explanation:
+        sentence = manifest_words(f"{owner}: {each.explanation}")
+        said = known.get("description") if known is not schema else None
+        known["description"] = f"{said} {sentence}" if said else sentence
+
+
+def _kind(schema: Schema) -> tuple[Any, Any]:
+    return schema["type"], schema.get("enum")
+
+
+def _schema(each: Parameter, field: str) -> Schema:
+    if each.takes is Takes.SCALAR:
+        return {"type": _SCHEMA_TYPES[each.scalar], **({"enum": list(each.choices)} if each.choices else {})}
+    if each.takes is Takes.POLICY:
+        return _policy_schema((), field)
+    return {"type": "array", "items": _policy_schema(part_numbers(each.part) if each.part else (), field)}
+
+
+def _policy_schema(numbers: Iterable[Parameter], field: str) -> Schema:
+    """A policy inside of another one."""
+    properties: Schema = {
+        "type": {"type": "string", "enum": sorted(ALL_PLACEMENTS), "description": "Type name of the policy."},
+        "parameters": {
+            "type": "object",
+            "additionalProperties": True,
+            "description": "Parameters of that type. The operator checks them, the API server does not.",
+        },
+    }
+    for each in numbers:
+        _add(properties, each, f"{field}.{each.name}", field.partition(".")[0])
+    return {
+        "type": "object",
+        "description": "A policy inside of this one.",
+        "required": ["type"],
+        "properties": properties,
+        "additionalProperties": False,
+    }

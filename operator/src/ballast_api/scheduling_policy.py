@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from ballast_api.common import API_VERSION, ApiModel, NonEmptyStr, PrinterColumn, Resource, raise_at
 from ballast_api.conditions import AcceptedStatus
-from ballast_api.policy_parameters import core_parameters, manifest_words, parameters_schema
+from ballast_api.policy_parameters import manifest_words, parameters_schema
 from ballast_core.policies.base import Placement
-from ballast_core.policies.registry import PLACEMENTS, PolicyError, build_placement
+from ballast_core.policies.registry import ALL_PLACEMENTS, PolicyError, build_placement
 
 
 class PlacementSpec(ApiModel):
@@ -24,26 +25,26 @@ class PlacementSpec(ApiModel):
     type: NonEmptyStr
     """Type name of the policy, such as `least-requests`."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of that type, in camelCase; the policy reference lists them."""
+    """Parameters of that type, in camelCase; the policy reference lists them. Compositions take policies here."""
 
     @model_validator(mode="after")
     def _check_against_the_core(self) -> Self:
         try:
             self.build()
         except PolicyError as error:
-            raise_at("PlacementSpec", [(manifest_words(error.field), "policy", manifest_words(str(error)), None)])
+            raise_at("PlacementSpec", [(error.field, "policy", manifest_words(str(error)), None)])
         return self
 
     def build(self) -> Placement:
         """The core's policy."""
-        return build_placement(self.type, core_parameters(self.parameters))
+        return build_placement(self.type, self.parameters, spell=to_camel)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         json_schema = super().__get_pydantic_json_schema__(schema, handler)
         target = handler.resolve_ref_schema(json_schema)
-        target["properties"]["type"]["enum"] = sorted(PLACEMENTS)
-        target["properties"]["parameters"] |= parameters_schema(PLACEMENTS)
+        target["properties"]["type"]["enum"] = sorted(ALL_PLACEMENTS)
+        target["properties"]["parameters"] |= parameters_schema(ALL_PLACEMENTS)
         return json_schema
 
 

@@ -10,13 +10,18 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request
 from ballast_core.view import View
 
-_T = TypeVar("_T", bool, int, float, str)
+_T = TypeVar("_T", bound=bool | int | float | str)
 
 
 def parameter(default: _T, explanation: str) -> _T:
     """A field of a policy, with the sentence that manifests and reference pages show for it."""
-    made: Any = field(default=default, metadata={"explanation": explanation})
+    made: Any = field(default=default, metadata=explained(explanation))
     return cast("_T", made)
+
+
+def explained(explanation: str) -> dict[str, str]:
+    """The metadata of a field without default, such as another policy: `field(metadata=explained("..."))`."""
+    return {"explanation": explanation}
 
 
 class Placement(Protocol):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from ballast_core.policies.ballast import Ballast
 from ballast_core.policies.base import Placement
 from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
+from ballast_core.policies.composition import MAX_NESTING, FilterThen, Lexicographic, Product, WeightedSum
 from ballast_core.policies.lmetric import LMetric
 from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
+from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
 from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
 from ballast_core.policies.sibyl import Sibyl
 
@@ -34,12 +37,16 @@ _SHIPPED: tuple[type[Placement], ...] = (
     VllmJsq,
 )
 
+_COMPOSED: tuple[type[Placement], ...] = (FilterThen, Lexicographic, Product, WeightedSum)
+
 PLACEMENTS: Mapping[str, type[Placement]] = MappingProxyType({policy.type: policy for policy in _SHIPPED})
-"""Placement types: any of them may place the prefill and the decode stage."""
+"""Placements that their name alone makes: any of them may place the prefill and the decode stage."""
 
+COMPOSITIONS: Mapping[str, type[Placement]] = MappingProxyType({policy.type: policy for policy in _COMPOSED})
+"""Placements that are made of others, which must be given."""
 
-class _Dataclass(typing.Protocol):
-    __dataclass_fields__: typing.ClassVar[dict[str, dataclasses.Field[typing.Any]]]
+ALL_PLACEMENTS: Mapping[str, type[Placement]] = MappingProxyType({**PLACEMENTS, **COMPOSITIONS})
+"""Every placement that `build_placement` knows."""
 
 
 class PolicyError(ValueError):
@@ -48,30 +55,115 @@ class PolicyError(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
-        """`type`, or `parameters.NAME`."""
+        """Path such as `type`, `parameters.kv_weight` or `parameters.parts[1].parameters.kv_weight`."""
 
 
-def build_placement(type_name: str, parameters: Mapping[str, object] | None = None) -> Placement:
-    """The placement of that type with these parameters. Raises `PolicyError`."""
-    try:
-        policy = PLACEMENTS[type_name]
-    except KeyError:
-        raise PolicyError("type", f"unknown placement {type_name!r}; known: {', '.join(sorted(PLACEMENTS))}") from None
-    hints = typing.get_type_hints(policy)
-    known = {field.name: hints[field.name] for field in dataclasses.fields(typing.cast("type[_Dataclass]", policy))}
-    for name, value in (parameters or {}).items():
-        if name not in known:
-            takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-            raise PolicyError(f"parameters.{name}", f"{type_name} has no parameter {name!r}; {takes}")
-        if not _fits(value, known[name]):
-            raise PolicyError(
-                f"parameters.{name}",
-                f"{type_name}: {name} must be {known[name].__name__}, not {type(value).__name__}",
-            )
-    try:
-        return policy(**(parameters or {}))
-    except ValueError as error:  # a dataclass that checks ranges in __post_init__
-        raise PolicyError("parameters", f"{type_name}: {error}") from error
+def build_placement(
+    type_name: str, parameters: Mapping[str, object] | None = None, *, spell: Callable[[str], str] = str
+) -> Placement:
+    """The placement of that type with these parameters. Raises `PolicyError`.
+
+    Parameters that are policies are given as mappings with `type`, `parameters` and the numbers of their part; null
+    stands for a parameter that is left out. `spell` makes the name of a parameter of a field's name.
+    """
+    return _Builder(spell).placement(type_name, parameters or {}, _At())
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Where a policy stands: the path of its `type` and `parameters`, and the compositions around it."""
+
+    path: str = ""
+    nesting: int = 0
+
+    def field(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+
+class _Builder:
+    def __init__(self, spell: Callable[[str], str]) -> None:
+        self._spell = spell
+
+    def placement(self, type_name: object, parameters: Mapping[str, object], at: _At) -> Placement:
+        policy = ALL_PLACEMENTS.get(type_name) if isinstance(type_name, str) else None
+        if policy is None or not isinstance(type_name, str):
+            known = ", ".join(sorted(ALL_PLACEMENTS))
+            raise PolicyError(at.field("type"), f"unknown placement {type_name!r}; known: {known}")
+        if type_name in COMPOSITIONS:
+            at = _At(at.path, at.nesting + 1)
+            if at.nesting > MAX_NESTING:
+                raise PolicyError(
+                    at.field("type"),
+                    f"{type_name} stands inside of {MAX_NESTING} compositions, which is as deep as they nest; "
+                    "take a plain placement",
+                )
+        takes = {self._spell(each.name): each for each in parameters_of(policy)}
+        given: dict[str, Any] = {}
+        for name, value in parameters.items():
+            field = at.field(f"parameters.{name}")
+            if name not in takes:
+                known = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
+                raise PolicyError(field, f"{type_name} has no parameter {name!r}; {known}")
+            if value is not None:
+                given[takes[name].name] = self._value(takes[name], value, type_name, _At(field, at.nesting))
+        for name, each in takes.items():
+            if each.required and each.name not in given:
+                raise PolicyError(
+                    at.field(f"parameters.{name}"), f"{type_name}: {name} is missing; {_lower(each.explanation)}"
+                )
+        made: Placement = self._made(policy, given, type_name, at.field("parameters"))
+        return made
+
+    def _value(self, wanted: Parameter, value: object, owner: str, at: _At) -> object:
+        if wanted.takes is Takes.SCALAR:
+            return _scalar(wanted, self._spell(wanted.name), value, owner, at.path)
+        if wanted.takes is Takes.POLICY:
+            return self._part(value, None, at)
+        if not isinstance(value, (list, tuple)):
+            raise PolicyError(at.path, f"{owner}: must be a list of policies, not {type(value).__name__}")
+        return tuple(
+            self._part(each, wanted.part, _At(f"{at.path}[{number}]", at.nesting)) for number, each in enumerate(value)
+        )
+
+    def _part(self, value: object, part: type | None, at: _At) -> object:
+        """A policy inside of another one, with the numbers of its part if it has such."""
+        numbers = {self._spell(each.name): each for each in (part_numbers(part) if part else ())}
+        fields = ("type", "parameters", *numbers)
+        if not isinstance(value, Mapping):
+            raise PolicyError(at.path, f"must be a mapping with {', '.join(fields)}, not {type(value).__name__}")
+        for name in value:
+            if name not in fields:
+                raise PolicyError(at.field(str(name)), f"is not a field here; there are {', '.join(fields)}")
+        if value.get("type") is None:
+            raise PolicyError(at.field("type"), "is missing; name a placement")
+        inner = value.get("parameters")
+        if not isinstance(inner, Mapping | None):
+            raise PolicyError(at.field("parameters"), f"must be a mapping, not {type(inner).__name__}")
+        policy = self.placement(value["type"], inner or {}, at)
+        if part is None:
+            return policy
+        given = {
+            each.name: _scalar(each, name, value[name], str(value["type"]), at.field(name))
+            for name, each in numbers.items()
+            if value.get(name) is not None
+        }
+        return self._made(part, {"policy": policy, **given}, "", at.path)
+
+    def _made(self, made: type, given: Mapping[str, Any], owner: str, path: str) -> Any:
+        try:
+            return made(**given)
+        except ValueError as error:  # a dataclass that checks ranges in __post_init__, and names the field
+            message = f"{owner}: {error}" if owner else str(error)
+            named = re.match(r"([a-z_]+): ", str(error))
+            raise PolicyError(f"{path}.{self._spell(named[1])}" if named else path, message) from error
+
+
+def _scalar(wanted: Parameter, name: str, value: object, owner: str, path: str) -> object:
+    if not _fits(value, wanted.scalar):
+        raise PolicyError(path, f"{owner}: {name} must be {wanted.scalar.__name__}, not {type(value).__name__}")
+    if wanted.choices and value not in wanted.choices:
+        raise PolicyError(path, f"{owner}: {name} must be one of {', '.join(wanted.choices)}, not {value!r}")
+    return value
 
 
 def _fits(value: object, wanted: type) -> bool:
@@ -80,3 +172,7 @@ def _fits(value: object, wanted: type) -> bool:
     if wanted is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, wanted)
+
+
+def _lower(text: str) -> str:
+    return f"give the {text[:1].lower()}{text[1:]}".removesuffix(".")

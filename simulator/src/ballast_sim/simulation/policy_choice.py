@@ -9,7 +9,7 @@ from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import SchedulingPolicy
 from ballast_core.policies.base import Placement
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.registry import COMPOSITIONS, PLACEMENTS, build_placement
 from ballast_sim.simulation.naming import known_names
 
 PREFILL_PREFERENCE = ("least-uncached-tokens", "least-requests")
@@ -53,6 +53,11 @@ def parse_policies(text: str) -> tuple[PolicyPair, ...]:
         if not decode or (slash and not prefill):
             raise PolicyChoiceError(f"--policy: cannot read {name!r} in {text!r}; write such as least-requests,ils")
         for part in filter(None, (prefill, decode)):
+            if part in COMPOSITIONS:
+                raise PolicyChoiceError(
+                    f"--policy: {part} is made of other policies; write them into a SchedulingPolicy manifest "
+                    "and name it with --policy-file"
+                )
             if part not in PLACEMENTS:
                 raise PolicyChoiceError(f"--policy: unknown placement {part!r}; {known_names(part, PLACEMENTS)}")
         if any(pair.name == name for pair in pairs):
