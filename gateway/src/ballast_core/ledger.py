@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 
 import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.flights import Flights
+from ballast_core.growth import Growth
 from ballast_core.model import EndpointId, Observation, Request, RequestId, Stage
 
 
@@ -89,6 +91,11 @@ class Ledger:
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
+
+    @cached_property
+    def growth(self) -> Growth:
+        """Columns derived from `flights`: kept from the first time that somebody asks for them."""
+        return Growth(self.flights)
 
     def get(self, request_id: RequestId) -> Entry | None:
         """The entry of a request in flight, or None."""

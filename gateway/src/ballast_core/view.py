@@ -12,6 +12,7 @@ import numpy as np
 from ballast_core.arrays import BoolArray, FloatArray, HashArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.flights import Flights
+from ballast_core.growth import Growth
 from ballast_core.inventory import Candidates, Inventory
 from ballast_core.ledger import Ledger
 from ballast_core.model import Endpoint, Request, Stage
@@ -174,6 +175,16 @@ class View:
     def flights(self) -> Flights:
         """Every request in flight that has an endpoint, one row each. Read only."""
         return self._ledger.flights
+
+    @property
+    def growth(self) -> Growth:
+        """Columns derived from `flights`, in their order; `update` them before reading."""
+        return self._ledger.growth
+
+    @property
+    def capacity(self) -> int:
+        """Length of arrays by slot: every slot is below it."""
+        return self._inventory.capacity
 
     @cached_property
     def place_of(self) -> IntArray:

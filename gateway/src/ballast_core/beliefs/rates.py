@@ -113,5 +113,16 @@ def request_tokens_per_s(
     At the first token it is the start rate itself, so that a request's load does not jump when it turns from pending
     to running (SIBYL appendix D). `prior_s`, above 0, is how many seconds of decoding the start rate is worth.
     """
-    seconds = np.maximum(decoding_s, 0.0)
-    return (np.maximum(generated_tokens, 0.0) + prior_s * start_tokens_per_s) / (seconds + prior_s)
+    own, share = request_parts(generated_tokens, decoding_s, prior_s)
+    return own + share * start_tokens_per_s
+
+
+def request_parts(
+    generated_tokens: FloatArray, decoding_s: FloatArray, prior_s: float = 1.0
+) -> tuple[FloatArray, FloatArray]:
+    """`request_tokens_per_s` as own + share x start rate: what the request did itself, and what the start rate counts.
+
+    Both depend on nothing but the request, and can be kept while the start rate moves.
+    """
+    weight = np.reciprocal(np.maximum(decoding_s, 0.0) + prior_s)
+    return np.maximum(generated_tokens, 0.0) * weight, prior_s * weight

@@ -116,6 +116,8 @@ class SurvivalTables:
         drops = np.zeros_like(curves)
         drops[:, :-1] = np.diff(curves, axis=1)
         self._drop: FloatArray = drops.ravel()
+        self._intercept: FloatArray = (curves - drops * columns).ravel()
+        """Of the line of each bucket, S = intercept + drop x position."""
         self._area: FloatArray = right.ravel()
 
     def _per_class(self, values: FloatArray, classes: ClassSlots) -> FloatArray | float:
@@ -149,6 +151,22 @@ class SurvivalTables:
         if not np.any(point.beyond):
             return point.survival
         return point.survival * np.exp(-self._per_class(self._hazard, classes) * point.beyond)
+
+    def survival_within(self, tokens: FloatArray, classes: ClassSlots = 0) -> FloatArray:
+        """P(L > tokens) for `tokens` of 0 or more, taken to stay what it is at `end_tokens`: fast, for very many."""
+        position = tokens * (1.0 / self.buckets.step_tokens)
+        bucket = position.astype(np.intp)
+        if not isinstance(classes, int) or classes:
+            np.minimum(bucket, self.buckets.count, out=bucket)
+            bucket += np.asarray(classes, np.intp) * self._stride
+        survival = self._drop.take(bucket, mode="clip")
+        survival *= position
+        survival += self._intercept.take(bucket, mode="clip")
+        return survival
+
+    def end_tokens(self, classes: ClassSlots = 0) -> FloatArray | float:
+        """Where the table ends and the exponential tail begins."""
+        return self._per_class(self._end, classes)
 
     def conditional(
         self,

@@ -7,13 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from ballast_core.arrays import FloatArray
+from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.beliefs.rates import request_tokens_per_s
+from ballast_core.beliefs.survival_tables import SurvivalTables
 from ballast_core.flights import NO_LIMIT
 from ballast_core.model import Request, Stage
 from ballast_core.policies.base import parameter
 from ballast_core.view import View
+
+_PIECE = 16_384
+"""Requests weighed at once: the temporaries of more would leave the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +50,62 @@ class Sibyl:
         return self._projected_tokens(view)
 
     def _projected_tokens(self, view: View) -> FloatArray:
-        flights, count = view.flights, len(view.slots)
+        flights, growth = view.flights, view.growth
         if not flights.count:
-            return np.zeros(count)
-        at = view.place_of.take(flights.slot)
+            return np.zeros(len(view.slots))
+        tables = view.beliefs.lengths.tables(view.now_s)
+        growth.update(tables)
+        load = np.empty(flights.count)
+        for start in range(0, len(load), _PIECE):
+            rows = slice(start, start + _PIECE)
+            self._project(view, tables, rows, load[rows])
+        return np.bincount(flights.slot, weights=load, minlength=view.capacity).take(view.slots)
+
+    def _project(self, view: View, tables: SurvivalTables, rows: slice, load: FloatArray) -> None:
+        """Writes M_k(tau) P_k(tau) of some requests to `load`."""
+        flights, growth = view.flights, view.growth
         # How long k will have decoded by tau from now on: tau - now if it runs, tau - tau_k (negative: type 3) if not.
-        ahead_s = np.append(view.handoff_s, 0.0).take(at) if view.prefills_here else float(view.handoff_s[0])
-        late_s = np.maximum(flights.handoff_at_s - view.now_s, 0.0)  # 0 for all that decode
-        elapsed_s = ahead_s - late_s
+        ahead_s = _ahead_s(view, flights.slot[rows])
+        elapsed_s = view.now_s + ahead_s - flights.handoff_at_s[rows]  # more than tau - now for all that decode
+        np.minimum(elapsed_s, ahead_s, out=elapsed_s)
         # With age 0 and rate v_sys for pending requests, one expression is types 1, 2 and 3: beyond the boundaries
         # l_in + l(tau) with a negative l(tau) is Eq. 8 as it should read.
-        ages = flights.generated_tokens.astype(np.float64)
-        v_sys = view.beliefs.rates.pool_tokens_per_s(view.now_s)
-        rates = request_tokens_per_s(np.subtract(ages, 1.0), flights.progress_at_s - flights.first_token_at_s, v_sys)
-        grown = rates * elapsed_s
-        load = np.maximum(flights.prompt_tokens + ages + grown, 0.0)
+        grown = growth.start_shares[rows] * view.beliefs.rates.pool_tokens_per_s(view.now_s)
+        grown += growth.own_rates[rows]
+        grown *= elapsed_s
+        np.add(growth.held[rows], grown, out=load)
+        np.maximum(load, 0.0, out=load)
         if not self.prob_at_one:
-            tables = view.beliefs.lengths.tables(view.now_s)
-            classes = flights.class_slot if tables.classes > 1 else 0
-            limits = flights.limit_tokens
-            cap = limits.astype(np.float64) if int(limits.min()) < NO_LIMIT else None
-            load *= tables.conditional(ages, ages + np.maximum(grown, 0.0), classes, cap)
+            load *= _surviving(view, tables, rows, grown)
         if self.without_type_one or self.without_type_two or self.without_type_three:
-            running, early = flights.decoding, elapsed_s >= 0
+            running, early = flights.decoding[rows], elapsed_s >= 0
             left_out = (self.without_type_one & running) | (self.without_type_two & ~running & early)
             load[left_out | (self.without_type_three & ~running & ~early)] = 0.0
-        return np.asarray(np.bincount(at, weights=load, minlength=count + 1)[:count], np.float64)
+
+
+def _ahead_s(view: View, slots: IntArray) -> FloatArray | float:
+    """Time to the hand-off of the request to place, for requests of these slots; 0 where the slot is no candidate."""
+    if not view.prefills_here:
+        return float(view.handoff_s[0])
+    by_slot = np.zeros(view.capacity)
+    by_slot[view.slots] = view.handoff_s
+    return by_slot.take(slots)
+
+
+def _surviving(view: View, tables: SurvivalTables, rows: slice, grown: FloatArray) -> FloatArray:
+    """P_k(tau) of some requests that grow by so many tokens until then; overwrites `grown`."""
+    flights, growth = view.flights, view.growth
+    classes = flights.class_slot[rows] if tables.classes > 1 else 0
+    later = grown
+    later += growth.ages[rows]
+    np.maximum(later, 0.0, out=later)
+    alive = tables.survival_within(later, classes)
+    alive *= growth.reciprocals[rows]
+    tail = np.flatnonzero(later > tables.end_tokens(classes))
+    if len(tail):
+        of_tail = classes if isinstance(classes, int) else classes[tail]
+        alive[tail] = tables.conditional(growth.ages[rows][tail], later[tail], of_tail)
+    limits = flights.limit_tokens[rows]
+    if int(limits.min()) < NO_LIMIT:
+        alive *= later < limits
+    return alive
