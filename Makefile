@@ -86,6 +86,15 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, engine
 	@$(BIN)/python bench/proxy_bench.py
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
+# One process for each core: numpy's own threads would only get in each other's way.
+MATRIX := PYTHONPATH=. OPENBLAS_NUM_THREADS=1 nice $(BIN)/python -m bench.matrix
+
+matrix: $(STAMP) ## Every placement on every workload into docs/matrix.md, what is missing of it (MATRIX_ARGS="--minutes 50"; 2 hours)
+	@$(MATRIX).run $(MATRIX_ARGS)
+
+matrix-check: $(STAMP) ## Recompute a few runs of the recorded matrix, others with each commit (3 minutes)
+	@$(MATRIX).check --seed "$$(git rev-parse HEAD 2>/dev/null || date +%F)" $(MATRIX_ARGS)
+
 generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models
 	@$(BIN)/python -m ballast_api.generate
 
@@ -130,5 +139,5 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
-.PHONY: vllm golden test-vllm
+.PHONY: vllm golden test-vllm matrix matrix-check
 .PHONY: help setup envoy demo test lint type bench generate verify format lock

@@ -1,0 +1,183 @@
+"""Where `ballast` stands: the best baseline chosen on one set of seeds, compared on another, with intervals.
+
+A minimum over many noisy figures is too low by luck. So the best baseline of a cell and a metric is the one with the
+least geometric mean over the selection seeds, and it is compared on seeds that had no part in that. Runs of one seed
+have the same requests at the same times, so ratios are formed seed by seed; the interval is Student's t on their
+logarithms. (A bootstrap over requests would be too narrow: the requests of a tail share their cause.)
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.matrix.cells import COMPARISON_SEEDS, SELECTION_SEEDS
+from bench.matrix.measure import ORACLE
+from bench.matrix.results import Figures, worse_ratio
+
+OURS = "ballast"
+CONTENDERS = 4
+"""So many of each headline metric go from the first selection seed to the others."""
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t, two-sided 95 %, for 1 to 9 degrees of freedom."""
+
+Runs = Mapping[tuple[str, int], Figures]
+"""The figures of one cell by placement and seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure that is compared."""
+
+    field: str
+    title: str
+    more_is_better: bool = False
+
+    def of(self, figures: Figures) -> float:
+        """Its value."""
+        return float(getattr(figures, self.field))
+
+    def worse(self, figures: Figures, against: Figures) -> float:
+        """By which factor it is worse in the first than in the second."""
+        return worse_ratio(self.of(figures), self.of(against), more_is_better=self.more_is_better)
+
+
+HEADLINES = (Metric("tpot_p99_s", "P99 TPOT"), Metric("ttft_p99_s", "P99 TTFT"))
+"""What the goal is about."""
+METRICS = (
+    *HEADLINES,
+    Metric("tpot_mean_s", "mean TPOT"),
+    Metric("ttft_mean_s", "mean TTFT"),
+    Metric("goodput_rps", "goodput", more_is_better=True),
+)
+
+
+def baselines(runs: Runs) -> list[str]:
+    """Every placement that ran, but ours and the oracle."""
+    return sorted({policy for policy, _ in runs} - {OURS, ORACLE})
+
+
+def ranking(runs: Runs, metric: Metric, seeds: Sequence[int], among: Iterable[str]) -> list[str]:
+    """Placements from the best to the worst by geometric mean over seeds; those without all seeds are left out."""
+    scores = {
+        policy: sum(_cost(metric, runs[policy, seed]) for seed in seeds)
+        for policy in among
+        if all((policy, seed) in runs for seed in seeds)
+    }
+    return sorted(scores, key=lambda policy: (scores[policy], policy))
+
+
+def _cost(metric: Metric, figures: Figures) -> float:
+    value = metric.of(figures)
+    logarithm = math.log(value) if value > 0 else -math.inf
+    return -logarithm if metric.more_is_better else logarithm
+
+
+def contenders(runs: Runs, among: Iterable[str]) -> list[str]:
+    """The best few of each headline metric on the first selection seed."""
+    among = list(among)
+    found: dict[str, None] = {}
+    for metric in HEADLINES:
+        found |= dict.fromkeys(ranking(runs, metric, SELECTION_SEEDS[:1], among)[:CONTENDERS])
+    return list(found)
+
+
+def best_baseline(runs: Runs, metric: Metric, among: Iterable[str] | None = None) -> str | None:
+    """The one that the selection seeds choose; None where no baseline has them all."""
+    ranked = ranking(runs, metric, SELECTION_SEEDS, baselines(runs) if among is None else among)
+    return ranked[0] if ranked else None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A geometric mean of ratios with its 95 % interval, from `count` pairs."""
+
+    ratio: float
+    low: float
+    high: float
+    count: int
+
+
+def interval(ratios: Sequence[float]) -> Interval:
+    """Student's t on the logarithms. One ratio, or an infinite one, has no bounds. Raises ValueError for none."""
+    if not ratios:
+        raise ValueError("ratios: an interval needs one at least")
+    if any(not 0 < ratio < math.inf for ratio in ratios):
+        middle = statistics.median(ratios)
+        return Interval(middle, 0.0, math.inf, len(ratios))
+    logarithms = [math.log(ratio) for ratio in ratios]
+    middle = statistics.fmean(logarithms)
+    if len(ratios) == 1:
+        return Interval(math.exp(middle), 0.0, math.inf, 1)
+    t = T_95[min(len(ratios) - 1, len(T_95)) - 1]
+    reach = t * statistics.stdev(logarithms) / math.sqrt(len(ratios))
+    return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), len(ratios))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Ours against another placement in one cell and metric: above 1 is worse. Values are means over the seeds."""
+
+    cell: str
+    metric: Metric
+    other: str
+    ours_value: float
+    other_value: float
+    interval: Interval
+
+
+def compare(cell: str, runs: Runs, metric: Metric, other: str, seeds: Sequence[int]) -> Standing | None:
+    """Ours against `other` on the seeds that both have; None where there are none."""
+    shared = [seed for seed in seeds if (OURS, seed) in runs and (other, seed) in runs]
+    if not shared:
+        return None
+    return Standing(
+        cell=cell,
+        metric=metric,
+        other=other,
+        ours_value=statistics.fmean(metric.of(runs[OURS, seed]) for seed in shared),
+        other_value=statistics.fmean(metric.of(runs[other, seed]) for seed in shared),
+        interval=interval([metric.worse(runs[OURS, seed], runs[other, seed]) for seed in shared]),
+    )
+
+
+def against_best(cell: str, runs: Runs, metric: Metric) -> Standing | None:
+    """Ours against the best baseline on all comparison seeds; None while a run is missing."""
+    best = best_baseline(runs, metric)
+    if best is None:
+        return None
+    standing = compare(cell, runs, metric, best, COMPARISON_SEEDS)
+    return standing if standing is not None and standing.interval.count == len(COMPARISON_SEEDS) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many standings are how far behind."""
+
+    count: int
+    within_2_percent: int
+    beyond_5_percent: int
+    surely_worse: int
+    """Interval wholly above 1.02."""
+    better: int
+    """Interval wholly below 1."""
+    worst_ratio: float
+    mean_ratio: float
+    """Geometric."""
+
+    @classmethod
+    def of(cls, standings: Sequence[Standing]) -> Tally:
+        """Raises ValueError for no standing."""
+        intervals = [standing.interval for standing in standings]
+        ratios = [found.ratio for found in intervals]
+        return cls(
+            count=len(ratios),
+            within_2_percent=sum(ratio <= 1.02 for ratio in ratios),
+            beyond_5_percent=sum(ratio > 1.05 for ratio in ratios),
+            surely_worse=sum(found.low > 1.02 for found in intervals),
+            better=sum(found.high < 1 for found in intervals),
+            worst_ratio=max(ratios),
+            mean_ratio=interval(ratios).ratio,
+        )
