@@ -79,11 +79,12 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, engine model and engine-sim, simulator, cost of the proxy and of the picker behind Envoy
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, engine model and engine-sim, simulator, cost of the proxy, of reading prompts, and of the picker behind Envoy
 	@$(BIN)/python bench/decision_bench.py
 	@$(BIN)/python bench/engine_bench.py
 	@$(BIN)/python bench/simulator_bench.py
 	@$(BIN)/python bench/proxy_bench.py
+	@$(BIN)/python bench/prompt_bench.py
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
 # One process for each core: numpy's own threads would only get in each other's way.

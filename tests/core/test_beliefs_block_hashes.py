@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.beliefs.block_hashes import token_block_hashes, trace_block_hashes
+from ballast_core.beliefs.block_hashes import text_block_hashes, token_block_hashes, trace_block_hashes
 from ballast_core.beliefs.kv_events import KvEventFeed
 from ballast_core.beliefs.prefix_index import PrefixIndex
 
@@ -132,3 +132,22 @@ def test_names_of_blocks_whose_eviction_got_lost_are_dropped_at_capacity() -> No
         target.stored(0, block_hashes=[number], token_ids=[number] * 4, block_size=4, now_s=float(number))
     assert target.removed(0, block_hashes=list(range(200)), now_s=300.0) == 0
     assert target.removed(0, block_hashes=list(range(200, 300)), now_s=300.0) == 100
+
+
+@given(st.text("ab\u4e2d\ud800", max_size=40), st.text("ab\u4e2d\ud800", max_size=40), st.integers(1, 9))
+@settings(deadline=None)
+def test_texts_share_names_exactly_as_far_as_their_blocks_agree(left: str, right: str, block_chars: int) -> None:
+    common = 0
+    while left[: common + 1] == right[: common + 1] and common < min(len(left), len(right)):
+        common += 1
+    shared = common // block_chars
+    names_left, names_right = text_block_hashes(left, block_chars), text_block_hashes(right, block_chars)
+    assert len(names_left) == len(left) // block_chars
+    assert names_left[:shared] == names_right[:shared]
+    assert not set(names_left[shared:]) & set(names_right[shared:])
+    assert not set(names_left) & set(text_block_hashes(left, block_chars, salt=b"m"))
+
+
+def test_a_text_block_has_a_size() -> None:
+    with pytest.raises(ValueError, match="block_size: must be 1 or more"):
+        text_block_hashes("abc", 0)

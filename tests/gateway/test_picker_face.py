@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import pytest
 
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.policies.registry import build_placement
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
 from ballast_gateway.picker.messages import Inbound, Kind, Reply
+from ballast_gateway.prompts import BLOCK_TOKENS, PromptReader
 from ballast_gateway.records import RequestRecord
 from tests.support.core_builders import director
 
@@ -76,3 +80,28 @@ async def test_a_client_that_leaves_while_its_request_is_held_is_forgotten() -> 
     await asyncio.gather(serving, return_exceptions=True)
     assert len(driver.director.ledger) == 0
     driver.close()
+
+
+async def test_the_director_learns_prefixes_and_classes_of_what_the_picker_routes() -> None:
+    """Two turns of a conversation share blocks and an endpoint; the same words for an adapter share nothing."""
+    driver = Driver(director(("f0", "f1"), policy=build_placement("lmetric")))
+    beliefs = driver.director.beliefs
+    assert Belief.PREFIXES in beliefs.kinds
+    settings = ExchangeSettings(max_body_bytes=100_000, prompts=PromptReader(beliefs.kinds | Belief.LENGTHS))
+    picked: list[PickerEvent] = []
+    face = PickerFace(driver, settings, new_id=lambda: "id", listeners=(picked.append,))
+    question = {"role": "user", "content": "x" * 4 * BLOCK_TOKENS * 10}
+    history = [question, {"role": "assistant", "content": "y"}, {"role": "user", "content": "and?"}]
+    known = []
+    for model, messages in (("m", [question]), ("m", history), ("adapter", [question])):
+        head = {":path": "/v1/chat/completions", "x-gateway-inference-objective": "batch"}
+        body = json.dumps({"model": model, "messages": messages}).encode()
+        request = (
+            Inbound(kind=Kind.REQUEST_HEADERS, headers=head),
+            Inbound(kind=Kind.REQUEST_BODY, body=body, end_of_stream=True),
+        )
+        await face.serve(ScriptedStream(request + RESPONSE))
+        known.append(len(beliefs.prefixes))
+    assert known == [10, 10, 20]
+    first, second, _ = (event.decode for event in picked if isinstance(event, Finished))
+    assert first == second

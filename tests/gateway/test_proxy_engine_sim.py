@@ -7,10 +7,13 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from ballast_core.beliefs.survival_book import POOLED
+from ballast_gateway.traffic_classes import LEAST_REQUESTS
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
@@ -24,7 +27,7 @@ async def engine_sim(name: str) -> AsyncIterator[EngineSimServer]:
     transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": ROLES[name[0]]})
     options, _ = parse_options(
         [
-            *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0"),
+            *("model", "--served-model-name", "tiny", "tiny-alias", "--host", "127.0.0.1", "--port", "0"),
             *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer),
         ],
         {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
@@ -45,11 +48,11 @@ class Line(AsyncExitStack):
         self._tmp_path = tmp_path
         self.engines: dict[str, EngineSimServer] = {}
 
-    async def start(self) -> RunningGateway:
+    async def start(self, **settings: Any) -> RunningGateway:
         for name in ("p0", "p1", "d0", "d1"):
             self.engines[name] = await self.enter_async_context(engine_sim(name))
         addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in self.engines.items()}
-        return await self.enter_async_context(running_gateway(self._tmp_path, addresses))
+        return await self.enter_async_context(running_gateway(self._tmp_path, addresses, **settings))
 
     async def metric(self, engine: str, name: str) -> float:
         async with httpx.AsyncClient() as client:
@@ -138,3 +141,66 @@ async def test_a_mistake_that_only_the_engine_sees_is_told_in_its_words(line: tu
     assert answer.status_code == 400
     (entry,) = gateway.requests()
     assert (entry["outcome"], entry["reason"]) == ("invalid", "upstream-400")
+
+
+@pytest.mark.parametrize("policy", ["lmetric", "least-uncached-tokens"])
+async def test_turns_of_a_conversation_are_prefilled_where_their_history_is(tmp_path: Path, policy: str) -> None:
+    """Eight conversations begin at once and spread; two more turns of each, one by one, stay where the first one was.
+
+    The engines confirm it: they find the history in their own caches. Under the name of an adapter the same words are
+    another prompt.
+    """
+    async with Line(tmp_path) as made:
+        gateway = await made.start(policy={"prefill": {"type": policy}, "decode": {"type": "least-requests"}})
+        async with httpx.AsyncClient(timeout=60) as client:
+
+            async def turn(messages: list[dict[str, Any]], name: str, model: str = "tiny") -> None:
+                body = {"model": model, "messages": messages, "max_tokens": 8}
+                headers = {"x-request-id": name}
+                answer = await client.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)
+                assert answer.status_code == 200, answer.text
+                said = answer.json()["choices"][0]["message"]["content"]
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And now? " * 30}]
+
+            talks = [[{"role": "user", "content": f"{number} is the number I think of. " * 60}] for number in range(8)]
+            opening = list(talks[0])
+            await asyncio.gather(*(turn(talk, f"0-{number}") for number, talk in enumerate(talks)))
+            for later in (1, 2):
+                for number, talk in enumerate(talks):
+                    await turn(talk, f"{later}-{number}")
+            prefills = {entry["request_id"]: entry["prefill"] for entry in gateway.requests()}
+            by_turn = [[prefills[f"{at}-{number}"] for number in range(len(talks))] for at in range(3)]
+            assert by_turn[0] == by_turn[1] == by_turn[2]
+            assert set(by_turn[0]) == {"p0", "p1"}
+            hits = sum([await made.metric(name, "vllm:prefix_cache_hits_total") for name in ("p0", "p1")])
+            asked = sum(entry["prompt_tokens"] for entry in gateway.requests())
+            assert hits > asked / 3
+
+            index = gateway.gateway.driver.director.beliefs.prefixes
+            known = len(index)
+            await turn(opening, "adapter", model="tiny-alias")
+            assert len(index) > known
+
+
+async def test_the_default_placements_read_no_prompts(line: tuple[Line, RunningGateway]) -> None:
+    """Nobody pays for names that no policy asks for."""
+    _, gateway = line
+    async with httpx.AsyncClient(timeout=60) as client:
+        body = {"model": "tiny", "prompt": PROMPT * 10, "max_tokens": 1}
+        assert (await client.post(f"{gateway.url}/v1/completions", json=body)).status_code == 200
+    beliefs = gateway.gateway.driver.director.beliefs
+    assert (beliefs.block_size, len(beliefs.prefixes)) == (0, 0)
+
+
+async def test_objectives_have_lengths_of_their_own(tmp_path: Path) -> None:
+    """Under a policy that reads lengths; one that came too seldom goes with its model."""
+    async with Line(tmp_path) as made:
+        gateway = await made.start(policy={"prefill": {"type": "least-requests"}, "decode": {"type": "sibyl"}})
+        async with httpx.AsyncClient(timeout=60) as client:
+            for objective in ["batch"] * (LEAST_REQUESTS + 1) + ["once"]:
+                body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 2}
+                headers = {"x-llm-d-inference-objective": objective}
+                assert (await client.post(f"{gateway.url}/v1/completions", json=body, headers=headers)).is_success
+        lengths = gateway.gateway.driver.director.beliefs.lengths
+        assert 0 < lengths.known_slot("tiny") < lengths.known_slot("tiny|batch")
+        assert lengths.known_slot("tiny|once") == POOLED

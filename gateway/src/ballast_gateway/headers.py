@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 REQUEST_ID: Final = b"x-request-id"
+OBJECTIVES: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+"""The name of a request's objective; the first is llm-d's, the second the inference extension's."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 HOP_BY_HOP: Final = frozenset(
@@ -69,3 +71,11 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
         if name == REQUEST_ID:
             return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else None
     return None
+
+
+def objective(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The objective that the client names, or an empty text."""
+    for name, value in headers:
+        if name in OBJECTIVES:
+            return value.decode("latin-1").strip()
+    return ""

@@ -21,7 +21,8 @@ def _no_constant(name: str) -> NoReturn:
 _decode = json.JSONDecoder(parse_constant=_no_constant).decode
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` with separators makes an encoder for each call
 
-_CHARS_PER_TOKEN: Final = 4
+CHARS_PER_TOKEN: Final = 4
+"""Of text, about: what a prompt's tokens are estimated by."""
 _MOST_TOKENS: Final = 2**31 - 1
 """Beyond any model's reach; a client may write any number."""
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
@@ -87,7 +88,7 @@ def prompt_tokens(document: JsonObject) -> int:
     if prompt is None:
         prompt = document.get("input")
     ids, chars = _count(prompt)
-    return ids + -(-chars // _CHARS_PER_TOKEN)
+    return ids + -(-chars // CHARS_PER_TOKEN)
 
 
 def without_control_fields(document: JsonObject) -> JsonObject | None:

@@ -41,6 +41,22 @@ def token_block_hashes(
     return hashes
 
 
+def text_block_hashes(text: str, block_chars: int, *, salt: bytes = b"") -> list[int]:
+    """Hashes of the whole blocks of a text whose tokens are not known: so many characters stand for a block's tokens.
+
+    Chained and salted as in `token_block_hashes`. Two texts share names as far as their whole blocks agree; never with
+    the same prompt as token ids. Lone surrogates are characters like any other.
+    """
+    _check_block_size(block_chars)
+    digest = blake2b(b"text" + salt, digest_size=_DIGEST_BYTES).digest()
+    hashes = []
+    for start in range(0, len(text) - block_chars + 1, block_chars):
+        block = text[start : start + block_chars].encode("utf-8", "surrogatepass")
+        digest = blake2b(digest + block, digest_size=_DIGEST_BYTES).digest()
+        hashes.append(int.from_bytes(digest, "little"))
+    return hashes
+
+
 def trace_block_hashes(hash_ids: Sequence[int], input_tokens: int, block_size: int, *, salt: bytes = b"") -> list[int]:
     """Hashes for a trace row: its `hash_ids` name a block and everything before it already.
 

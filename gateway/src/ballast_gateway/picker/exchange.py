@@ -38,6 +38,7 @@ from ballast_gateway.picker.messages import (
 )
 from ballast_gateway.picker.query import BodyFacts, InvalidRequest, Query, read_body
 from ballast_gateway.picker.response import ResponseHalf
+from ballast_gateway.prompts import PromptReader
 
 _PROTOCOL_MODES: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
@@ -49,6 +50,8 @@ class ExchangeSettings:
     max_body_bytes: int
     served_models: tuple[str, ...] = ()
     """Names that clients may ask for; empty accepts any."""
+    prompts: PromptReader | None = None
+    """Reads of prompts what the policies in use need; None where they need nothing."""
     default_modes: Modes = _PROTOCOL_MODES
     """For a proxy that does not say: the modes that the endpoint-picker protocol is built on."""
 
@@ -188,7 +191,7 @@ class Exchange:
         return self._ask_with_body(message, whole=True)
 
     def _ask_with_body(self, message: Inbound, *, whole: bool) -> list[Action]:
-        self._facts = self._read() if whole else BodyFacts.unseen(self._content_length())
+        self._facts = self._read(self._settings.prompts) if whole else BodyFacts.unseen(self._content_length())
         if self._facts.cleaned is not None:
             self._chunks = [self._facts.cleaned]
         return self._ask(message)
@@ -275,7 +278,7 @@ class Exchange:
             raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))
         self._chunks.append(message.body)
 
-    def _read(self) -> BodyFacts:
+    def _read(self, prompts: PromptReader | None = None) -> BodyFacts:
         headers = self._headers or {}
         return read_body(
             b"".join(self._chunks),
@@ -283,6 +286,8 @@ class Exchange:
             content_type=headers.get("content-type", ""),
             content_encoding=headers.get("content-encoding", ""),
             served_models=self._settings.served_models,
+            prompts=prompts,
+            objective=next((headers[name] for name in protocol.OBJECTIVES if name in headers), ""),
         )
 
     def _screens_body(self) -> bool:

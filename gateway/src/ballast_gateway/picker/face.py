@@ -185,6 +185,9 @@ class _StreamSession:
             prompt_tokens=body.prompt_tokens,
             max_output_tokens=body.max_output_tokens,
             model=body.model,
+            block_hashes=body.prompt.block_hashes,
+            block_size=body.prompt.block_size,
+            traffic_class=body.prompt.traffic_class,
             subset=None if query.subset is None else allowed(query.subset, self._addresses()),
         )
         try:

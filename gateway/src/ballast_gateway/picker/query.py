@@ -7,6 +7,7 @@ from typing import Self
 
 from ballast_gateway import errors, openai_body
 from ballast_gateway.errors import ApiError
+from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
 
 _BYTES_PER_TOKEN = 5
 """Of a body that we do not see, JSON's own characters included."""
@@ -28,6 +29,7 @@ class BodyFacts:
     prompt_tokens: int = 0
     max_output_tokens: int | None = None
     stream: bool = False
+    prompt: PromptFacts = NO_FACTS
     cleaned: bytes | None = None
     """The body to forward, if fields had to be taken out."""
 
@@ -48,7 +50,14 @@ class Query:
 
 
 def read_body(
-    body: bytes, *, path: str, content_type: str, content_encoding: str, served_models: tuple[str, ...]
+    body: bytes,
+    *,
+    path: str,
+    content_type: str,
+    content_encoding: str,
+    served_models: tuple[str, ...],
+    prompts: PromptReader | None = None,
+    objective: str = "",
 ) -> BodyFacts:
     """The facts of a whole body. Raises `InvalidRequest` if the path wants JSON and this is none.
 
@@ -75,5 +84,6 @@ def read_body(
         prompt_tokens=openai_body.prompt_tokens(document),
         max_output_tokens=openai_body.max_output_tokens(document),
         stream=document.get("stream") is True,
+        prompt=NO_FACTS if prompts is None else prompts.read(document, model=model, objective=objective),
         cleaned=None if cleaned is None else openai_body.dump(cleaned),
     )

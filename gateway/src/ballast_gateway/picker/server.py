@@ -13,6 +13,7 @@ from ballast_gateway.picker.face import PickerFace, PickerListener
 from ballast_gateway.picker.grpc_transport import listen
 from ballast_gateway.picker.health import listen_health
 from ballast_gateway.picker.transport import Transport
+from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
@@ -68,7 +69,11 @@ async def serve(
         draining = True
 
     limits, at = settings.limits, settings.listeners
-    exchange = ExchangeSettings(max_body_bytes=limits.max_body_bytes, served_models=tuple(settings.model.served_names))
+    exchange = ExchangeSettings(
+        max_body_bytes=limits.max_body_bytes,
+        served_models=tuple(settings.model.served_names),
+        prompts=PromptReader(driver.director.beliefs.kinds),
+    )
     face = PickerFace(
         driver,
         exchange,

@@ -22,6 +22,7 @@ from ballast_gateway.errors import (
     not_found,
 )
 from ballast_gateway.openai_body import InvalidBody
+from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.connection import ClientConnection
 from ballast_gateway.proxy.legs import Generator, Job
@@ -72,6 +73,7 @@ class ProxyFace:
         self._new_id = new_id
         self._on_record = on_record
         self._served = settings.model.served_names
+        self._prompts = PromptReader(driver.director.beliefs.kinds)
         self._models = _models_body(self._served, created_s)
         self._generator = Generator(
             pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s, idle_timeout_s=limits.idle_timeout_s
@@ -187,6 +189,9 @@ class ProxyFace:
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
+        facts = self._prompts.read(
+            generation.document, model=generation.model, objective=headers.objective(request.headers)
+        )
         self.in_flight += 1
         try:
             with self._driver.open(
@@ -195,6 +200,9 @@ class ProxyFace:
                     prompt_tokens=generation.prompt_tokens,
                     max_output_tokens=generation.max_output_tokens,
                     model=generation.model,
+                    block_hashes=facts.block_hashes,
+                    block_size=facts.block_size,
+                    traffic_class=facts.traffic_class,
                 )
             ) as ticket:
                 forwarded = headers.to_engine(request.headers) + id_line
