@@ -11,6 +11,8 @@ from typing import Protocol
 _ROOT = 0x9E3779B97F4A7C15
 _OUTPUT = -2
 _UNIQUE = -3
+_AHEAD = 16
+"""Blocks named before they are asked for, where only the number of a block matters."""
 
 
 class BlockHashes(Protocol):
@@ -34,8 +36,9 @@ class UniqueContent:
     def upto(self, blocks: int) -> Sequence[int]:
         """See `BlockHashes`."""
         hashes = self._hashes
-        while len(hashes) < blocks:
-            hashes.append(hash((_UNIQUE, self._key, len(hashes))))
+        if len(hashes) < blocks:
+            key = self._key
+            hashes += [hash((_UNIQUE, key, block)) for block in range(len(hashes), blocks + _AHEAD)]
         return hashes
 
 
@@ -45,7 +48,7 @@ class TraceContent:
     What lies beyond the ids is the request's own; outputs are the same for every request with the same prefix.
     """
 
-    __slots__ = ("_block_size", "_hashes", "_id_tokens", "_ids", "_input_tokens", "_key")
+    __slots__ = ("_block_size", "_covered", "_hashes", "_id_tokens", "_ids", "_input_tokens", "_key")
 
     def __init__(self, ids: Sequence[int], id_tokens: int, input_tokens: int, block_size: int, key: int) -> None:
         """`ids` cover `id_tokens` prompt tokens each, the last one possibly fewer; `key` is the request's own."""
@@ -54,20 +57,30 @@ class TraceContent:
         self._input_tokens = input_tokens
         self._block_size = block_size
         self._key = key
+        self._covered = min(len(ids) * id_tokens, input_tokens)
         self._hashes: list[int] = []
 
     def upto(self, blocks: int) -> Sequence[int]:
         """See `BlockHashes`."""
-        hashes = self._hashes
-        while len(hashes) < blocks:
-            parent = hashes[-1] if hashes else _ROOT
-            start = len(hashes) * self._block_size
-            hashes.append(hash((parent, *self._pieces(start, start + self._block_size))))
+        hashes, size, id_tokens = self._hashes, self._block_size, self._id_tokens
+        parent = hashes[-1] if hashes else _ROOT
+        start, end = len(hashes) * size, blocks * size
+        while start < end:
+            index, offset = divmod(start, id_tokens)
+            # Most blocks lie within one id; those are hashed without a list of their pieces.
+            for first in range(offset, min(id_tokens, offset + min(end, self._covered) - start) - size + 1, size):
+                parent = hash((parent, self._ids[index], first, first + size))
+                hashes.append(parent)
+                start += size
+            if start < end:
+                parent = hash((parent, *self._pieces(start, start + size)))
+                hashes.append(parent)
+                start += size
         return hashes
 
     def _pieces(self, start: int, end: int) -> list[int]:
         """Which tokens lie in [start, end): runs of (source, first offset, last offset), flattened."""
-        covered = min(len(self._ids) * self._id_tokens, self._input_tokens)
+        covered = self._covered
         pieces: list[int] = []
         position = start
         while position < end:

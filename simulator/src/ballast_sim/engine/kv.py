@@ -13,7 +13,16 @@ from ballast_sim.engine.requests import RequestState
 class BlockPool:
     """All KV blocks of one engine."""
 
-    __slots__ = ("_block_hash", "_by_hash", "_caching", "_free", "_references", "block_size", "usable_blocks")
+    __slots__ = (
+        "_block_hash",
+        "_by_hash",
+        "_caching",
+        "_copies",
+        "_free",
+        "_references",
+        "block_size",
+        "usable_blocks",
+    )
 
     def __init__(self, kv_blocks: int, block_size: int, caching: bool) -> None:
         """`kv_blocks` with the null block."""
@@ -23,8 +32,9 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, kv_blocks))
         self._references = [0] * kv_blocks
         self._block_hash: list[int | None] = [None] * kv_blocks
-        # Several blocks may hold the same content (computed twice at once); the oldest of them is hit.
-        self._by_hash: dict[int, list[int]] = {}
+        # Several blocks may hold the same content (computed twice at once): the oldest of them is hit.
+        self._by_hash: dict[int, int] = {}
+        self._copies: dict[int, list[int]] = {}  # the younger ones
 
     @property
     def free_blocks(self) -> int:
@@ -52,16 +62,16 @@ class BlockPool:
         hit: list[int] = []
         by_hash = self._by_hash
         for block_hash in state.content.upto(limit)[:limit]:
-            blocks = by_hash.get(block_hash)
-            if blocks is None:
+            block = by_hash.get(block_hash)
+            if block is None:
                 break
-            hit.append(blocks[0])
+            hit.append(block)
         return hit
 
     def free_among(self, blocks: Sequence[int]) -> int:
         """How many of these hit blocks lie in the free queue (taking them makes room scarcer)."""
         references = self._references
-        return sum(1 for block in blocks if references[block] == 0)
+        return [references[block] for block in blocks].count(0)
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Share hit blocks with one more request."""
@@ -72,23 +82,27 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """Blocks from the front of the free queue; they lose their hash. The caller has checked `free_blocks`."""
-        free, references = self._free, self._references
-        taken = [free.popitem(last=False)[0] for _ in range(count)]
+        first, hashes, references = self._free.popitem, self._block_hash, self._references
+        taken = [first(last=False)[0] for _ in range(count)]
         for block in taken:
-            if self._block_hash[block] is not None:
-                self._forget(block)
             references[block] = 1
+            if (block_hash := hashes[block]) is not None:
+                hashes[block] = None
+                if self._copies and block_hash in self._copies:
+                    self._forget(block, block_hash)
+                else:
+                    del self._by_hash[block_hash]
         return taken
 
-    def _forget(self, block: int) -> None:
-        block_hash = self._block_hash[block]
-        assert block_hash is not None
-        same = self._by_hash[block_hash]
-        if len(same) == 1:
-            del self._by_hash[block_hash]
+    def _forget(self, block: int, block_hash: int) -> None:
+        """Of content that several blocks hold: the oldest that is left is hit from now on."""
+        copies = self._copies[block_hash]
+        if self._by_hash[block_hash] == block:
+            self._by_hash[block_hash] = copies.pop(0)
         else:
-            same.remove(block)
-        self._block_hash[block] = None
+            copies.remove(block)
+        if not copies:
+            del self._copies[block_hash]
 
     def cache(self, state: RequestState, tokens: int) -> None:
         """Give their hash to the request's blocks that are full with the first `tokens` tokens."""
@@ -96,32 +110,29 @@ class BlockPool:
         first = state.cached_blocks
         if full <= first or not self._caching:
             return
-        hashes = state.content.upto(full)
-        for index in range(first, full):
-            block, block_hash = state.blocks[index], hashes[index]
-            self._block_hash[block] = block_hash
-            same = self._by_hash.get(block_hash)
-            if same is None:
-                self._by_hash[block_hash] = [block]
-            else:
-                same.append(block)
+        self._name(state.blocks[first:full], state.content.upto(full)[first:full])
         state.cached_blocks = full
+
+    def _name(self, blocks: Iterable[int], names: Iterable[int]) -> None:
+        """Give blocks their hashes."""
+        hashes, oldest = self._block_hash, self._by_hash.setdefault
+        for block, block_hash in zip(blocks, names, strict=True):
+            hashes[block] = block_hash
+            if oldest(block_hash, block) != block:
+                self._copies.setdefault(block_hash, []).append(block)
 
     def cache_next(self, states: Iterable[RequestState]) -> None:
         """Give the next block of each of these requests, which its tokens fill, its hash."""
         if not self._caching:
             return
-        block_hashes, by_hash = self._block_hash, self._by_hash
+        hashes, oldest = self._block_hash, self._by_hash.setdefault
         for state in states:
             index = state.cached_blocks
             state.cached_blocks = index + 1
             block, block_hash = state.blocks[index], state.content.upto(index + 1)[index]
-            block_hashes[block] = block_hash
-            same = by_hash.get(block_hash)
-            if same is None:
-                by_hash[block_hash] = [block]
-            else:
-                same.append(block)
+            hashes[block] = block_hash
+            if oldest(block_hash, block) != block:
+                self._copies.setdefault(block_hash, []).append(block)
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give back blocks, in the order of a request's tokens.
