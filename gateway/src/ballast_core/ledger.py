@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ballast_core.age_histograms import AgeHistograms
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.flights import Flights
 from ballast_core.growth import Growth
@@ -96,6 +97,11 @@ class Ledger:
     def growth(self) -> Growth:
         """Columns derived from `flights`: kept from the first time that somebody asks for them."""
         return Growth(self.flights)
+
+    @cached_property
+    def age_histograms(self) -> AgeHistograms:
+        """The decoding ones of `flights` by slot and age: kept from the first time that somebody asks for them."""
+        return AgeHistograms(self.flights)
 
     def get(self, request_id: RequestId) -> Entry | None:
         """The entry of a request in flight, or None."""

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ballast_core.age_histograms import AgeHistograms
 from ballast_core.arrays import BoolArray, FloatArray, HashArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.flights import Flights
@@ -182,13 +183,11 @@ class View:
         return self._ledger.growth
 
     @property
+    def age_histograms(self) -> AgeHistograms:
+        """The requests of `flights` that decode, by slot and age; `update` them before reading."""
+        return self._ledger.age_histograms
+
+    @property
     def capacity(self) -> int:
         """Length of arrays by slot: every slot is below it."""
         return self._inventory.capacity
-
-    @cached_property
-    def place_of(self) -> IntArray:
-        """Shape (slots,): the place of each slot among the candidates; their number for slots that are none."""
-        places = np.full(self._inventory.capacity, len(self.slots), np.int64)
-        places[self.slots] = np.arange(len(self.slots))
-        return places

@@ -4,48 +4,37 @@ A request that has generated l tokens at `now` has, at rate v, l + v t at now + 
 S(l + v t) / S(l); a pending one begins at its expected hand-off, until when it counts for nothing. Sums over requests
 are expectations; the variance is that of independent lives.
 
-Requests are gathered first, by candidate and by age (or by the time until their hand-off), in steps of some nine
-percent: then the survival curves are asked for some hundred ages and not for every request, and the rest is a matrix
-product. What that costs in accuracy is a few percent of the load at most where the curve has a cliff.
+Requests are gathered by candidate and by age (`AgeHistograms`), pending ones by the time until their hand-off, in steps
+of some nine percent: then the survival curves are asked for some hundred ages and not for every request, and the rest
+is a matrix product. What that costs in accuracy is a few percent of the load at most where the curve has a cliff.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from ballast_core.age_histograms import (
+    AGE_OF_BUCKET,
+    AgeHistogram,
+    class_of,
+    group_of,
+    is_limited,
+    log_bucket,
+    log_middle,
+)
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.survival_tables import SurvivalTables
-from ballast_core.flights import NO_LIMIT, Flights
 from ballast_core.view import View
 
-_STEPS_PER_DOUBLING = 8
-_FIRST_AGE = 64.0
-_OLDEST = 65_536
 _FIRST_DELAY_S = 0.1
 _DELAYS = 64
 """Steps of the time to hand-off: up to 26 s, all later ones together."""
 _PIECE = 200_000
 """Multiplications of a matrix product: OpenBLAS uses threads from 262,144 on."""
-
-
-def _bucket(value: FloatArray, first: float) -> FloatArray:
-    return np.asarray(np.floor(_STEPS_PER_DOUBLING * np.log2(1.0 + value / first)), np.float64)
-
-
-def _middle(bucket: FloatArray, first: float) -> FloatArray:
-    return np.asarray(first * (2.0 ** ((bucket + 0.5) / _STEPS_PER_DOUBLING) - 1.0), np.float64)
-
-
-_BUCKET_OF_AGE: IntArray = _bucket(np.arange(_OLDEST + 1.0), _FIRST_AGE).astype(np.int64)
-_AGES: int = int(_BUCKET_OF_AGE[-1]) + 1
-_ROWS: int = _AGES + _DELAYS
-_AGE_OF_ROW: FloatArray = np.append(_middle(np.arange(float(_AGES)), _FIRST_AGE), np.zeros(_DELAYS))
-_AGE_OF_ROW[0] = 0.0  # most of the youngest have not begun
-_DELAY_OF_ROW: FloatArray = np.append(np.zeros(_AGES), _middle(np.arange(float(_DELAYS)), _FIRST_DELAY_S))
-_DELAY_OF_ROW[_AGES] = 0.0  # expected by now
+_DELAY_OF_ROW: FloatArray = log_middle(np.arange(float(_DELAYS)), _FIRST_DELAY_S)
+_DELAY_OF_ROW[0] = 0.0  # expected by now
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,65 +51,78 @@ class Projection:
 
 def project(view: View, delays_s: FloatArray, tokens_per_s: float) -> Projection:
     """The candidates' load `delays_s` from now, shape (times,); all requests decode at one rate."""
-    count, times = len(view.slots), len(delays_s)
-    requests, tokens, variance = (np.zeros((count, times)) for _ in range(3))
-    flights = view.flights
-    if flights.count:
-        place = view.place_of.take(flights.slot)
-        rows = _rows(view, flights)
-        held = (flights.prompt_tokens + flights.generated_tokens).astype(np.float64)
-        tables = view.beliefs.lengths.tables(view.now_s)
-        elapsed_s = np.maximum(delays_s[None, :] - _DELAY_OF_ROW[:, None], 0.0)
-        grown = elapsed_s * tokens_per_s
-        started = delays_s[None, :] >= _DELAY_OF_ROW[:, None]
-        for chosen, class_slot, cap in _groups(flights):
-            counts, sums, squares = _gather(place[chosen], rows[chosen], held[chosen], count)
-            alive = np.where(started, _alive(tables, grown, class_slot, cap), 0.0)
-            ended = alive * (1.0 - alive)
-            # Sums of a request's tokens by then, m + g, and of their squares, m^2 + 2 m g + g^2.
-            ended_grown = ended * grown
-            by_count = _product(counts, np.hstack([alive, alive * grown, ended_grown * grown]))
-            by_sum = _product(sums, np.hstack([alive, 2.0 * ended_grown]))
-            requests += by_count[:, :times]
-            tokens += by_sum[:, :times] + by_count[:, times : 2 * times]
-            variance += _product(squares, ended) + by_sum[:, times:] + by_count[:, 2 * times :]
+    histograms = view.age_histograms
+    histograms.update()
+    tables = view.beliefs.lengths.tables(view.now_s)
+    load = np.zeros((3, view.capacity, len(delays_s)))
+    for histogram in histograms:
+        _add_decoding(load[:, : histograms.slots], histogram, tables, delays_s * tokens_per_s)
+    pending = np.flatnonzero(~view.flights.decoding)
+    if len(pending):
+        _add_pending(load, view, pending, delays_s, tokens_per_s)
+    requests, tokens, variance = load.take(view.slots, axis=1)
     return Projection(requests, tokens, variance)
 
 
-def _rows(view: View, flights: Flights) -> IntArray:
-    """The row of each request: by its age, or by the time to its hand-off."""
-    rows = _BUCKET_OF_AGE.take(flights.generated_tokens, mode="clip")
-    pending = np.flatnonzero(~flights.decoding)
-    if len(pending):
-        late_s = np.maximum(flights.handoff_at_s[pending] - view.now_s, 0.0)
-        rows[pending] = _AGES + np.minimum(_bucket(late_s, _FIRST_DELAY_S), _DELAYS - 1).astype(np.int64)
-    return rows
+def _add_decoding(load: FloatArray, histogram: AgeHistogram, tables: SurvivalTables, grown: FloatArray) -> None:
+    """Add those who decode now and have `grown` by so many tokens, shape (times,), if they still live."""
+    used, times = histogram.ages, len(grown)
+    ages = np.broadcast_to(AGE_OF_BUCKET[:used, None], (used, times))
+    alive = tables.conditional(ages, ages + grown, class_of(histogram.group), histogram.cap_tokens)
+    both = np.empty((used, 2 * times))
+    both[:, :times] = alive
+    both[:, times:] = alive * (1.0 - alive)
+    by_count = _product(histogram.counts[:, :used], both)
+    by_held = _product(histogram.held[:, :used], both)
+    requests, tokens, variance = load
+    # Sums of a request's tokens by then, m + g, and of their squares, m^2 + 2 m g + g^2.
+    requests += by_count[:, :times]
+    tokens += by_held[:, :times] + grown * by_count[:, :times]
+    variance += _product(histogram.squares[:, :used], both[:, times:])
+    variance += grown * (2.0 * by_held[:, times:] + grown * by_count[:, times:])
 
 
-def _groups(flights: Flights) -> Iterator[tuple[slice | IntArray, int, float | None]]:
-    """Requests of one class and about one limit (to nine percent) share a curve."""
-    classes, limits = flights.class_slot, flights.limit_tokens
-    if not classes.any() and int(limits.min()) == NO_LIMIT:
-        yield slice(None), 0, None
-        return
-    limit_step = _BUCKET_OF_AGE.take(limits, mode="clip")
-    limit_step[limits == NO_LIMIT] = _AGES
-    keys, inverse = np.unique(classes * (_AGES + 1) + limit_step, return_inverse=True)
-    for number, key in enumerate(keys):
-        chosen: IntArray = np.flatnonzero(inverse == number)
-        class_slot, step = divmod(int(key), _AGES + 1)
-        yield chosen, class_slot, None if step == _AGES else float(limits[chosen].mean())
+def _add_pending(load: FloatArray, view: View, pending: IntArray, delays_s: FloatArray, tokens_per_s: float) -> None:
+    """Add those who begin at their hand-off, unless that is later."""
+    flights, tables = view.flights, view.beliefs.lengths.tables(view.now_s)
+    late_s = np.maximum(flights.handoff_at_s[pending] - view.now_s, 0.0)
+    rows = np.minimum(log_bucket(late_s, _FIRST_DELAY_S), _DELAYS - 1).astype(np.int64)
+    limits = flights.limit_tokens[pending]
+    groups = group_of(flights.class_slot[pending], limits)
+    used, slots = int(rows.max()) + 1, load.shape[1]
+    cells, held = flights.slot[pending] * used + rows, flights.prompt_tokens[pending].astype(np.float64)
+    grown = np.maximum(delays_s - _DELAY_OF_ROW[:used, None], 0.0) * tokens_per_s
+    started = delays_s >= _DELAY_OF_ROW[:used, None]
+    for group in np.unique(groups).tolist():
+        chosen = np.flatnonzero(groups == group)
+        cap = float(limits[chosen].mean()) if is_limited(group) else None
+        alive = np.where(started, tables.conditional(np.zeros_like(grown), grown, class_of(group), cap), 0.0)
+        _add_rows(load, alive, grown, _gather(cells[chosen], held[chosen], slots, used))
 
 
-def _gather(place: IntArray, rows: IntArray, held: FloatArray, count: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Number, tokens and squared tokens by candidate and row; requests on no candidate are left out."""
-    cells, size = place * _ROWS + rows, (count + 1) * _ROWS
-    sums = (
-        np.bincount(cells, minlength=size),
-        np.bincount(cells, weights=held, minlength=size),
-        np.bincount(cells, weights=held * held, minlength=size),
+def _add_rows(
+    load: FloatArray, alive: FloatArray, grown: FloatArray, sums: tuple[FloatArray, FloatArray, FloatArray]
+) -> None:
+    """As for those who decode, but what they have grown by differs from row to row."""
+    requests, tokens, variance = load
+    counts, held, squares = sums
+    times = alive.shape[1]
+    ended = alive * (1.0 - alive)
+    ended_grown = ended * grown
+    by_count = _product(counts, np.hstack([alive, alive * grown, ended_grown * grown]))
+    by_held = _product(held, np.hstack([alive, 2.0 * ended_grown]))
+    requests += by_count[:, :times]
+    tokens += by_held[:, :times] + by_count[:, times : 2 * times]
+    variance += _product(squares, ended) + by_held[:, times:] + by_count[:, 2 * times :]
+
+
+def _gather(cells: IntArray, held: FloatArray, slots: int, used: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Number, tokens and squared tokens by slot and row."""
+    size = slots * used
+    counts, tokens, squares = (
+        np.asarray(np.bincount(cells, weights=weights, minlength=size), np.float64).reshape(slots, used)
+        for weights in (np.ones_like(held), held, held * held)
     )
-    counts, tokens, squares = (each[: count * _ROWS].reshape(count, _ROWS).astype(np.float64) for each in sums)
     return counts, tokens, squares
 
 
@@ -129,12 +131,10 @@ def _product(left: FloatArray, right: FloatArray) -> FloatArray:
 
     Its threads would have to wake up for a tenth of a millisecond of work: on a busy machine that takes a hundred.
     """
-    if left.size * right.shape[1] <= _PIECE:
+    if left.shape[0] * right.size <= _PIECE:
         return np.asarray(left @ right, np.float64)
     rows = max(_PIECE // right.size, 1)
-    return np.vstack([left[start : start + rows] @ right for start in range(0, len(left), rows)])
-
-
-def _alive(tables: SurvivalTables, grown: FloatArray, class_slot: int, cap: float | None) -> FloatArray:
-    ages = np.broadcast_to(_AGE_OF_ROW[:, None], grown.shape)
-    return tables.conditional(ages, ages + grown, class_slot, cap)
+    answer = np.empty((len(left), right.shape[1]))
+    for start in range(0, len(left), rows):
+        np.matmul(left[start : start + rows], right, out=answer[start : start + rows])
+    return answer

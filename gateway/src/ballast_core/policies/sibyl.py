@@ -59,7 +59,8 @@ class Sibyl:
         for start in range(0, len(load), _PIECE):
             rows = slice(start, start + _PIECE)
             self._project(view, tables, rows, load[rows])
-        return np.bincount(flights.slot, weights=load, minlength=view.capacity).take(view.slots)
+        by_slot = np.bincount(flights.slot, weights=load, minlength=view.capacity)
+        return np.asarray(by_slot.take(view.slots), np.float64)
 
     def _project(self, view: View, tables: SurvivalTables, rows: slice, load: FloatArray) -> None:
         """Writes M_k(tau) P_k(tau) of some requests to `load`."""
