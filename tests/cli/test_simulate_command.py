@@ -424,3 +424,20 @@ def test_a_bad_script_is_refused_with_file_entry_field_and_reason(tmp_path: Path
     result = CliRunner().invoke(app, ["simulate", *SHORT, "--policy", "ils", "--failures", str(script)])
     assert result.exit_code == 2
     assert f"--failures: {script}: entry 1: endpoint: unknown endpoint 'd009'" in result.output.replace("\n", "")
+
+
+# --- physics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("physics", ["vllm", "sibyl-printed", "sibyl-held", "ares-linear"])
+def test_rows_say_which_physics_the_engines_obeyed(physics: str) -> None:
+    """Each serves the same requests to the end."""
+    (row,) = simulate(*SHORT, "--policy", "sibyl", "--physics", physics)
+    assert (row["physics"], row["completed"], row["broken"], row["retried"]) == (physics, 60, 0, 0)
+
+
+def test_an_unknown_physics_is_refused() -> None:
+    """With what exists."""
+    result = CliRunner().invoke(app, ["simulate", *SHORT, "--policy", "sibyl", "--physics", "sibyl"])
+    assert result.exit_code == 2
+    assert "--physics: unknown physics 'sibyl'; known: ares-linear" in result.output.replace("\n", " ")

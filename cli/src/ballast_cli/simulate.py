@@ -67,6 +67,9 @@ def simulate_command(
     scrape_interval: Annotated[float, typer.Option(help="Seconds between two scrapes of an endpoint.")] = 0.2,
     scrape_delay: Annotated[float, typer.Option(help="Age of what a scrape says, in seconds.")] = 0.005,
     scrape_loss: Annotated[float, typer.Option(help="Share of the scrapes that get lost, 0 to 1.")] = 0.0,
+    physics: Annotated[
+        str, typer.Option(help="How engines work: vllm, or as in a paper: sibyl-printed, sibyl-held, ares-linear.")
+    ] = "vllm",
     failures: Annotated[
         Path | None,
         typer.Option(help="Script of failures (JSON or YAML): crashes, drains, slow endpoints, lost scrapes."),
@@ -119,6 +122,7 @@ def simulate_command(
                 gateways=gateways,
                 known_limits=max_tokens == "exact",
                 max_tokens=_max_tokens(max_tokens),
+                physics=physics,
                 failures=_failures(failures, machines),
             ),
         )
@@ -129,7 +133,7 @@ def simulate_command(
             bindings=_bindings(binding),
             curves=html_out is not None,
         )
-        check_fits(setup.machines, setup.source, seeds[0])
+        check_fits(machines, setup.source, seeds[0], physics)
         with _stop_on_interrupt() as stop:
             outcomes = _simulate(
                 asked=asked, load=load, rate_scale=rate_scale, jobs=jobs or default_jobs(), stop=stop, view=view
@@ -294,6 +298,7 @@ def _with_dashes(message: str) -> str:
         "scrape_delay_s:": "--scrape-delay:",
         "scrape_loss_ratio:": "--scrape-loss:",
         "gateways:": "--gateways:",
+        "physics:": "--physics:",
     }
     first, _, rest = message.partition(" ")
     return f"{renamed.get(first, first)} {rest}"

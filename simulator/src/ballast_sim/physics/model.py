@@ -96,6 +96,10 @@ class Physics(Protocol):
         """
         ...
 
+    def max_model_len(self, profile: HardwareProfile) -> int:
+        """Tokens of prompt and output that one request may have on this hardware."""
+        ...
+
     def prefill_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:
         """Requests a second that these prefill endpoints carry."""
         ...

@@ -22,6 +22,10 @@ class VllmPhysics:
         )
         return CoarseEngine(config, mark_every_tokens=mark_every_tokens) if coarse else Engine(config)
 
+    def max_model_len(self, profile: HardwareProfile) -> int:
+        """See `Physics.max_model_len`."""
+        return EngineConfig.from_profile(profile).max_model_len
+
     def prefill_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:
         """See `Physics.prefill_rps`."""
         return sum(prefill_rps(profile, lengths) for profile in profiles)

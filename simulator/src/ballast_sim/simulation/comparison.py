@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ballast_core.model import Binding
-from ballast_sim.engine import EngineConfig
+from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.experiment import RunSpec, Setup
 from ballast_sim.simulation.policy_choice import PolicyPair
 from ballast_sim.simulation.shapes import Machine
@@ -53,10 +53,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def check_fits(machines: Sequence[Machine], source: WorkloadSource, seed: int) -> None:
+def check_fits(machines: Sequence[Machine], source: WorkloadSource, seed: int, physics: str = "vllm") -> None:
     """Raises SourceError naming the first request that some engine of the fleet could never hold."""
-    smallest = min(machines, key=_longest)
-    longest = _longest(smallest)
+    model = PHYSICS[physics]
+    smallest = min(machines, key=lambda machine: model.max_model_len(machine.profile))
+    longest = model.max_model_len(smallest.profile)
     for request in source.load(seed, 1.0).requests:
         if request.input_tokens + request.output_tokens > longest:
             raise SourceError(
@@ -64,7 +65,3 @@ def check_fits(machines: Sequence[Machine], source: WorkloadSource, seed: int) -
                 f"output tokens does not fit an engine of {smallest.profile.name}, which holds {longest} tokens; "
                 "remove it or choose another profile"
             )
-
-
-def _longest(machine: Machine) -> int:
-    return EngineConfig.from_profile(machine.profile).max_model_len

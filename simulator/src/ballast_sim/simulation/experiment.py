@@ -120,6 +120,7 @@ def run(spec: RunSpec, beat: Beat | None = None) -> Outcome:
         "rate_scale": spec.rate_scale,
         "closed_loop": spec.setup.source.closed_loop,
         "gateways": spec.setup.fleet.gateways,
+        "physics": spec.setup.fleet.physics,
         "interrupted": fleet.stopped,
     }
     return Outcome(figures, _curves(fleet.records, timeline) if timeline else None)

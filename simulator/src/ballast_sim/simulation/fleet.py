@@ -23,6 +23,7 @@ from ballast_core.events import (
 )
 from ballast_core.model import Outcome, Request, RequestId, Stage
 from ballast_sim.engine import BlockHashes, EngineRequest, Finished, FinishReason, TraceContent, UniqueContent
+from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.outages import schedule
@@ -83,7 +84,8 @@ class Fleet:
         self.kernel = Kernel()
         self._follows_progress = director_settings.follows_progress
         marks = PROGRESS_EVERY_TOKENS if self._follows_progress else 0
-        self.world = World(machines, self.kernel, self, None if stepwise else self, marks)
+        physics = PHYSICS[self.settings.physics]
+        self.world = World(machines, self.kernel, self, None if stepwise else self, marks, physics=physics)
         self.records: list[Record] = []
         self.open_requests = 0
         self.decision_s: list[float] = []
@@ -298,7 +300,7 @@ class Fleet:
         record, stage = self._legs[event.request_id], Stage.PREFILL if event.request_id[-1] == "p" else Stage.DECODE
         record.preemptions += event.stats.preemptions
         if event.reason not in (FinishReason.LENGTH, FinishReason.STOP):
-            self._leg_failed(record, stage)
+            self._leg_failed(record, stage, event.stats.output_tokens)
             return
         if stage is Stage.PREFILL:
             record.cached_tokens = event.stats.cached_tokens
@@ -311,14 +313,14 @@ class Fleet:
         record.last_token_s = event.stats.last_token_s
         self._end(record, Outcome.COMPLETED)
 
-    def _leg_failed(self, record: Record, stage: Stage) -> None:
+    def _leg_failed(self, record: Record, stage: Stage, output_tokens: int) -> None:
         """Before the first token the Director may try elsewhere; after it the client's stream is broken."""
         if record.first_token_s is None:
             endpoint_id = record.prefill if stage is Stage.PREFILL else record.decode
             assert endpoint_id is not None
             self._feed(record, DispatchFailed(RequestId(str(record.index)), stage, endpoint_id))
             return
-        record.broken = True
+        record.broken, record.generated_tokens = True, output_tokens
         self._end(record, Outcome.FAILED)
 
     def _end(self, record: Record, outcome: Outcome) -> None:

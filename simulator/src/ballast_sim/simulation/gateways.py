@@ -16,8 +16,10 @@ from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Effect
 from ballast_core.events import EndpointObserved, Event
 from ballast_core.model import EndpointId, Observation, RequestId
+from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.shapes import Machine
 from ballast_sim.simulation.watch import Watch
 from ballast_sim.simulation.world import World
@@ -46,6 +48,8 @@ class FleetSettings:
     """The max_tokens of every request where `known_limits` is off (never below its output); None: they carry none."""
     seed: int = 0
     """Of losses, and of which gateway gets a request."""
+    physics: str = "vllm"
+    """How engines work: a name in `ballast_sim.physics.PHYSICS`."""
     failures: tuple[Failure, ...] = ()
     """What befalls endpoints."""
 
@@ -57,6 +61,8 @@ class FleetSettings:
             raise ValueError(f"scrape_delay_s: must be 0 or more, not {self.scrape_delay_s!r}")
         if not 0 <= self.scrape_loss_ratio <= 1:
             raise ValueError(f"scrape_loss_ratio: must lie in 0..1, not {self.scrape_loss_ratio!r}")
+        if self.physics not in PHYSICS:
+            raise ValueError(f"physics: unknown physics {self.physics!r}; {known_names(self.physics, PHYSICS)}")
         if not 0 < self.scrape_timeout_s < float("inf"):
             raise ValueError(f"scrape_timeout_s: must be above 0, not {self.scrape_timeout_s!r}")
         if self.failures_until_lost < 1:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ballast_core.model import STAGE_ROLES, Stage
-from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
+from ballast_sim.capacity import LengthStatistics
+from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.experiment import Beat, RunSpec, Setup, build_fleet
 from ballast_sim.simulation.fleet import Fleet
 from ballast_sim.simulation.policy_choice import least_requests
@@ -128,8 +129,9 @@ def _arithmetic(setup: Setup, base: Load) -> tuple[float, float]:
         stage: [machine.profile for machine in setup.machines if machine.endpoint.role in STAGE_ROLES[stage]]
         for stage in Stage
     }
-    prefill = sum(prefill_rps(profile, lengths) for profile in stages[Stage.PREFILL])
-    decode = sum(decode_rps(profile, lengths) for profile in stages[Stage.DECODE])
+    physics = PHYSICS[setup.fleet.physics]
+    prefill = physics.prefill_rps(stages[Stage.PREFILL], lengths)
+    decode = physics.decode_rps(stages[Stage.DECODE], lengths)
     assert base.rate_rps is not None
     return min(prefill, decode) / base.rate_rps, BOUND_RATIO * decode / base.rate_rps
 
