@@ -22,9 +22,13 @@ _HIGHEST_LIMIT = 2**20
 """Limits beyond this count as this one: nobody gets there."""
 
 
-def log_bucket(value: FloatArray, first: float) -> FloatArray:
+def log_bucket(value: FloatArray, first: float) -> IntArray:
     """The number of the bucket that holds a value of 0 or more; they grow by nine percent beyond `first`."""
-    return np.asarray(np.floor(_STEPS_PER_DOUBLING * np.log2(1.0 + value / first)), np.float64)
+    position = value * (1.0 / first)
+    position += 1.0
+    np.log2(position, out=position)
+    position *= _STEPS_PER_DOUBLING
+    return position.astype(np.int64)
 
 
 def log_middle(bucket: FloatArray, first: float) -> FloatArray:
@@ -32,7 +36,7 @@ def log_middle(bucket: FloatArray, first: float) -> FloatArray:
     return np.asarray(first * (2.0 ** ((bucket + 0.5) / _STEPS_PER_DOUBLING) - 1.0), np.float64)
 
 
-_BUCKET_OF_AGE: IntArray = log_bucket(np.arange(_OLDEST + 1.0), _FIRST_AGE).astype(np.int64)
+_BUCKET_OF_AGE: IntArray = log_bucket(np.arange(_OLDEST + 1.0), _FIRST_AGE)
 AGES: int = int(_BUCKET_OF_AGE[-1]) + 1
 """Number of age buckets; the last one holds all older requests."""
 AGE_OF_BUCKET: FloatArray = log_middle(np.arange(float(AGES)), _FIRST_AGE)
@@ -40,7 +44,7 @@ AGE_OF_BUCKET: FloatArray = log_middle(np.arange(float(AGES)), _FIRST_AGE)
 AGE_OF_BUCKET[0] = 0.0  # most of the youngest have not begun
 
 
-def group_of(class_slots: IntArray, limit_tokens: IntArray) -> IntArray:
+def _group_of(class_slots: IntArray, limit_tokens: IntArray) -> IntArray:
     """Requests of one class and about one limit share a group, and a curve."""
     step = _BUCKET_OF_AGE.take(limit_tokens, mode="clip")
     step[limit_tokens == NO_LIMIT] = AGES
@@ -90,13 +94,18 @@ class AgeHistograms:
         # What each row was counted as; rows beyond `_counted` were not.
         self._counted = 0
         self._group: IntArray = np.empty(0, np.int64)
-        """-1: not counted, because it was pending."""
         self._cell: IntArray = np.empty(0, np.int64)
+        """-1: not counted, because it was pending."""
         self._held: FloatArray = np.empty(0)
         self._limit: IntArray = np.empty(0, np.int64)
 
     def __iter__(self) -> Iterator[AgeHistogram]:
         return iter(self._groups.values())
+
+    @property
+    def groups(self) -> IntArray:
+        """The group of each row of the flights, pending ones included; shape (count,)."""
+        return self._group[: self._counted]
 
     @property
     def slots(self) -> int:
@@ -122,10 +131,10 @@ class AgeHistograms:
         """What the rows are to be counted as."""
         flights = self._flights
         generated, slots, limits = flights.generated_tokens[rows], flights.slot[rows], flights.limit_tokens[rows]
-        groups = group_of(flights.class_slot[rows], limits)
-        groups[~flights.decoding[rows]] = -1
-        self._group[rows] = groups
-        self._cell[rows] = slots * AGES + _BUCKET_OF_AGE.take(generated, mode="clip")
+        cells = slots * AGES + _BUCKET_OF_AGE.take(generated, mode="clip")
+        cells[~flights.decoding[rows]] = -1
+        self._cell[rows] = cells
+        self._group[rows] = _group_of(flights.class_slot[rows], limits)
         self._held[rows] = generated + flights.prompt_tokens[rows]
         self._limit[rows] = np.minimum(limits, _HIGHEST_LIMIT)
         if (most := int(slots.max()) + 1) > self._slots:
@@ -138,10 +147,9 @@ class AgeHistograms:
 
     def _count(self, rows: IntArray, sign: int) -> None:
         """Count rows in (1) or out (-1)."""
-        groups = self._group[rows]
-        for group in _distinct(groups):
-            if group >= 0:
-                self._count_group(group, rows[groups == group], sign)
+        rows = rows[self._cell[rows] >= 0]
+        for group, chosen in by_group(self._group[rows]):
+            self._count_group(group, rows[chosen], sign)
 
     def _count_group(self, group: int, rows: IntArray, sign: int) -> None:
         histogram = self._groups.get(group)
@@ -169,9 +177,13 @@ class AgeHistograms:
             self._limit = np.concatenate([self._limit, np.zeros(more, np.int64)])
 
 
-def _distinct(groups: IntArray) -> list[int]:
-    """Each group once; all being the same is the usual case, and quicker to find."""
+def by_group(groups: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
+    """Each group once, and where it stands; all being the same is the usual case, and quicker to find."""
     if not len(groups):
-        return []
+        return
     first = int(groups[0])
-    return [first] if (groups == first).all() else np.unique(groups).tolist()
+    if (groups == first).all():
+        yield first, slice(None)
+        return
+    for group in np.unique(groups).tolist():
+        yield group, np.flatnonzero(groups == group)

@@ -147,10 +147,12 @@ class SurvivalTables:
         return _chunked(self._survival_at, tokens, classes)
 
     def _survival_at(self, tokens: FloatArray, classes: ClassSlots) -> FloatArray:
-        point = self._point(np.maximum(tokens, 0.0), classes)
-        if not np.any(point.beyond):
-            return point.survival
-        return point.survival * np.exp(-self._per_class(self._hazard, classes) * point.beyond)
+        tokens = np.maximum(tokens, 0.0)
+        survival = self.survival_within(tokens, classes)
+        beyond = tokens - self.end_tokens(classes)
+        if beyond.size and beyond.max() > 0:
+            survival = survival * np.exp(-self._per_class(self._hazard, classes) * np.maximum(beyond, 0.0))
+        return survival
 
     def survival_within(self, tokens: FloatArray, classes: ClassSlots = 0) -> FloatArray:
         """P(L > tokens) for `tokens` of 0 or more, taken to stay what it is at `end_tokens`: fast, for very many."""
@@ -183,7 +185,11 @@ class SurvivalTables:
     ) -> FloatArray:
         ages = np.maximum(now_tokens, 0.0)
         later = np.maximum(later_tokens, ages)
-        ratio = self._ratio(self._point(ages, classes), self._point(later, classes), classes)
+        ratio = self.survival_within(later, classes) / self.survival_within(ages, classes)
+        end = self.end_tokens(classes)
+        if later.size and (later - end).max() > 0:
+            more = np.maximum(later, end) - np.maximum(ages, end)
+            ratio *= np.exp(-self._per_class(self._hazard, classes) * more)
         return ratio if cap_tokens is None else np.where(later >= cap_tokens, 0.0, ratio)
 
     def _ratio(self, now: _Point, later: _Point, classes: ClassSlots) -> FloatArray:

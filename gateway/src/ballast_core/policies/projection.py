@@ -18,8 +18,8 @@ import numpy as np
 from ballast_core.age_histograms import (
     AGE_OF_BUCKET,
     AgeHistogram,
+    by_group,
     class_of,
-    group_of,
     is_limited,
     log_bucket,
     log_middle,
@@ -67,7 +67,7 @@ def project(view: View, delays_s: FloatArray, tokens_per_s: float) -> Projection
 def _add_decoding(load: FloatArray, histogram: AgeHistogram, tables: SurvivalTables, grown: FloatArray) -> None:
     """Add those who decode now and have `grown` by so many tokens, shape (times,), if they still live."""
     used, times = histogram.ages, len(grown)
-    ages = np.broadcast_to(AGE_OF_BUCKET[:used, None], (used, times))
+    ages = AGE_OF_BUCKET[:used, None]
     alive = tables.conditional(ages, ages + grown, class_of(histogram.group), histogram.cap_tokens)
     both = np.empty((used, 2 * times))
     both[:, :times] = alive
@@ -85,19 +85,22 @@ def _add_decoding(load: FloatArray, histogram: AgeHistogram, tables: SurvivalTab
 def _add_pending(load: FloatArray, view: View, pending: IntArray, delays_s: FloatArray, tokens_per_s: float) -> None:
     """Add those who begin at their hand-off, unless that is later."""
     flights, tables = view.flights, view.beliefs.lengths.tables(view.now_s)
-    late_s = np.maximum(flights.handoff_at_s[pending] - view.now_s, 0.0)
-    rows = np.minimum(log_bucket(late_s, _FIRST_DELAY_S), _DELAYS - 1).astype(np.int64)
-    limits = flights.limit_tokens[pending]
-    groups = group_of(flights.class_slot[pending], limits)
-    used, slots = int(rows.max()) + 1, load.shape[1]
-    cells, held = flights.slot[pending] * used + rows, flights.prompt_tokens[pending].astype(np.float64)
-    grown = np.maximum(delays_s - _DELAY_OF_ROW[:used, None], 0.0) * tokens_per_s
-    started = delays_s >= _DELAY_OF_ROW[:used, None]
-    for group in np.unique(groups).tolist():
-        chosen = np.flatnonzero(groups == group)
-        cap = float(limits[chosen].mean()) if is_limited(group) else None
-        alive = np.where(started, tables.conditional(np.zeros_like(grown), grown, class_of(group), cap), 0.0)
-        _add_rows(load, alive, grown, _gather(cells[chosen], held[chosen], slots, used))
+    late_s = flights.handoff_at_s[pending]
+    late_s -= view.now_s
+    rows = log_bucket(np.maximum(late_s, 0.0, out=late_s), _FIRST_DELAY_S)
+    np.minimum(rows, _DELAYS - 1, out=rows)
+    used, slots = int(rows.max()) + 1, view.age_histograms.slots
+    cells, held = flights.slot[pending], flights.prompt_tokens[pending].astype(np.float64)
+    cells *= used
+    cells += rows
+    wait_s = _DELAY_OF_ROW[:used, None]
+    grown = np.maximum(delays_s - wait_s, 0.0) * tokens_per_s
+    started = delays_s >= wait_s
+    for group, chosen in by_group(view.age_histograms.groups[pending]):
+        cap = float(flights.limit_tokens[pending[chosen]].mean()) if is_limited(group) else None
+        alive = tables.conditional(np.zeros((1, 1)), grown, class_of(group), cap)
+        alive *= started
+        _add_rows(load[:, :slots], alive, grown, _gather(cells[chosen], held[chosen], slots, used))
 
 
 def _add_rows(
