@@ -32,6 +32,8 @@ from bench.matrix.state import Choice, Job, Matrix, place
 
 def main() -> int:
     options = _options()
+    if options.report:
+        return _write_page(recorded.read())
     available = [cell for cell in CELLS if cell.workload.available]
     store = Store(cache_folder(CHECKOUT), trust_common=options.trust_code)
     earlier = recorded.read() if FILE.exists() else None
@@ -44,14 +46,28 @@ def main() -> int:
     left_out = {cell.workload.name for cell in CELLS} - {cell.workload.name for cell in available}
     if left_out:
         print(f"without their traces in ../shared, as recorded before: {', '.join(sorted(left_out))}")
-    status = 0 if options.report else compute(matrix, options.jobs, options.minutes * 60)
+    status = compute(matrix, options.jobs, options.minutes * 60)
     record = matrix.record()
     if earlier is not None:
         _carry_over(earlier, record, left_out)
+        _tell_of_losses(earlier, record)
     recorded.write(record)
+    return _write_page(record) or status
+
+
+def _write_page(record: Record) -> int:
     PAGE.write_text(page(record), encoding="utf-8")
-    print(f"wrote {FILE.relative_to(CHECKOUT)} and {PAGE.relative_to(CHECKOUT)}")
-    return status
+    print(f"{FILE.relative_to(CHECKOUT)} and {PAGE.relative_to(CHECKOUT)} agree")
+    return 0
+
+
+def _tell_of_losses(earlier: Record, record: Record) -> None:
+    def keys(known: Record) -> set[tuple[str, str, int]]:
+        return {(name, *key) for name, cell in known.cells.items() for key in cell.runs}
+
+    gone = keys(earlier) - keys(record)
+    if gone:
+        print(f"left out {len(gone)} runs that were recorded with other code or settings and are not computed anew yet")
 
 
 def _options() -> argparse.Namespace:
@@ -59,8 +75,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", type=_choice, default=Choice(), metavar="PLACEMENT/WORKLOAD", help="with wildcards")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing after this long")
-    parser.add_argument("--trust-code", action="store_true", help="take results of other core or simulator code, too")
-    parser.add_argument("--report", action="store_true", help="compute nothing, write what there is")
+    parser.add_argument("--trust-code", action="store_true", help="take results of other common code, too")
+    parser.add_argument("--report", action="store_true", help="compute nothing, write the page anew from the record")
     parser.add_argument("--list", action="store_true", help="list cells and expected costs, and do nothing")
     return parser.parse_args()
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ballast_sim.simulation.source import Load, WorkloadSource
-from ballast_sim.workloads import WorkloadRequest, read_trace, scale_arrivals, spread_equal_arrivals
+from ballast_sim.simulation.source import Load, WorkloadSource, trace_requests
+from ballast_sim.workloads import WorkloadRequest, scale_arrivals, spread_equal_arrivals
 
 JITTER_RATIO = 0.1
 
@@ -36,7 +36,7 @@ class SeededTrace(WorkloadSource):
 
 @functools.lru_cache(maxsize=64)
 def _part(trace: Path, limit: int, turn: int, turns: int) -> tuple[WorkloadRequest, ...]:
-    rows = read_trace(trace)
+    rows = trace_requests(trace)
     if len(rows) <= limit:
         return tuple(jittered(rows, turn) if turn else rows)
     return tuple(from_zero(spread_equal_arrivals(rows[part_of(len(rows), limit, turn, turns)], seed=turn)))
