@@ -2,15 +2,82 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from ballast_core.profiles import HardwareProfile
     from ballast_sim.fitting.derivation import Derived
+    from ballast_sim.fitting.fitting import FittedProfile
+    from ballast_sim.fitting.law import Errors
 
 app = typer.Typer(help="Make hardware profiles from measurements; show them as manifests.", no_args_is_help=True)
+
+
+@app.command("fit")
+def fit_command(
+    *,
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Step logs, `vllm bench serve` results with token times, or /metrics scrapes in order."),
+    ],
+    base: Annotated[
+        str, typer.Option(help="Profile that says what the data cannot: a shipped one's name, or a manifest file.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new profile; by default the base's and -fitted.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option("--from", help="steps, bench or metrics; by default told apart.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="What the machine is, for people.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of one engine.", min=1)] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.", min=1)] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="The engine's token budget of a step; by default the base's.", min=1)
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Write the HardwareProfile manifest to a file, or - for stdout.")
+    ] = None,
+    json_out: Annotated[
+        str | None, typer.Option("--json", help="Write profile and quality to a file, or - for stdout.")
+    ] = None,
+) -> None:
+    """Fit a hardware profile to measurements, and say how well it fits on a part that the fit did not see.
+
+    Exit status: 0 when a profile was made, also when the fit is poor (a warning says so); 2 for input that cannot be
+    used.
+    """
+    from dataclasses import replace
+
+    from ballast_api.errors import InvalidInput
+    from ballast_sim.fitting.errors import FitInputError
+    from ballast_sim.fitting.fitting import KINDS, fit_profile
+
+    chosen = next((known for known in KINDS if known == kind), None)
+    stated = {"hardware": hardware, "gpus": gpus, "kv_tokens": kv_tokens}
+    try:
+        if kind is not None and chosen is None:
+            raise FitInputError(f"--from: must be {', '.join(KINDS)}, not {kind!r}")
+        start = _base_profile(base)
+        fitted = fit_profile(
+            files,
+            start,
+            _checked_name(name or f"{start.name}-fitted"),
+            kind=chosen,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        changes: dict[str, Any] = {field: value for field, value in stated.items() if value is not None}
+        fitted = replace(fitted, profile=replace(fitted.profile, **changes))
+        _write(output, manifest(fitted.profile))
+        _write(json_out, json.dumps(fitted.as_json(), indent=2) + "\n")
+    except (FitInputError, InvalidInput, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    to_stderr = "-" in (output, json_out)
+    for line in _fitted_lines(fitted):
+        typer.echo(line, err=to_stderr)
+    for warning in fitted.fit.warnings():
+        typer.echo(f"warning: {warning}", err=True)
 
 
 @app.command("show")
@@ -61,13 +128,68 @@ def manifest(profile: "HardwareProfile") -> str:
     from ballast_api.hardware_profile import HardwareProfileSpec
 
     spec = HardwareProfileSpec.from_core(profile).dump()
-    resource = {
-        "apiVersion": API_VERSION,
-        "kind": "HardwareProfile",
-        "metadata": {"name": profile.name},
-        "spec": spec,
-    }
+    metadata = {"name": profile.name}
+    resource = {"apiVersion": API_VERSION, "kind": "HardwareProfile", "metadata": metadata, "spec": spec}
     return yaml.safe_dump(resource, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _base_profile(text: str) -> "HardwareProfile":
+    """A shipped profile, or the one of a manifest. Raises ValueError or InvalidInput."""
+    from ballast_api.hardware_profile import HardwareProfile as Manifest
+    from ballast_api.loading import load_manifest_files
+    from ballast_core.profiles import SHIPPED_PROFILES
+    from ballast_sim.simulation.naming import known_names
+
+    if text in SHIPPED_PROFILES:
+        return SHIPPED_PROFILES[text]
+    if not Path(text).is_file():
+        raise ValueError(f"--base: {text!r} is no file and no profile; {known_names(text, SHIPPED_PROFILES)}")
+    profiles = [item for item in load_manifest_files(Path(text)) if isinstance(item, Manifest)]
+    if len(profiles) != 1:
+        raise ValueError(f"--base: {text} must hold one HardwareProfile, not {len(profiles)}")
+    return profiles[0].spec.to_core(profiles[0].name)
+
+
+def _checked_name(name: str) -> str:
+    """A name that Kubernetes takes. Raises ValueError."""
+    import re
+
+    from ballast_api.common import DNS_SUBDOMAIN, PATTERN_SENTENCES
+
+    if not re.fullmatch(DNS_SUBDOMAIN, name):
+        raise ValueError(f"--name: {PATTERN_SENTENCES[DNS_SUBDOMAIN]}, not {name!r}")
+    return name
+
+
+def _write(target: str | None, text: str) -> None:
+    """To a file or standard output. Raises ValueError where the file cannot be written."""
+    if target == "-":
+        typer.echo(text, nl=False)
+    elif target is not None:
+        try:
+            Path(target).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{target}: cannot be written: {error.strerror}") from None
+
+
+def _fitted_lines(fitted: "FittedProfile") -> list[str]:
+    """Each coefficient and where it is from, the errors, and what was passed over."""
+    from ballast_sim.fitting.law import COEFFICIENTS
+
+    lines = [f"{fitted.profile.name}, from {fitted.kind}:"]
+    for name in COEFFICIENTS:
+        kept = fitted.fit.kept.get(name)
+        origin = f"kept from {fitted.base.name}: {kept}" if kept else "fitted"
+        lines.append(f"  {name:<18} {getattr(fitted.profile, name):<12g} {origin}")
+    lines += [_errors_line("train", fitted.fit.train), _errors_line("held out", fitted.fit.held_out)]
+    return lines + [f"  note: {note}" for note in fitted.notes]
+
+
+def _errors_line(title: str, errors: "Errors") -> str:
+    return (
+        f"  {title}: {errors.samples} samples, error mean {errors.mean_ratio:.2%}, p90 {errors.p90_ratio:.2%}, "
+        f"max {errors.max_ratio:.2%}, R2 {errors.r2:.4f}"
+    )
 
 
 def _derived_lines(item: "Derived") -> list[str]:
@@ -79,10 +201,7 @@ def _derived_lines(item: "Derived") -> list[str]:
     lines = [f"{profile.name}: {values}  kv_tokens {profile.kv_tokens}"]
     for title, errors in (("train", item.train), ("held out", item.held_out)):
         if errors:
-            lines.append(
-                f"  {title}: {errors.samples} samples, error mean {errors.mean_ratio:.1%}, p90 {errors.p90_ratio:.1%}, "
-                f"max {errors.max_ratio:.1%}, R2 {errors.r2:.4f}"
-            )
+            lines.append(_errors_line(title, errors))
     if item.held_out is None:
         lines.append("  arithmetic on a data sheet: nothing to compare with")
     if item.left_out:

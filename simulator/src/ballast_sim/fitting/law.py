@@ -20,7 +20,7 @@ import numpy as np
 
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.fitting.nnls import non_negative_least_squares
-from ballast_sim.fitting.samples import BoolArray, FloatArray, Samples
+from ballast_sim.fitting.samples import BoolArray, FloatArray, Samples, fourth_power_mean
 
 OVERHEAD, FLOOR, SLOPE = "overhead_ms", "a_ms", "d_ms_per_token"
 COEFFICIENTS = (OVERHEAD, FLOOR, SLOPE, "k_ms_per_kv_token", "s_ms_per_pair", "b_ms_per_seq")
@@ -30,6 +30,8 @@ KEEP_FIRST = (OVERHEAD, "b_ms_per_seq", "s_ms_per_pair", SLOPE, "k_ms_per_kv_tok
 MIN_SAMPLES = 12
 HELD_OUT_EVERY = 4
 LARGEST_UNSURE_RATIO = 0.25  # standard error over value; above, the data do not tell
+VANISHING_RATIO = 0.1  # of the base's value; below, a coefficient came out as next to nothing
+LARGEST_UNSURE_VANISHED_RATIO = 0.05  # standard error over the base's value: to vanish needs better evidence
 SMALLEST_SHARE_RATIO = 1e-3  # of the time of any sample; below, the data do not show the coefficient
 NOISE_FLOOR_RATIO = 0.02  # residuals up to 4.7 times this are never taken for disturbances
 EXACT_RATIO = 1e-6
@@ -108,7 +110,8 @@ class LawFit:
             )
         elif self.held_out.r2 < 0.9 and self.held_out.mean_ratio > 0.01:
             found.append(
-                f"the data hardly vary (held-out R2 {self.held_out.r2:.2f}): the profile says little about other loads"
+                f"held-out R2 is {self.held_out.r2:.2f} (largest error {self.held_out.max_ratio:.0%}): the data vary "
+                "little or hold disturbed samples; measure under a load that comes and goes"
             )
         return found
 
@@ -195,7 +198,7 @@ class _Problem:
     def at(self, floor_ms: float, slope_ms: float, *, scalable: bool = False) -> tuple[float, HardwareProfile]:
         """Loss and profile for given matrix products; `scalable`: times a factor that is found, too."""
         samples = self.samples
-        matmul_ms = samples.sums_by_sample((floor_ms**4 + (slope_ms * samples.part_tokens) ** 4) ** 0.25)
+        matmul_ms = samples.sums_by_sample(fourth_power_mean(floor_ms, slope_ms * samples.part_tokens))
         terms = {OVERHEAD: samples.steps, **samples.sums()}
         columns = {name: column for name, column in terms.items() if name not in self.kept}
         rest_ms = samples.duration_ms - sum(getattr(self.base, name) * terms[name] for name in terms.keys() & self.kept)
@@ -263,8 +266,9 @@ def _doubtful(
 ) -> list[str]:
     """Free coefficients whose value the data leave open: they hardly show, or others can stand in for them."""
     free = [name for name in COEFFICIENTS if name not in kept]
-    scales = {name: max(getattr(profile, name), getattr(base, name)) for name in free}
-    sensitivity = _sensitivity(samples, profile, free, scales)
+    vanished = {name for name in free if getattr(profile, name) < VANISHING_RATIO * getattr(base, name)}
+    # Where a term has vanished, others may have taken its place: judge it at the size that the base gives it.
+    sensitivity = _sensitivity(samples, with_coefficients(profile, {n: getattr(base, n) for n in vanished}), free)
     unseen = np.abs(sensitivity).max(axis=0) < SMALLEST_SHARE_RATIO
     if unseen.any():
         return [name for name, nothing in zip(free, unseen, strict=True) if nothing]
@@ -274,14 +278,14 @@ def _doubtful(
     noise = max(float(np.sqrt(np.sum(weights * residuals**2) / degrees)), EXACT_RATIO)
     information = weighted.T @ weighted
     lengths = np.sqrt(np.diag(information))
-    inverse = np.linalg.pinv(information / np.outer(lengths, lengths), rcond=1e-14, hermitian=True)
-    unsure = noise * np.sqrt(np.clip(np.diag(inverse), 0, None)) / lengths
-    return [name for name, ratio in zip(free, unsure, strict=True) if ratio > LARGEST_UNSURE_RATIO]
+    values, directions = np.linalg.eigh(information / np.outer(lengths, lengths))
+    variances = (directions**2 / np.maximum(values, np.finfo(float).eps)).sum(axis=1)  # a flat direction is unsure
+    unsure = noise * np.sqrt(variances) / lengths
+    limits = [LARGEST_UNSURE_VANISHED_RATIO if name in vanished else LARGEST_UNSURE_RATIO for name in free]
+    return [name for name, ratio, limit in zip(free, unsure, limits, strict=True) if ratio > limit]
 
 
-def _sensitivity(
-    samples: Samples, profile: HardwareProfile, names: list[str], scales: Mapping[str, float]
-) -> FloatArray:
+def _sensitivity(samples: Samples, profile: HardwareProfile, names: list[str]) -> FloatArray:
     """Relative change of each duration for a relative change of each coefficient, shape (samples, coefficients)."""
     a4, dt4 = profile.a_ms**4, (profile.d_ms_per_token * samples.part_tokens) ** 4
     power = np.maximum(a4 + dt4, np.finfo(float).tiny) ** -0.75
@@ -291,5 +295,5 @@ def _sensitivity(
         SLOPE: samples.sums_by_sample(power * profile.d_ms_per_token**3 * samples.part_tokens**4),
         **samples.sums(),
     }
-    columns = [gradients[name] * scales[name] / samples.duration_ms for name in names]
+    columns = [gradients[name] * getattr(profile, name) / samples.duration_ms for name in names]
     return np.stack(columns, axis=1)

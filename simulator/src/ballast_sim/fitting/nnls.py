@@ -16,8 +16,8 @@ def non_negative_least_squares(matrix: FloatArray, target: FloatArray) -> FloatA
     """
     lengths = np.linalg.norm(matrix, axis=0)
     scales = np.where(lengths > 0, lengths, 1.0)
-    scaled = matrix / scales
-    gram, projected = scaled.T @ scaled, scaled.T @ target
+    orthonormal, triangle = np.linalg.qr(matrix / scales)  # the same sum of squares, but for a constant
+    rest = orthonormal.T @ target
     columns = matrix.shape[1]
     solution = np.zeros(columns)
     free = np.zeros(columns, dtype=bool)
@@ -25,12 +25,12 @@ def non_negative_least_squares(matrix: FloatArray, target: FloatArray) -> FloatA
     for _ in range(10 * columns):
         if free.all():
             break
-        gradient = np.where(free, -np.inf, projected - gram @ solution)
+        gradient = np.where(free, -np.inf, triangle.T @ (rest - triangle @ solution))
         best = int(np.argmax(gradient))
         if gradient[best] <= enough:
             break
         free[best] = True
-        solution = _descend(scaled, target, solution, free)
+        solution = _descend(triangle, rest, solution, free)
     result: FloatArray = solution / scales
     return result
 

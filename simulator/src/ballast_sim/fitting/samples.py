@@ -89,7 +89,7 @@ class Samples:
 
     def predict_ms(self, profile: HardwareProfile) -> FloatArray:
         """What the law says with a profile's coefficients; shape (samples,)."""
-        matmul_ms = (profile.a_ms**4 + (profile.d_ms_per_token * self.part_tokens) ** 4) ** 0.25
+        matmul_ms = fourth_power_mean(profile.a_ms, profile.d_ms_per_token * self.part_tokens)
         predicted: FloatArray = (
             profile.overhead_ms * self.steps
             + self.sums_by_sample(matmul_ms)
@@ -101,6 +101,12 @@ class Samples:
 
 
 _PER_SAMPLE = tuple(field.name for field in fields(Samples) if not field.name.startswith("part_"))
+
+
+def fourth_power_mean(floor_ms: float, arithmetic_ms: FloatArray) -> FloatArray:
+    """(a^4 + x^4)^(1/4), shape as `arithmetic_ms`."""
+    mean: FloatArray = np.sqrt(np.sqrt(floor_ms**4 + (arithmetic_ms * arithmetic_ms) ** 2))
+    return mean
 
 
 def chunk_parts(tokens: int, budget: int) -> tuple[tuple[float, float], ...]:

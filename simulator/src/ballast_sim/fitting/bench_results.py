@@ -1,0 +1,179 @@
+"""Engine steps, reconstructed from token times: a result file of `vllm bench serve --save-result --save-detailed`.
+
+The gap between two tokens of one request is one engine step: while a request decodes, every step gives it a token. What
+else the step computed follows from the other requests' times: who was decoding (and with how much context), and whose
+first token came with the gap's second token, so that their prompts were computed in this step. That holds where one
+engine served alone, without prefix cache hits and speculative decoding, one chunk a token.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ballast_sim.fitting.errors import FitInputError
+from ballast_sim.fitting.measurements import Measurements, read_text
+from ballast_sim.fitting.samples import FloatArray, Sample
+
+FIELDS = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
+MOST_SAMPLES = 8_000
+HOW_TO = "run `vllm bench serve --save-result --save-detailed`"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One that completed: when it was sent, its token times, and its prompt."""
+
+    start_s: float
+    token_times_s: FloatArray
+    input_tokens: int
+
+
+def read_bench_result(path: Path, max_num_batched_tokens: int) -> Measurements:
+    """Read one file. Prompts that had to be cut into chunks of `max_num_batched_tokens` give no sample.
+
+    Raises `FitInputError` naming the field.
+    """
+    requests = _requests(path, _object(path))
+    timeline = _Timeline(requests)
+    every = max(1, sum(max(len(request.token_times_s) - 1, 0) for request in requests) // MOST_SAMPLES)
+    samples: list[tuple[float, Sample]] = []
+    chunked = 0
+    for request in requests:
+        for at_s, sample in timeline.steps_of(request, every):
+            if sample.parts[0][1] > max_num_batched_tokens:
+                chunked += 1
+            elif timeline.waiting_tokens(at_s) + sample.decodes <= max_num_batched_tokens:
+                samples.append((at_s, sample))
+            else:
+                chunked += 1
+    if not samples:
+        raise FitInputError(f"{path}: no request has two tokens whose step could be told; ask for longer outputs")
+    notes = ["taken for granted: one engine, no prefix cache hits, no speculative decoding, one chunk a token"]
+    if chunked:
+        notes.append(f"{chunked} steps passed over: more than {max_num_batched_tokens} prompt tokens were waiting")
+    samples.sort(key=lambda item: item[0])
+    return Measurements(kind="bench", samples=[sample for _, sample in samples], notes=notes)
+
+
+class _Timeline:
+    """Who was waiting and decoding when; all times in seconds of the file's clock."""
+
+    def __init__(self, requests: list[_Request]) -> None:
+        firsts = np.array([request.token_times_s[0] for request in requests])
+        inputs = np.array([request.input_tokens for request in requests], dtype=float)
+        lasts = np.array([request.token_times_s[-1] for request in requests])
+        totals = inputs + np.array([len(request.token_times_s) for request in requests])
+        laters = np.concatenate([request.token_times_s[1:] for request in requests])
+        starts = np.array([request.start_s for request in requests])
+        self._inputs = _Steps(firsts, inputs)
+        self._pairs = _Steps(firsts, inputs**2 / 2)
+        self._waiting = _Steps(np.concatenate([starts, firsts]), np.concatenate([inputs, -inputs]))
+        ones, ended = np.ones(len(requests)), np.ones(len(requests))
+        self._decoding = _Steps(np.concatenate([firsts, lasts]), np.concatenate([ones, -ended]))
+        self._context = _Steps(
+            np.concatenate([firsts, laters, lasts]), np.concatenate([inputs, np.ones(len(laters)), -(totals - 1)])
+        )
+
+    def steps_of(self, request: _Request, every: int) -> list[tuple[float, Sample]]:
+        """When each of the request's steps began, and the step; only each `every`th.
+
+        A token counts to the nearest of the request's own tokens: streams of one step arrive together, but not at once.
+        """
+        times = request.token_times_s
+        gaps = np.diff(times)
+        if not len(gaps):
+            return []
+        half = gaps / 2
+        before = times[:-1] + half  # after all tokens of the step before, ahead of all tokens of this one
+        after = times[1:] + np.append(half[1:], half[-1])
+        decodes, context = self._decoding.at(before), self._context.at(before)
+        prompts = self._inputs.at(after) - self._inputs.at(before)
+        pairs = self._pairs.at(after) - self._pairs.at(before)
+        return [
+            (
+                float(times[index]),
+                Sample(
+                    duration_ms=float(gaps[index]) * 1e3,
+                    parts=((1.0, float(decodes[index] + prompts[index])),),
+                    decode_context_tokens=float(context[index]),
+                    prefill_pairs=float(pairs[index]),
+                    decodes=float(decodes[index]),
+                ),
+            )
+            for index in range(0, len(gaps), every)
+            if gaps[index] > 0 and decodes[index] > 0
+        ]
+
+    def waiting_tokens(self, at_s: float) -> float:
+        """Prompt tokens of requests that were sent and have no first token yet."""
+        return float(self._waiting.at(np.array([at_s]))[0])
+
+
+class _Steps:
+    """A sum that changes at given times."""
+
+    def __init__(self, times_s: FloatArray, changes: FloatArray) -> None:
+        order = np.argsort(times_s, kind="stable")
+        self._times_s = times_s[order]
+        self._sums = np.concatenate([[0.0], np.cumsum(changes[order])])
+
+    def at(self, times_s: FloatArray) -> FloatArray:
+        """The sum of all changes up to each time."""
+        sums: FloatArray = self._sums[np.searchsorted(self._times_s, times_s, side="right")]
+        return sums
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The file's JSON object; `--append-result` files hold several, one a line: the last counts."""
+    text = read_text(path)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        try:
+            value = json.loads(text.strip().splitlines()[-1])
+        except (ValueError, IndexError) as error:
+            raise FitInputError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise FitInputError(f"{path}: must be an object as `vllm bench serve` writes it")
+    if "throughput_tok_s" in value and "ttft_s" in value:
+        raise FitInputError(f"{path}: a report of `ballast load` has no times of single tokens; {HOW_TO}")
+    missing = [name for name in FIELDS if name not in value]
+    if missing:
+        raise FitInputError(f"{path}: no {', '.join(missing)}; {HOW_TO}")
+    lengths = {name: len(value[name]) if isinstance(value[name], list) else -1 for name in FIELDS}
+    if len(set(lengths.values())) != 1 or -1 in lengths.values():
+        raise FitInputError(f"{path}: {', '.join(FIELDS)} must be lists of one length, one entry a request")
+    return value
+
+
+def _requests(path: Path, value: dict[str, Any]) -> list[_Request]:
+    """The requests that completed with at least one token."""
+    found: list[_Request] = []
+    for index, (start_s, ttft_s, gaps_s, input_tokens, output_tokens) in enumerate(
+        zip(*(value[name] for name in FIELDS), strict=True)
+    ):
+        try:
+            gaps = np.asarray(gaps_s, dtype=float)
+            times = float(start_s) + float(ttft_s) + np.concatenate([[0.0], np.cumsum(gaps)])
+            tokens, outputs = int(input_tokens), int(output_tokens)
+        except (TypeError, ValueError):
+            raise FitInputError(f"{path}: request {index}: {', '.join(FIELDS)} must hold numbers of seconds") from None
+        if not np.isfinite(times).all() or (gaps < 0).any() or tokens < 0:
+            raise FitInputError(f"{path}: request {index}: times must be finite and in order, lengths 0 or more")
+        if outputs:
+            found.append(_Request(float(start_s), times, tokens))
+    if not found:
+        raise FitInputError(f"{path}: no request completed")
+    together = sum(len(request.token_times_s) for request in found)
+    said = sum(int(number) for number in value["output_lens"])
+    if together < 0.8 * said:
+        raise FitInputError(
+            f"{path}: itls has {together} token times for {said} tokens: several tokens came in one chunk; "
+            "serve with --stream-interval 1 and without speculative decoding"
+        )
+    return found

@@ -1,0 +1,38 @@
+"""What a reader takes from files: samples, what the file says of the engine, and what was passed over."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ballast_sim.fitting.errors import FitInputError
+from ballast_sim.fitting.samples import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """Samples in the order of time.
+
+    `facts`: fields of a HardwareProfile that the files state (kv_tokens, block_size, ...). `notes`: what a reader of
+    the result should know.
+    """
+
+    kind: str
+    samples: Sequence[Sample]
+    facts: dict[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def read_text(path: Path) -> str:
+    """The whole file, plain or gzip. Raises `FitInputError`."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                return lines.read()
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise FitInputError(f"{path}: is not UTF-8 text") from None
+    except (OSError, EOFError) as error:
+        raise FitInputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error

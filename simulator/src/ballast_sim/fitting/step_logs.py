@@ -1,0 +1,112 @@
+"""Step logs: one row per engine step. CSV, JSONL, and the golden files of docs/golden.md; plain or gzip.
+
+Columns: `duration_ms`, `decodes`, `decode_context_tokens` (tokens already computed, summed over the decodes), and for
+the prefill chunks either `prefills` (JSONL only: a list of [tokens, tokens computed before]) or `tokens` (all tokens of
+the step) and `prefill_pairs` (the sum of n (C + n/2)).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ballast_sim.fitting.errors import FitInputError
+from ballast_sim.fitting.measurements import Measurements, read_text
+from ballast_sim.fitting.samples import Sample
+
+REQUIRED = ("duration_ms", "decodes", "decode_context_tokens")
+
+
+def read_step_log(path: Path) -> Measurements:
+    """Read one file. Raises `FitInputError` naming line and column."""
+    text = read_text(path)
+    facts: dict[str, int] = {}
+    samples: list[Sample] = []
+    for number, row in _rows(path, text):
+        try:
+            if "summary" in row:
+                facts = _facts(row["summary"])
+            elif "req" not in row:
+                samples.append(_sample(row))
+        except (ValueError, TypeError, KeyError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise FitInputError(f"{path}: line {number}: {reason}") from None
+    if not samples:
+        raise FitInputError(f"{path}: no engine steps; expected one row per step with {', '.join(REQUIRED)}")
+    return Measurements(kind="steps", samples=samples, facts=facts)
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Line number and columns."""
+    if not text.lstrip().startswith("{"):
+        reader = csv.DictReader(text.splitlines())
+        missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
+        if missing:
+            raise FitInputError(f"{path}: line 1: no column {', '.join(missing)}; a step log names its columns there")
+        for row in reader:
+            yield reader.line_num, {name: value for name, value in row.items() if value not in {None, ""}}
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise FitInputError(f"{path}: line {number}: is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise FitInputError(f"{path}: line {number}: must be an object, one for each step")
+        yield number, value
+
+
+def _facts(summary: Mapping[str, Any]) -> dict[str, int]:
+    """What a golden file says of its engine; one of `kv_blocks` is the null block."""
+    block_size = int(summary["block_size"])
+    return {
+        "kv_tokens": (int(summary["kv_blocks"]) - 1) * block_size,
+        "block_size": block_size,
+        "max_num_batched_tokens": int(summary["max_num_batched_tokens"]),
+        "max_num_seqs": int(summary["max_num_seqs"]),
+    }
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    """Raises ValueError, KeyError or TypeError saying what is wrong."""
+    if "step" in row:
+        _, _, duration_ms, decodes, context, prefills, *_ = row["step"]
+        row = {"duration_ms": duration_ms, "decodes": decodes, "decode_context_tokens": context, "prefills": prefills}
+    duration_ms, decodes, context = (_number(row, name) for name in REQUIRED)
+    if duration_ms == 0:
+        raise ValueError("duration_ms: must be above 0: a step takes time")
+    if "prefills" in row:
+        chunks = [(float(tokens), float(before)) for tokens, before, *_ in row["prefills"]]
+        tokens = decodes + sum(n for n, _ in chunks)
+        pairs = sum(n * (before + n / 2) for n, before in chunks)
+    else:
+        tokens = _number(row, "tokens")
+        pairs = _number(row, "prefill_pairs")
+    if tokens < max(decodes, 1):
+        raise ValueError(f"tokens: must be at least 1 and one for each of the {decodes:g} decodes, not {tokens:g}")
+    return Sample(
+        duration_ms=duration_ms,
+        parts=((1.0, tokens),),
+        decode_context_tokens=context,
+        prefill_pairs=pairs,
+        decodes=decodes,
+    )
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    if name not in row:
+        raise KeyError(name)
+    value = row[name]
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: must be a number, not {value!r}") from None
+    if isinstance(value, bool) or not math.isfinite(number) or number < 0:
+        raise ValueError(f"{name}: must be finite and 0 or more, not {value!r}")
+    return number

@@ -1,0 +1,169 @@
+"""`ballast profile`: what a user types, and engines that are measured as a user would."""
+
+import asyncio
+import json
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ballast_api.hardware_profile import HardwareProfile as Manifest
+from ballast_api.loading import load_manifest, load_manifest_files
+from ballast_cli.main import app
+from ballast_core.profiles import A100_QWEN3_32B, H200_LLAMA3_8B, SHIPPED_PROFILES, HardwareProfile
+from tests.support.measured_engine import measure
+from tests.support.served_engine import CLI, serving
+
+PAIR = "manifests/quickstart/hardware-profiles.yaml"
+DECODE_ERROR_RATIO = 0.05
+PROMPT_ERROR_RATIO = 0.15
+"""What docs/profiles.md says of profiles from scrapes."""
+
+
+def profile_of(manifest: Manifest) -> HardwareProfile:
+    return manifest.spec.to_core(manifest.name)
+
+
+@pytest.fixture
+def step_log(tmp_path: Path) -> Path:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in measure(A100_QWEN3_32B).steps))
+    return path
+
+
+def test_show_prints_manifests_that_load_as_the_shipped_profiles() -> None:
+    """All of them in one text."""
+    result = CliRunner().invoke(app, ["profile", "show", *SHIPPED_PROFILES])
+    assert result.exit_code == 0
+    shown = [item for item in load_manifest(result.output) if isinstance(item, Manifest)]
+    assert [profile_of(item) for item in shown] == list(SHIPPED_PROFILES.values())
+
+
+def test_fit_writes_a_manifest_and_tells_how_well_it_fits(step_log: Path, tmp_path: Path) -> None:
+    """The manifest loads, serves as the base of another fit, and is the JSON's profile."""
+    manifest, report = tmp_path / "mine.yaml", tmp_path / "mine.json"
+    arguments = ["--base", "h100-qwen3-32b-tp2", "--name", "our-a100", "--hardware", "2 x A100", "--gpus", "2"]
+    arguments += ["--kv-tokens", "280000"]
+    result = CliRunner().invoke(
+        app, ["profile", "fit", str(step_log), *arguments, "--output", str(manifest), "--json", str(report)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "our-a100, from steps:" in result.output
+    assert "held out: " in result.output
+    (loaded,) = load_manifest_files(manifest)
+    assert isinstance(loaded, Manifest)
+    profile = profile_of(loaded)
+    assert (profile.name, profile.hardware, profile.gpus, profile.kv_tokens) == ("our-a100", "2 x A100", 2, 280_000)
+    assert profile.a_ms == pytest.approx(A100_QWEN3_32B.a_ms, rel=0.01)
+    assert "held-out error mean 0.0 %" in profile.derivation
+    value = json.loads(report.read_text())
+    assert value["profile"]["a_ms"] == profile.a_ms
+    assert value["held_out"]["max_ratio"] < 0.01
+    assert value["kept"] == {}
+    again = CliRunner().invoke(app, ["profile", "fit", str(step_log), "--base", str(manifest), "--output", "-"])
+    assert again.exit_code == 0
+    assert yaml.safe_load(again.stdout)["metadata"] == {"name": "our-a100-fitted"}
+
+
+def test_a_poor_fit_warns_and_still_writes(tmp_path: Path) -> None:
+    """The user decides."""
+    rng = random.Random(0)
+    rows = [{**row, "duration_ms": rng.uniform(1, 500)} for row in measure(A100_QWEN3_32B, 40).steps]
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = CliRunner().invoke(app, ["profile", "fit", str(path), "--base", "a100-qwen3-32b", "--json", "-"])
+    assert result.exit_code == 0
+    assert "warning: the fit is poor" in result.stderr
+    assert json.loads(result.stdout)["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--base", "h20"], "--base: 'h20' is no file and no profile; known: a100-"),
+        (["--base", PAIR], f"--base: {PAIR} must hold one HardwareProfile, not 2"),
+        (["--base", "a100-qwen3-32b", "--from", "tea"], "--from: must be steps, bench, metrics, not 'tea'"),
+        (["--base", "a100-qwen3-32b", "--name", "Mine"], "--name: must be lower-case letters"),
+        (["--base", "a100-qwen3-32b", "--from", "bench"], "steps.jsonl: no start_times"),
+        (["--base", "a100-qwen3-32b", "--from", "metrics"], "steps.jsonl: no vllm: metrics"),
+        (["--base", "a100-qwen3-32b", "--output", "/nowhere/x.yaml"], "/nowhere/x.yaml: cannot be written"),
+        (["--base", "a100-qwen3-32b", "/nowhere.jsonl"], "/nowhere.jsonl: cannot be read: No such file"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value[-2:]),
+)
+def test_what_cannot_work_is_refused_without_a_traceback(arguments: list[str], message: str, step_log: Path) -> None:
+    """Status 2; the option or file, and the reason."""
+    result = CliRunner().invoke(app, ["profile", "fit", str(step_log), *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_files_of_two_kinds_are_refused(step_log: Path, tmp_path: Path) -> None:
+    """A folder is always scrapes."""
+    (tmp_path / "scrapes").mkdir()
+    result = CliRunner().invoke(
+        app, ["profile", "fit", str(step_log), str(tmp_path / "scrapes"), "--base", "a100-qwen3-32b"]
+    )
+    assert result.exit_code == 2
+    assert "different kinds (metrics, steps); fit one kind at a time" in result.output
+
+
+def test_an_unknown_profile_to_show_names_the_nearest() -> None:
+    result = CliRunner().invoke(app, ["profile", "show", "h100-lama3-8b"])
+    assert result.exit_code == 2
+    assert "did you mean h100-llama3-8b?" in result.output
+
+
+async def _serve_and_scrape(url: str, seconds: float) -> str:
+    """Load that comes and goes, scraped twice a second."""
+    rng = random.Random(1)
+    limits = httpx.Limits(max_connections=200)
+    tasks: set[asyncio.Task[None]] = set()
+    scrapes: list[str] = []
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        prompt = [rng.randrange(10, 2000) for _ in range(rng.choice([30, 300, 900, 2000]))]
+        body = {"model": "m", "prompt": prompt, "max_tokens": rng.choice([60, 200, 400]), "ignore_eos": True}
+        (await client.post("/v1/completions", json=body)).raise_for_status()
+
+    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:
+        started_s = time.monotonic()
+        while (elapsed_s := time.monotonic() - started_s) < seconds:
+            wanted = (2, 8, 20, 40, 64, 30, 12)[int(elapsed_s / seconds * 7)]
+            while len(tasks) < wanted:
+                task = asyncio.create_task(ask(client))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            if elapsed_s >= len(scrapes) * 0.5:
+                scrapes.append((await client.get("/metrics")).text)
+            await asyncio.sleep(0.01)
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return "".join(scrapes)
+
+
+async def test_scrapes_of_a_served_engine_give_its_profile(tmp_path: Path) -> None:
+    """A real process; what is fitted predicts the steps of the profile that it serves with, from another base."""
+    truth = H200_LLAMA3_8B
+    scrapes, report = tmp_path / "metrics.txt", tmp_path / "fit.json"
+    with serving("--profile", truth.name) as (_, url):
+        scrapes.write_text(await _serve_and_scrape(url, 21))
+    command = [*CLI, "profile", "fit", str(scrapes), "--base", "h100-llama3-8b", "--json", str(report)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = HardwareProfile(**json.loads(report.read_text())["profile"])
+    assert found.kv_tokens == pytest.approx(truth.kv_tokens, abs=truth.block_size)
+    for decodes in (1, 8, 32, 60):
+        for context in (300, 1000):
+            step = (decodes, decodes * context, 0.0, decodes)
+            assert found.step_s(*step) == pytest.approx(truth.step_s(*step), rel=DECODE_ERROR_RATIO), step
+    for prompt in (500, 2000):
+        mixed = (prompt + 20, 20 * 500, prompt**2 / 2, 20)
+        assert found.step_s(*mixed) == pytest.approx(truth.step_s(*mixed), rel=PROMPT_ERROR_RATIO), mixed
