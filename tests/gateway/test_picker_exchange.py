@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Outcome, RejectReason
 from ballast_gateway import errors
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
@@ -36,6 +37,8 @@ from ballast_gateway.picker.messages import (
 )
 from ballast_gateway.picker.protocol import CHUNK_BYTES
 from ballast_gateway.picker.query import Query
+from ballast_gateway.prompts import BLOCK_TOKENS, NO_FACTS, PromptReader
+from ballast_gateway.traffic_classes import LEAST_REQUESTS
 
 DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 SETTINGS = ExchangeSettings(max_body_bytes=1_000_000, served_models=("m",))
@@ -476,3 +479,27 @@ def test_chunks_make_up_the_body(body: bytes, end: bool) -> None:
     assert b"".join(chunk.body for chunk in chunks) == body * 1000
     assert [chunk.end_of_stream for chunk in chunks] == [False] * (len(chunks) - 1) + [end] * bool(chunks)
     assert bool(chunks) == (bool(body) or end)
+
+
+# --- what policies read of prompts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["x-llm-d-inference-objective", "x-gateway-inference-objective"])
+def test_the_pick_tells_prefix_blocks_and_the_class_of_an_objective(header: str) -> None:
+    settings = ExchangeSettings(max_body_bytes=100_000, prompts=PromptReader(Belief.PREFIXES | Belief.LENGTHS))
+    body = json.dumps({"model": "m", "prompt": "x" * 4 * BLOCK_TOKENS * 3}).encode()
+    for _ in range(LEAST_REQUESTS):
+        proxy = Proxy(settings=settings)
+        proxy.request([body], {header: "batch"})
+    (pick,) = proxy.picks
+    assert len(pick.body.prompt.block_hashes) == 3
+    assert pick.body.prompt.block_size == BLOCK_TOKENS
+    assert pick.body.prompt.traffic_class == "m|batch"
+
+
+@pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.NONE, BodyMode.GRPC])
+def test_a_body_that_comes_after_the_pick_is_not_read_for_it(mode: BodyMode) -> None:
+    settings = ExchangeSettings(max_body_bytes=100_000, prompts=PromptReader(Belief.ALL))
+    proxy = Proxy(mode, settings=settings)
+    proxy.request([CLEAN])
+    assert [pick.body.prompt for pick in proxy.picks] == [NO_FACTS]

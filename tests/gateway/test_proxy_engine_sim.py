@@ -204,3 +204,34 @@ async def test_objectives_have_lengths_of_their_own(tmp_path: Path) -> None:
         lengths = gateway.gateway.driver.director.beliefs.lengths
         assert 0 < lengths.known_slot("tiny") < lengths.known_slot("tiny|batch")
         assert lengths.known_slot("tiny|once") == POOLED
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "an image": {
+        "content": [
+            {"type": "text", "text": "What is this? " * 50},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}},
+        ]
+    },
+    "parts of any kind": {"content": [None, 7, "x" * 500, [1, [2]], {"type": "text"}, {"type": ["text"], "text": {}}]},
+    "lists in lists": {"content": json.loads("[" * 300 + "]" * 300)},
+    "a lone surrogate": {"content": "\ud800" * 1000},
+    "tool calls that are none": {"content": None, "tool_calls": {"function": [[[]]]}, "name": 9},
+    "a huge number": {"content": "x" * 500, "x": 10**4000},
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_no_message_breaks_a_gateway_that_reads_prompts(tmp_path: Path, message: dict[str, Any]) -> None:
+    """The engine answers or refuses; the gateway's own error would be a 500. A good request still gets through."""
+    async with Line(tmp_path) as made:
+        gateway = await made.start(policy={"prefill": {"type": "lmetric"}, "decode": {"type": "ballast"}})
+        async with httpx.AsyncClient(timeout=60) as client:
+            for tools in (None, [message], {"a": [message] * 50}):
+                body = {"model": "tiny", "messages": [{"role": "user", **message}], "max_tokens": 2, "tools": tools}
+                raw = json.dumps(body).encode()
+                answer = await client.post(f"{gateway.url}/v1/chat/completions", content=raw)
+                assert answer.status_code in (200, 400), answer.text
+            good = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2}
+            assert (await client.post(f"{gateway.url}/v1/completions", json=good)).status_code == 200
+        await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
