@@ -408,10 +408,15 @@ def test_a_script_of_failures_counts_what_broke_and_what_was_tried_again(tmp_pat
     """Every request is in one of the three counts of ends."""
     script = tmp_path / "script.yaml"
     script.write_text("- {at_s: 10, endpoint: d000, kind: crash, down_s: 5}\n")
-    options = ["--policy", "least-requests", "--rate", "20", "--failures", str(script), "--json", "-"]
-    result = CliRunner().invoke(app, ["simulate", "--workload", "chat", "--limit", "400", *FLEET, *options])
+    report = tmp_path / "report.html"
+    options = ["--policy", "least-requests", "--rate", "20", "--failures", str(script), "--html", str(report)]
+    result = CliRunner().invoke(
+        app, ["simulate", "--workload", "chat", "--limit", "400", *FLEET, *options, "--json", "-"]
+    )
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.stdout)
+    assert "crash of d000 at 10 to 15 s" in report.read_text()
+    assert f"<td>{row['broken']}</td><td>{row['retried']}</td></tr>" in report.read_text()
     assert row["completed"] + row["rejected"] + row["broken"] == row["requests"] == 400
     assert row["broken"] > 0
     assert row["retried"] > 0

@@ -81,6 +81,8 @@ class View:
         title = f"{first['workload']} on {first['shape']}, {_number(first['rate_rps'])} requests/s"
         if first["load"] is not None:
             title += f", load {first['load']:g}"
+        if first["physics"] != "vllm":
+            title += f", physics {first['physics']}"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         columns = [column for column in COLUMNS if column.shown(rows)]
         for column in columns:
@@ -91,13 +93,25 @@ class View:
 
 
 class _Column:
-    """A column of the table; `only_if_varied` leaves it out where every row says the same."""
+    """A column of the table.
 
-    def __init__(self, title: str, text: Callable[[Figures], str], only_if_varied: bool = False) -> None:
-        self.title, self.text, self.only_if_varied = title, text, only_if_varied
+    `only_if_varied` leaves it out where every row says the same, `only_if_any` where every row says 0.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        text: Callable[[Figures], str],
+        *,
+        only_if_varied: bool = False,
+        only_if_any: bool = False,
+    ) -> None:
+        self.title, self.text = title, text
+        self._only_if_varied, self._only_if_any = only_if_varied, only_if_any
 
     def shown(self, rows: Sequence[Figures]) -> bool:
-        return not self.only_if_varied or len({self.text(row) for row in rows}) > 1
+        said = {self.text(row) for row in rows}
+        return not (self._only_if_varied and len(said) == 1) and not (self._only_if_any and said == {"0"})
 
 
 def _number(value: float | None, digits: int = 4) -> str:
@@ -121,6 +135,8 @@ COLUMNS = (
     _Column("binding", lambda row: row["binding"], only_if_varied=True),
     _Column("seed", lambda row: str(row["seed"]), only_if_varied=True),
     _Column("done", lambda row: f"{row['completed']}/{row['requests']}"),
+    _Column("broken", lambda row: str(row["broken"]), only_if_any=True),
+    _Column("retried", lambda row: str(row["retried"]), only_if_any=True),
     _Column("TTFT p50 s", lambda row: _seconds(row["ttft_s"]["p50"])),
     _Column("p99 s", lambda row: _seconds(row["ttft_s"]["p99"])),
     _Column("TPOT p50 ms", lambda row: _milliseconds(row["tpot_s"]["p50"])),

@@ -52,6 +52,12 @@ class Failure:
     factor: float = 1.0
     """Of SLOW: how much longer everything takes."""
 
+    def __str__(self) -> str:
+        """As a person would say it."""
+        factor = f" by {self.factor:g}" if self.kind is FailureKind.SLOW else ""
+        until = f" to {self.ends_s:g} s" if math.isfinite(self.ends_s) else " s"
+        return f"{self.kind}{factor} of {self.endpoint} at {self.at_s:g}{until}"
+
     @property
     def ends_s(self) -> float:
         """When it is over; infinity for a drain."""

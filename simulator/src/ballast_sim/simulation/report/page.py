@@ -40,6 +40,10 @@ class _Column:
         return self.text(self.best(known))
 
 
+_OF_FAILURES = (
+    _Column("broken", "broken", None, 1, 0, min),
+    _Column("retried", "retried", None, 1, 0),
+)
 _COLUMNS = (
     _Column("TTFT p50, s", "ttft_s", "p50", 1, 2, min),
     _Column("p99, s", "ttft_s", "p99", 1, 2, min),
@@ -117,7 +121,8 @@ def _legend(outcomes: Sequence[Outcome]) -> str:
 
 def _table(outcomes: Sequence[Outcome]) -> str:
     several = len({outcome.figures["seed"] for outcome in outcomes}) > 1
-    winners = [column.winner(outcomes) for column in _COLUMNS]
+    columns = _COLUMNS + tuple(column for column in _OF_FAILURES if any(column.value(one) for one in outcomes))
+    winners = [column.winner(outcomes) for column in columns]
     styles = keys_of(outcomes)
     rows = []
     for outcome in outcomes:
@@ -127,11 +132,11 @@ def _table(outcomes: Sequence[Outcome]) -> str:
             f'<td title="{placements}"><span class="key {styles[key_of(outcome)]}"></span>{name}</td>',
             f"<td>{outcome.figures['completed']}/{outcome.figures['requests']}</td>",
         ]
-        for column, winner in zip(_COLUMNS, winners, strict=True):
+        for column, winner in zip(columns, winners, strict=True):
             text = column.text(column.value(outcome))
             cells.append(f'<td class="best">{text}</td>' if text == winner else f"<td>{text}</td>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
-    heads = "".join(f"<th>{escape(column.title)}</th>" for column in _COLUMNS)
+    heads = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
     return (
         '<div class="scroll"><table><thead><tr><th>policy</th><th>completed</th>'
         f"{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
@@ -161,6 +166,8 @@ def _settings(setup: Setup, outcomes: Sequence[Outcome]) -> str:
         "policies": ", ".join(dict.fromkeys(str(outcome.figures["placements"]) for outcome in outcomes)),
         "binding": ", ".join(dict.fromkeys(str(outcome.figures["binding"]) for outcome in outcomes)),
         "seeds": ", ".join(dict.fromkeys(str(outcome.figures["seed"]) for outcome in outcomes)),
+        "physics": fleet.physics,
+        "failures": "; ".join(str(failure) for failure in fleet.failures) or "none",
         "gateways": f"{fleet.gateways}; scrapes every {fleet.scrape_interval_s:g} s, {fleet.scrape_delay_s:g} s old, "
         f"{fleet.scrape_loss_ratio:.0%} lost",
         "max_tokens that policies see": known,
