@@ -18,6 +18,7 @@ from ballast_sim.fitting.derivation import Derived
 from ballast_sim.fitting.kernel_tables import derive_from_tables
 from ballast_sim.fitting.law import COEFFICIENTS
 from ballast_sim.fitting.model_shapes import MODELS
+from ballast_sim.fitting.splitwise import measured_over_derived
 
 TABLES = Path(__file__).parents[3] / "shared" / "profiles"
 needs_tables = pytest.mark.skipif(not TABLES.exists(), reason=f"{TABLES} is absent")
@@ -102,6 +103,17 @@ def test_the_command_prints_coefficients_and_errors() -> None:
     rows = {row["name"]: row for row in json.loads(result.output)}
     assert rows["h100-llama3-70b-tp4"]["a_ms"] == pytest.approx(14.76, rel=LAST_DIGIT)
     assert rows["h100-llama3-70b-tp4"]["held_out"].keys() == {"samples", "mean_ratio", "p90_ratio", "max_ratio", "r2"}
+
+
+@pytest.mark.shared
+@needs_tables
+def test_measured_requests_of_an_old_engine_take_longer_than_kernels_alone(from_tables: dict[str, Derived]) -> None:
+    """Llama-2-70B on eight H100: 29.8 ms a token, where kernels and 1 ms give about 11."""
+    profiles = [item.profile for item in from_tables.values()]
+    ratios = {item.name: item for item in measured_over_derived(TABLES, profiles)}
+    assert ratios.keys() == {f"{gpu}-llama3-70b-tp{tp}" for gpu in ("a100", "h100") for tp in (4, 8)}
+    assert ratios["h100-llama3-70b-tp8"].token_ratio == pytest.approx(29.8 / 10.6, rel=0.1)
+    assert all(item.prompt_ratio > 1 for item in ratios.values())
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> None:

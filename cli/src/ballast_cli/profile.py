@@ -102,13 +102,18 @@ def derive_command(
     ),
     json_out: Annotated[bool, typer.Option("--json", help="Write one array to standard output.")] = False,
 ) -> None:
-    """Derive the shipped profiles again from public tables and SIBYL's figures, with the errors of each fit."""
+    """Derive the shipped profiles again from public tables and SIBYL's figures, with the errors of each fit.
+
+    Splitwise's measured requests are compared with them, where it measured the like.
+    """
     from ballast_sim.fitting.data_sheet import h20_profiles
     from ballast_sim.fitting.errors import FitInputError
     from ballast_sim.fitting.kernel_tables import derive_from_tables
+    from ballast_sim.fitting.splitwise import measured_over_derived
 
     try:
         derived = [*derive_from_tables(tables), *h20_profiles()]
+        measured = measured_over_derived(tables, (item.profile for item in derived))
     except FitInputError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
@@ -118,6 +123,11 @@ def derive_command(
     for item in derived:
         for line in _derived_lines(item):
             typer.echo(line)
+    for ratio in measured:
+        typer.echo(
+            f"{ratio.name}: Splitwise measured {ratio.token_ratio:.2f} times its time for a token and "
+            f"{ratio.prompt_ratio:.2f} times for a prompt (medians of {ratio.requests} single requests, engine of 2023)"
+        )
 
 
 def manifest(profile: "HardwareProfile") -> str:

@@ -144,7 +144,7 @@ def _attention(folder: Path, gpu: str) -> dict[tuple[int, int], float]:
     """ms a pair in one layer at the longest measured prompt, where launch and fill no longer count."""
     found: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
     columns = ("heads", "kv_heads", "batch", "len", "ms")
-    for _, row in _numbers(folder / f"kernel_{gpu}_prefill_attention.csv.gz", columns):
+    for _, row in numeric_rows(folder / f"kernel_{gpu}_prefill_attention.csv.gz", columns):
         pairs = row["batch"] * row["len"] ** 2 / 2
         found[int(row["heads"]), int(row["kv_heads"])].append((int(row["len"]), row["ms"] / pairs))
     return {
@@ -154,7 +154,7 @@ def _attention(folder: Path, gpu: str) -> dict[tuple[int, int], float]:
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Setup, dict[str, float]]]:
     """Set-up and numbers of each row."""
-    for row, numbers in _numbers(path, ("tp", *columns)):
+    for row, numbers in numeric_rows(path, ("tp", *columns)):
         gpu, model = row.get("gpu", ""), row.get("model", "")
         if gpu not in MEMORY_GB or model not in MODELS:
             raise FitInputError(
@@ -163,8 +163,11 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[Setup, dict[st
         yield Setup(gpu, model, int(numbers["tp"])), numbers
 
 
-def _numbers(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
-    """Each row, and the columns that hold positive numbers."""
+def numeric_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
+    """Each row of a gzip CSV file, and those of its columns that must hold positive numbers.
+
+    Raises `FitInputError`.
+    """
     try:
         with gzip.open(path, "rt", newline="") as lines:
             reader = csv.DictReader(lines)
