@@ -100,6 +100,20 @@ class StackedProfiles:
         seconds += self._columns[_OVERHEAD].take(slots)
         return np.asarray(seconds, np.float64)
 
+    def step_s(
+        self,
+        slots: IntArray,
+        tokens: FloatArray | float,
+        decode_context_tokens: FloatArray | float,
+        prefill_pairs: FloatArray | float,
+        decodes: FloatArray | float,
+    ) -> FloatArray:
+        """`HardwareProfile.step_s` of each slot; arguments broadcast against the slots."""
+        seconds = self._weights_and_matmul_s(slots, tokens) + self._columns[_OVERHEAD].take(slots)
+        seconds = seconds + self._columns[_READ].take(slots) * decode_context_tokens
+        seconds = seconds + self._columns[_PAIR].take(slots) * prefill_pairs
+        return np.asarray(seconds + self._columns[_HOST].take(slots) * decodes, np.float64)
+
     def _weights_and_matmul_s(self, slots: IntArray, tokens: FloatArray | float) -> FloatArray:
         """The law's fourth-power mean by squares and square roots, many times faster than powers of arrays."""
         mean = np.asarray(self._columns[_SLOPE].take(slots) * tokens, np.float64)

@@ -12,6 +12,7 @@ from ballast_core.policies.ballast import Ballast
 from ballast_core.policies.base import Placement
 from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
 from ballast_core.policies.composition import MAX_NESTING, FilterThen, Lexicographic, Product, WeightedSum
+from ballast_core.policies.libra import Libra
 from ballast_core.policies.lmetric import LMetric
 from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
@@ -26,6 +27,7 @@ _SHIPPED: tuple[type[Placement], ...] = (
     LeastRequestsRunning,
     LeastTokens,
     LeastUncachedTokens,
+    Libra,
     LinearKv,
     LMetric,
     PowerOfTwo,

@@ -1,0 +1,1 @@
+"""Splitting requests: what it takes to predict the parts. Pure."""
