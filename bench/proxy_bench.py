@@ -205,7 +205,7 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-def settings(folder: Path, ports: list[int]) -> Path:
+def settings(folder: Path, ports: list[int], policy: str) -> Path:
     roles = ["prefill", "prefill", "decode", "decode"]
     entries = [
         {"name": f"{role}-{number}", "address": f"127.0.0.1:{port}", "role": role}
@@ -218,6 +218,9 @@ def settings(folder: Path, ports: list[int]) -> Path:
         "listeners": {"host": "127.0.0.1", "proxy": 0, "admin": 0},
         "limits": {"drainGraceS": 0},
     }
+    if policy:
+        prefill, _, decode = policy.partition("/")
+        config["policy"] = {"prefill": {"type": prefill}, "decode": {"type": decode or prefill}}
     (folder / "gateway.yaml").write_text(json.dumps(config), encoding="utf-8")
     return folder / "gateway.yaml"
 
@@ -267,6 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10_000, help="per round, at 32 connections")
+    parser.add_argument("--policy", default="", help="PREFILL/DECODE; default: the gateway's own")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -278,7 +282,7 @@ def main() -> None:
         child(sys.executable, __file__, "--engines", line_from="stdout") as (_, said),
     ):
         ports: list[int] = json.loads(said)
-        config = settings(Path(folder), ports)
+        config = settings(Path(folder), ports, options.policy)
         command = (sys.executable, "-m", "ballast_cli", "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (gateway, line):
             at = json.loads(line)["ports"]
