@@ -5,7 +5,7 @@ Pure: it never asks for the time, and the same events give the same effects. One
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -32,7 +32,18 @@ from ballast_core.events import (
 from ballast_core.inventory import Candidates, Inventory
 from ballast_core.learning import Learner
 from ballast_core.ledger import Entry, Ledger, Phase
-from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Role, Stage
+from ballast_core.model import (
+    Binding,
+    Endpoint,
+    EndpointId,
+    Observation,
+    Outcome,
+    RejectReason,
+    Request,
+    RequestId,
+    Role,
+    Stage,
+)
 from ballast_core.policies.base import Placement
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_core.view import View
@@ -138,6 +149,22 @@ class Director:
                 booked(entry, generated_tokens, at_s)
             else:  # its tokens may end its prefill
                 self._progressed(entry, generated_tokens, at_s)
+
+    def on_scrape(self, answers: Sequence[tuple[Endpoint, Observation]], now_s: float) -> list[Effect]:
+        """`EndpointObserved` of many endpoints, each named once, as `on_event` for one after the other."""
+        if not answers:
+            return []
+        known = [(slot, seen) for endpoint, seen in answers if (slot := self.inventory.slot_as(endpoint)) is not None]
+        if len(known) < len(answers):
+            return [
+                effect for answer in answers for effect in self._observed(EndpointObserved(answer[0], answer[1]), now_s)
+            ]
+        slots = np.array([slot for slot, _ in known], np.int64)
+        observations = [seen for _, seen in known]
+        self.inventory.observe_all(slots, observations)
+        self.ledger.observed_all(slots, observations)
+        self._learner.observed_all(slots.tolist(), now_s)
+        return []
 
     # --- requests -----------------------------------------------------------------------------------------------
 

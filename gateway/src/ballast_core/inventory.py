@@ -104,6 +104,24 @@ class Inventory:
             self._changed()
         return slot, changed
 
+    def slot_as(self, endpoint: Endpoint) -> int | None:
+        """The slot of an endpoint that is known just so and there; None where `put` would change something."""
+        slot = self._slots.get(endpoint.id)
+        if slot is None or self._readiness[slot] is Readiness.GONE:
+            return None
+        known = self._endpoints[slot]
+        return slot if known is endpoint or known == endpoint else None
+
+    def observe_all(self, slots: IntArray, observations: Sequence[Observation]) -> None:
+        """`observe` for many slots, each named once."""
+        observed_at_s = np.array([seen.observed_at_s for seen in observations])
+        new = observed_at_s >= self.observed_at_s[slots]
+        where = slots[new]
+        self.observed_at_s[where] = observed_at_s[new]
+        self.running[where] = np.array([seen.running for seen in observations])[new]
+        self.waiting[where] = np.array([seen.waiting for seen in observations])[new]
+        self.kv_usage_ratio[where] = np.array([seen.kv_usage_ratio for seen in observations])[new]
+
     def observe(self, slot: int, observation: Observation) -> None:
         """Note what a scrape said; an observation older than the last one is ignored."""
         if observation.observed_at_s < self.observed_at_s[slot]:

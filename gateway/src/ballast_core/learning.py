@@ -5,6 +5,8 @@ Each method is told after (`arrived`, `observed`) or just before (`prefilled`, `
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from ballast_core.beliefs.beliefs import Beliefs
@@ -121,16 +123,25 @@ class Learner:
 
     def observed(self, slot: int, now_s: float) -> None:
         """An endpoint was scraped: the time to do what is done once in a while, outside of any decision."""
+        self.observed_all((slot,), now_s)
+
+    def observed_all(self, slots: Iterable[int], now_s: float) -> None:
+        """Endpoints were scraped."""
+        if self._gaps:
+            for slot in slots:
+                self._learn_step_time(slot, now_s)
+        if self._learns_lengths:
+            if now_s - self._aged_s >= _AGE_EVERY_S:
+                self._age(now_s)
+            self.beliefs.lengths.tables(now_s)
+
+    def _learn_step_time(self, slot: int, now_s: float) -> None:
         gaps = self._gaps.get(slot)
         if gaps is not None and now_s - gaps.since_s >= _STEP_TIME_EVERY_S and gaps.tokens >= _LEAST_GAPS:
             self.beliefs.step_times.observe(
                 slot, gaps.seconds / gaps.tokens, gaps.decodes / gaps.tokens, gaps.context / gaps.tokens, now_s=now_s
             )
             del self._gaps[slot]
-        if self._learns_lengths:
-            if now_s - self._aged_s >= _AGE_EVERY_S:
-                self._age(now_s)
-            self.beliefs.lengths.tables(now_s)
 
     def _age(self, now_s: float) -> None:
         """Life that requests in flight have lived counts when it is lived."""

@@ -6,7 +6,7 @@ off, and of its decode endpoint from the moment it is assigned (a pending prefil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -238,6 +238,13 @@ class Ledger:
         excess = max(0, observation.running + observation.waiting - int(self._on_engine[slot]))
         self.foreign[slot] = min(excess, int(self._excess[slot]))
         self._excess[slot] = excess
+
+    def observed_all(self, slots: IntArray, observations: Sequence[Observation]) -> None:
+        """`observed` for many slots, each named once."""
+        reported = np.array([seen.running + seen.waiting for seen in observations])
+        excess = np.maximum(reported - self._on_engine[slots], 0)
+        self.foreign[slots] = np.minimum(excess, self._excess[slots])
+        self._excess[slots] = excess
 
     def forget(self, slot: int) -> None:
         """What the endpoint reported no longer counts."""

@@ -9,7 +9,7 @@ ended before t, on the very step that stepping would have composed for them.
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -23,6 +23,8 @@ from ballast_sim.engine.engine import Engine
 from ballast_sim.engine.events import EngineEvent, RequestStats, TokensAdvanced
 from ballast_sim.engine.requests import RequestState
 
+Count = Callable[[Sequence[float], float, int, int], int]
+"""How many of the first entries come before a time: `bisect_left`, or not after it: `bisect_right`."""
 HORIZON_STEPS = 256
 """Steps that are foreseen at a time."""
 
@@ -136,13 +138,15 @@ class CoarseEngine(Engine):
             return state.stats()
         return replace(state.stats(), output_tokens=tokens, last_token_s=self.scheduler.ended_s[-1])
 
-    def marks(self, now_s: float, inclusive: bool) -> Iterator[tuple[float, str, int]]:
+    def marks(self, now_s: float, inclusive: bool) -> Sequence[tuple[float, str, int]]:
         """Progress in steady decode that has not been told: (time, request, output tokens), in order.
 
         Of steps that ended before `now_s`, or by it where `inclusive`.
         """
         steps = self._steps_before(now_s, bisect_right if inclusive else bisect_left)
-        return self.scheduler.marks(self._foresight.ends_s[:steps] if self._foresight and steps else ())
+        if self.scheduler.told(steps):
+            return ()
+        return self.scheduler.marks(self._foresight.ends_s if self._foresight else (), steps)
 
     # -- leaps -------------------------------------------------------------------------------------------------------
 
@@ -153,12 +157,16 @@ class CoarseEngine(Engine):
         self._foresight = None
         super()._tick(now_s)
 
-    def _steps_before(self, now_s: float, count: Callable[[Sequence[float], float], int]) -> int:
+    def _steps_before(self, now_s: float, count: Count) -> int:
         """Steps that have ended by now and wait to be leapt over."""
         if self._blocked is None or self._blocked.ends_s > now_s:
             return 0
-        foresight = self._foresee()
-        return 0 if foresight is None else min(count(foresight.ends_s, now_s), foresight.steps)
+        foresight = self._foresight
+        if foresight is None or self._inbox:
+            foresight = self._foresee()
+            if foresight is None:
+                return 0
+        return count(foresight.ends_s, now_s, 0, foresight.steps)
 
     def _foresee(self) -> _Foresight | None:
         """What is known of the next steps; None where the next one may bring a change."""
@@ -180,7 +188,7 @@ class CoarseEngine(Engine):
         self._foresight = _Foresight(ends_s, steps) if steps else None
         return self._foresight
 
-    def _leap(self, now_s: float, count: Callable[[Sequence[float], float], int]) -> None:
+    def _leap(self, now_s: float, count: Count) -> None:
         """Take all foreseen steps that have ended."""
         while steps := self._steps_before(now_s, count):
             foresight = self._foresight

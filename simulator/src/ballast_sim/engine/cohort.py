@@ -11,7 +11,7 @@ by block.
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ballast_sim.engine.batch import Batch, Output, ScheduledChunk
 from ballast_sim.engine.config import EngineConfig
@@ -42,7 +42,8 @@ class CohortScheduler(Scheduler):
         self._front = 0  # running[:front] are members, or have just left
         self._context = 0  # tokens computed before the next step, of all members
         self._takers: list[list[RequestState]] = [[] for _ in range(config.block_size)]  # by step modulo block size
-        self._markers: list[list[RequestState]] = [[] for _ in range(max(1, mark_every_tokens))]
+        self._markers: list[dict[RequestState, tuple[str, int, int]]] = [{} for _ in range(max(1, mark_every_tokens))]
+        """By step modulo `mark_every_tokens`: the id, the steps before its first one, and tokens less steps."""
         self._marked = 0  # the last step whose marks were reported
         self._ends: dict[int, list[RequestState]] = {}  # by the step that brings the last token
         self._in_flight: deque[Batch] = deque()
@@ -82,7 +83,8 @@ class CohortScheduler(Scheduler):
         end = processed + state.ends_after - state.output_tokens
         insort(self._ends.setdefault(end, []), state, key=lambda member: member.order)
         if self._mark_every:
-            self._markers[(processed - state.output_tokens) % self._mark_every].append(state)
+            ahead = state.output_tokens - processed
+            self._markers[-ahead % self._mark_every][state] = state.request_id, processed, ahead
 
     def _settle(self, state: RequestState, joined: int = 0) -> None:
         """Write down what the counters say of a member, and take it out."""
@@ -90,7 +92,7 @@ class CohortScheduler(Scheduler):
         done, first = self._processed_steps - before, state.output_tokens
         self._takers[(state.joined - state.computed) % self.config.block_size].remove(state)
         if self._mark_every:
-            self._markers[(before - first) % self._mark_every].remove(state)
+            del self._markers[(before - first) % self._mark_every][state]
         state.computed += self._composed_steps - state.joined + 1
         state.num_tokens += done
         state.output_tokens += done
@@ -240,7 +242,9 @@ class CohortScheduler(Scheduler):
         size, takers = self.config.block_size, self._takers
         cycles, rest = divmod(steps, size)
         first = self._composed_steps + 1
-        return cycles * self.size + sum(len(takers[(first + place) % size]) for place in range(rest))
+        first %= size
+        count = cycles * self.size + sum(map(len, takers[first : first + rest]))
+        return count + sum(map(len, takers[: first + rest - size])) if first + rest > size else count
 
     def leap(self, steps: int, ends_s: Sequence[float], in_flight: Sequence[Batch]) -> None:
         """Process the next `steps` steps, which ended at `ends_s`, and compose as many; `in_flight` is what is left."""
@@ -302,20 +306,24 @@ class CohortScheduler(Scheduler):
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
-    def marks(self, future_s: Sequence[float]) -> Iterator[tuple[float, str, int]]:
+    def told(self, steps: int) -> bool:
+        """Whether `marks` has told of all that the next `steps` bring."""
+        return self._marked == self._processed_steps + steps
+
+    def marks(self, future_s: Sequence[float], steps: int) -> list[tuple[float, str, int]]:
         """(time, request, output tokens) of each member's multiples of `mark_every_tokens`, each told once, in order.
 
-        Of the steps that have been processed, and of those that will end at `future_s`. A request that has left the
-        cohort tells of itself.
+        Of the steps that have been processed, and of the next `steps`, which will end at `future_s`. A request that has
+        left the cohort tells of itself.
         """
-        every, lag, last = self._mark_every, self._lag, self._processed_steps
-        if not self.size:
-            self._marked = last + len(future_s)
-            return
-        for number in range(self._marked + 1, last + len(future_s) + 1):
-            at_s = self.ended_s[number - 1] if number <= last else future_s[number - last - 1]
-            for state in self._markers[number % every]:
-                before = state.joined - 1 - lag
-                if number > before:
-                    yield at_s, state.request_id, state.output_tokens + number - before
-        self._marked = last + len(future_s)
+        processed = self._processed_steps
+        first, last = self._marked + 1, processed + steps
+        self._marked = last
+        found: list[tuple[float, str, int]] = []
+        if self.size:
+            for number in range(first, last + 1):
+                at_s = self.ended_s[number - 1] if number <= processed else future_s[number - processed - 1]
+                for request_id, before, ahead in self._markers[number % self._mark_every].values():
+                    if number > before:
+                        found.append((at_s, request_id, number + ahead))
+        return found

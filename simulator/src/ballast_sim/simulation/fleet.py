@@ -93,6 +93,7 @@ class Fleet:
         self._on_effect = on_effect
         self._stopwatch = stopwatch
         self._arrivals: list[Arrival] = []
+        self._ids: list[RequestId] = []
         self._legs: dict[str, Record] = {}
         """By the id under which an engine knows, or knew, a leg."""
         self._turn_after: dict[int, tuple[int, float]] = {}
@@ -130,6 +131,7 @@ class Fleet:
                     f"KV cache of the fleet, {longest} tokens"
                 )
             self._arrivals.append(arrival)
+            self._ids.append(RequestId(str(index)))
             self.records.append(Record(index, arrival.arrival_s, arrival.input_tokens, arrival.output_tokens))
             if place in waits_for:
                 previous, gap_s = waits_for[place]
@@ -171,16 +173,18 @@ class Fleet:
             return
         self._caught_up = (self.kernel.now_s, inclusive)
         marks = self.world.progress(inclusive=inclusive)
+        for _, leg, tokens in marks:
+            self._legs[leg].generated_tokens = tokens
         if self._late:
             marks = sorted(self._late + marks)
             self._late = []
         if not marks:
             return
+        legs, ids = self._legs, self._ids
         reports: list[list[tuple[float, RequestId, int]]] = [[] for _ in range(self.settings.gateways)]
-        for at_s, request_id, tokens in marks:
-            record = self._legs[request_id]
-            record.generated_tokens = max(record.generated_tokens, tokens)
-            reports[record.gateway].append((at_s, RequestId(str(record.index)), tokens))
+        for at_s, leg, tokens in marks:
+            record = legs[leg]
+            reports[record.gateway].append((at_s, ids[record.index], tokens))
         for gateway, told in enumerate(reports):
             self._gateways.progress(gateway, told)
 
@@ -232,7 +236,7 @@ class Fleet:
         if arrival.hash_ids and arrival.block_size:
             hashes = tuple(trace_block_hashes(arrival.hash_ids, arrival.input_tokens, arrival.block_size))
         return Request(
-            RequestId(str(record.index)),
+            self._ids[record.index],
             record.input_tokens,
             max_output_tokens=self._limit_of(record),
             block_hashes=hashes,
@@ -280,9 +284,9 @@ class Fleet:
         record.generated_tokens += 1
         if record.generated_tokens == 1:
             record.first_token_s = at_s
-            self._feed(record, FirstToken(RequestId(str(record.index))))
+            self._feed(record, FirstToken(self._ids[record.index]))
         elif self._follows_progress and record.generated_tokens % PROGRESS_EVERY_TOKENS == 0:
-            self._feed(record, Progress(RequestId(str(record.index)), record.generated_tokens))
+            self._feed(record, Progress(self._ids[record.index], record.generated_tokens))
 
     def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
         """See `world.LateListener`."""
@@ -305,7 +309,7 @@ class Fleet:
         if stage is Stage.PREFILL:
             record.cached_tokens = event.stats.cached_tokens
             record.optimal = record.decode is not None and self.world.is_least_loaded(record.decode)
-            self._feed(record, PrefillDone(RequestId(str(record.index))))
+            self._feed(record, PrefillDone(self._ids[record.index]))
             return
         if record.prefill is None:
             record.cached_tokens = event.stats.cached_tokens
@@ -318,13 +322,13 @@ class Fleet:
         if record.first_token_s is None:
             endpoint_id = record.prefill if stage is Stage.PREFILL else record.decode
             assert endpoint_id is not None
-            self._feed(record, DispatchFailed(RequestId(str(record.index)), stage, endpoint_id))
+            self._feed(record, DispatchFailed(self._ids[record.index], stage, endpoint_id))
             return
         record.broken, record.generated_tokens = True, output_tokens
         self._end(record, Outcome.FAILED)
 
     def _end(self, record: Record, outcome: Outcome) -> None:
-        self._feed(record, RequestEnded(RequestId(str(record.index)), outcome, record.generated_tokens))
+        self._feed(record, RequestEnded(self._ids[record.index], outcome, record.generated_tokens))
         self._ended(record)
 
     def _record(self, request_id: RequestId) -> Record:

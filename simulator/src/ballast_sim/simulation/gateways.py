@@ -15,12 +15,11 @@ from functools import partial
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Effect
 from ballast_core.events import EndpointObserved, Event
-from ballast_core.model import EndpointId, Observation, RequestId
+from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
 from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.naming import known_names
-from ballast_sim.simulation.shapes import Machine
 from ballast_sim.simulation.watch import Watch
 from ballast_sim.simulation.world import World
 
@@ -130,18 +129,23 @@ class Gateways:
 
     def _scrape(self, gateway: int) -> None:
         now_s, loss = self._kernel.now_s, self._settings.scrape_loss_ratio
+        answers: list[tuple[Endpoint, Observation]] = []
         for machine, observation in self._world.observe():
             if loss and self._losses.random() < loss:
                 continue
             if observation is None or machine.endpoint.id in self._mute:
                 self._scrape_fails(gateway, machine.endpoint.id)
-                continue
-            arrives_s = now_s + self._settings.scrape_delay_s
-            self._kernel.at(arrives_s, partial(self._answered, gateway, machine, observation), OBSERVE)
+            else:
+                answers.append((machine.endpoint, observation))
+        if answers:
+            self._kernel.at(now_s + self._settings.scrape_delay_s, partial(self._answered, gateway, answers), OBSERVE)
         self._kernel.at(now_s + self._settings.scrape_interval_s, lambda: self._scrape(gateway), OBSERVE)
 
-    def _answered(self, gateway: int, machine: Machine, observation: Observation) -> None:
-        self._noticed(gateway, self._watches[gateway].answered(machine.endpoint, observation))
+    def _answered(self, gateway: int, answers: Sequence[tuple[Endpoint, Observation]]) -> None:
+        takes = self._watches[gateway].takes
+        taken = [answer for answer in answers if takes(answer[0].id)]
+        self._catch_up()
+        self._carry_out(gateway, self.directors[gateway].on_scrape(taken, self._kernel.now_s))
 
     def _scrape_fails(self, gateway: int, endpoint_id: EndpointId) -> None:
         """A refused connection is known at once, silence after the timeout."""

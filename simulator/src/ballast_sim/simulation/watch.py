@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ballast_core.events import EndpointDraining, EndpointLost, EndpointObserved, Event
-from ballast_core.model import Endpoint, EndpointId, Observation
+from ballast_core.events import EndpointDraining, EndpointLost, Event
+from ballast_core.model import EndpointId
 
 
 class Watch:
@@ -15,13 +15,13 @@ class Watch:
         self._failures: dict[EndpointId, int] = {}
         self._draining: set[EndpointId] = set()
 
-    def answered(self, endpoint: Endpoint, observation: Observation) -> Event | None:
-        """A scrape succeeded: an endpoint that was lost is there again, unless it drains."""
-        failures = self._failures.pop(endpoint.id, 0)
-        if failures >= self._failures_until_lost and endpoint.id in self._draining:
-            self._failures[endpoint.id] = failures
-            return None
-        return EndpointObserved(endpoint, observation)
+    def takes(self, endpoint_id: EndpointId) -> bool:
+        """A scrape succeeded. Whether its answer counts: an endpoint that was lost is there again, unless it drains."""
+        failures = self._failures.pop(endpoint_id, 0)
+        if failures >= self._failures_until_lost and endpoint_id in self._draining:
+            self._failures[endpoint_id] = failures
+            return False
+        return True
 
     def failed(self, endpoint_id: EndpointId) -> Event | None:
         """A scrape failed."""

@@ -80,7 +80,7 @@ class _Origin:
     """Another one stands in its place after a crash."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Server:
     machine: Machine
     engine: EngineModel
@@ -89,6 +89,15 @@ class _Server:
     slowdown: float = 1.0
     lost_preemptions: int = 0
     """Counted by engines that crashed."""
+
+    def kv_tokens_used(self, now_s: float) -> float:
+        """KV tokens in use."""
+        return self.engine.kv_usage_ratio(now_s) * self.machine.profile.kv_tokens
+
+
+def _observation(engine: EngineModel, now_s: float) -> Observation:
+    running, waiting, _, kv_usage_ratio, _ = engine.load(now_s)
+    return Observation(now_s, running, waiting, kv_usage_ratio, engine.preemptions)
 
 
 class World:
@@ -116,6 +125,9 @@ class World:
         self._late_listener = late_listener
         self._origins: dict[str, _Origin] = {}
         self._servers = {machine.endpoint.id: _Server(machine, self._new_engine(machine)) for machine in self.machines}
+
+        roles = STAGE_ROLES[Stage.DECODE]
+        self._decoders = [server for server in self._servers.values() if server.machine.endpoint.role in roles]
 
     def _new_engine(self, machine: Machine) -> EngineModel:
         return self._physics.engine(
@@ -152,26 +164,19 @@ class World:
 
     def observe(self) -> list[tuple[Machine, Observation | None]]:
         """What a scrape of every engine would say now; None of one that is down."""
-        return [(server.machine, self._observation(server) if server.up else None) for server in self._servers.values()]
-
-    def _observation(self, server: _Server) -> Observation:
-        load = server.engine.load(self._clock.now_s)
-        return Observation(
-            observed_at_s=self._clock.now_s,
-            running=load.running,
-            waiting=load.waiting,
-            kv_usage_ratio=load.kv_usage_ratio,
-            preemptions=server.engine.preemptions,
-        )
+        now_s = self._clock.now_s
+        return [
+            (server.machine, _observation(server.engine, now_s) if server.up else None)
+            for server in self._servers.values()
+        ]
 
     def is_least_loaded(self, decode: EndpointId) -> bool:
         """Whether no other engine that decodes and is up has fewer KV tokens in use."""
-        used = {
-            name: server.engine.kv_usage_ratio(self._clock.now_s) * server.machine.profile.kv_tokens
-            for name, server in self._servers.items()
-            if server.up and server.machine.endpoint.role in STAGE_ROLES[Stage.DECODE]
-        }
-        return decode in used and used[decode] <= min(used.values())
+        now_s, chosen = self._clock.now_s, self._servers[decode]
+        if not (chosen.up and chosen in self._decoders):
+            return False
+        used = chosen.kv_tokens_used(now_s)
+        return all(used <= server.kv_tokens_used(now_s) for server in self._decoders if server.up)
 
     def progress(self, *, inclusive: bool) -> list[tuple[float, str, int]]:
         """(time, request, output tokens) of steady decodes since the last call, in order of time: each multiple once.
@@ -181,7 +186,9 @@ class World:
         if not self._progress_every_tokens:
             return []
         now_s = self._clock.now_s
-        found = [mark for server in self._servers.values() for mark in server.engine.marks(now_s, inclusive)]
+        found: list[tuple[float, str, int]] = []
+        for server in self._servers.values():
+            found += server.engine.marks(now_s, inclusive)
         found.sort(key=itemgetter(0))
         return found
 
