@@ -134,7 +134,7 @@ def _within(old: float, new: float, ratio: float) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", default="", help="what the draw depends on: a commit, or a date")
-    parser.add_argument("--seconds", type=float, default=120.0, help="recorded processor time of the runs, about")
+    parser.add_argument("--seconds", type=float, default=100.0, help="recorded processor time of the runs, about")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     options = parser.parse_args()
     record = recorded.read()

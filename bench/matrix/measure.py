@@ -128,7 +128,7 @@ def _described(workload: Workload, fleet: Fleet) -> dict[str, object]:
     setup = setup_of(workload, fleet)
     return {
         "workload": workload.source if workload.trace is None else _file_digest(workload.trace),
-        "seeds": setup.source.seeds if isinstance(setup.source, SeededTrace) else None,
+        "seeds": list(setup.source.seeds) if isinstance(setup.source, SeededTrace) else None,
         "limit": workload.limit,
         "shape": fleet.shape,
         "profiles": profile_digest(machine.profile for machine in setup.machines),

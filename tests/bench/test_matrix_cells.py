@@ -1,5 +1,6 @@
 """The cells: complete, near balance, and each seed with requests of its own."""
 
+import json
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.workloads import GENERATORS, WorkloadRequest
 from bench.matrix.cells import CELLS, DECODE, LOADS, PREFILL, SEEDS, TRACES, Cell, setup_of
-from bench.matrix.measure import arithmetic_scale
+from bench.matrix.measure import RunJob, arithmetic_scale
 from bench.matrix.seeding import jittered, part_of
 
 BALANCED = [cell for cell in CELLS if cell.fleet.kind == "balanced" and cell.load == LOADS[0]]
@@ -20,6 +21,13 @@ CACHED_RATIO = {"agent": 0.8, "multi-turn": 0.3, "hotspot-prefix": 0.7}
 
 def test_names_are_unique() -> None:
     assert len({cell.name for cell in CELLS}) == len(CELLS)
+
+
+def test_descriptions_are_the_same_when_read_again() -> None:
+    for cell in CELLS:
+        if cell.workload.available:
+            description = RunJob(cell, "ballast", SEEDS[0], 1.25).description
+            assert json.loads(json.dumps(description)) == description
 
 
 def test_every_built_in_workload_but_none_twice_is_there() -> None:
