@@ -37,6 +37,15 @@ def test_the_figures_are_one_object_and_the_same_for_a_seed() -> None:
     assert calibrate(*SMALL, "--seed", "1")["lengths"] != figures["lengths"]
 
 
+def test_a_workload_too_small_to_say_anything_says_so(tmp_path: Path) -> None:
+    """Two requests, one of them scored: nothing is known of any age."""
+    trace = tmp_path / "two.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,1,1\n0,1,1\n")
+    figures = calibrate("--trace", str(trace))
+    assert {row["surface"]["max"] for row in figures["lengths"]} == {None}
+    assert CliRunner().invoke(app, ["calibrate", "--trace", str(trace)]).exit_code == 0
+
+
 def test_people_get_tables_with_the_papers_figures_beside() -> None:
     result = CliRunner().invoke(app, ["calibrate", *SMALL, *FLEET])
     assert result.exit_code == 0, result.output

@@ -57,17 +57,24 @@ class CurveScore:
 
     @property
     def surface_mean(self) -> float:
-        """Mean error of the known cells."""
-        return float(np.nanmean(self.surface))
+        """Mean error of the known cells; NaN if there are none."""
+        known = self._known_cells
+        return float(known.mean()) if len(known) else float("nan")
 
     @property
     def surface_max(self) -> float:
-        """Largest error of the known cells."""
-        return float(np.nanmax(self.surface))
+        """Largest error of the known cells; NaN if there are none."""
+        known = self._known_cells
+        return float(known.max()) if len(known) else float("nan")
 
     def surface_below(self, error: float) -> float:
-        """Share of the known cells with a smaller error."""
-        return float((self.surface[np.isfinite(self.surface)] < error).mean())
+        """Share of the known cells with a smaller error; NaN if there are none."""
+        known = self._known_cells
+        return float((known < error).mean()) if len(known) else float("nan")
+
+    @property
+    def _known_cells(self) -> FloatArray:
+        return self.surface[np.isfinite(self.surface)]
 
 
 def score_curves(tables: SurvivalTables, lengths_by_slot: Mapping[int, FloatArray]) -> CurveScore:
