@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.events import Event
+from ballast_core.events import EndpointObserved, Event
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_gateway.observe.fleet import Fleet
 from ballast_sim.simulation.watch import Watch
@@ -29,10 +29,12 @@ def test_both_tell_the_same_story(until_lost: int, news: list[tuple[Endpoint, st
     watch, simulated = Watch(until_lost), list[Event]()
     for at_s, (endpoint, what) in enumerate(news):
         member, observation = fleet.members[endpoint.id], Observation(observed_at_s=at_s, running=0, waiting=0)
+        event: Event | None = None
         match what:
             case "answered":
                 fleet.scraped(member, observation)
-                event = watch.answered(endpoint, observation)
+                if watch.takes(endpoint.id):
+                    event = EndpointObserved(endpoint, observation)
             case "failed":
                 fleet.scrape_failed(member, "refused")
                 event = watch.failed(endpoint.id)
