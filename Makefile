@@ -80,9 +80,9 @@ type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
 bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, engine model and engine-sim, simulator, cost of the proxy, of reading prompts, and of the picker behind Envoy
-	@$(BIN)/python bench/decision_bench.py
+	@$(BIN)/python -m bench.decision_bench
 	@$(BIN)/python bench/engine_bench.py
-	@$(BIN)/python bench/simulator_bench.py
+	@$(BIN)/python -m bench.simulator_bench
 	@$(BIN)/python bench/proxy_bench.py
 	@$(BIN)/python bench/prompt_bench.py
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py

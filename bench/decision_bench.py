@@ -1,19 +1,27 @@
 """How long one placement decision takes: every shipped placement, by endpoints and requests in flight.
 
-Wall time of `Director.on_event(RequestArrived)` on one core. The fleet is in the middle of its work: a tenth of the
-requests is still in prefill, the others have generated, output lengths are learned, endpoints are scraped and requests
-end while decisions are taken. Prints a table; `--json FILE` writes the figures. They are this machine's: compare
-within one run. "events" is the mean cost of everything else: scrapes, first tokens and ends, per decision.
+Time of `Director.on_event(RequestArrived)`: both stages placed and booked, on one core, by the wall clock and in
+processor time (`cpu`: what else runs on a shared machine shows in the wall clock's p99). The fleet is in the middle of
+its work, a tenth of the requests in prefill, and between two decisions happens what happens in a fleet whose requests
+come as often as they end: the oldest prefill ends (late binding: its decode endpoint is chosen again) and its first
+token comes, some request ends at the length it has reached, 31 others report 16 more tokens each (the proxy's step and
+a mean output of 500 tokens), and endpoints are scraped once a second. All that is no part of a decision's time, but what
+a decision has to do because of it is; "events" is its mean for one decision. Survival curves are made anew where they
+are in production, at scrapes; Python's garbage collector runs as it likes.
+
+Prints a table; `--json FILE` writes the figures, `--against FILE` compares medians of processor time with those of
+another run, in units of a fixed piece of numpy work (`bench/comparison.py`). `bench/recorded/decision.json` is the last
+recorded run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +30,17 @@ from ballast_core.director import Director, DirectorSettings
 from ballast_core.events import EndpointObserved, Event, FirstToken, PrefillDone, Progress, RequestArrived, RequestEnded
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role
 from ballast_core.policies.registry import PLACEMENTS, build_placement
+from bench.comparison import Calibration, Earlier, Recording, Row
 
 SIZES = ((10, 100), (100, 10_000), (1_000, 100_000))
 """(decode endpoints, requests in flight); a quarter as many prefill endpoints beside them."""
 LIFE_S = 20.0
 """Mean life of a request: with those in flight it gives the rate at which decisions come."""
 SCRAPE_S = 1.0
+REPORT_TOKENS = 16
+REPORTS = 500 // REPORT_TOKENS
+COLUMNS = ("p50_ms", "p99_ms", "cpu_p50_ms", "cpu_p99_ms", "other_events_ms")
+LINE = "{:<22} {:>9} {:>9} {:>8} {:>8} {:>10} {:>10} {:>9} {:>8}"
 
 
 @dataclass(slots=True)
@@ -35,16 +48,53 @@ class Fleet:
     """A Director with its endpoints, and the requests on its books."""
 
     director: Director
-    endpoints: list[Endpoint]
-    open: list[RequestId]
     rng: random.Random
+    endpoints: list[Endpoint] = field(default_factory=list)
+    prefilling: deque[RequestId] = field(default_factory=deque)
+    decoding: list[RequestId] = field(default_factory=list)
+    tokens: dict[RequestId, int] = field(default_factory=dict)
+    """Output of those that decode."""
+    scrapes: int = 0
+
+    def arrive(self, name: str, now_s: float) -> None:
+        request = Request(RequestId(name), prompt_tokens=100 + self.rng.randint(0, 900))
+        self.director.on_event(RequestArrived(request), now_s)
+        self.prefilling.append(request.id)
+
+    def begin(self, now_s: float) -> list[Event]:
+        """The oldest prefill ends."""
+        request_id = self.prefilling.popleft()
+        self.decoding.append(request_id)
+        self.tokens[request_id] = 1
+        return [PrefillDone(request_id), FirstToken(request_id)]
+
+    def report(self, more_tokens: int) -> Progress:
+        """Some request has generated more."""
+        request_id = self.rng.choice(self.decoding)
+        self.tokens[request_id] += more_tokens
+        return Progress(request_id, self.tokens[request_id])
+
+    def end(self) -> RequestEnded:
+        """Some request is done."""
+        at = self.rng.randrange(len(self.decoding))
+        self.decoding[at], self.decoding[-1] = self.decoding[-1], self.decoding[at]
+        request_id = self.decoding.pop()
+        return RequestEnded(request_id, Outcome.COMPLETED, self.tokens.pop(request_id))
+
+    def scrape(self, now_s: float) -> list[Event]:
+        """What is due by now, one endpoint after the other."""
+        first, self.scrapes = self.scrapes, int(now_s / SCRAPE_S * len(self.endpoints))
+        return [
+            EndpointObserved(self.endpoints[at % len(self.endpoints)], Observation(now_s, running=100, waiting=0))
+            for at in range(first, self.scrapes)
+        ]
 
 
 def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
     """A Director with that many endpoints, observed, and that many requests on its books."""
     placement = build_placement(policy)
     director = Director(DirectorSettings(prefill=placement, decode=placement))
-    made = Fleet(director, [], [], random.Random(f"{endpoints} {in_flight}"))
+    made = Fleet(director, random.Random(f"{endpoints} {in_flight}"))
     for role, count in ((Role.PREFILL, max(1, endpoints // 4)), (Role.DECODE, endpoints)):
         for k in range(count):
             profile = ("a100-qwen3-32b", "h20-qwen3-32b")[k % 2]
@@ -52,57 +102,46 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
             endpoint = Endpoint(EndpointId(f"{role}-{k:04d}"), address, role, profile=profile)
             made.endpoints.append(endpoint)
             director.on_event(EndpointObserved(endpoint, Observation(0.0, running=k % 7, waiting=0)), 0.0)
-    for k in range(500):  # output lengths to learn from
-        arrive(made, f"past-{k}", 0.0)
-        director.on_event(RequestEnded(made.open.pop(), Outcome.COMPLETED, made.rng.randint(1, 3000)), 0.0)
     # Policies that weigh every request would make filling up quadratic: cheap ones place the first requests.
     director.settings = DirectorSettings(prefill=build_placement("random"), decode=build_placement("random"))
+    for k in range(500):  # output lengths to learn from
+        made.arrive(f"past-{k}", 0.0)
+        director.on_event(RequestEnded(made.prefilling.pop(), Outcome.COMPLETED, made.rng.randint(1, 3000)), 0.0)
     for k in range(in_flight):
-        request_id = arrive(made, f"old-{k}", 0.0)
-        if k % 10:
-            generate(made, request_id, 0.1)
+        made.arrive(f"old-{k}", 0.0)
+    while len(made.prefilling) > in_flight // 10:
+        for event in made.begin(0.1):
+            director.on_event(event, 0.1)
+        at = made.decoding[-1]
+        made.tokens[at] += made.rng.randint(1, 2000)
+        director.on_event(Progress(at, made.tokens[at]), 0.1)
     director.settings = DirectorSettings(prefill=placement, decode=placement)
     return made
 
 
-def arrive(made: Fleet, name: str, now_s: float) -> RequestId:
-    request = Request(RequestId(name), prompt_tokens=100 + made.rng.randint(0, 900))
-    made.director.on_event(RequestArrived(request), now_s)
-    made.open.append(request.id)
-    return request.id
-
-
-def generate(made: Fleet, request_id: RequestId, now_s: float) -> None:
-    for event in (PrefillDone(request_id), FirstToken(request_id), Progress(request_id, made.rng.randint(2, 2000))):
-        made.director.on_event(event, now_s)
-
-
-def measure(made: Fleet, decisions: int) -> tuple[list[float], float]:
-    """Seconds of each of so many arrivals, and the mean of all other events between two of them."""
-    taken, others_s = [], 0.0
-    gap_s = LIFE_S / len(made.open)
-    scrapes = 0
+def measure(made: Fleet, decisions: int) -> Row:
+    """Figures of so many arrivals, in milliseconds."""
+    wall, cpu, others_s = np.empty(decisions), np.empty(decisions), 0.0
+    gap_s = LIFE_S / (len(made.prefilling) + len(made.decoding))
+    on_event = made.director.on_event
     for k in range(decisions):
         now_s = 1.0 + k * gap_s
         request = Request(RequestId(f"new-{k}"), prompt_tokens=500)
-        start = time.perf_counter()
-        made.director.on_event(RequestArrived(request), now_s)
-        taken.append(time.perf_counter() - start)
-        made.open.append(request.id)
-        due = int((now_s - 1.0) / SCRAPE_S * len(made.endpoints))
-        events: list[Event] = [
-            EndpointObserved(made.endpoints[at % len(made.endpoints)], Observation(now_s, running=100, waiting=0))
-            for at in range(scrapes, due)
-        ]
-        scrapes = due
-        ending = made.open.pop(made.rng.randrange(len(made.open)))
-        begun = made.rng.choice(made.open)
-        events += [PrefillDone(begun), FirstToken(begun), RequestEnded(ending, Outcome.COMPLETED, 500)]
+        arrived = RequestArrived(request)
+        start, start_cpu = time.perf_counter(), time.thread_time()
+        on_event(arrived, now_s)
+        cpu[k], wall[k] = time.thread_time() - start_cpu, time.perf_counter() - start
+        made.prefilling.append(request.id)
+        events = made.begin(now_s)
+        events += [made.report(REPORT_TOKENS) for _ in range(REPORTS)]
+        events += [made.end(), *made.scrape(now_s)]
         start = time.perf_counter()
         for event in events:
-            made.director.on_event(event, now_s)
+            on_event(event, now_s)
         others_s += time.perf_counter() - start
-    return taken, others_s / decisions
+    p50, p99, cpu_p50, cpu_p99 = (*np.percentile(wall, (50, 99)), *np.percentile(cpu, (50, 99)))
+    figures = (p50, p99, cpu_p50, cpu_p99, others_s / decisions)
+    return {name: round(float(seconds) * 1e3, 4) for name, seconds in zip(COLUMNS, figures, strict=True)}
 
 
 def main() -> int:
@@ -110,28 +149,23 @@ def main() -> int:
     parser.add_argument("--decisions", type=int, default=2_000, help="decisions per figure (default 2000)")
     parser.add_argument("--policy", help="only these, comma-separated")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--against", type=Path, help="a file of an earlier run to compare with")
     options = parser.parse_args()
-    rows = []
-    print(f"{'policy':<22} {'endpoints':>9} {'in flight':>9} {'p50 ms':>8} {'p99 ms':>8} {'events ms':>9}")
+    earlier = Earlier(options.against, lambda row: (row["policy"], row["endpoints"], row["in_flight"]))
+    calibration, rows = Calibration(), list[Row]()
+    titles = (name.removesuffix("_ms").replace("_", " ") for name in (*COLUMNS[:4], "events_ms"))
+    print(LINE.format("times in ms", "endpoints", "in flight", *titles, "earlier"))
     for policy in sorted(PLACEMENTS) if options.policy is None else options.policy.split(","):
         for endpoints, in_flight in SIZES:
-            taken, others_s = measure(fleet(policy, endpoints, in_flight), options.decisions)
-            p50, p99 = np.percentile(taken, (50, 99)) * 1e3
-            rows.append(
-                {
-                    "policy": policy,
-                    "endpoints": endpoints,
-                    "in_flight": in_flight,
-                    "p50_ms": p50,
-                    "p99_ms": p99,
-                    "other_events_ms": others_s * 1e3,
-                }
-            )
-            print(
-                f"{policy:<22} {endpoints:>9} {in_flight:>9} {p50:>8.3f} {p99:>8.3f} {others_s * 1e3:>9.3f}", flush=True
-            )
+            calibration.take()
+            figures = measure(fleet(policy, endpoints, in_flight), options.decisions)
+            row = {"policy": policy, "endpoints": endpoints, "in_flight": in_flight, **figures}
+            ratio = earlier.time_ratio(row, "cpu_p50_ms", calibration)
+            shown = [f"{row[name]:.3f}" for name in COLUMNS]
+            print(LINE.format(policy, endpoints, in_flight, *shown, f"x {ratio:.2f}" if ratio else "-"), flush=True)
+            rows.append(row)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        Recording(calibration.seconds, rows).write(options.json)
     return 0
 
 

@@ -1,13 +1,13 @@
 """How fast the simulator is: simulated requests and tokens a second on one core, by workload and policy.
 
 Prefill endpoints in proportion, 64 decode endpoints, load 0.7 by arithmetic. Prints a table; `--json FILE` writes the
-figures, `--against FILE` compares with those of another run. They are this machine's: compare within one machine.
+figures, `--against FILE` compares with those of another run, in units of a fixed piece of numpy work
+(`bench/comparison.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
@@ -20,6 +20,7 @@ from ballast_sim.simulation.experiment import RunSpec, Setup, run
 from ballast_sim.simulation.policy_choice import parse_policies
 from ballast_sim.simulation.shapes import parse_shape
 from ballast_sim.simulation.source import WorkloadSource
+from bench.comparison import Calibration, Earlier, Recording, Row
 
 DECODE_ENDPOINTS = 64
 LOAD = 0.7
@@ -69,21 +70,22 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--against", type=Path, help="a file of an earlier run to compare with")
     options = parser.parse_args()
-    earlier = {}
-    if options.against:
-        earlier = {(row["workload"], row["policy"]): row for row in json.loads(options.against.read_text())}
-    rows = []
+    earlier = Earlier(options.against, lambda row: (row["workload"], row["requests"], row["policy"]))
+    calibration, rows = Calibration(), list[Row]()
     print(LINE.format("workload", "policy", "requests", "wall s", "requests/s", "tokens/s", "earlier"))
     for workload, requests in WORKLOADS:
         for policy in options.policy.split(","):
+            calibration.take()
             row = measure(workload, max(10, round(requests * options.scale)), policy)
-            rows.append(row)
-            before = earlier.get((workload, policy))
-            ratio = f"x {row['requests_per_s'] / before['requests_per_s']:.2f}" if before else "-"
+            ratio = earlier.time_ratio(row, "wall_s", calibration)
             speeds = [f"{row[name]:.{digits}f}" for name, digits in SPEEDS]
-            print(LINE.format(workload, policy, row["requests"], *speeds, ratio), flush=True)
+            print(
+                LINE.format(workload, policy, row["requests"], *speeds, f"x {1 / ratio:.2f}" if ratio else "-"),
+                flush=True,
+            )
+            rows.append(row)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        Recording(calibration.seconds, rows).write(options.json)
     return 0
 
 
