@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from ballast_core.events import EndpointObserved
 from ballast_core.model import Endpoint, EndpointId, Observation, Request, RequestId, Role, Stage
 from ballast_core.policies.base import Placement
 from ballast_core.policies.placements import LeastRequests
+from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_core.view import View
 
 HARDWARE = ("h20-qwen3-32b", "a100-qwen3-32b", "h20-qwen3-32b", "a100-qwen3-32b", "")
@@ -49,6 +50,8 @@ class State:
     """Leading blocks of `PROMPT_BLOCKS` that each holds."""
     ended: Sequence[int] = field(default=())
     """Output lengths that the survival curve has seen."""
+    profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: SHIPPED_PROFILES)
+    """What `hardware` names."""
 
 
 PROMPT_BLOCKS = tuple(range(1, 65))
@@ -57,7 +60,7 @@ PROMPT_BLOCKS = tuple(range(1, 65))
 def build(state: State) -> Director:
     """A Director in that state; it learns everything, whatever its own policy reads."""
     policy = LeastRequests()
-    made = Director(DirectorSettings(prefill=policy, decode=policy, learn=Belief.ALL))
+    made = Director(DirectorSettings(prefill=policy, decode=policy, learn=Belief.ALL, profiles=state.profiles))
     slots = []
     for k in range(state.endpoints):
         name = f"{state.role[0]}{k}"

@@ -24,7 +24,7 @@ class LeastUncachedTokens:
 
     rate_i are the prompt tokens a second that the endpoint prefills in full steps, by its profile as corrected by what
     is seen: unlike hardware is compared in time, not in tokens. Attention's share, quadratic in the prompt, is left out
-    (`predicted-ttft` has it). Example: Q (8000, 0), p - m (0, 1000), rate (8000, 4000)/s -> 1.0 s against 0.25 s, the
+    (`predicted-ttft` has it). Example: Q (8000, 0), p - m (0, 1024), rate (8000, 4000)/s -> 1.0 s against 0.256 s, the
     second.
     """
 

@@ -79,7 +79,9 @@ class Libra:
     def _decode_queue(self, view: View) -> Parts:
         """All that decodes there or will, in order of hand-off, behind what the endpoint prefills for others."""
         flights, count = view.flights, len(view.slots)
-        place = view.place_of.take(flights.slot)
+        place_of = np.full(view.capacity, count)
+        place_of[view.slots] = np.arange(count)
+        place = place_of.take(flights.slot)
         rows = np.flatnonzero(place < count)
         rows = rows[np.lexsort((flights.handoff_at_s[rows], place[rows]))]
         place = place[rows]

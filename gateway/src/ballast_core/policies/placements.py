@@ -18,7 +18,8 @@ from ballast_core.view import View
 class RoundRobin:
     """Each candidate in its turn. cost_i = 0: the tie-break, least recently chosen, does the rest.
 
-    Intent: distribution. Blind to load, to length and to hardware.
+    Intent: distribution. Blind to load, to length and to hardware. Example: requests (3, 1, 2) -> costs (0, 0, 0), the
+    one whose turn is longest ago.
     """
 
     type: ClassVar[str] = "round-robin"
@@ -33,6 +34,7 @@ class Random:
     """Any candidate. cost_i = hash(request id, endpoint id), even on [0, 1): the same request draws the same lots.
 
     Intent: a baseline without memory, which needs no state in common among gateways. Blind to load and to hardware.
+    Example: lots (0.71, 0.12, 0.45) -> the second, whatever runs there.
     """
 
     type: ClassVar[str] = "random"
