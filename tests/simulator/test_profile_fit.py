@@ -293,38 +293,57 @@ def fit_bench(tmp_path: Path, value: object) -> FittedProfile:
 
 @pytest.mark.parametrize("profile", [H20_QWEN3_32B, H200_LLAMA3_8B, A100_QWEN3_32B], ids=lambda profile: profile.name)
 def test_token_times_give_the_engine_back(profile: HardwareProfile, tmp_path: Path) -> None:
-    """Exact clocks: within 1 %, prefill included."""
+    """Exact clocks: within 1 %, overhead and floor together."""
     fitted = fit_bench(tmp_path, measure(profile).bench_result())
     assert fitted.kind == "bench"
-    assert_same_law(fitted.profile, profile, rel=0.01)
+    assert not fitted.fit.kept
+    assert fitted.profile.overhead_ms + fitted.profile.a_ms == pytest.approx(
+        profile.overhead_ms + profile.a_ms, rel=0.01
+    )
+    for name in set(COEFFICIENTS) - {"overhead_ms", "a_ms"}:
+        assert getattr(fitted.profile, name) == pytest.approx(getattr(profile, name), rel=0.01), name
 
 
 @pytest.mark.parametrize("profile", [H200_LLAMA3_8B, A100_QWEN3_32B], ids=lambda profile: profile.name)
 def test_token_times_of_a_real_client_predict_steps_within_3_percent(profile: HardwareProfile, tmp_path: Path) -> None:
-    """Every time is off by 0.3 ms (standard deviation)."""
-    fitted = fit_bench(tmp_path, measure(profile, 300).bench_result(jitter_s=3e-4))
+    """Every time is off by 3 ms (standard deviation): half a step of the faster engine."""
+    fitted = fit_bench(tmp_path, measure(profile, 300).bench_result(jitter_s=3e-3))
     for decodes, context, prompt in ((1, 500, 0), (16, 800, 0), (40, 800, 0), (16, 800, 500), (16, 800, 2500)):
         clean = Samples.of([step_of(profile, decodes, context, prompt)])
         assert clean.predict_ms(fitted.profile) == pytest.approx(clean.duration_ms, rel=0.03)
 
 
-def test_one_step_of_a_benchmark_by_hand(tmp_path: Path) -> None:
-    """A (10 tokens of prompt) decodes alone, then with B's prefill of 20, then with B decoding."""
+TWO_STREAMS: dict[str, Any] = {
+    "start_times": [0.0, 1.12], "ttfts": [1.0, 0.28], "input_lens": [10, 20], "output_lens": [5, 2],
+    "itls": [[0.1, 0.1, 0.2, 0.15], [0.15]],
+}  # fmt: skip
+
+
+def test_a_benchmark_by_hand(tmp_path: Path) -> None:
+    """A (10 tokens of prompt) decodes alone, then with B's prefill of 20, then with B decoding. One sample a stream."""
     path = tmp_path / "bench.json"
-    value = {
-        "start_times": [0.0, 1.12], "ttfts": [1.0, 0.28], "input_lens": [10, 20], "output_lens": [5, 2],
-        "itls": [[0.1, 0.1, 0.2, 0.15], [0.15]],
-    }  # fmt: skip
-    path.write_text(json.dumps(value))
-    samples = read_bench_result(path, 8192).samples
-    rows = [(round(s.duration_ms), s.parts[0][1], s.decode_context_tokens, s.prefill_pairs, s.decodes) for s in samples]
-    assert rows == [
-        (100, 1, 10, 0, 1),
-        (100, 1, 11, 0, 1),
-        (200, 21, 12, 200, 1),
-        (150, 2, 33, 0, 2),
-        (150, 2, 33, 0, 2),
-    ]
+    path.write_text(json.dumps(TWO_STREAMS))
+    first, second = read_bench_result(path, 8192).samples
+    assert first.parts == ((1, 1), (1, 1), (1, 21), (1, 2))
+    assert second.parts == ((1, 2),)
+    rows = [(round(s.duration_ms), s.decode_context_tokens, s.prefill_pairs, s.decodes) for s in (first, second)]
+    assert rows == [(550, 10 + 11 + 12 + 33, 200, 5), (150, 33, 0, 2)]
+
+
+def test_steps_whose_prompts_may_have_been_cut_give_no_sample(tmp_path: Path) -> None:
+    """The same streams, but the engine computes 15 tokens a step: B's 20 take two steps, and the rest of B is its own.
+
+    Where B goes on for 17 tokens more, the run after the first 16 steps is whole.
+    """
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(TWO_STREAMS))
+    with pytest.raises(FitInputError, match="no request has two tokens whose steps can be told"):
+        read_bench_result(path, 15)
+    longer = [TWO_STREAMS["itls"][0], [0.15] + [0.1] * 17]
+    path.write_text(json.dumps({**TWO_STREAMS, "itls": longer, "output_lens": [5, 19]}))
+    measured = read_bench_result(path, 15)
+    assert [round(sample.duration_ms) for sample in measured.samples] == [200]
+    assert measured.notes[1] == "2 samples passed over: more than 15 prompt tokens were waiting"
 
 
 DETAILED = {"start_times": [0.0], "ttfts": [1.0], "itls": [[0.1]], "input_lens": [10], "output_lens": [2]}

@@ -4,11 +4,15 @@ The gap between two tokens of one request is one engine step: while a request de
 else the step computed follows from the other requests' times: who was decoding (and with how much context), and whose
 first token came with the gap's second token, so that their prompts were computed in this step. That holds where one
 engine served alone, without prefix cache hits and speculative decoding, one chunk a token.
+
+A client reads late and several chunks at once. So a sample is a run of neighbouring gaps: what is read too late in one
+is missing in the next, and only the two ends of the run are uncertain.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from ballast_sim.fitting.measurements import Measurements, read_text
 from ballast_sim.fitting.samples import FloatArray, Sample
 
 FIELDS = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
+STEPS_OF_A_SAMPLE = 16
 MOST_SAMPLES = 8_000
 HOW_TO = "run `vllm bench serve --save-result --save-detailed`"
 
@@ -40,24 +45,24 @@ def read_bench_result(path: Path, max_num_batched_tokens: int) -> Measurements:
     """
     requests = _requests(path, _object(path))
     timeline = _Timeline(requests)
-    every = max(1, sum(max(len(request.token_times_s) - 1, 0) for request in requests) // MOST_SAMPLES)
     samples: list[tuple[float, Sample]] = []
     chunked = 0
     for request in requests:
-        for at_s, sample in timeline.steps_of(request, every):
-            if sample.parts[0][1] > max_num_batched_tokens:
+        for at_s, sample in timeline.samples_of(request, max_num_batched_tokens):
+            if sample is None:
                 chunked += 1
-            elif timeline.waiting_tokens(at_s) + sample.decodes <= max_num_batched_tokens:
-                samples.append((at_s, sample))
             else:
-                chunked += 1
+                samples.append((at_s, sample))
     if not samples:
-        raise FitInputError(f"{path}: no request has two tokens whose step could be told; ask for longer outputs")
+        raise FitInputError(
+            f"{path}: no request has two tokens whose steps can be told; ask for longer outputs, or a lower rate"
+        )
     notes = ["taken for granted: one engine, no prefix cache hits, no speculative decoding, one chunk a token"]
     if chunked:
-        notes.append(f"{chunked} steps passed over: more than {max_num_batched_tokens} prompt tokens were waiting")
+        notes.append(f"{chunked} samples passed over: more than {max_num_batched_tokens} prompt tokens were waiting")
     samples.sort(key=lambda item: item[0])
-    return Measurements(kind="bench", samples=[sample for _, sample in samples], notes=notes)
+    every = -(-len(samples) // MOST_SAMPLES)
+    return Measurements(kind="bench", samples=[sample for _, sample in samples[::every]], notes=notes)
 
 
 class _Timeline:
@@ -79,39 +84,37 @@ class _Timeline:
             np.concatenate([firsts, laters, lasts]), np.concatenate([inputs, np.ones(len(laters)), -(totals - 1)])
         )
 
-    def steps_of(self, request: _Request, every: int) -> list[tuple[float, Sample]]:
-        """When each of the request's steps began, and the step; only each `every`th.
+    def samples_of(self, request: _Request, max_num_batched_tokens: int) -> Iterator[tuple[float, Sample | None]]:
+        """When each run of the request's steps began, and the run; None where a prompt may have been cut into chunks.
 
         A token counts to the nearest of the request's own tokens: streams of one step arrive together, but not at once.
         """
         times = request.token_times_s
         gaps = np.diff(times)
         if not len(gaps):
-            return []
+            return
         half = gaps / 2
         before = times[:-1] + half  # after all tokens of the step before, ahead of all tokens of this one
         after = times[1:] + np.append(half[1:], half[-1])
         decodes, context = self._decoding.at(before), self._context.at(before)
-        prompts = self._inputs.at(after) - self._inputs.at(before)
+        tokens = decodes + self._inputs.at(after) - self._inputs.at(before)
         pairs = self._pairs.at(after) - self._pairs.at(before)
-        return [
-            (
-                float(times[index]),
-                Sample(
-                    duration_ms=float(gaps[index]) * 1e3,
-                    parts=((1.0, float(decodes[index] + prompts[index])),),
-                    decode_context_tokens=float(context[index]),
-                    prefill_pairs=float(pairs[index]),
-                    decodes=float(decodes[index]),
-                ),
+        begun = np.concatenate([times[:1] - half[:1], times[:-1]])  # of the step before the first, and of all
+        fits = self._waiting.at(begun) + np.concatenate([decodes[:1], decodes]) <= max_num_batched_tokens
+        whole = fits[1:] & fits[:-1] & (tokens <= max_num_batched_tokens)  # a cut prompt ends in the step after
+        for start in range(0, len(gaps), STEPS_OF_A_SAMPLE):
+            run = slice(start, start + STEPS_OF_A_SAMPLE)
+            duration_ms = float(gaps[run].sum()) * 1e3
+            if duration_ms <= 0:
+                continue
+            sample = Sample(
+                duration_ms=duration_ms,
+                parts=tuple((1.0, float(number)) for number in tokens[run]),
+                decode_context_tokens=float(context[run].sum()),
+                prefill_pairs=float(pairs[run].sum()),
+                decodes=float(decodes[run].sum()),
             )
-            for index in range(0, len(gaps), every)
-            if gaps[index] > 0 and decodes[index] > 0
-        ]
-
-    def waiting_tokens(self, at_s: float) -> float:
-        """Prompt tokens of requests that were sent and have no first token yet."""
-        return float(self._waiting.at(np.array([at_s]))[0])
+            yield float(times[start]), sample if whole[run].all() else None
 
 
 class _Steps:

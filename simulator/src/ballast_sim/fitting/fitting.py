@@ -19,7 +19,7 @@ from ballast_sim.fitting.step_logs import read_step_log
 
 Kind = Literal["steps", "bench", "metrics"]
 KINDS: tuple[Kind, ...] = ("steps", "bench", "metrics")
-NAMES = {"steps": "steps", "bench": "steps told from token times", "metrics": "intervals between scrapes"}
+NAMES = {"steps": "steps", "bench": "runs of steps told from token times", "metrics": "intervals between scrapes"}
 SIGNIFICANT_DIGITS = 6
 LONGEST_DERIVATION = 1024  # what the custom resource takes
 
