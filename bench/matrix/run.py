@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from bench.matrix import record as recorded
 from bench.matrix.cells import CELLS
@@ -116,7 +116,8 @@ def compute(matrix: Matrix, jobs: int, budget_s: float) -> int:
                     minutes = matrix.cpu_left_s() / 60 / jobs
                     print(f"{_name(job)}: {_told(result)}; about {minutes:.0f} min left", flush=True)
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.terminate()
             print("interrupted; what was finished is kept", flush=True)
             return 130
 
