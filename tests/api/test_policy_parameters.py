@@ -13,8 +13,10 @@ from pydantic.alias_generators import to_camel
 
 from ballast_api.common import API_VERSION
 from ballast_api.errors import explain
+from ballast_api.loading import load_manifest
 from ballast_api.policy_parameters import parameters_schema
-from ballast_api.scheduling_policy import PLANNED_PARTS, PlacementSpec, SchedulingPolicySpec
+from ballast_api.reference import policies_page
+from ballast_api.scheduling_policy import PLANNED_PARTS, PlacementSpec, SchedulingPolicy, SchedulingPolicySpec
 from ballast_core.policies.cache_aware import LinearKv
 from ballast_core.policies.composition import Factor, FilterThen, Product
 from ballast_core.policies.loads import Ils
@@ -172,6 +174,14 @@ def test_the_schema_of_a_composition_knows_its_policies_one_level_deep() -> None
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
+
+
+def test_the_manifest_on_the_reference_page_is_accepted() -> None:
+    """What people copy."""
+    text = policies_page().partition("```yaml\n")[2].partition("```")[0]
+    (policy,) = load_manifest(text)
+    assert isinstance(policy, SchedulingPolicy)
+    assert policy.spec.prefill.build().type == "filter-then"
 
 
 def test_the_operator_refuses_what_the_server_lets_through() -> None:

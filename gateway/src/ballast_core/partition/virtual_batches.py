@@ -100,6 +100,8 @@ class _Timeline:
         self._passes = np.zeros(rows)
         self._joined = np.zeros(rows, np.int64)
         """Parts whose prompt is computed: always the first ones."""
+        self._done = np.zeros(rows, np.int64)
+        """Parts that are done."""
         self._until = np.full(self._end.shape, np.inf)
         """The pass after which a decoding part is done; inf for all others."""
         self._base = np.zeros(self._end.shape)
@@ -115,13 +117,14 @@ class _Timeline:
 
     def _advance(self, at: IntArray) -> None:
         """Each endpoint's next pass with prompts, or its decodes up to the next admission, or its wait for work."""
-        self._join(at)
+        head_is_computed = self._head_is_computed(at)
+        if head_is_computed.any():
+            self._join(at[head_is_computed])
+            # A part without any work gives its place back at once: the next one joins when this is asked again.
+            settled = ~(self._head_is_computed(at) & (self._admissible(at) > self._joined[at]))
+            at = at[settled]
         waiting = self._admissible(at) > self._joined[at]
-        # A part without any work gives its place back at once: the next one joins when this is asked again.
-        head = np.minimum(self._joined[at], self._end.shape[1] - 1)
-        settled = ~waiting | (self._end[at, head] > self._line[at])
-        at, waiting = at[settled], waiting[settled]
-        decoding = np.isfinite(self._until[at]).any(axis=1)
+        decoding = self._joined[at] > self._done[at]
         if waiting.any():
             self._mixed_pass(at[waiting])
         if (decoding & ~waiting).any():
@@ -130,17 +133,21 @@ class _Timeline:
         idle = idle[self._joined[idle] < self._count[idle]]
         self._now_s[idle] = np.maximum(self._now_s[idle], self._ready_s[idle, self._joined[idle]])
 
+    def _head_is_computed(self, at: IntArray) -> BoolArray:
+        """Whether the next part to join has no prompt tokens left to compute."""
+        head = np.minimum(self._joined[at], self._end.shape[1] - 1)
+        return np.asarray((self._joined[at] < self._count[at]) & (self._end[at, head] <= self._line[at]), np.bool_)
+
     def _open(self, at: IntArray, wanted: IntArray | None) -> BoolArray:
         if wanted is not None:
             return np.asarray(np.isinf(self._finish_s[at, wanted[at]]), np.bool_)
-        return np.asarray(np.isfinite(self._finish_s[at]).sum(axis=1) < self._count[at], np.bool_)
+        return np.asarray(self._done[at] < self._count[at], np.bool_)
 
     def _admissible(self, at: IntArray) -> IntArray:
         """How many parts may have begun by now: those that are ready, N_max active ones at most."""
         ready = (self._ready_s[at] <= self._now_s[at, None] + _SAME_S).sum(axis=1)
-        active = np.isfinite(self._until[at]).sum(axis=1)
-        room = np.maximum(self._limits.max_requests[at] - active, 0).astype(np.int64)
-        return np.asarray(np.minimum(ready, self._joined[at] + room), np.int64)
+        room = np.maximum(self._limits.max_requests[at] - (self._joined[at] - self._done[at]), 0.0)
+        return np.asarray(np.minimum(ready, self._joined[at] + room.astype(np.int64)), np.int64)
 
     def _join(self, at: IntArray) -> None:
         """Parts at the head of the line whose prompt is computed, or has nothing to compute, begin to decode."""
@@ -148,23 +155,26 @@ class _Timeline:
         self._join_up_to(at, np.minimum(self._admissible(at), computed))
 
     def _join_up_to(self, at: IntArray, joined: IntArray) -> None:
-        columns = np.arange(self._end.shape[1])
-        new = (columns >= self._joined[at, None]) & (columns < joined[:, None])
-        if not new.any():
+        if not (joined > self._joined[at]).any():
             return
-        row, column = np.nonzero(new)
+        columns = np.arange(self._end.shape[1])
+        row, column = np.nonzero((columns >= self._joined[at, None]) & (columns < joined[:, None]))
         where = at[row], column
         self._until[where] = self._passes[where[0]] + self._decode[where]
         self._base[where] = self._context[where] + self._prefill[where] - self._passes[where[0]]
         self._joined[at] = np.maximum(self._joined[at], joined)
-        self._retire(at)
+        if (self._decode[where] == 0).any():
+            self._retire(at)
 
     def _retire(self, at: IntArray) -> None:
         """Decoding parts that have had their passes are done now."""
         row, column = np.nonzero(self._until[at] <= self._passes[at, None])
-        where = at[row], column
-        self._finish_s[where] = self._now_s[where[0]]
+        self._end_parts((at[row], column), self._now_s[at[row]])
+
+    def _end_parts(self, where: tuple[IntArray, IntArray], finish_s: FloatArray) -> None:
+        self._finish_s[where] = finish_s
         self._until[where] = np.inf
+        self._done += np.bincount(where[0], minlength=len(self._done))
 
     def _load(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Decoding parts, and their context in the next pass."""
@@ -218,9 +228,7 @@ class _Timeline:
         )
         over = alive & (until <= self._passes[at, None])
         row, column = np.nonzero(over)
-        where = at[row], order[row, column]
-        self._finish_s[where] = ends_s[row, column]
-        self._until[where] = np.inf
+        self._end_parts((at[row], order[row, column]), ends_s[row, column])
 
     def _stops(
         self, at: IntArray, ends_s: FloatArray, until: FloatArray, alive: BoolArray
