@@ -5,9 +5,9 @@ processor time (`cpu`: what else runs on a shared machine shows in the wall cloc
 its work, a tenth of the requests in prefill, and between two decisions happens what happens in a fleet whose requests
 come as often as they end: the oldest prefill ends (late binding: its decode endpoint is chosen again) and its first
 token comes, some request ends at the length it has reached, 31 others report 16 more tokens each (the proxy's step and
-a mean output of 500 tokens), and endpoints are scraped once a second. All that is no part of a decision's time, but what
-a decision has to do because of it is; "events" is its mean for one decision. Survival curves are made anew where they
-are in production, at scrapes; Python's garbage collector runs as it likes.
+a mean output of 500 tokens), and endpoints are scraped once a second. All that is no part of a decision's time, but
+what a decision has to do because of it is; "events" is its mean for one decision. Survival curves are made anew where
+they are in production, at scrapes; Python's garbage collector runs as it likes.
 
 Prints a table; `--json FILE` writes the figures, `--against FILE` compares medians of processor time with those of
 another run, in units of a fixed piece of numpy work (`bench/comparison.py`). `bench/recorded/decision.json` is the last

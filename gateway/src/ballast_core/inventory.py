@@ -36,6 +36,10 @@ class Candidates:
     id_hashes: HashArray
     """A 64-bit hash of each endpoint's id, the same on every machine: for policies that draw lots."""
 
+    def __post_init__(self) -> None:
+        """What is known of the same candidates may be kept: they stay as they are."""
+        self.slots.flags.writeable = False
+
     @classmethod
     def of(cls, endpoints: Sequence[Endpoint], slots: Sequence[int]) -> Candidates:
         """These endpoints in these slots, in this order."""

@@ -127,7 +127,8 @@ class View:
             by_slot = self.beliefs.prefixes.match(blocks)
             known = self.slots < len(by_slot)
             matched[known] = by_slot.take(self.slots[known]) * self.request.block_size
-        return np.minimum(matched, self.request.prompt_tokens)
+            np.minimum(matched, self.request.prompt_tokens, out=matched)
+        return matched
 
     @cached_property
     def prefill_s(self) -> FloatArray:

@@ -126,7 +126,6 @@ class PrefillTimes:
 
         A prompt that is all cached still computes one token.
         """
-        self._cover(slots)
         tokens = np.maximum(uncached_tokens, 1.0)
         budget = self._profiles.token_budget(slots)
         full = np.floor(tokens / budget)
@@ -144,7 +143,9 @@ class PrefillTimes:
         `queued_tokens` are uncached tokens dispatched there and not done, the prompt in service included whole;
         `elapsed_s` is how long that one has been in service.
         """
-        return np.maximum(queued_tokens / self.tokens_per_s(slots) - elapsed_s, 0.0)
+        seconds = self._profiles.chunk_token_s(slots) * queued_tokens
+        seconds *= self._factor_of(slots)
+        return np.maximum(seconds - elapsed_s, 0.0)
 
     def duration_s(
         self,
@@ -157,17 +158,18 @@ class PrefillTimes:
     ) -> FloatArray:
         """Seconds from dispatch to the end of a prompt's prefill on each endpoint, waiting included."""
         work_s = self.work_s(slots, uncached_tokens, cached_tokens)
-        own_s = self._factors.take(slots) * work_s
+        own_s = self._factor_of(slots) * work_s
         return self.wait_s(slots, queued_tokens, elapsed_s) + own_s
 
     def tokens_per_s(self, slots: IntArray) -> FloatArray:
         """Service rate of each endpoint: prompt tokens a second in full chunks, attention among them left out."""
-        self._cover(slots)
-        return self._profiles.token_budget(slots) / (self._factors.take(slots) * self._profiles.chunk_s(slots))
+        return 1.0 / (self._factor_of(slots) * self._profiles.chunk_token_s(slots))
 
-    def _cover(self, slots: IntArray) -> None:
-        if len(slots):
-            self._grow(int(slots.max()) + 1)
+    def _factor_of(self, slots: IntArray) -> FloatArray:
+        """1 beyond the slots that are known."""
+        if len(self._profiles) > len(self._factors):
+            self._grow(len(self._profiles))
+        return self._factors.take(slots)
 
     def factor(self, slot: int) -> float:
         """Seconds that pass on this endpoint for each second of work by its profile; 1 if nothing is known."""

@@ -21,12 +21,13 @@ UNINFORMED_PROFILE = HardwareProfile(
     derivation="a guess between the shipped profiles, for endpoints whose hardware nobody named; learned from there",
 )
 
-_OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _KV = range(9)
+_OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _CHUNK_TOKEN, _KV = range(10)
 
 
 def _column_values(profile: HardwareProfile) -> tuple[float, ...]:
     """What is kept of a profile: the law's coefficients in seconds, `a` to the fourth power, and capacities."""
     budget = profile.max_num_batched_tokens
+    chunk_s = profile.step_s(budget, 0.0, 0.0, 0)
     return (
         profile.overhead_ms / 1e3,
         (profile.a_ms / 1e3) ** 4,
@@ -35,7 +36,8 @@ def _column_values(profile: HardwareProfile) -> tuple[float, ...]:
         profile.s_ms_per_pair / 1e3,
         profile.b_ms_per_seq / 1e3,
         float(budget),
-        profile.step_s(budget, 0.0, 0.0, 0),
+        chunk_s,
+        chunk_s / budget,
         float(profile.kv_tokens),
     )
 
@@ -45,6 +47,28 @@ class StackedProfiles:
 
     def __init__(self) -> None:
         self._columns: list[FloatArray] = [np.full(1, value) for value in _column_values(UNINFORMED_PROFILE)]
+        self._asked: IntArray | None = None
+        self._answers: dict[int, FloatArray] = {}
+        """Columns at the read-only slots that were `_asked` for last: mostly, all candidates of a stage again."""
+
+    def _at(self, column: int, slots: IntArray) -> FloatArray:
+        if slots.flags.writeable:
+            return self._take(column, slots)
+        if slots is not self._asked:
+            self._asked = slots
+            self._answers.clear()
+        answer = self._answers.get(column)
+        if answer is None:
+            answer = self._take(column, slots)
+            self._answers[column] = answer
+        return answer
+
+    def _take(self, column: int, slots: IntArray) -> FloatArray:
+        try:
+            return self._columns[column].take(slots)
+        except IndexError:
+            self.grow(int(slots.max()) + 1)
+            return self._columns[column].take(slots)
 
     def __len__(self) -> int:
         return len(self._columns[_BUDGET])
@@ -58,12 +82,14 @@ class StackedProfiles:
                 np.concatenate([column, np.full(more, value)])
                 for column, value in zip(self._columns, unknown, strict=True)
             ]
+            self._answers.clear()
 
     def put(self, slot: int, profile: HardwareProfile) -> None:
         """Set one slot's coefficients."""
         self.grow(slot + 1)
         for column, value in zip(self._columns, _column_values(profile), strict=True):
             column[slot] = value
+        self._answers.clear()
 
     def clear(self, slot: int) -> None:
         """Nothing is known of the slot any more."""
@@ -71,33 +97,37 @@ class StackedProfiles:
 
     def token_budget(self, slots: IntArray) -> FloatArray:
         """max_num_batched_tokens of each slot."""
-        return self._columns[_BUDGET].take(slots)
+        return self._at(_BUDGET, slots)
 
     def chunk_s(self, slots: IntArray) -> FloatArray:
         """Seconds of a step that is full of prompt tokens, their attention left out."""
-        return self._columns[_CHUNK].take(slots)
+        return self._at(_CHUNK, slots)
+
+    def chunk_token_s(self, slots: IntArray) -> FloatArray:
+        """Seconds of each token of a step that is full of prompt tokens."""
+        return self._at(_CHUNK_TOKEN, slots)
 
     def kv_tokens(self, slots: IntArray) -> FloatArray:
         """Tokens of KV cache that each slot's endpoint holds."""
-        return self._columns[_KV].take(slots)
+        return self._at(_KV, slots)
 
     def pair_s(self, slots: IntArray) -> FloatArray:
         """Seconds of one pair of a prefill token and a token that it attends to."""
-        return self._columns[_PAIR].take(slots)
+        return self._at(_PAIR, slots)
 
     def prefill_step_s(self, slots: IntArray, tokens: FloatArray | float) -> FloatArray:
         """`HardwareProfile.step_s` of each slot for a step of prompt tokens alone, their attention left out."""
         seconds = self._weights_and_matmul_s(slots, tokens)
-        seconds += self._columns[_OVERHEAD].take(slots)
+        seconds += self._at(_OVERHEAD, slots)
         return seconds
 
     def decode_step_s(
         self, slots: IntArray, decodes: FloatArray | float, context_tokens: FloatArray | float
     ) -> FloatArray:
         """`HardwareProfile.step_s` of each slot for a step of decodes alone; arguments broadcast against the slots."""
-        seconds = self._weights_and_matmul_s(slots, decodes) + self._columns[_READ].take(slots) * context_tokens
-        seconds += self._columns[_HOST].take(slots) * decodes
-        seconds += self._columns[_OVERHEAD].take(slots)
+        seconds = self._weights_and_matmul_s(slots, decodes) + self._at(_READ, slots) * context_tokens
+        seconds += self._at(_HOST, slots) * decodes
+        seconds += self._at(_OVERHEAD, slots)
         return np.asarray(seconds, np.float64)
 
     def step_s(
@@ -109,16 +139,16 @@ class StackedProfiles:
         decodes: FloatArray | float,
     ) -> FloatArray:
         """`HardwareProfile.step_s` of each slot; arguments broadcast against the slots."""
-        seconds = self._weights_and_matmul_s(slots, tokens) + self._columns[_OVERHEAD].take(slots)
-        seconds = seconds + self._columns[_READ].take(slots) * decode_context_tokens
-        seconds = seconds + self._columns[_PAIR].take(slots) * prefill_pairs
-        return np.asarray(seconds + self._columns[_HOST].take(slots) * decodes, np.float64)
+        seconds = self._weights_and_matmul_s(slots, tokens) + self._at(_OVERHEAD, slots)
+        seconds = seconds + self._at(_READ, slots) * decode_context_tokens
+        seconds = seconds + self._at(_PAIR, slots) * prefill_pairs
+        return np.asarray(seconds + self._at(_HOST, slots) * decodes, np.float64)
 
     def _weights_and_matmul_s(self, slots: IntArray, tokens: FloatArray | float) -> FloatArray:
         """The law's fourth-power mean by squares and square roots, many times faster than powers of arrays."""
-        mean = np.asarray(self._columns[_SLOPE].take(slots) * tokens, np.float64)
+        mean = np.asarray(self._at(_SLOPE, slots) * tokens, np.float64)
         mean *= mean
         mean *= mean
-        mean += self._columns[_FLOOR_4].take(slots)
+        mean += self._at(_FLOOR_4, slots)
         np.sqrt(mean, out=mean)
         return np.sqrt(mean, out=mean)

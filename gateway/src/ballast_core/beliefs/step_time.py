@@ -238,6 +238,4 @@ class StepTimeBook:
         for slot in self._stale:
             self._stacked.put(slot, self._models[slot].profile)
         self._stale.clear()
-        if len(slots):
-            self._stacked.grow(int(slots.max()) + 1)
         return self._stacked.decode_step_s(slots, decodes, context_tokens)
