@@ -33,6 +33,7 @@ from tests.support.placement_states import BLOCK, Flight, State, ask, asks, buil
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 INF = math.inf
 LARGEST = float(np.finfo(np.float64).max)
+ROUNDED = 1 + 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def ladder(table: Sequence[Sequence[float]], tolerance: float) -> list[list[int]
         if part == len(table) - 1:
             return by_cost(among, values)
         best = min(values[at] for at in among)
-        kept = [at for at in among if values[at] <= best * (1 + tolerance)]
+        kept = [at for at in among if values[at] <= best * (1 + tolerance) * ROUNDED]
         return ranked(kept, part + 1) + by_cost([at for at in among if at not in kept], values)
 
     def by_cost(among: list[int], values: Sequence[float]) -> list[list[int]]:
@@ -150,7 +151,7 @@ def test_filter_then_costs_what_the_second_says_of_those_that_the_first_keeps(
     if running:
         ranked = sorted(first[at] for at in running)
         limit = ranked[math.ceil(ratio * len(ranked)) - 1] if keep == "share" else ranked[0] * (1 + ratio)
-        expected = [then[at] if at in running and first[at] <= limit else INF for at in range(5)]
+        expected = [then[at] if at in running and first[at] <= limit * ROUNDED else INF for at in range(5)]
     assert weigh(FilterThen(first=Costs(first), then=Costs(then), keep=keep, ratio=ratio)) == expected
     assert any(cost < INF for cost in expected) == bool(running)
 

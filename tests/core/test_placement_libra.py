@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ballast_core.director import Director
-from ballast_core.model import Request, Role, Stage
+from ballast_core.model import Observation, Request, Role, Stage
 from ballast_core.policies.libra import Libra
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from tests.support.placement_states import NOW_S, Flight, State, ask, build, costs, flights, view
@@ -112,6 +113,47 @@ def test_prefill_ends_first_where_queue_and_hardware_say_so() -> None:
     assert a100 == pytest.approx(first + second)
     assert h20 == pytest.approx(H20_QWEN3_32B.step_s(4000, 0, 4000 * 2000, 0))
     assert h20 > a100
+
+
+ROUND = {
+    "16 ms": replace(H20_QWEN3_32B, overhead_ms=0, a_ms=16, d_ms_per_token=0, k_ms_per_kv_token=0, s_ms_per_pair=0),
+    "8000/s": replace(
+        H20_QWEN3_32B, overhead_ms=0, a_ms=1e-6, d_ms_per_token=0.125, k_ms_per_kv_token=0, s_ms_per_pair=0
+    ),
+}
+"""0.05 ms more for each decode in both."""
+
+
+def test_the_prompt_in_service_counts_for_what_is_left_of_it() -> None:
+    """8,000 tokens queued at 8,000 a second, half a second ago: 4,000 and the 1,000 own ones are left."""
+    made = build(State(endpoints=1, role=Role.PREFILL, hardware=("8000/s",), profiles=ROUND, queued=(8000,)))
+    slot = int(made.inventory.candidates(Stage.PREFILL).slots[0])
+    made.ledger.prefilling_since_s[slot] = NOW_S - 0.5
+    assert costs(Libra(), made, ask(1000, blocks=False), stage=Stage.PREFILL) == pytest.approx([5000 / 8000])
+
+
+def test_several_prompts_queue_one_behind_the_other() -> None:
+    """Three of 3,000 tokens and 1,000 own ones, two at a time."""
+    flying = [Flight(prompt=3000, generated=None)] * 3
+    state = State(endpoints=1, role=Role.FLEXIBLE, hardware=("8000/s",), profiles=ROUND, flights=flying)
+    found = costs(Libra(max_requests=2), state, ask(1000, blocks=False), stage=Stage.PREFILL)
+    assert found == pytest.approx([10_000 / 8000])
+
+
+def test_what_decodes_beside_a_prefill_slows_it_down() -> None:
+    """A pass of 16 ms, and 0.05 ms for each of four decodes."""
+    state = State(endpoints=1, role=Role.FLEXIBLE, hardware=("16 ms",), profiles=ROUND, flights=[Flight()] * 4)
+    assert costs(Libra(), state, ask(1000, blocks=False), stage=Stage.PREFILL) == pytest.approx([0.0162])
+
+
+def test_requests_of_others_are_taken_to_stay() -> None:
+    """Five that only the endpoint itself knows of: 50 passes of 16 ms and six decodes, against one decode."""
+    made = build(State(endpoints=2, hardware=("16 ms",), profiles=ROUND, ended=[5000] * 400))
+    slot = int(made.inventory.candidates(Stage.DECODE).slots[0])
+    for _ in range(2):  # an excess counts when it is seen twice
+        made.ledger.observed(slot, Observation(NOW_S, running=5, waiting=0))
+    found = costs(Libra(), made, ask(200, limit=50, blocks=False), handoff_s=0.0)
+    assert found == pytest.approx([50 * 0.0163, 50 * 0.01605])
 
 
 def test_short_remaining_lives_count_for_less() -> None:

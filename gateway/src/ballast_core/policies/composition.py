@@ -26,6 +26,8 @@ MAX_NESTING = 3
 """Compositions inside of each other, the outermost included."""
 MAX_PARTS = 8
 _LARGEST = float(np.finfo(np.float64).max)
+_ROUNDING = 1e-12
+"""Costs that differ by a smaller share are one: sums of the same numbers in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class FilterThen:
         if self.keep == "within" or not eligible.any():
             return _within(first, eligible, self.ratio)
         ranked = np.sort(first[eligible])
-        return np.asarray(first <= ranked[math.ceil(self.ratio * len(ranked)) - 1], np.bool_)
+        return _up_to(first, float(ranked[math.ceil(self.ratio * len(ranked)) - 1]))
 
 
 def _weigh(policies: Sequence[Placement], view: View, request: Request) -> tuple[FloatArray, BoolArray]:
@@ -217,8 +219,11 @@ def _ranks(levels: FloatArray, costs: FloatArray) -> FloatArray:
 
 def _within(cost: FloatArray, among: BoolArray, ratio: float) -> BoolArray:
     """Who costs at most (1 + ratio) times the best of `among`."""
-    with np.errstate(over="ignore"):
-        return np.asarray(cost <= np.min(cost, where=among, initial=np.inf) * (1.0 + ratio), np.bool_)
+    return _up_to(cost, float(np.min(cost, where=among, initial=np.inf)) * (1.0 + ratio))
+
+
+def _up_to(cost: FloatArray, most: float) -> BoolArray:
+    return np.asarray(cost <= most * (1.0 + _ROUNDING), np.bool_)
 
 
 def _needs(policies: Sequence[Placement]) -> Belief:
