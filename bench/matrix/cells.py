@@ -103,7 +103,7 @@ def shape(prefill: int, decode: int, other: int = 0) -> str:
 _BALANCED = (
     (Workload("azure", "azure23_conv_w1.csv.gz", 2000, 3.0), shape(5, 4)),
     (Workload("sharegpt-reasoning", "sharegpt-reasoning", 700, 4.5), shape(1, 12)),
-    (Workload("mooncake", "mooncake_conversation_w1.jsonl.gz", 1000, 9.0, ttft_s=30.0), shape(20, 4)),
+    (Workload("mooncake", "mooncake_conversation_w1.jsonl.gz", 1000, 3.0, ttft_s=30.0), shape(20, 4)),
     (Workload("chat", "chat", 2000, 2.5), shape(5, 4)),
     (Workload("servegen-r1", "servegen_r1_w1.csv.gz", 1500, 4.0), shape(3, 8)),
     (Workload("hotspot-prefix", "hotspot-prefix", 4000, 5.0), shape(4, 4)),
