@@ -329,6 +329,12 @@ OTHER_KINDS: tuple[Mutation, ...] = (
             "is not a field here",
         ),
         (
+            "policy-part-alone",
+            {"spec.decode": _WEIGHTED_SUM, "spec.decode.parameters.parts[1]": ABSENT},
+            "spec.decode.parameters.parts",
+            "must be 2 to 8 policies, not 1",
+        ),
+        (
             "policy-normalise",
             {"spec.decode": _WEIGHTED_SUM, "spec.decode.parameters.normalise": "most"},
             "spec.decode.parameters.normalise",

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from ballast_core.policies.composition import MAX_PARTS, MIN_PARTS
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
 from ballast_core.policies.registry import ALL_PLACEMENTS
 
@@ -59,7 +60,8 @@ def _schema(each: Parameter, field: str) -> Schema:
         return {"type": _SCHEMA_TYPES[each.scalar], **({"enum": list(each.choices)} if each.choices else {})}
     if each.takes is Takes.POLICY:
         return _policy_schema((), field)
-    return {"type": "array", "items": _policy_schema(part_numbers(each.part) if each.part else (), field)}
+    items = _policy_schema(part_numbers(each.part) if each.part else (), field)
+    return {"type": "array", "minItems": MIN_PARTS, "maxItems": MAX_PARTS, "items": items}
 
 
 def _policy_schema(numbers: Iterable[Parameter], field: str) -> Schema:

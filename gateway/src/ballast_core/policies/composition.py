@@ -24,7 +24,7 @@ from ballast_core.view import View
 
 MAX_NESTING = 3
 """Compositions inside of each other, the outermost included."""
-MAX_PARTS = 8
+MIN_PARTS, MAX_PARTS = 2, 8
 _LARGEST = float(np.finfo(np.float64).max)
 _ROUNDING = 1e-12
 """Costs that differ by a smaller share are one: sums of the same numbers in another order."""
@@ -231,8 +231,8 @@ def _needs(policies: Sequence[Placement]) -> Belief:
 
 
 def _check_count(parts: Sequence[object]) -> None:
-    if not 2 <= len(parts) <= MAX_PARTS:
-        raise ValueError(f"parts: must be 2 to {MAX_PARTS} policies, not {len(parts)}")
+    if not MIN_PARTS <= len(parts) <= MAX_PARTS:
+        raise ValueError(f"parts: must be {MIN_PARTS} to {MAX_PARTS} policies, not {len(parts)}")
 
 
 def _check_at_least_zero(name: str, value: float) -> None:
