@@ -154,17 +154,30 @@ def test_what_the_data_do_not_show_is_kept_from_the_base_and_named(samples: list
     assert fit.held_out.mean_ratio < 0.01
 
 
-def test_what_cannot_be_told_apart_is_kept_and_the_rest_still_predicts() -> None:
-    """Every request has 1,000 tokens: k and b are one, and so are overhead and floor in a batch below the knee."""
+def equal_contexts() -> Samples:
+    """Decodes of 1,000 tokens each, with 0.5 % of noise: k and b are one, and so are overhead and floor."""
     rng = np.random.default_rng(0)
-    samples = [
+    return Samples.of(
         replace(sample, duration_ms=sample.duration_ms * rng.lognormal(0, 0.005))
         for sample in (step_of(H200_LLAMA3_8B, n % 60 + 1, 1000) for n in range(600))
-    ]
-    fit = fit_law(Samples.of(samples), SHIPPED_PROFILES["h100-llama3-8b"])
+    )
+
+
+def test_what_cannot_be_told_apart_is_kept_and_the_rest_still_predicts() -> None:
+    """Of k and b the base tells b, of overhead and floor it tells the overhead."""
+    fit = fit_law(equal_contexts(), SHIPPED_PROFILES["h100-llama3-8b"])
     assert {"overhead_ms", "b_ms_per_seq", "s_ms_per_pair"} <= fit.kept.keys()
     assert "k_ms_per_kv_token" not in fit.kept
     assert "a_ms" not in fit.kept
+    assert fit.held_out.mean_ratio < 0.01
+
+
+def test_a_base_that_contradicts_the_data_is_not_believed() -> None:
+    """The same data, but the base's b and k are each more than both together can be: they stay fitted, and unsure."""
+    fit = fit_law(equal_contexts(), H20_QWEN3_32B)
+    assert {"k_ms_per_kv_token", "b_ms_per_seq"} <= fit.unsure.keys()
+    assert not fit.unsure.keys() & fit.kept.keys()
+    assert "contradict the base's 0.05" in fit.unsure["b_ms_per_seq"]
     assert fit.held_out.mean_ratio < 0.01
 
 

@@ -188,8 +188,10 @@ def _fitted_lines(fitted: "FittedProfile") -> list[str]:
 
     lines = [f"{fitted.profile.name}, from {fitted.kind}:"]
     for name in COEFFICIENTS:
-        kept = fitted.fit.kept.get(name)
-        origin = f"kept from {fitted.base.name}: {kept}" if kept else "fitted"
+        kept, unsure = fitted.fit.kept.get(name), fitted.fit.unsure.get(name)
+        origin = (
+            f"kept from {fitted.base.name}: {kept}" if kept else f"fitted, unsure: {unsure}" if unsure else "fitted"
+        )
         lines.append(f"  {name:<18} {getattr(fitted.profile, name):<12g} {origin}")
     lines += [_errors_line("train", fitted.fit.train), _errors_line("held out", fitted.fit.held_out)]
     return lines + [f"  note: {note}" for note in fitted.notes]

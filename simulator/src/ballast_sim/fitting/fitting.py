@@ -36,13 +36,14 @@ class FittedProfile:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that is known of the fit; `kept` are the coefficients that the data do not tell."""
+        """Everything that is known of the fit; `kept` and `unsure`: see `LawFit`."""
         return {
             "profile": asdict(self.profile),
             "kind": self.kind,
             "files": list(self.files),
             "base": self.base.name,
             "kept": dict(self.fit.kept),
+            "unsure": dict(self.fit.unsure),
             "train": asdict(self.fit.train),
             "held_out": asdict(self.fit.held_out),
             "notes": list(self.notes),

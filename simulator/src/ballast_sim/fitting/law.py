@@ -32,6 +32,7 @@ HELD_OUT_EVERY = 4
 LARGEST_UNSURE_RATIO = 0.25  # standard error over value; above, the data do not tell
 VANISHING_RATIO = 0.1  # of the base's value; below, a coefficient came out as next to nothing
 LARGEST_UNSURE_VANISHED_RATIO = 0.05  # standard error over the base's value: to vanish needs better evidence
+WORSE_RATIO = 1.1  # a base's value that lets the mean error grow by more contradicts the data
 SMALLEST_SHARE_RATIO = 1e-3  # of the time of any sample; below, the data do not show the coefficient
 NOISE_FLOOR_RATIO = 0.02  # residuals up to 4.7 times this are never taken for disturbances
 EXACT_RATIO = 1e-6
@@ -77,11 +78,13 @@ class Errors:
 class LawFit:
     """A profile with fitted coefficients, and how good they are.
 
-    `kept` names the coefficients that have the base's value, with the reason. The held-out samples had no say.
+    `kept` names the coefficients that have the base's value, `unsure` those that are fitted and uncertain, each with
+    the reason. The held-out samples had no say.
     """
 
     profile: HardwareProfile
     kept: Mapping[str, str]
+    unsure: Mapping[str, str]
     train_samples: Samples
     held_out_samples: Samples
 
@@ -130,13 +133,17 @@ def fit_law(samples: Samples, base: HardwareProfile, *, blocks: int = 40) -> Law
     """
     train, rest = _split(samples, blocks)
     kept = {name: "the data do not show it" for name in COEFFICIENTS if not _shows(train, name)}
-    while True:
-        profile, weights = _robust(train, base, kept)
-        doubtful = _doubtful(train, profile, base, kept, weights)
-        if not doubtful:
-            break
-        kept[min(doubtful, key=KEEP_FIRST.index)] = "the data cannot tell it from the others"
-    return LawFit(profile=profile, kept=kept, train_samples=train, held_out_samples=rest)
+    unsure: dict[str, str] = {}
+    profile, weights = _robust(train, base, kept)
+    while doubtful := _doubtful(train, profile, base, kept, weights) - unsure.keys():
+        name = min(doubtful, key=KEEP_FIRST.index)
+        with_base = {**kept, name: "the data cannot tell it from the others"}
+        other, other_weights = _robust(train, base, with_base)
+        if _error(train, other) > _error(train, profile) * WORSE_RATIO + EXACT_RATIO:
+            unsure[name] = f"the data cannot tell it well, but contradict the base's {getattr(base, name):g}"
+        else:
+            profile, weights, kept = other, other_weights, with_base
+    return LawFit(profile=profile, kept=kept, unsure=unsure, train_samples=train, held_out_samples=rest)
 
 
 def fit_undisturbed(samples: Samples, base: HardwareProfile, kept: Mapping[str, str]) -> LawFit:
@@ -146,7 +153,7 @@ def fit_undisturbed(samples: Samples, base: HardwareProfile, kept: Mapping[str, 
     """
     train, rest = _split(samples, len(samples))
     profile = _Problem(train, base, kept, np.ones(len(train))).best()
-    return LawFit(profile=profile, kept=kept, train_samples=train, held_out_samples=rest)
+    return LawFit(profile=profile, kept=kept, unsure={}, train_samples=train, held_out_samples=rest)
 
 
 def _split(samples: Samples, blocks: int) -> tuple[Samples, Samples]:
@@ -263,7 +270,7 @@ def _doubtful(
     base: HardwareProfile,
     kept: Mapping[str, str],
     weights: FloatArray,
-) -> list[str]:
+) -> set[str]:
     """Free coefficients whose value the data leave open: they hardly show, or others can stand in for them."""
     free = [name for name in COEFFICIENTS if name not in kept]
     vanished = {name for name in free if getattr(profile, name) < VANISHING_RATIO * getattr(base, name)}
@@ -271,7 +278,7 @@ def _doubtful(
     sensitivity = _sensitivity(samples, with_coefficients(profile, {n: getattr(base, n) for n in vanished}), free)
     unseen = np.abs(sensitivity).max(axis=0) < SMALLEST_SHARE_RATIO
     if unseen.any():
-        return [name for name, nothing in zip(free, unseen, strict=True) if nothing]
+        return {name for name, nothing in zip(free, unseen, strict=True) if nothing}
     residuals = samples.predict_ms(profile) / samples.duration_ms - 1
     weighted = sensitivity * np.sqrt(weights)[:, None]
     degrees = max(float(weights.sum()) - len(free), 1.0)
@@ -282,7 +289,13 @@ def _doubtful(
     variances = (directions**2 / np.maximum(values, np.finfo(float).eps)).sum(axis=1)  # a flat direction is unsure
     unsure = noise * np.sqrt(variances) / lengths
     limits = [LARGEST_UNSURE_VANISHED_RATIO if name in vanished else LARGEST_UNSURE_RATIO for name in free]
-    return [name for name, ratio, limit in zip(free, unsure, limits, strict=True) if ratio > limit]
+    return {name for name, ratio, limit in zip(free, unsure, limits, strict=True) if ratio > limit}
+
+
+def _error(samples: Samples, profile: HardwareProfile) -> float:
+    """Mean relative error, that of disturbed samples cut."""
+    residuals = np.abs(samples.predict_ms(profile) / samples.duration_ms - 1)
+    return float(np.minimum(residuals, BIWEIGHT * NOISE_FLOOR_RATIO).mean())
 
 
 def _sensitivity(samples: Samples, profile: HardwareProfile, names: list[str]) -> FloatArray:
