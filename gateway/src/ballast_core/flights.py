@@ -135,7 +135,8 @@ class Flights:
             self._first_token_at_s[row] = now_s
         self._generated_tokens[row] = generated_tokens
         self._progress_at_s[row] = now_s
-        self._touch(row)
+        for changed in self._changed:
+            changed[row] = True
 
     def remove(self, row: int) -> int:
         """Drop a row. Returns the index of the row that now stands in its place under `row`: the former last one."""

@@ -18,6 +18,7 @@ from ballast_core.model import Outcome, Request, Stage
 _AGE_EVERY_S = 1.0
 _STEP_TIME_EVERY_S = 2.0
 _LEAST_GAPS = 16
+_DECODING = Phase.DECODING  # found faster than a member of an Enum
 
 
 class _Gaps:
@@ -47,6 +48,9 @@ class Learner:
         self._learns_prefixes = Belief.PREFIXES in kinds
         self._learns_rates = Belief.RATES in kinds
         self._learns_hotspots = Belief.HOTSPOTS in kinds
+        self.follows_progress = self._learns_rates or self._learns_step_times
+        """Whether `progressed` learns anything."""
+        self._rates = beliefs.rates
 
     def arrived(self, request: Request, now_s: float) -> None:
         """A request came."""
@@ -82,17 +86,13 @@ class Learner:
             )
 
     def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
-        """So many output tokens exist by now."""
-        if not (self._learns_rates or self._learns_step_times):
-            return
-        slot, tokens = entry.decode_slot, generated_tokens - entry.generated_tokens
-        if slot is None or tokens <= 0 or entry.generated_tokens == 0 or entry.phase is not Phase.DECODING:
-            return
-        seconds = now_s - float(self._ledger.flights.progress_at_s[entry.row])
-        if seconds <= 0:
+        """So many output tokens exist by now. Says nothing where not `follows_progress`."""
+        slot, before = entry.decode_slot, entry.generated_tokens
+        tokens, seconds = generated_tokens - before, now_s - entry.progress_at_s
+        if slot is None or tokens <= 0 or before == 0 or seconds <= 0 or entry.phase is not _DECODING:
             return
         if self._learns_rates:
-            self.beliefs.rates.observe(slot, tokens, seconds, now_s)
+            self._rates.observe(slot, tokens, seconds, now_s)
         if self._learns_step_times and self._decodes_only(slot):
             gaps = self._gaps.get(slot)
             if gaps is None:

@@ -6,7 +6,7 @@ off, and of its decode endpoint from the moment it is assigned (a pending prefil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -27,6 +27,10 @@ class Phase(Enum):
     """No endpoint yet."""
     PREFILLING = auto()
     DECODING = auto()
+
+
+# Looked up with every report of tokens; members of an Enum are not found as fast as names of the module.
+_DECODING, _DECODE = Phase.DECODING, Stage.DECODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class Entry:
     failures: int = 0
     avoid: set[EndpointId] = field(default_factory=set)
     """Endpoints on which a leg of this request failed."""
+    progress_at_s: float = 0.0
+    """When `generated_tokens` was last updated."""
     row: int = -1
     """Its row in the ledger's `flights`; -1 when held."""
 
@@ -102,6 +108,11 @@ class Ledger:
     def age_histograms(self) -> AgeHistograms:
         """The decoding ones of `flights` by slot and age: kept from the first time that somebody asks for them."""
         return AgeHistograms(self.flights)
+
+    @property
+    def entries(self) -> Mapping[RequestId, Entry]:
+        """The requests in flight by id."""
+        return self._entries
 
     def get(self, request_id: RequestId) -> Entry | None:
         """The entry of a request in flight, or None."""
@@ -193,11 +204,12 @@ class Ledger:
         """So many output tokens exist by now; fewer than before are a late report. Tokens imply a finished prefill."""
         more = generated_tokens - entry.generated_tokens
         if more > 0 and entry.decode_slot is not None:
-            self.prefilled(entry, now_s)
-            self.tokens[Stage.DECODE][entry.decode_slot] += more
+            if entry.phase is not _DECODING:
+                self.prefilled(entry, now_s)
+            self.tokens[_DECODE][entry.decode_slot] += more
             self.decoding_tokens[entry.decode_slot] += more
             self.flights.progress(entry.row, generated_tokens, now_s)
-            entry.generated_tokens = generated_tokens
+            entry.generated_tokens, entry.progress_at_s = generated_tokens, now_s
 
     def unassign(self, entry: Entry) -> None:
         """Take it off its endpoints' books and hold it again. Idempotent."""

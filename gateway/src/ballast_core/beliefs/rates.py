@@ -35,74 +35,69 @@ class RateSettings:
 PREFILL_RATES = RateSettings(default_tokens_per_s=5000.0, half_life_s=60.0, prior_s=1.0)
 
 
+@dataclass(slots=True)
+class _Seen:
+    """Sums of what was observed, at the time of the last observation."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    updated_s: float = -math.inf
+
+
 class ServiceRates:
     """Rates by slot. Times are seconds on the caller's clock."""
 
     def __init__(self, settings: RateSettings | None = None) -> None:
         self.settings = settings or RateSettings()
-        self._tokens: list[float] = []
-        self._seconds: list[float] = []
-        self._updated_s: list[float] = []
-        self._pool_tokens = self._pool_seconds = 0.0
-        self._pool_updated_s = -np.inf
+        self._half_life_s = self.settings.half_life_s
+        self._slots: list[_Seen] = []
+        self._pool = _Seen()
 
     def observe(self, slot: int, tokens: float, seconds: float, now_s: float) -> bool:
         """`tokens` came in `seconds` (of one request, or summed over several). Returns whether it could be used."""
         if not (slot >= 0 and 0 <= tokens < math.inf and 0 < seconds < math.inf and math.isfinite(now_s)):
             return False
-        if slot >= len(self._tokens):
+        if slot >= len(self._slots):
             self._grow(slot + 1)
-        passed_s = now_s - self._updated_s[slot]
-        if passed_s > 0:
-            kept = self._kept(passed_s)
-            self._tokens[slot] *= kept
-            self._seconds[slot] *= kept
-            self._updated_s[slot] = now_s
-        self._tokens[slot] += tokens
-        self._seconds[slot] += seconds
-        passed_s = now_s - self._pool_updated_s
-        if passed_s > 0:
-            kept = self._kept(passed_s)
-            self._pool_tokens *= kept
-            self._pool_seconds *= kept
-            self._pool_updated_s = now_s
-        self._pool_tokens += tokens
-        self._pool_seconds += seconds
+        for seen in (self._slots[slot], self._pool):
+            passed_s = now_s - seen.updated_s
+            if passed_s > 0:
+                kept = math.exp2(-passed_s / self._half_life_s)
+                seen.tokens = kept * seen.tokens + tokens
+                seen.seconds = kept * seen.seconds + seconds
+                seen.updated_s = now_s
+            else:
+                seen.tokens += tokens
+                seen.seconds += seconds
         return True
 
     def forget(self, slot: int) -> None:
         """The endpoint is gone; the pool keeps what it saw."""
-        if 0 <= slot < len(self._tokens):
-            self._tokens[slot] = self._seconds[slot] = 0.0
-            self._updated_s[slot] = -math.inf
+        if 0 <= slot < len(self._slots):
+            self._slots[slot] = _Seen()
 
     def pool_tokens_per_s(self, now_s: float) -> float:
         """v_sys: the rate over all endpoints."""
-        kept = self._kept(now_s - self._pool_updated_s)
+        kept = math.exp2(-max(now_s - self._pool.updated_s, 0.0) / self._half_life_s)
         prior_s = self.settings.prior_s
-        tokens = kept * self._pool_tokens + prior_s * self.settings.default_tokens_per_s
-        return tokens / (kept * self._pool_seconds + prior_s)
+        tokens = kept * self._pool.tokens + prior_s * self.settings.default_tokens_per_s
+        return tokens / (kept * self._pool.seconds + prior_s)
 
     def tokens_per_s(self, slots: IntArray, now_s: float) -> FloatArray:
         """The rate of each endpoint; of one that said little lately, close to the pool's."""
         if len(slots):
             self._grow(int(slots.max()) + 1)
-        age_s = np.maximum(now_s - np.array(self._updated_s).take(slots), 0.0)
-        kept = 0.5 ** (age_s / self.settings.half_life_s)
+        seen = [self._slots[slot] for slot in slots.tolist()]
+        age_s = np.maximum(now_s - np.array([one.updated_s for one in seen]), 0.0)
+        kept = 0.5 ** (age_s / self._half_life_s)
         prior_s = self.settings.prior_s
-        tokens: FloatArray = kept * np.array(self._tokens).take(slots) + prior_s * self.pool_tokens_per_s(now_s)
-        seconds: FloatArray = kept * np.array(self._seconds).take(slots) + prior_s
+        tokens: FloatArray = kept * np.array([one.tokens for one in seen]) + prior_s * self.pool_tokens_per_s(now_s)
+        seconds: FloatArray = kept * np.array([one.seconds for one in seen]) + prior_s
         return tokens / seconds
 
-    def _kept(self, passed_s: float) -> float:
-        return math.exp2(-max(passed_s, 0.0) / self.settings.half_life_s)
-
     def _grow(self, slots: int) -> None:
-        more = slots - len(self._tokens)
-        if more > 0:
-            self._tokens += [0.0] * more
-            self._seconds += [0.0] * more
-            self._updated_s += [-math.inf] * more
+        while len(self._slots) < slots:
+            self._slots.append(_Seen())
 
 
 def request_tokens_per_s(

@@ -81,6 +81,7 @@ class CoarseEngine(Engine):
         """
         self._mark_every = mark_every_tokens
         self._told = 0  # events that are older than the turn under way
+        self._silent_until_s = 0.0
         self._foresight: _Foresight | None = None
         super().__init__(config, on_step)
 
@@ -143,10 +144,13 @@ class CoarseEngine(Engine):
 
         Of steps that ended before `now_s`, or by it where `inclusive`.
         """
-        steps = self._steps_before(now_s, bisect_right if inclusive else bisect_left)
-        if self.scheduler.told(steps):
+        if now_s < self._silent_until_s:
             return ()
-        return self.scheduler.marks(self._foresight.ends_s if self._foresight else (), steps)
+        steps = self._steps_before(now_s, bisect_right if inclusive else bisect_left)
+        foresight, blocked = self._foresight, self._blocked
+        # The end of the first step that is not over: nothing that is told before brings a token.
+        self._silent_until_s = foresight.ends_s[steps] if steps and foresight else blocked.ends_s if blocked else 0.0
+        return self.scheduler.marks(foresight.ends_s if foresight else (), steps)
 
     # -- leaps -------------------------------------------------------------------------------------------------------
 

@@ -306,24 +306,21 @@ class CohortScheduler(Scheduler):
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
-    def told(self, steps: int) -> bool:
-        """Whether `marks` has told of all that the next `steps` bring."""
-        return self._marked == self._processed_steps + steps
-
     def marks(self, future_s: Sequence[float], steps: int) -> list[tuple[float, str, int]]:
         """(time, request, output tokens) of each member's multiples of `mark_every_tokens`, each told once, in order.
 
         Of the steps that have been processed, and of the next `steps`, which will end at `future_s`. A request that has
         left the cohort tells of itself.
         """
-        processed = self._processed_steps
-        first, last = self._marked + 1, processed + steps
-        self._marked = last
         found: list[tuple[float, str, int]] = []
+        processed, first = self._processed_steps, self._marked + 1
+        self._marked = processed + steps
         if self.size:
-            for number in range(first, last + 1):
-                at_s = self.ended_s[number - 1] if number <= processed else future_s[number - processed - 1]
-                for request_id, before, ahead in self._markers[number % self._mark_every].values():
-                    if number > before:
-                        found.append((at_s, request_id, number + ahead))
+            for number in range(first, self._marked + 1):
+                members = self._markers[number % self._mark_every]
+                if members:
+                    at_s = self.ended_s[number - 1] if number <= processed else future_s[number - processed - 1]
+                    for request_id, before, ahead in members.values():
+                        if number > before:
+                            found.append((at_s, request_id, number + ahead))
         return found
