@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -71,6 +72,9 @@ def test_leaps_end_where_steps_do(queues: list[list[Part]], budget: int, most: i
     hardware = [HARDWARE[row % 2] for row in range(len(queues))]
     every = predicted(queues, budget, most, Law(hardware))
     one = predicted(queues, budget, most, Law(hardware), wanted=0)
+    last = max(len(queue) for queue in queues) - 1
+    some = predicted(queues, budget, most, Law(hardware), wanted=last)
+    assert list(some[:, last]) == pytest.approx(list(every[:, last]), rel=1e-9)
     for row, queue in enumerate(queues):
         OneEndpoint(queue, budget, most, hardware[row]).run()
         expected = [part.finished_s for part in queue]
@@ -126,3 +130,25 @@ def test_the_cost_does_not_grow_with_tokens() -> None:
         predicted([[Part(decode=tokens + k, context=10) for k in range(100)]], 8192, 256, law)
         calls.append(law.calls)
     assert calls[0] == calls[1] == 2
+
+
+def test_a_later_split_moves_work_from_the_second_endpoint_to_the_first() -> None:
+    """What a search for the split point asks: the time to the end of either part of 1,024 + 1,024 tokens, for each s.
+
+    Equal lengths in prompt and output: split at the prompt's end the second part takes longer, and where both take
+    equally long lies behind it (figure 5 of the paper; its 1,358 is for other hardware and load).
+    """
+
+    def both(split: int) -> tuple[float, float]:
+        first = Part(prefill=min(split, 1024), decode=max(split - 1024, 0))
+        second = Part(prefill=max(1024 - split, 0), decode=2048 - max(split, 1024), context=split)
+        ends_s = predicted([[first], [second]], 8192, 256, Law([H20_QWEN3_32B] * 2))
+        return float(ends_s[0, 0]), float(ends_s[1, 0])
+
+    times = [both(split) for split in range(256, 2048, 64)]
+    assert all(earlier[0] < later[0] for earlier, later in itertools.pairwise(times))
+    assert all(earlier[1] > later[1] for earlier, later in itertools.pairwise(times))
+    at_prompt = both(1024)
+    assert at_prompt[0] < at_prompt[1]
+    balanced = min(range(256, 2048, 64), key=lambda split: abs(both(split)[0] - both(split)[1]))
+    assert 1024 < balanced < 2048

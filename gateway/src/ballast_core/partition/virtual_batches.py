@@ -139,9 +139,8 @@ class _Timeline:
         return np.asarray((self._joined[at] < self._count[at]) & (self._end[at, head] <= self._line[at]), np.bool_)
 
     def _open(self, at: IntArray, wanted: IntArray | None) -> BoolArray:
-        if wanted is not None:
-            return np.asarray(np.isinf(self._finish_s[at, wanted[at]]), np.bool_)
-        return np.asarray(self._done[at] < self._count[at], np.bool_)
+        work_left = np.asarray(self._done[at] < self._count[at], np.bool_)
+        return work_left if wanted is None else work_left & np.isinf(self._finish_s[at, wanted[at]])
 
     def _admissible(self, at: IntArray) -> IntArray:
         """How many parts may have begun by now: those that are ready, N_max active ones at most."""
