@@ -3,6 +3,10 @@
 Prefill endpoints in proportion, 64 decode endpoints, load 0.7 by arithmetic. Prints a table; `--json FILE` writes the
 figures, `--against FILE` compares with those of another run, in units of a fixed piece of numpy work
 (`bench/comparison.py`).
+
+`--goal` runs the two set-ups of the goal, 10,000 requests of short and of long outputs on 64 decode endpoints within
+20 s of one core: by sibyl, or by the policies of `--policy`. `--stepwise` computes every engine step by itself, the
+plain way that the jumps are to be compared with.
 """
 
 from __future__ import annotations
@@ -10,10 +14,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from ballast_core.policies.registry import PLACEMENTS
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.simulation.experiment import RunSpec, Setup, run
@@ -25,8 +29,10 @@ from bench.comparison import Calibration, Earlier, Recording, Row
 DECODE_ENDPOINTS = 64
 LOAD = 0.7
 WORKLOADS = (("chat", 10_000), ("sharegpt-reasoning", 500))
-LINE = "{:<20} {:<16} {:>8} {:>8} {:>10} {:>10} {:>8}"
-SPEEDS = (("wall_s", 1), ("requests_per_s", 0), ("tokens_per_s", 0))
+GOAL = (("chat", 10_000), ("sharegpt-reasoning", 10_000))
+LINE = "{:<20} {:<16} {:>8} {:>8} {:>8} {:>10} {:>10} {:>8}"
+SPEEDS = (("wall_s", 1), ("processor_s", 1), ("requests_per_s", 0), ("tokens_per_s", 0))
+KEY = ("workload", "requests", "policy", "stepwise")
 POLICIES = ("least-requests", "sibyl", "ballast")
 
 
@@ -42,10 +48,13 @@ def setup_of(workload: str, requests: int) -> tuple[Setup, float]:
     return Setup(machines=parse_shape(shape), shape=shape, source=source), LOAD * decode / sample.rate_rps
 
 
-def measure(workload: str, requests: int, policy: str) -> dict[str, Any]:
+def measure(workload: str, requests: int, policy: str, *, stepwise: bool = False) -> dict[str, Any]:
     """One run's speed."""
     setup, scale = setup_of(workload, requests)
-    figures = run(RunSpec(setup=setup, policy=parse_policies(policy)[0], rate_scale=scale)).figures
+    spec = RunSpec(setup=setup, policy=parse_policies(policy)[0], rate_scale=scale)
+    started_s = time.process_time()
+    figures = run(spec, stepwise=stepwise).figures
+    processor_s = time.process_time() - started_s
     wall_s: Any = figures["sim_wall_s"]
     tokens: Any = figures["throughput_tok_s"]
     span_s: Any = figures["duration_s"]
@@ -55,7 +64,9 @@ def measure(workload: str, requests: int, policy: str) -> dict[str, Any]:
         "policy": policy,
         "shape": setup.shape,
         "requests": requests,
+        "stepwise": stepwise,
         "wall_s": wall_s,
+        "processor_s": processor_s,
         "requests_per_s": requests / wall_s,
         "tokens_per_s": tokens * span_s / wall_s,
         "speed_up": span_s / wall_s,
@@ -66,17 +77,20 @@ def measure(workload: str, requests: int, policy: str) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the requests to simulate (default 1)")
-    parser.add_argument("--policy", default=",".join(name for name in POLICIES if name in PLACEMENTS))
+    parser.add_argument("--policy", help=f"default {','.join(POLICIES)}; with --goal sibyl")
+    parser.add_argument("--goal", action="store_true", help="the set-ups of the goal")
+    parser.add_argument("--stepwise", action="store_true", help="compute every engine step by itself")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--against", type=Path, help="a file of an earlier run to compare with")
     options = parser.parse_args()
-    earlier = Earlier(options.against, lambda row: (row["workload"], row["requests"], row["policy"]))
+    earlier = Earlier(options.against, lambda row: tuple(row[name] for name in KEY))
     calibration, rows = Calibration(), list[Row]()
-    print(LINE.format("workload", "policy", "requests", "wall s", "requests/s", "tokens/s", "earlier"))
-    for workload, requests in WORKLOADS:
-        for policy in options.policy.split(","):
+    print(LINE.format("workload", "policy", "requests", "wall s", "cpu s", "requests/s", "tokens/s", "earlier"))
+    policies = options.policy.split(",") if options.policy else ("sibyl",) if options.goal else POLICIES
+    for workload, requests in GOAL if options.goal else WORKLOADS:
+        for policy in policies:
             calibration.take()
-            row = measure(workload, max(10, round(requests * options.scale)), policy)
+            row = measure(workload, max(10, round(requests * options.scale)), policy, stepwise=options.stepwise)
             ratio = earlier.time_ratio(row, "wall_s", calibration)
             speeds = [f"{row[name]:.{digits}f}" for name, digits in SPEEDS]
             print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
@@ -34,6 +34,7 @@ def started(handed_off: int) -> Director:
     return made
 
 
+@settings(deadline=None)
 @given(handed_off=st.integers(0, len(REQUESTS)), gaps=reports)
 def test_a_batch_is_as_good_as_its_events(handed_off: int, gaps: list[tuple[float, str, int]]) -> None:
     """Late reports, unknown requests, and tokens that end a prefill among them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
@@ -40,6 +40,7 @@ def started() -> Director:
     return made
 
 
+@settings(deadline=None)
 @given(rounds=st.lists(st.tuples(changes, answers), max_size=4))
 def test_a_scrape_is_as_good_as_its_events(rounds: list[tuple[list[tuple[type, str]], dict[str, Observation]]]) -> None:
     """Endpoints that are new, lost or draining, and answers that are older than what is known, among them."""

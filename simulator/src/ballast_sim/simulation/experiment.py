@@ -80,24 +80,33 @@ class Outcome:
         return bool(self.figures["interrupted"])
 
 
-def build_fleet(spec: RunSpec, load: Load) -> Fleet:
-    """The fleet of a run, loaded. Raises ValueError naming a request that fits no KV cache."""
+def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
+    """The fleet of a run, loaded; `stepwise` as in `Fleet`. Raises ValueError for a request that fits no KV cache."""
     settings = DirectorSettings(
         prefill=spec.policy.prefill,
         decode=spec.policy.decode,
         binding=spec.binding,
         profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
     )
-    fleet = Fleet(spec.setup.machines, settings, replace(spec.setup.fleet, seed=spec.seed), stopwatch=time.perf_counter)
+    fleet = Fleet(
+        spec.setup.machines,
+        settings,
+        replace(spec.setup.fleet, seed=spec.seed),
+        stopwatch=time.perf_counter,
+        stepwise=stepwise,
+    )
     fleet.load(load.requests, load.turn_after)
     return fleet
 
 
-def run(spec: RunSpec, beat: Beat | None = None) -> Outcome:
-    """Simulate to the end, or until `beat` says stop. Raises TraceError and ValueError for what cannot run."""
+def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> Outcome:
+    """Simulate to the end, or until `beat` says stop. Raises TraceError and ValueError for what cannot run.
+
+    `stepwise` computes every engine step by itself: the same figures, more slowly.
+    """
     started_s = time.perf_counter()
     load = spec.setup.source.load(spec.seed, spec.rate_scale)
-    fleet = build_fleet(spec, load)
+    fleet = build_fleet(spec, load, stepwise=stepwise)
     if beat is not None:
         fleet.every(1.0, lambda: _beat(fleet, beat))
     timeline = None
