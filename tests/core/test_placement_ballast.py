@@ -72,37 +72,73 @@ def excess(mean: float, spread: float) -> float:
     return max(normal, 0.0)
 
 
+def level(costs: list[float], slopes: list[float], coming: float) -> float:
+    """Bisection on the amount that raises everybody below the level to it."""
+    low, high = min(costs), max(costs) + coming * max(slopes) + 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        placed = sum(max(middle - cost, 0.0) / slope for cost, slope in zip(costs, slopes, strict=True))
+        low, high = (middle, high) if placed <= coming else (low, middle)
+    return low
+
+
 def formula(made: Director, request: Request, handoff_s: float | None) -> list[float]:
     """The docstring, endpoint by endpoint and piece by piece, on the same projection."""
     shown = view(made, request, handoff_s=handoff_s)
     tables = made.beliefs.lengths.tables(NOW_S)
-    ages, tokens = tables.life_nodes(8, 0, request.max_output_tokens)
+    middles, tokens = tables.life_nodes(8, 0, request.max_output_tokens)
+    ages = [0.0, *map(float, middles)]
+    weights = [tokens / 2, tokens / 2, *[tokens] * 7]
     models = [made.beliefs.step_times.model(int(slot)).profile for slot in shown.slots]
     kv = [float(size) for size in shown.kv_tokens]
+    prompt = request.prompt_tokens
 
     def step(at: int, count: float, held: float) -> float:
         share = 1 / max(held / kv[at], 1.0)
         return models[at].step_s(count * share, held * share, 0, count * share)  # type: ignore[arg-type]
 
-    demand = [float(shown.tokens[at]) + request.prompt_tokens for at in range(len(kv))]
-    now_s = [step(at, float(shown.requests[at]) + 1, demand[at]) for at in range(len(kv))]
+    endpoints = range(len(kv))
+    now_s = [step(at, float(shown.requests[at]) + 1, float(shown.tokens[at]) + prompt) for at in endpoints]
     typical_s = float(np.median(now_s))
-    load = project(shown, float(shown.handoff_s.min()) + ages * typical_s, 1 / typical_s)
-    answer = []
-    for at in range(len(kv)):
-        total = 0.0
-        for piece, age in enumerate(ages):
+
+    def burden(at: int, count: float, held: float) -> float:
+        taken_s = step(at, count, held)
+        return count / max(held / kv[at], 1.0) * taken_s * (taken_s / typical_s) ** 3
+
+    load = project(shown, float(shown.handoff_s.min()) + np.array(ages) * typical_s, 1 / typical_s)
+    mean = float(load.tokens.sum()) / max(float(load.requests.sum()), 1.0) or float(prompt)
+    answer = [0.0 for _ in endpoints]
+    unfit = [0.0 for _ in endpoints]
+    for piece, age in enumerate(ages):
+        own = prompt + age
+        marginal, slopes = [], []
+        for at in endpoints:
             n, c = float(load.requests[at, piece]), float(load.tokens[at, piece])
-            spread, own = math.sqrt(float(load.variance[at, piece])), request.prompt_tokens + float(age)
-            after = step(at, n + 1, c + own)
-            running, running_after = n / max(c / kv[at], 1), (n + 1) / max((c + own) / kv[at], 1)
+            spread = math.sqrt(float(load.variance[at, piece]))
             stalled = (excess(c + own - kv[at], spread) - excess(c - kv[at], spread)) * (n + 1) / (c + own)
-            total += tokens * (running_after * after - running * step(at, n, c) + stalled * after)
-        waiting = excess(demand[at] - kv[at], math.sqrt(float(load.variance[at, 0])))
-        total += 8 * tokens * now_s[at] / kv[at] * waiting
+            unfit[at] = max(unfit[at], stalled * (n + 1))
+            marginal += [burden(at, n + 1, c + own) - burden(at, n, c) + stalled * step(at, n + 1, c + own)]
+            curve = [burden(at, n + more, c + more * mean) for more in range(3)]
+            slopes += [max(curve[2] - 2 * curve[1] + curve[0], 1e-9)]
+        coming = max(float(load.requests[:, 0].sum() - load.requests[:, piece].sum()), 0.0)
+        filled = level(marginal, slopes, coming)
+        for at in endpoints:
+            answer[at] += weights[piece] * max(marginal[at], filled)
+    for at in endpoints:
+        contexts = [
+            (float(load.tokens[at, piece]) + prompt + age) / (float(load.requests[at, piece]) + 1)
+            for piece, age in enumerate(ages)
+        ]
+        context = np.array([sum(contexts) / len(contexts)])
+        answer[at] += unfit[at] * float(made.beliefs.prefill_times.duration_s(shown.slots[at : at + 1], context)[0])
+        n, c = float(load.requests[at, 0]), float(load.tokens[at, 0])
+        life_s = 8 * tokens * step(at, n + 1, c + prompt)
+        missing = c + prompt + 16 * (n + 1) - kv[at]
+        wait_s = (max(missing, c / max(n, 1.0)) if missing > 0 else 0.0) * life_s / kv[at]
+        answer[at] += wait_s * max(life_s / float(shown.own_prefill_s[at]), 1.0)
         if handoff_s is None:
-            total += float(shown.prefill_s[at]) + float(shown.own_prefill_s[at]) * float(shown.decoding_requests[at])
-        answer.append(total)
+            answer[at] += float(shown.prefill_s[at])
+            answer[at] += float(shown.own_prefill_s[at]) * float(shown.decoding_requests[at])
     return answer
 
 
@@ -137,6 +173,14 @@ def test_a_long_prompt_goes_where_it_fits() -> None:
     spread = [Flight(at=1, prompt=1_000, generated=10)] * 6
     state = State(endpoints=2, flights=[*crowded, *spread], ended=[300] * 200)
     assert chosen(state, ask(40_000, blocks=False)) == 1
+
+
+def test_room_now_beats_a_quieter_endpoint_that_is_full() -> None:
+    """A short prompt's TTFT would be its wait for KV: what it would save in decode steps does not weigh that up."""
+    full = [Flight(at=0, prompt=38_000, generated=10)] * 5
+    busy = [Flight(at=1, prompt=1_000, generated=10)] * 30
+    state = State(endpoints=2, flights=[*full, *busy], ended=[300] * 200)
+    assert chosen(state, ask(500, blocks=False), handoff_s=0.0) == 1
 
 
 def test_faster_hardware_takes_more_requests() -> None:

@@ -11,24 +11,30 @@ import numpy as np
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request, Stage
-from ballast_core.policies.projection import Projection, project
+from ballast_core.policies.projection import project
+from ballast_core.policies.waterline import waterline
 from ballast_core.view import View
 
-_NODES = 8
-"""Points of its life at which a request is weighed."""
+_PIECES = 8
+"""Pieces of its life at which a request is weighed; the hand-off itself is weighed, too."""
+_UNREPORTED_TOKENS = 16
+"""KV that a request holds beyond what is known of it: the empty half of its last block, and tokens on their way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ballast:
-    """Expected marginal cost of the request over its own life, in request-seconds: cost_i = decode + stall + wait.
+    """Expected marginal cost of the request over its own life, in request-seconds: cost_i = pace + overflow + wait.
 
     Its life is cut into pieces of as many expected tokens each, by the survival curve and its own limit; n and C are
-    the requests and KV tokens of endpoint i projected to each piece, s the decode step time there, K its KV cache.
-    decode: sum over pieces of tokens x ((n + 1) s(n + 1, C + own) - n s(n, C)): the step time that it suffers, and what
-    it adds to everybody else's. stall: requests that do not fit because of it, the increase of E[(tokens - K)+] over
-    the mean request, times the piece's duration: overflow and preemption. wait: its own admission, the excess over K at
-    hand-off over the rate at which KV is set free (K over the mean life). Where the endpoint prefills it itself, also
-    that prefill, and what it holds up the n that decode.
+    the requests and KV tokens of endpoint i projected to each piece, s the decode step time there, K its KV cache, and
+    G(n, C) = n s (s / typical s)^3 their step times, of which slow ones count more (a fourth power, for the tail).
+    pace: sum over pieces of tokens x m, m = max(G(n + 1, C + own) - G(n, C), waterline): the step time that it suffers
+    and causes. The waterline is the marginal cost up to which coming requests will fill the fleet while the present
+    ones end: below it nothing is gained. overflow: requests that do not fit because of it, the increase of
+    E[(tokens - K)+] over the mean request, times the piece's duration, and once the recompute that holds up everybody.
+    wait: for room at its own hand-off, the excess over K, a mean request at least, over the rate at which KV is set free
+    (K over the mean life), stretched as the life is longer than the prefill: TTFT counts by its share, as TPOT does. Where the endpoint
+    prefills it itself, also that prefill, and what it holds up the n that decode.
     Everything is projected to the hand-off and compared in seconds, so unlike hardware is told apart by its step-time
     law and its KV size. For prefill, cost_i = expected prefill time, queue and attention included. No parameters.
     """
@@ -43,49 +49,69 @@ class Ballast:
             return view.prefill_s
         tables = view.beliefs.lengths.tables(view.now_s)
         class_slot = view.beliefs.lengths.known_slot(request.traffic_class or None)
-        ages, tokens = tables.life_nodes(_NODES, class_slot, request.max_output_tokens)
-        demand = (view.tokens + request.prompt_tokens).astype(np.float64)
-        step_now_s = _step_s(view, (view.requests + 1).astype(np.float64), demand, demand / view.kv_tokens)
-        typical_s = float(np.median(step_now_s))
+        middles, piece_tokens = tables.life_nodes(_PIECES, class_slot, request.max_output_tokens)
+        ages = np.append(0.0, middles)
+        weights = np.full(len(ages), piece_tokens)
+        weights[:2] *= 0.5  # the hand-off stands for the first half of the first piece
+        typical_s = _typical_step_s(view, request)
         # One clock for all candidates: where they prefill it themselves, the earliest hand-off.
         load = project(view, float(view.handoff_s.min()) + ages * typical_s, 1.0 / typical_s)
-        life_s = tokens * _NODES * step_now_s
-        costs = _decode_and_stall_s(view, load, request.prompt_tokens + ages, tokens)
-        spread = np.sqrt(load.variance[:, 0])
-        costs += life_s / view.kv_tokens * _mean_excess(demand + _foreign_tokens(view) - view.kv_tokens, spread)
+        # Shapes from here on: (times, candidates).
+        foreign = view.foreign_requests
+        requests, held = load.requests.T + foreign, load.tokens.T + foreign * _mean_tokens(view)
+        spread = np.sqrt(load.variance.T)
+        own = (request.prompt_tokens + ages)[:, None]
+
+        mean = float(held.sum() / max(requests.sum(), 1.0)) or float(request.prompt_tokens)
+        added = np.stack([0.0 * own, own, np.full_like(own, mean), np.full_like(own, 2.0 * mean)])
+        more = np.array([0.0, 1.0, 1.0, 2.0])[:, None, None]
+        burden_s, step_s = _burden_s(view, requests + more, held + added, typical_s)
+        before_s, with_it_s, one_more_s, two_more_s = burden_s
+        overflow = _mean_excess(held + own - view.kv_tokens, spread) - _mean_excess(held - view.kv_tokens, spread)
+        stalled = overflow * (requests + 1.0) / (held + own)
+        marginal_s = with_it_s - before_s + stalled * step_s[1]
+        alive = requests.sum(axis=1)
+        level_s = waterline(marginal_s, two_more_s - 2.0 * one_more_s + before_s, np.maximum(alive[0] - alive, 0.0))
+        costs = weights @ np.maximum(marginal_s, level_s[:, None])
+
+        context = ((held + own) / (requests + 1.0)).mean(axis=0)
+        recompute_s = view.beliefs.prefill_times.duration_s(view.slots, context)
+        costs += (stalled * (requests + 1.0)).max(axis=0) * recompute_s
+        costs += _wait_cost_s(view, request, requests[0], held[0], _PIECES * piece_tokens * step_s[1, 0])
         if view.prefills_here:
-            own_s = view.own_prefill_s
-            costs += view.prefill_s + own_s * view.decoding_requests
+            costs += view.prefill_s + view.own_prefill_s * view.decoding_requests
         return np.asarray(costs, np.float64)
 
 
-def _foreign_tokens(view: View) -> FloatArray:
-    """KV of requests that are not ours, each taken to be like the mean of ours there."""
-    ours = np.maximum(view.requests - view.foreign_requests, 1)
-    return np.asarray(view.foreign_requests * (view.tokens / ours), np.float64)
+def _mean_tokens(view: View) -> FloatArray:
+    """Of our requests on each candidate: what those that are not ours are taken to hold."""
+    return np.asarray(view.tokens / np.maximum(view.requests - view.foreign_requests, 1), np.float64)
 
 
-def _step_s(view: View, requests: FloatArray, tokens: FloatArray, fill: FloatArray) -> FloatArray:
-    """Step time of each candidate; what does not fit its KV cache (fill above 1) waits and costs no step time."""
-    share = 1.0 / np.maximum(fill, 1.0)
-    slots = view.slots if requests.ndim == 1 else view.slots[:, None]
-    return view.beliefs.step_times.predict_s(slots, requests * share, tokens * share)
+def _typical_step_s(view: View, request: Request) -> float:
+    """The median candidate's step time with the request and all that is assigned there, as far as it fits."""
+    tokens = (view.tokens + request.prompt_tokens).astype(np.float64)
+    share = 1.0 / np.maximum(tokens / view.kv_tokens, 1.0)
+    return float(np.median(view.beliefs.step_times.predict_s(view.slots, (view.requests + 1) * share, tokens * share)))
 
 
-def _decode_and_stall_s(view: View, load: Projection, own: FloatArray, tokens: float) -> FloatArray:
-    """Request-seconds of decode steps and of stalls, summed over the pieces of the request's life."""
-    kv = view.kv_tokens[:, None]
-    foreign = view.foreign_requests[:, None]
-    requests, held = load.requests + foreign, load.tokens + _foreign_tokens(view)[:, None]
-    before = _step_s(view, requests, held, held / kv)
-    after = _step_s(view, requests + 1.0, held + own, (held + own) / kv)
-    running = requests / np.maximum(held / kv, 1.0)
-    running_after = (requests + 1.0) / np.maximum((held + own) / kv, 1.0)
-    decode_s = running_after * after - running * before
-    spread = np.sqrt(load.variance)
-    excess = _mean_excess(held + own - kv, spread) - _mean_excess(held - kv, spread)
-    stalled = excess * (requests + 1.0) / (held + own)
-    return np.asarray(tokens * (decode_s + stalled * after).sum(axis=1), np.float64)
+def _burden_s(view: View, requests: FloatArray, tokens: FloatArray, typical_s: float) -> tuple[FloatArray, FloatArray]:
+    """G, and the step time; what does not fit the KV cache waits and costs no step time. Shapes: (..., candidates)."""
+    share = 1.0 / np.maximum(tokens / view.kv_tokens, 1.0)
+    running = requests * share
+    step_s = view.beliefs.step_times.predict_s(view.slots, running, tokens * share)
+    slow = step_s / typical_s
+    return running * step_s * (slow * slow * slow), step_s
+
+
+def _wait_cost_s(
+    view: View, request: Request, requests: FloatArray, held: FloatArray, life_s: FloatArray
+) -> FloatArray:
+    """The wait for room at the hand-off, stretched by how much longer the life is than the prefill."""
+    missing = held + request.prompt_tokens + _UNREPORTED_TOKENS * (requests + 1.0) - view.kv_tokens
+    freed = np.where(missing > 0.0, np.maximum(missing, held / np.maximum(requests, 1.0)), 0.0)
+    wait_s = freed * life_s / view.kv_tokens
+    return np.asarray(wait_s * np.maximum(life_s / view.own_prefill_s, 1.0), np.float64)
 
 
 def _mean_excess(mean: FloatArray, spread: FloatArray) -> FloatArray:
