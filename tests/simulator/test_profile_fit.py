@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -255,10 +255,10 @@ ROW = {"duration_ms": 5.0, "decodes": 2, "decode_context_tokens": 90, "tokens": 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"duration_ms": -1}, "line 2: duration_ms: must be finite and 0 or more, not -1"),
+        ({"duration_ms": -1}, "line 2: duration_ms: must be from 0 to 1e+12, not -1"),
         ({"duration_ms": 0}, "line 2: duration_ms: must be above 0"),
         ({"duration_ms": "soon"}, "line 2: duration_ms: must be a number, not 'soon'"),
-        ({"decodes": float("nan")}, "line 2: decodes: must be finite"),
+        ({"decodes": float("nan")}, "line 2: decodes: must be from 0 to 1e+12, not nan"),
         ({"tokens": 1}, "line 2: tokens: must be at least 1 and one for each of the 2 decodes, not 1"),
         ({"tokens": None}, "line 2: tokens: must be a number, not None"),
     ],
@@ -276,6 +276,7 @@ def test_a_broken_row_is_refused_by_line_and_column(change: dict[str, Any], mess
         ("a,b\n1,2\n", "line 1: no column duration_ms"),
         ("duration_ms,decodes,decode_context_tokens\n5,1,9\n", "line 2: 'tokens' is missing"),
         ("duration_ms,decodes,decode_context_tokens\n", "no engine steps"),
+        ("duration_ms,decodes,decode_context_tokens\n5,1,9,4\n", "line 2: more values than the first line names"),
         ("{\n", "line 1: is not JSON"),
         ('{"duration_ms": 5}\n[]\n', "line 1: 'decodes' is missing"),
     ],
@@ -433,6 +434,7 @@ def test_a_folder_is_read_by_name_and_a_restart_is_passed_over(tmp_path: Path) -
         ("go_goroutines 5\n", "no vllm: metrics"),
         (scrape(1), "1 scrape; two or more in sequence are needed"),
         (scrape(1) + 'vllm:x{a="b"} many\n', "line 8: vllm:x: 'many' is not a number"),
+        (scrape(1) + "vllm:x NaN\n", "line 8: vllm:x: must be finite, not NaN"),
         (scrape(1) + "vllm:x{\n", "line 8: is not a Prometheus sample"),
         (scrape(1) + scrape(2).replace('engine="0"', 'engine="1"'), "holds engines 0, 1; scrape one engine alone"),
         (scrape(1).replace("block_size", "size"), "needs block_size and num_gpu_blocks"),
@@ -445,3 +447,33 @@ def test_scrapes_that_cannot_be_used_are_refused(text: str, message: str, tmp_pa
     with pytest.raises(FitInputError) as caught:
         read_scrapes([path], 8192)
     assert message in str(caught.value)
+
+
+# -- any of them, damaged ----------------------------------------------------------------------------------------------
+
+STEPS = measure(H200_LLAMA3_8B, 12)
+WHOLE_FILES = {
+    "steps": "".join(json.dumps(row) + "\n" for row in STEPS.steps[:60]),
+    "bench": json.dumps(STEPS.bench_result()),
+    "metrics": "".join(scrape(second) for second in range(1, 20)),
+}
+JUNK = st.sampled_from(["NaN", "-1", "1e400", "1e308", "1e-308", "null", '"x"', "[]", "{}", "0", "", ",", "\n"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from(sorted(WHOLE_FILES)), where=st.floats(0, 1), junk=JUNK, cut=st.integers(0, 40))
+def test_a_damaged_file_is_fitted_or_refused_with_its_name(
+    kind: str, where: float, junk: str, cut: int, tmp_path: Path
+) -> None:
+    """Never a traceback, a warning of numpy, or a profile that cannot be."""
+    whole = WHOLE_FILES[kind]
+    at = int(where * len(whole))
+    path = tmp_path / "damaged"
+    path.write_text(whole[:at] + junk + whole[at + cut :])
+    reason, step_s = "", 1.0
+    try:
+        step_s = fit_profile([path], BASE, "mine").profile.step_s(100, 1000, 0, 10)
+    except FitInputError as error:
+        reason = str(error)
+    assert str(path) in reason or not reason
+    assert np.isfinite(step_s)

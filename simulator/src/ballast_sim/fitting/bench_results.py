@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ballast_sim.fitting.errors import FitInputError
-from ballast_sim.fitting.measurements import Measurements, read_text
+from ballast_sim.fitting.measurements import LARGEST_NUMBER, SHORTEST_MS, Measurements, read_text
 from ballast_sim.fitting.samples import FloatArray, Sample
 
 FIELDS = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
@@ -105,7 +105,7 @@ class _Timeline:
         for start in range(0, len(gaps), STEPS_OF_A_SAMPLE):
             run = slice(start, start + STEPS_OF_A_SAMPLE)
             duration_ms = float(gaps[run].sum()) * 1e3
-            if duration_ms <= 0:
+            if duration_ms < SHORTEST_MS:
                 continue
             sample = Sample(
                 duration_ms=duration_ms,
@@ -166,7 +166,10 @@ def _requests(path: Path, value: dict[str, Any]) -> list[_Request]:
             tokens, outputs = int(input_tokens), int(output_tokens)
         except (TypeError, ValueError):
             raise FitInputError(f"{path}: request {index}: {', '.join(FIELDS)} must hold numbers of seconds") from None
-        if not np.isfinite(times).all() or (gaps < 0).any() or tokens < 0:
+        except OverflowError:
+            raise FitInputError(f"{path}: request {index}: lengths must be whole numbers of tokens") from None
+        in_range = (np.abs(times) <= LARGEST_NUMBER).all() and 0 <= tokens <= LARGEST_NUMBER
+        if not in_range or (gaps < 0).any():
             raise FitInputError(f"{path}: request {index}: times must be finite and in order, lengths 0 or more")
         if outputs:
             found.append(_Request(float(start_s), times, tokens))

@@ -76,7 +76,11 @@ def fit_profile(
     if max_num_batched_tokens:
         facts["max_num_batched_tokens"] = max_num_batched_tokens
     try:
-        fit = fit_law(Samples.of(measured.samples), replace(base, name=name, **facts))
+        stated = replace(base, name=name, **facts)
+    except ValueError as error:
+        raise FitInputError(f"{paths[0]}: what it states of the engine cannot be: {error}") from None
+    try:
+        fit = fit_law(Samples.of(measured.samples), stated)
     except NotEnoughSamples as error:
         passed = "; ".join(measured.notes)
         raise FitInputError(f"{paths[0]}: {error}" + (f" ({passed})" if passed else "")) from None

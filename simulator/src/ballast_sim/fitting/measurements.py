@@ -10,6 +10,9 @@ from pathlib import Path
 from ballast_sim.fitting.errors import FitInputError
 from ballast_sim.fitting.samples import Sample
 
+LARGEST_NUMBER = 1e12  # of tokens, milliseconds, seconds: beyond, a file is broken
+SHORTEST_MS = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:

@@ -16,9 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from ballast_sim.fitting.errors import FitInputError
-from ballast_sim.fitting.measurements import Measurements, read_text
+from ballast_sim.fitting.measurements import SHORTEST_MS, Measurements, read_text
 from ballast_sim.fitting.samples import Sample
 
+LARGEST_VALUE = 1e18  # bytes moved; beyond, a file is broken
 FEWEST_GAPS = 20  # of an interval, or its mean says little
 FEWEST_STEPS = 10  # or counters that grow at different moments of a step belong to different steps
 LARGEST_CHANGE_RATIO = 0.3  # of the running requests within an interval
@@ -77,9 +78,10 @@ def _interval(
         return second.get(name, part) - first.get(name, part)
 
     gaps, firsts = grown("inter_token_latency_seconds_count"), grown("time_to_first_token_seconds_count")
-    if gaps < 0 or firsts < 0:
+    duration_ms = grown("inter_token_latency_seconds_sum") / gaps * 1e3 if gaps > 0 else 0.0
+    if gaps < 0 or firsts < 0 or duration_ms < 0:
         return "the engine started anew"
-    if gaps < FEWEST_GAPS:
+    if gaps < FEWEST_GAPS or duration_ms < SHORTEST_MS:
         return f"fewer than {FEWEST_GAPS} tokens were decoded"
     if grown("num_preemptions_total") > 0:
         return "requests were preempted"
@@ -104,7 +106,7 @@ def _interval(
         parts = ((share, decodes + prompts / (share * steps)), (1 - share, decodes))
         pairs = prompts / steps * (prompts / firsts) / 2 * second_moment_ratio
     return Sample(
-        duration_ms=grown("inter_token_latency_seconds_sum") / gaps * 1e3,
+        duration_ms=duration_ms,
         parts=parts,
         decode_context_tokens=context,
         prefill_pairs=pairs,
@@ -164,6 +166,8 @@ def _split(path: Path) -> list[_Scrape]:
             value = float(value_text)
         except ValueError:
             raise FitInputError(f"{path}: line {number}: {name}: {value_text!r} is not a number") from None
+        if not abs(value) <= LARGEST_VALUE:
+            raise FitInputError(f"{path}: line {number}: {name}: must be finite, not {value_text}")
         _take(scrapes[-1], name, dict(_LABEL.findall(labels_text or "")), value, number)
     if not scrapes:
         raise FitInputError(f"{path}: no vllm: metrics; expected what `curl http://ENGINE/metrics` prints")

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ballast_sim.fitting.errors import FitInputError
-from ballast_sim.fitting.measurements import Measurements, read_text
+from ballast_sim.fitting.measurements import LARGEST_NUMBER, SHORTEST_MS, Measurements, read_text
 from ballast_sim.fitting.samples import Sample
 
 REQUIRED = ("duration_ms", "decodes", "decode_context_tokens")
@@ -48,7 +47,9 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if missing:
             raise FitInputError(f"{path}: line 1: no column {', '.join(missing)}; a step log names its columns there")
         for row in reader:
-            yield reader.line_num, {name: value for name, value in row.items() if value not in {None, ""}}
+            if None in row:
+                raise FitInputError(f"{path}: line {reader.line_num}: more values than the first line names columns")
+            yield reader.line_num, {name: value for name, value in row.items() if value}
         return
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -79,10 +80,10 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         _, _, duration_ms, decodes, context, prefills, *_ = row["step"]
         row = {"duration_ms": duration_ms, "decodes": decodes, "decode_context_tokens": context, "prefills": prefills}
     duration_ms, decodes, context = (_number(row, name) for name in REQUIRED)
-    if duration_ms == 0:
-        raise ValueError("duration_ms: must be above 0: a step takes time")
+    if duration_ms < SHORTEST_MS:
+        raise ValueError(f"duration_ms: must be above 0: a step takes time, not {duration_ms:g}")
     if "prefills" in row:
-        chunks = [(float(tokens), float(before)) for tokens, before, *_ in row["prefills"]]
+        chunks = [(_checked(n, "prefills"), _checked(before, "prefills")) for n, before, *_ in row["prefills"]]
         tokens = decodes + sum(n for n, _ in chunks)
         pairs = sum(n * (before + n / 2) for n, before in chunks)
     else:
@@ -102,11 +103,15 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 def _number(row: Mapping[str, Any], name: str) -> float:
     if name not in row:
         raise KeyError(name)
-    value = row[name]
+    return _checked(row[name], name)
+
+
+def _checked(value: object, name: str) -> float:
+    """A number that can be counted with. Raises ValueError."""
     try:
-        number = float(value)
+        number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ValueError(f"{name}: must be a number, not {value!r}") from None
-    if isinstance(value, bool) or not math.isfinite(number) or number < 0:
-        raise ValueError(f"{name}: must be finite and 0 or more, not {value!r}")
+    if isinstance(value, bool) or not 0 <= number <= LARGEST_NUMBER:
+        raise ValueError(f"{name}: must be from 0 to {LARGEST_NUMBER:g}, not {value!r}")
     return number
