@@ -32,9 +32,9 @@ class Ballast:
     and causes. The waterline is the marginal cost up to which coming requests will fill the fleet while the present
     ones end: below it nothing is gained. overflow: requests that do not fit because of it, the increase of
     E[(tokens - K)+] over the mean request, times the piece's duration, and once the recompute that holds up everybody.
-    wait: for room at its own hand-off, the excess over K, a mean request at least, over the rate at which KV is set free
-    (K over the mean life), stretched as the life is longer than the prefill: TTFT counts by its share, as TPOT does. Where the endpoint
-    prefills it itself, also that prefill, and what it holds up the n that decode.
+    wait: for room at its own hand-off, the excess over K, a mean request at least, over the rate at which KV is set
+    free (K over the mean life), stretched as the life is longer than the prefill: TTFT counts by its share, as TPOT
+    does. Where the endpoint prefills it itself, also that prefill, and what it holds up the n that decode.
     Everything is projected to the hand-off and compared in seconds, so unlike hardware is told apart by its step-time
     law and its KV size. For prefill, cost_i = expected prefill time, queue and attention included. No parameters.
     """
