@@ -62,7 +62,7 @@ def read_bench_result(path: Path, max_num_batched_tokens: int) -> Measurements:
         notes.append(f"{chunked} samples passed over: more than {max_num_batched_tokens} prompt tokens were waiting")
     samples.sort(key=lambda item: item[0])
     every = -(-len(samples) // MOST_SAMPLES)
-    return Measurements(kind="bench", samples=[sample for _, sample in samples[::every]], notes=notes)
+    return Measurements(samples=[sample for _, sample in samples[::every]], notes=notes)
 
 
 class _Timeline:

@@ -36,9 +36,9 @@ class Derived:
         }
 
 
-def rounded(profile: HardwareProfile) -> HardwareProfile:
+def rounded(profile: HardwareProfile, digits: int = SIGNIFICANT_DIGITS) -> HardwareProfile:
     """Coefficients with as many digits as are worth writing down."""
-    short = {name: float(f"{getattr(profile, name):.{SIGNIFICANT_DIGITS}g}") for name in COEFFICIENTS}
+    short = {name: float(f"{getattr(profile, name):.{digits}g}") for name in COEFFICIENTS}
     return with_coefficients(profile, short)
 
 

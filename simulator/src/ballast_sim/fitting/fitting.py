@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.fitting.bench_results import read_bench_result
-from ballast_sim.fitting.derivation import percent
+from ballast_sim.fitting.derivation import percent, rounded
 from ballast_sim.fitting.errors import FitInputError
-from ballast_sim.fitting.law import COEFFICIENTS, LawFit, NotEnoughSamples, fit_law, with_coefficients
+from ballast_sim.fitting.law import LawFit, NotEnoughSamples, fit_law
 from ballast_sim.fitting.measurements import Measurements, read_text
 from ballast_sim.fitting.samples import Samples
 from ballast_sim.fitting.scrapes import read_scrapes
@@ -84,10 +84,8 @@ def fit_profile(
     except NotEnoughSamples as error:
         passed = "; ".join(measured.notes)
         raise FitInputError(f"{paths[0]}: {error}" + (f" ({passed})" if passed else "")) from None
-    digits = {field: float(f"{getattr(fit.profile, field):.{SIGNIFICANT_DIGITS}g}") for field in COEFFICIENTS}
-    profile = replace(
-        with_coefficients(fit.profile, digits), derivation=_derivation(fit, found, base, [path.name for path in paths])
-    )
+    derivation = _derivation(fit, found, base, [path.name for path in paths])
+    profile = replace(rounded(fit.profile, SIGNIFICANT_DIGITS), derivation=derivation)
     return FittedProfile(
         profile=profile,
         base=base,
@@ -121,7 +119,6 @@ def _read(paths: Sequence[Path], kind: Kind, base: HardwareProfile) -> Measureme
     if any(part.facts != parts[0].facts for part in parts):
         raise FitInputError("the files state different engines (KV capacity, block size, budget); fit them one by one")
     return Measurements(
-        kind=kind,
         samples=[sample for part in parts for sample in part.samples],
         facts=parts[0].facts,
         notes=list(dict.fromkeys(note for part in parts for note in part.notes)),

@@ -22,7 +22,6 @@ class Measurements:
     the result should know.
     """
 
-    kind: str
     samples: Sequence[Sample]
     facts: dict[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()

@@ -66,7 +66,7 @@ def read_scrapes(paths: Sequence[Path], max_num_batched_tokens: int) -> Measurem
         else:
             samples.append(sample)
     notes = [f"{count} intervals passed over: {reason}" for reason, count in passed_over.items()]
-    return Measurements(kind="metrics", samples=samples, facts=facts, notes=notes)
+    return Measurements(samples=samples, facts=facts, notes=notes)
 
 
 def _interval(

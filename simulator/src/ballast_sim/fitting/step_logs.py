@@ -36,7 +36,7 @@ def read_step_log(path: Path) -> Measurements:
             raise FitInputError(f"{path}: line {number}: {reason}") from None
     if not samples:
         raise FitInputError(f"{path}: no engine steps; expected one row per step with {', '.join(REQUIRED)}")
-    return Measurements(kind="steps", samples=samples, facts=facts)
+    return Measurements(samples=samples, facts=facts)
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
