@@ -174,7 +174,8 @@ class Fleet:
         self._caught_up = (self.kernel.now_s, inclusive)
         marks = self.world.progress(inclusive=inclusive)
         for _, leg, tokens in marks:
-            self._legs[leg].generated_tokens = tokens
+            record = self._legs[leg]
+            record.generated_tokens = max(record.generated_tokens, tokens)  # it may have ended meanwhile
         if self._late:
             marks = sorted(self._late + marks)
             self._late = []
