@@ -80,7 +80,7 @@ type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
 bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, engine model and engine-sim, simulator, cost of the proxy, of reading prompts, and of the picker behind Envoy
-	@$(BIN)/python -m bench.decision_bench
+	@$(BIN)/python -m bench.decision_bench --against bench/recorded/decision.json
 	@$(BIN)/python bench/engine_bench.py
 	@$(BIN)/python -m bench.simulator_bench
 	@$(BIN)/python bench/proxy_bench.py
