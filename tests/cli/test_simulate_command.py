@@ -384,7 +384,7 @@ def test_listings_explain_each_entry_in_a_line(command: str) -> None:
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
     assert all(len(line.split()) > 3 for line in lines)
     if command == "policies":
-        assert {row["name"] for row in rows} == set(ALL_PLACEMENTS)
+        assert {row["name"] for row in rows} == {*ALL_PLACEMENTS, "oracle"}
 
 
 @pytest.mark.shared

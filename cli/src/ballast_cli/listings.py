@@ -28,13 +28,15 @@ def workloads_command(json_out: JsonOption = False) -> None:
 def policies_command(json_out: JsonOption = False) -> None:
     """List the placement policies: any of them may place prefills and decodes.
 
-    Those that take other policies are written in a SchedulingPolicy manifest (`simulate --policy-file`).
+    Those that take other policies are written in a SchedulingPolicy manifest (`simulate --policy-file`); `oracle` is
+    for `simulate` alone.
     """
     from ballast_core.policies.registry import ALL_PLACEMENTS
+    from ballast_sim.simulation.policy_choice import SIMULATOR_ONLY
 
     rows = [
         {"name": name, "explanation": _first_line(policy), "parameters": _parameters(policy)}
-        for name, policy in sorted(ALL_PLACEMENTS.items())
+        for name, policy in sorted({**ALL_PLACEMENTS, **SIMULATOR_ONLY}.items())
     ]
 
     def line(row: Mapping[str, Any]) -> str:

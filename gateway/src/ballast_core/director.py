@@ -13,6 +13,7 @@ import numpy as np
 
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.decision import PlacementTrace
 from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
 from ballast_core.events import (
@@ -68,6 +69,8 @@ class DirectorSettings:
     """Hardware by the name that endpoints give (`Endpoint.profile`); an unknown name is learned from a guess."""
     learn: Belief = Belief.NONE
     """Beliefs to learn beyond those that the policies read."""
+    lengths: SurvivalSettings = field(default_factory=SurvivalSettings)
+    """How output lengths are learned, and what is believed before."""
 
     @property
     def beliefs(self) -> Belief:
@@ -100,7 +103,7 @@ class Director:
         self.settings = settings
         self.inventory = Inventory()
         self.ledger = Ledger(self.inventory.capacity)
-        self.beliefs = Beliefs(settings.beliefs, settings.profiles)
+        self.beliefs = Beliefs(settings.beliefs, settings.profiles, settings.lengths)
         self._learner = Learner(self.beliefs, self.inventory, self.ledger)
         self._turns = {stage: np.zeros(self.inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number: the tie-break."""

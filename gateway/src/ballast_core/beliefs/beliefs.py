@@ -11,17 +11,19 @@ from ballast_core.beliefs.prefix_index import PrefixIndex
 from ballast_core.beliefs.rates import ServiceRates
 from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
 from ballast_core.beliefs.step_time import StepTimeBook
-from ballast_core.beliefs.survival_book import SurvivalBook
+from ballast_core.beliefs.survival_book import SurvivalBook, SurvivalSettings
 from ballast_core.profiles import HardwareProfile
 
 
 class Beliefs:
     """What is believed. Parts outside `kinds` exist and answer with their priors, but nothing is learned for them."""
 
-    def __init__(self, kinds: Belief, profiles: Mapping[str, HardwareProfile]) -> None:
+    def __init__(
+        self, kinds: Belief, profiles: Mapping[str, HardwareProfile], lengths: SurvivalSettings | None = None
+    ) -> None:
         """`profiles` by name, as `Endpoint.profile` names them."""
         self.kinds = kinds
-        self.lengths = SurvivalBook()
+        self.lengths = SurvivalBook(lengths)
         self.step_times = StepTimeBook()
         self.prefill_times = PrefillTimes()
         self.prefixes = PrefixIndex()

@@ -10,9 +10,11 @@ from importlib.metadata import version
 
 import numpy as np
 
+from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.director import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
+from ballast_sim.simulation.oracle import ENDLESS
 from ballast_sim.simulation.policy_choice import PolicyPair
 from ballast_sim.simulation.records import Record
 from ballast_sim.simulation.results import Objective, summarise
@@ -82,16 +84,19 @@ class Outcome:
 
 def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
     """The fleet of a run, loaded; `stepwise` as in `Fleet`. Raises ValueError for a request that fits no KV cache."""
+    oracle = spec.policy.knows_lengths
     settings = DirectorSettings(
         prefill=spec.policy.prefill,
         decode=spec.policy.decode,
         binding=spec.binding,
         profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
+        lengths=ENDLESS if oracle else SurvivalSettings(),
     )
+    around = replace(spec.setup.fleet, seed=spec.seed, known_limits=oracle or spec.setup.fleet.known_limits)
     fleet = Fleet(
         spec.setup.machines,
         settings,
-        replace(spec.setup.fleet, seed=spec.seed),
+        around,
         stopwatch=time.perf_counter,
         stepwise=stepwise,
     )

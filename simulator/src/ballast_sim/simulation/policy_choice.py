@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
@@ -11,9 +13,14 @@ from ballast_api.scheduling_policy import SchedulingPolicy
 from ballast_core.policies.base import Placement
 from ballast_core.policies.registry import COMPOSITIONS, PLACEMENTS, build_placement
 from ballast_sim.simulation.naming import known_names
+from ballast_sim.simulation.oracle import Oracle
 
 PREFILL_PREFERENCE = ("least-uncached-tokens", "least-requests")
 """The prefill placement beside a decode placement that is named alone: the first of these that is registered."""
+
+
+SIMULATOR_ONLY: Mapping[str, type[Placement]] = MappingProxyType({Oracle.type: Oracle})
+"""Placements that know what no gateway can."""
 
 
 class PolicyChoiceError(ValueError):
@@ -33,6 +40,11 @@ class PolicyPair:
         """`PREFILL/DECODE`, both spelled out."""
         return f"{self.prefill.type}/{self.decode.type}"
 
+    @property
+    def knows_lengths(self) -> bool:
+        """Whether it must be told every output's length."""
+        return Oracle.type in (self.prefill.type, self.decode.type)
+
 
 def default_prefill() -> str:
     """See `PREFILL_PREFERENCE`."""
@@ -48,6 +60,7 @@ def least_requests() -> PolicyPair:
 def parse_policies(text: str) -> tuple[PolicyPair, ...]:
     """Reads `a,b,PREFILL/DECODE`; a name alone places decodes. Raises `PolicyChoiceError`."""
     pairs: list[PolicyPair] = []
+    known = (*PLACEMENTS, *SIMULATOR_ONLY)
     for name in (part.strip() for part in text.split(",")):
         prefill, slash, decode = name.rpartition("/")
         if not decode or (slash and not prefill):
@@ -58,12 +71,17 @@ def parse_policies(text: str) -> tuple[PolicyPair, ...]:
                     f"--policy: {part} is made of other policies; write them into a SchedulingPolicy manifest "
                     "and name it with --policy-file"
                 )
-            if part not in PLACEMENTS:
-                raise PolicyChoiceError(f"--policy: unknown placement {part!r}; {known_names(part, PLACEMENTS)}")
+            if part not in known:
+                raise PolicyChoiceError(f"--policy: unknown placement {part!r}; {known_names(part, known)}")
         if any(pair.name == name for pair in pairs):
             raise PolicyChoiceError(f"--policy: {name!r} is named twice")
-        pairs.append(PolicyPair(name, build_placement(prefill or default_prefill()), build_placement(decode)))
+        pairs.append(PolicyPair(name, _placement(prefill or default_prefill()), _placement(decode)))
     return tuple(pairs)
+
+
+def _placement(name: str) -> Placement:
+    special = SIMULATOR_ONLY.get(name)
+    return build_placement(name) if special is None else special()
 
 
 def read_policy_file(path: Path) -> tuple[PolicyPair, ...]:

@@ -1,0 +1,30 @@
+"""The oracle: `ballast` with every output's length known. What any placement could gain by better predictions.
+
+It is no optimum: it weighs by the same costs and knows nothing of arrivals to come. Only the simulator can run it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ballast_core.arrays import FloatArray
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.beliefs.survival_book import SurvivalSettings
+from ballast_core.model import Request
+from ballast_core.policies.ballast import Ballast
+from ballast_core.view import View
+
+ENDLESS = SurvivalSettings(prior_scale_tokens=1e12)
+"""Nobody ends but at its own limit, which is the length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Costs as `ballast`, with the true output length of every request instead of survival curves. `simulate` only."""
+
+    type: ClassVar[str] = "oracle"
+    needs: ClassVar[Belief] = Ballast.needs & ~Belief.LENGTHS
+
+    def costs(self, view: View, request: Request) -> FloatArray:
+        return Ballast().costs(view, request)
