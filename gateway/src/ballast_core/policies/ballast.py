@@ -67,17 +67,22 @@ class Ballast:
         more = np.array([0.0, 1.0, 1.0, 2.0])[:, None, None]
         burden_s, step_s = _burden_s(view, requests + more, held + added, typical_s)
         before_s, with_it_s, one_more_s, two_more_s = burden_s
-        overflow = _mean_excess(held + own - view.kv_tokens, spread) - _mean_excess(held - view.kv_tokens, spread)
-        stalled = overflow * (requests + 1.0) / (held + own)
-        marginal_s = with_it_s - before_s + stalled * step_s[1]
+        marginal_s = with_it_s - before_s
+        stalled = _stalled(requests, held, own, spread, view.kv_tokens)
+        if stalled is not None:
+            marginal_s += stalled * step_s[1]
         alive = requests.sum(axis=1)
         level_s = waterline(marginal_s, two_more_s - 2.0 * one_more_s + before_s, np.maximum(alive[0] - alive, 0.0))
         costs = weights @ np.maximum(marginal_s, level_s[:, None])
-
-        context = ((held + own) / (requests + 1.0)).mean(axis=0)
-        recompute_s = view.beliefs.prefill_times.duration_s(view.slots, context)
-        costs += (stalled * (requests + 1.0)).max(axis=0) * recompute_s
-        costs += _wait_cost_s(view, request, requests[0], held[0], _PIECES * piece_tokens * step_s[1, 0])
+        if stalled is not None:
+            context = ((held + own) / (requests + 1.0)).mean(axis=0)
+            recompute_s = view.beliefs.prefill_times.duration_s(view.slots, context)
+            costs += (stalled * (requests + 1.0)).max(axis=0) * recompute_s
+        missing = held[0] + request.prompt_tokens + _UNREPORTED_TOKENS * (requests[0] + 1.0) - view.kv_tokens
+        if (missing > 0.0).any():
+            costs += _wait_cost_s(
+                view, missing, held[0] / np.maximum(requests[0], 1.0), _PIECES * piece_tokens * step_s[1, 0]
+            )
         if view.prefills_here:
             costs += view.prefill_s + view.own_prefill_s * view.decoding_requests
         return np.asarray(costs, np.float64)
@@ -92,7 +97,9 @@ def _typical_step_s(view: View, request: Request) -> float:
     """The median candidate's step time with the request and all that is assigned there, as far as it fits."""
     tokens = (view.tokens + request.prompt_tokens).astype(np.float64)
     share = 1.0 / np.maximum(tokens / view.kv_tokens, 1.0)
-    return float(np.median(view.beliefs.step_times.predict_s(view.slots, (view.requests + 1) * share, tokens * share)))
+    step_s = np.sort(view.beliefs.step_times.predict_s(view.slots, (view.requests + 1) * share, tokens * share))
+    middle = len(step_s) // 2
+    return float(step_s[middle] + step_s[~middle]) / 2.0
 
 
 def _burden_s(view: View, requests: FloatArray, tokens: FloatArray, typical_s: float) -> tuple[FloatArray, FloatArray]:
@@ -104,18 +111,32 @@ def _burden_s(view: View, requests: FloatArray, tokens: FloatArray, typical_s: f
     return running * step_s * (slow * slow * slow), step_s
 
 
-def _wait_cost_s(
-    view: View, request: Request, requests: FloatArray, held: FloatArray, life_s: FloatArray
-) -> FloatArray:
-    """The wait for room at the hand-off, stretched by how much longer the life is than the prefill."""
-    missing = held + request.prompt_tokens + _UNREPORTED_TOKENS * (requests + 1.0) - view.kv_tokens
-    freed = np.where(missing > 0.0, np.maximum(missing, held / np.maximum(requests, 1.0)), 0.0)
+def _stalled(
+    requests: FloatArray, held: FloatArray, own: FloatArray, spread: FloatArray, kv: FloatArray
+) -> FloatArray | None:
+    """Requests that do not fit because of one more; None where there are none. Shapes: (times, candidates)."""
+    with_it = held + own
+    if (with_it - kv <= -2.0 * np.maximum(spread, 1.0)).all():
+        return None  # `_mean_excess` of both is 0
+    overflow = _mean_excess(with_it - kv, spread) - _mean_excess(held - kv, spread)
+    return np.asarray(overflow * (requests + 1.0) / with_it, np.float64)
+
+
+def _wait_cost_s(view: View, missing: FloatArray, mean_tokens: FloatArray, life_s: FloatArray) -> FloatArray:
+    """The wait for room at the hand-off, stretched by how much longer the life is than the prefill.
+
+    Room comes as requests end: a mean request's at least.
+    """
+    freed = np.where(missing > 0.0, np.maximum(missing, mean_tokens), 0.0)
     wait_s = freed * life_s / view.kv_tokens
     return np.asarray(wait_s * np.maximum(life_s / view.own_prefill_s, 1.0), np.float64)
 
 
 def _mean_excess(mean: FloatArray, spread: FloatArray) -> FloatArray:
-    """E[X+] of a normal X: mean Phi(z) + spread phi(z), z = mean / spread; Phi as a logistic, off by 0.01 at most."""
+    """E[X+] of a normal X: mean Phi(z) + spread phi(z), z = mean / spread; Phi as a logistic, off by 0.01 at most.
+
+    Below z = -2 the logistic's error is larger than what is left: 0.
+    """
     sure = np.maximum(spread, 1.0)
     z = np.clip(mean / sure, -8.0, 8.0)
     density = np.exp(-0.5 * z * z) * (1.0 / math.sqrt(2.0 * math.pi))
