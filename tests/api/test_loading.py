@@ -147,7 +147,8 @@ def test_settings_of_two_lines_have_defaults_for_the_rest(tmp_path: Path) -> Non
     path.write_text(SETTINGS)
     settings = load_settings(path)
     assert (settings.face, settings.listeners.proxy, settings.scrape.interval_s) == ("Proxy", 8000, 0.2)
-    assert settings.policy.prefill.build().type == "least-requests"
+    assert settings.policy.prefill.build().type == "least-uncached-tokens"
+    assert settings.policy.decode.build().type == "ballast"
     assert parse_settings(settings.to_yaml()) == settings
 
 

@@ -38,12 +38,13 @@ async def test_why_this_pod_is_answered_with_the_cost_of_every_candidate(tmp_pat
         assert [d["decision"] for d in shown] == ["handoff", "dispatch"]
         dispatch = shown[1]
         assert (dispatch["prefill"], dispatch["decode"]) == ("p0", "d0")
-        assert dispatch["placements"][0] == {
-            "stage": "prefill",
-            "policy": "least-requests",
-            "chosen": "p0",
-            "candidates": [{"endpoint": "p0", "cost": 0.0}],
-        }
+        prefill, decode = dispatch["placements"]
+        assert (prefill["stage"], prefill["policy"], prefill["chosen"]) == ("prefill", "least-uncached-tokens", "p0")
+        assert (decode["stage"], decode["policy"], decode["chosen"]) == ("decode", "ballast", "d0")
+        for placement in (prefill, decode):
+            [candidate] = placement["candidates"]
+            assert candidate["endpoint"] == placement["chosen"]
+            assert candidate["cost"] > 0
         assert (await admin.get("/ballast/v1/decisions", params={"limit": 0})).status_code == 422
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["decision"] for line in lines] == ["dispatch", "handoff"] * 2

@@ -182,14 +182,15 @@ async def test_turns_of_a_conversation_are_prefilled_where_their_history_is(tmp_
             assert len(index) > known
 
 
-async def test_the_default_placements_read_no_prompts(line: tuple[Line, RunningGateway]) -> None:
+async def test_placements_that_read_no_prefixes_read_no_prompts(tmp_path: Path) -> None:
     """Nobody pays for names that no policy asks for."""
-    _, gateway = line
-    async with httpx.AsyncClient(timeout=60) as client:
-        body = {"model": "tiny", "prompt": PROMPT * 10, "max_tokens": 1}
-        assert (await client.post(f"{gateway.url}/v1/completions", json=body)).status_code == 200
-    beliefs = gateway.gateway.driver.director.beliefs
-    assert (beliefs.block_size, len(beliefs.prefixes)) == (0, 0)
+    async with Line(tmp_path) as made:
+        gateway = await made.start(policy={"prefill": {"type": "least-requests"}, "decode": {"type": "least-tokens"}})
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = {"model": "tiny", "prompt": PROMPT * 10, "max_tokens": 1}
+            assert (await client.post(f"{gateway.url}/v1/completions", json=body)).status_code == 200
+        beliefs = gateway.gateway.driver.director.beliefs
+        assert (beliefs.block_size, len(beliefs.prefixes)) == (0, 0)
 
 
 async def test_objectives_have_lengths_of_their_own(tmp_path: Path) -> None:

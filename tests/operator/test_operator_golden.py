@@ -61,7 +61,7 @@ def test_the_gateway_can_load_what_the_operator_writes() -> None:
     settings = parse_settings(config["data"]["gateway.yaml"])
     assert settings.model.served_names == ("Qwen/Qwen3-32B",)
     assert settings.profiles.keys() == {"a100-qwen3-32b", "h20-qwen3-32b"}
-    assert settings.policy.prefill.type == settings.policy.decode.type == "least-requests"
+    assert (settings.policy.prefill.type, settings.policy.decode.type) == ("least-uncached-tokens", "ballast")
     assert settings.discovery.kubernetes is not None
     assert settings.discovery.kubernetes.selector == (
         "serving.ballast.dev/serving-pool=quickstart,app.kubernetes.io/component=engine"

@@ -51,9 +51,9 @@ class PlacementSpec(ApiModel):
 class SchedulingPolicySpec(ApiModel):
     """Which policy decides what. Only what this release implements is accepted."""
 
-    prefill: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="least-requests"))
+    prefill: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="least-uncached-tokens"))
     """Chooses the endpoint that prefills a request."""
-    decode: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="least-requests"))
+    decode: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="ballast"))
     """Chooses the endpoint that decodes it."""
 
     @model_validator(mode="before")
@@ -81,7 +81,7 @@ PLANNED_PARTS = {
 
 
 class SchedulingPolicy(Resource):
-    """How requests are placed. ServingPools name one; without one they use least-requests for both stages."""
+    """How requests are placed. ServingPools name one; without one prefills go by least-uncached-tokens and decodes by ballast."""
 
     kind_name: ClassVar[str] = "SchedulingPolicy"
     plural: ClassVar[str] = "schedulingpolicies"

@@ -216,7 +216,7 @@ class ServingPoolSpec(ApiModel):
     ratio: RatioSpec = Field(default_factory=RatioSpec)
     """How the P:D ratio is kept."""
     policy_ref: LocalRef | None = None
-    """The SchedulingPolicy; by default least-requests for both stages."""
+    """The SchedulingPolicy; by default least-uncached-tokens and ballast."""
     slo_ref: LocalRef | None = None
     """The ServiceLevelObjective; by default none."""
     gateway: GatewaySpec = Field(default_factory=GatewaySpec)
