@@ -38,10 +38,10 @@ async def test_why_this_pod_is_answered_with_the_cost_of_every_candidate(tmp_pat
         assert [d["decision"] for d in shown] == ["handoff", "dispatch"]
         dispatch = shown[1]
         assert (dispatch["prefill"], dispatch["decode"]) == ("p0", "d0")
-        prefill, decode = dispatch["placements"]
-        assert (prefill["stage"], prefill["policy"], prefill["chosen"]) == ("prefill", "least-uncached-tokens", "p0")
-        assert (decode["stage"], decode["policy"], decode["chosen"]) == ("decode", "ballast", "d0")
-        for placement in (prefill, decode):
+        first, second = dispatch["placements"]
+        assert (first["stage"], first["policy"], first["chosen"]) == ("prefill", "least-uncached-tokens", "p0")
+        assert (second["stage"], second["policy"], second["chosen"]) == ("decode", "ballast", "d0")
+        for placement in (first, second):
             [candidate] = placement["candidates"]
             assert candidate["endpoint"] == placement["chosen"]
             assert candidate["cost"] > 0

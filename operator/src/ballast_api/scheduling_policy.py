@@ -81,7 +81,7 @@ PLANNED_PARTS = {
 
 
 class SchedulingPolicy(Resource):
-    """How requests are placed. ServingPools name one; without one prefills go by least-uncached-tokens and decodes by ballast."""
+    """How requests are placed. Without one: least-uncached-tokens for prefill, ballast for decode."""
 
     kind_name: ClassVar[str] = "SchedulingPolicy"
     plural: ClassVar[str] = "schedulingpolicies"
