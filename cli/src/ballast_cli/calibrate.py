@@ -1,6 +1,7 @@
 """`ballast calibrate`: how far off are the gateway's beliefs on my traffic?"""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,10 @@ def calibrate_command(
         str | None, typer.Option(help="Also simulate this fleet, such as 2P@a100-qwen3-32b,1D@h20-qwen3-32b.")
     ] = None,
     profile: Annotated[str | None, typer.Option(help="Profile of --endpoints parts that name none.")] = None,
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option(help="HardwareProfile manifests of your own, for --endpoints; repeatable."),
+    ] = None,
     policy: Annotated[str, typer.Option(help="Placement in that fleet: NAME, or PREFILL/DECODE.")] = "ballast",
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals in that fleet.")] = 1.0,
     simulate: Annotated[int, typer.Option(help="Requests that the fleet is simulated with, at most.", min=2)] = 2000,
@@ -60,6 +65,7 @@ def calibrate_command(
                 source,
                 endpoints=endpoints,
                 profile=profile,
+                profiles=profiles or (),
                 policy=policy,
                 rate_scale=rate_scale,
                 requests=simulate,
@@ -118,6 +124,7 @@ def _fleet(
     *,
     endpoints: str,
     profile: str | None,
+    profiles: Sequence[Path],
     policy: str,
     rate_scale: float,
     requests: int,
@@ -127,11 +134,12 @@ def _fleet(
 
     from ballast_sim.calibration import predict_and_measure
     from ballast_sim.calibration.figures import fleet_figures
+    from ballast_sim.own_profiles import read_profiles
     from ballast_sim.simulation.comparison import check_fits
     from ballast_sim.simulation.policy_choice import parse_policies
     from ballast_sim.simulation.shapes import parse_shape
 
-    machines = parse_shape(endpoints, profile)
+    machines = parse_shape(endpoints, profile, read_profiles(profiles))
     pairs = parse_policies(policy)
     if len(pairs) > 1:
         raise ValueError(f"--policy: name one placement, not {policy!r}")

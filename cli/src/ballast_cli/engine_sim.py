@@ -12,7 +12,8 @@ _HELP = """Serve MODEL as `vllm serve` would, with the timing of a hardware prof
 
 Takes vLLM's flags (--port, --served-model-name, --max-num-seqs, --kv-transfer-config, ...); those that change nothing
 here are named in a warning. Its own: --profile NAME (or BALLAST_PROFILE, a name or the JSON of a HardwareProfile's
-spec), --time-scale X (or BALLAST_TIME_SCALE; 2 is twice as slow)."""
+spec), --profiles FILE (HardwareProfile manifests of your own that --profile then names; repeatable), --time-scale X (or
+BALLAST_TIME_SCALE; 2 is twice as slow)."""
 
 
 @app.command(

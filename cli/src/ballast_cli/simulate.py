@@ -34,6 +34,10 @@ def simulate_command(
     trace: Annotated[Path | None, typer.Option(help="Trace file (CSV or JSONL, plain or gzip).")] = None,
     workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None,
     profile: Annotated[str | None, typer.Option(help="Profile of --endpoints parts that name none.")] = None,
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option(help="HardwareProfile manifests of your own, for --endpoints; repeatable."),
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(help="Policies to compare: NAME places decodes, PREFILL/DECODE names both.")
     ] = None,
@@ -86,6 +90,7 @@ def simulate_command(
     Exit status: 0, 2 for input that cannot work, 130 when interrupted.
     """
     from ballast_cli.simulate_view import View
+    from ballast_sim.own_profiles import read_profiles
     from ballast_sim.simulation.comparison import Comparison, check_fits, parse_seeds
     from ballast_sim.simulation.experiment import Setup
     from ballast_sim.simulation.gateways import FleetSettings
@@ -101,7 +106,7 @@ def simulate_command(
         outputs = [Path(json_out)] if json_out not in (None, "-") else []
         _check_outputs([*outputs, *([html_out] if html_out else [])])
         seeds = parse_seeds(seed)
-        machines = parse_shape(endpoints, profile)
+        machines = parse_shape(endpoints, profile, read_profiles(profiles or ()))
         setup = Setup(
             machines=machines,
             shape=endpoints,

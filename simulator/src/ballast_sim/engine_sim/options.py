@@ -14,8 +14,10 @@ from typing import Any, Literal, NoReturn
 from pydantic import ValidationError
 
 from ballast_api.hardware_profile import HardwareProfileSpec
-from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import EngineConfig
+from ballast_sim.own_profiles import ProfileFileError, read_profiles
+from ballast_sim.simulation.naming import known_names
 
 DEFAULT_PROFILE = "h20-qwen3-32b"
 PULL_CONNECTORS = ("NixlConnector", "NixlPullConnector")
@@ -129,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stream-interval", type=_positive, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile")
+    parser.add_argument("--profiles", action="append", type=Path, default=[])
     parser.add_argument("--time-scale", type=_scale)
     return parser
 
@@ -214,7 +217,7 @@ def parse_options(
     transfer: KvTransfer | None = known.kv_transfer_config
     options = ServerOptions(
         model=known.model,
-        profile=_profile(known.profile, env),
+        profile=_profile(known.profile, known.profiles, env),
         host=known.host,
         port=known.port,
         served_model_names=tuple(known.served_model_name),
@@ -257,17 +260,21 @@ def _environment_port(env: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _profile(name: str | None, env: Mapping[str, str]) -> HardwareProfile:
-    """`--profile` wins; then BALLAST_PROFILE, the JSON of a HardwareProfile's spec; then the default."""
+def _profile(name: str | None, files: Sequence[Path], env: Mapping[str, str]) -> HardwareProfile:
+    """`--profile`, shipped or of a file; else BALLAST_PROFILE, such a name or a spec's JSON; else the default."""
+    try:
+        known = read_profiles(files)
+    except ProfileFileError as error:
+        raise OptionError(str(error)) from None
     if name is not None:
-        if name not in SHIPPED_PROFILES:
-            raise OptionError(f"--profile: there is no profile {name!r}; there are {', '.join(SHIPPED_PROFILES)}")
-        return SHIPPED_PROFILES[name]
+        if name not in known:
+            raise OptionError(f"--profile: there is no profile {name!r}; {known_names(name, known)}")
+        return known[name]
     text = env.get("BALLAST_PROFILE")
     if not text:
-        return SHIPPED_PROFILES[DEFAULT_PROFILE]
-    if text in SHIPPED_PROFILES:
-        return SHIPPED_PROFILES[text]
+        return known[DEFAULT_PROFILE]
+    if text in known:
+        return known[text]
     try:
         return HardwareProfileSpec.model_validate_json(text).to_core(env.get("BALLAST_PROFILE_NAME") or "custom")
     except (ValidationError, ValueError) as error:
