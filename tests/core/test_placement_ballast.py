@@ -124,6 +124,7 @@ def formula(made: Director, request: Request, handoff_s: float | None) -> list[f
         filled = level(marginal, slopes, coming)
         for at in endpoints:
             answer[at] += weights[piece] * max(marginal[at], filled)
+    lives: list[float] = []
     for at in endpoints:
         contexts = [
             (float(load.tokens[at, piece]) + prompt + age) / (float(load.requests[at, piece]) + 1)
@@ -136,9 +137,14 @@ def formula(made: Director, request: Request, handoff_s: float | None) -> list[f
         missing = c + prompt + 16 * (n + 1) - kv[at]
         wait_s = (max(missing, c / max(n, 1.0)) if missing > 0 else 0.0) * life_s / kv[at]
         answer[at] += wait_s * max(life_s / float(shown.own_prefill_s[at]), 1.0)
-        if handoff_s is None:
-            answer[at] += float(shown.prefill_s[at])
-            answer[at] += float(shown.own_prefill_s[at]) * float(shown.decoding_requests[at])
+        lives.append(life_s)
+    if handoff_s is None:
+        own_s = [float(seconds) for seconds in shown.own_prefill_s]
+        for at in endpoints:
+            queue_s = float(shown.prefill_s[at]) - own_s[at]
+            answer[at] += float(shown.prefill_s[at]) * max(lives[at] / float(np.median(own_s)), 1.0)
+            held_up = (lives[at] + queue_s + own_s[at]) ** 4 - (lives[at] + queue_s) ** 4
+            answer[at] += float(shown.decoding_requests[at]) * held_up / float(np.median(lives)) ** 3
     return answer
 
 
