@@ -105,3 +105,16 @@ def test_a_requests_own_rate_begins_at_the_pools_and_becomes_its_own() -> None:
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="half_life_s: must be finite and above 0"):
         RateSettings(half_life_s=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 99), st.floats(-1, 100), st.floats(0, 100)), max_size=30))
+@settings(deadline=None)
+def test_many_observations_are_one_after_the_other(gaps: list[tuple[int, int, float, float]]) -> None:
+    """To the last bit, times that go back and gaps without a time included."""
+    one_by_one, at_once = ServiceRates(), ServiceRates()
+    for slot, tokens, seconds, now_s in gaps:
+        one_by_one.observe(slot, tokens, seconds, now_s)
+    at_once.observe_all(gaps)
+    slots = np.arange(4)
+    assert one_by_one.pool_tokens_per_s(100.0) == at_once.pool_tokens_per_s(100.0)
+    assert one_by_one.tokens_per_s(slots, 100.0).tolist() == at_once.tokens_per_s(slots, 100.0).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,14 +18,14 @@ REQUESTS = tuple(f"r{k}" for k in range(5))
 
 reports = st.lists(
     st.tuples(st.sampled_from([0.0, 0.01, 0.3]), st.sampled_from([*REQUESTS, "unknown"]), st.integers(0, 200)),
-    max_size=30,
+    max_size=60,
 )
 
 
-def started(handed_off: int) -> Director:
+def started(handed_off: int, learn: Belief) -> Director:
     """Five requests placed at 0 s; the first few of them decode."""
-    placement = build_placement("ballast")
-    made = Director(DirectorSettings(prefill=placement, decode=placement, learn=Belief.ALL))
+    placement = build_placement("least-requests")
+    made = Director(DirectorSettings(prefill=placement, decode=placement, learn=learn))
     for name in ("p0", "d0", "d1"):
         made.on_event(EndpointObserved(endpoint(name), observation()), 0.0)
     for k, name in enumerate(REQUESTS):
@@ -34,15 +35,16 @@ def started(handed_off: int) -> Director:
     return made
 
 
+@pytest.mark.parametrize("learn", [Belief.ALL, Belief.PROGRESS | Belief.LENGTHS | Belief.RATES])
 @settings(deadline=None)
 @given(handed_off=st.integers(0, len(REQUESTS)), gaps=reports)
-def test_a_batch_is_as_good_as_its_events(handed_off: int, gaps: list[tuple[float, str, int]]) -> None:
+def test_a_batch_is_as_good_as_its_events(learn: Belief, handed_off: int, gaps: list[tuple[float, str, int]]) -> None:
     """Late reports, unknown requests, and tokens that end a prefill among them."""
     now_s, told = 1.0, []
     for gap_s, name, tokens in gaps:
         now_s += gap_s
         told.append((now_s, RequestId(name), tokens))
-    one_by_one, at_once = started(handed_off), started(handed_off)
+    one_by_one, at_once = started(handed_off, learn), started(handed_off, learn)
     for at_s, request_id, tokens in told:
         assert one_by_one.on_event(Progress(request_id, tokens), at_s) == []
     at_once.on_progress(told)
@@ -61,3 +63,7 @@ def test_a_batch_is_as_good_as_its_events(handed_off: int, gaps: list[tuple[floa
         at_once.beliefs.step_times.predict_s(slots, loads, 100 * loads),
     )
     np.testing.assert_array_equal(one_by_one.ledger.tokens[Stage.DECODE], at_once.ledger.tokens[Stage.DECODE])
+    np.testing.assert_array_equal(one_by_one.ledger.decoding_tokens, at_once.ledger.decoding_tokens)
+    assert one_by_one.beliefs.rates.tokens_per_s(slots, now_s).tolist() == (
+        at_once.beliefs.rates.tokens_per_s(slots, now_s).tolist()
+    )

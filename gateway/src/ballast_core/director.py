@@ -142,15 +142,17 @@ class Director:
 
     def on_progress(self, reports: Iterable[tuple[float, RequestId, int]]) -> None:
         """`Progress` of many requests: (time, request, output tokens so far), as `on_event` for one after the other."""
+        if not self._learner.reads_books:
+            self._learner.progressed_all(self.ledger.progressed_all(reports, self._progressed))
+            return
         entry_of, learned, booked = self.ledger.entries.get, self._learner.progressed, self.ledger.progressed
-        learns, decoding = self._learner.follows_progress, Phase.DECODING
+        decoding = Phase.DECODING
         for at_s, request_id, generated_tokens in reports:
             entry = entry_of(request_id)
             if entry is None:
                 continue
             if entry.phase is decoding:
-                if learns:
-                    learned(entry, generated_tokens, at_s)
+                learned(entry, generated_tokens, at_s)
                 booked(entry, generated_tokens, at_s)
             else:  # its tokens may end its prefill
                 self._progressed(entry, generated_tokens, at_s)

@@ -12,7 +12,7 @@ import numpy as np
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.inventory import Inventory
-from ballast_core.ledger import Entry, Ledger, Phase
+from ballast_core.ledger import Entry, Gap, Ledger, Phase
 from ballast_core.model import Outcome, Request, Stage
 
 _AGE_EVERY_S = 1.0
@@ -101,6 +101,16 @@ class Learner:
             gaps.seconds += seconds
             gaps.decodes += tokens * int(self._ledger.decoding_requests[slot])
             gaps.context += tokens * int(self._ledger.decoding_tokens[slot])
+
+    @property
+    def reads_books(self) -> bool:
+        """Whether what `progressed` learns depends on the load at the time, not only on the request's own progress."""
+        return self._learns_step_times
+
+    def progressed_all(self, gaps: Iterable[Gap]) -> None:
+        """`progressed` of many requests, after the ledger knows; not where `reads_books`."""
+        if self._learns_rates:
+            self._rates.observe_all(gaps)
 
     def _decodes_only(self, slot: int) -> bool:
         """Whether the load that its steps carry is what our books say: no prefills, nobody waiting, no foreigners."""

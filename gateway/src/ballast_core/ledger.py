@@ -6,7 +6,7 @@ off, and of its decode endpoint from the moment it is assigned (a pending prefil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -31,6 +31,11 @@ class Phase(Enum):
 
 # Looked up with every report of tokens; members of an Enum are not found as fast as names of the module.
 _DECODING, _DECODE = Phase.DECODING, Stage.DECODE
+_FEW = 12
+"""Reports below this number are booked faster one by one than as arrays."""
+
+Gap = tuple[int, int, float, float]
+"""Output tokens that came after others of their request: (slot, tokens, seconds in which they came, time)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +215,45 @@ class Ledger:
             self.decoding_tokens[entry.decode_slot] += more
             self.flights.progress(entry.row, generated_tokens, now_s)
             entry.generated_tokens, entry.progress_at_s = generated_tokens, now_s
+
+    def progressed_all(
+        self, reports: Iterable[tuple[float, RequestId, int]], begins: Callable[[Entry, int, float], None]
+    ) -> list[Gap]:
+        """`progressed` for (time, request, output tokens), one after the other; unknown requests are left out.
+
+        A request without tokens so far is left to `begins(entry, generated_tokens, now_s)`. Returns what the others say
+        of their endpoints, in the same order.
+        """
+        entry_of = self._entries.get
+        gaps: list[Gap] = []
+        moved: list[Entry] = []
+        for now_s, request_id, generated_tokens in reports:
+            entry = entry_of(request_id)
+            if entry is None:
+                continue
+            before, slot = entry.generated_tokens, entry.decode_slot
+            if before == 0 or slot is None or entry.phase is not _DECODING:
+                begins(entry, generated_tokens, now_s)
+            elif generated_tokens > before:
+                gaps.append((slot, generated_tokens - before, now_s - entry.progress_at_s, now_s))
+                moved.append(entry)
+                entry.generated_tokens, entry.progress_at_s = generated_tokens, now_s
+        if len(gaps) < _FEW:
+            for entry, (slot, more, _, _) in zip(moved, gaps, strict=True):
+                self.tokens[_DECODE][slot] += more
+                self.decoding_tokens[slot] += more
+                self.flights.progress(entry.row, entry.generated_tokens, entry.progress_at_s)
+            return gaps
+        slots = np.array([gap[0] for gap in gaps], np.int64)
+        tokens = np.array([gap[1] for gap in gaps], np.int64)
+        np.add.at(self.tokens[_DECODE], slots, tokens)
+        np.add.at(self.decoding_tokens, slots, tokens)
+        self.flights.progress_all(
+            [entry.row for entry in moved],
+            [entry.generated_tokens for entry in moved],
+            [entry.progress_at_s for entry in moved],
+        )
+        return gaps
 
     def unassign(self, entry: Entry) -> None:
         """Take it off its endpoints' books and hold it again. Idempotent."""

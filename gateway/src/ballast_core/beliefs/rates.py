@@ -9,6 +9,7 @@ rates (seconds in which the endpoint prefilled: tokens/s).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,40 @@ class ServiceRates:
                 seen.tokens += tokens
                 seen.seconds += seconds
         return True
+
+    def observe_all(self, gaps: Iterable[tuple[int, int, float, float]]) -> None:
+        """`observe` for (slot, tokens, seconds, now_s), one after the other: known slots' tokens, at finite times.
+
+        Those without a time between them are left out.
+        """
+        slots, half_life_s, exp2 = self._slots, self._half_life_s, math.exp2
+        pool = self._pool
+        pool_tokens, pool_seconds, pool_updated_s = pool.tokens, pool.seconds, pool.updated_s
+        for slot, tokens, seconds, now_s in gaps:
+            if seconds <= 0:
+                continue
+            if slot >= len(slots):
+                self._grow(slot + 1)
+            seen = slots[slot]
+            passed_s = now_s - seen.updated_s
+            if passed_s > 0:
+                kept = exp2(-passed_s / half_life_s)
+                seen.tokens = kept * seen.tokens + tokens
+                seen.seconds = kept * seen.seconds + seconds
+                seen.updated_s = now_s
+            else:
+                seen.tokens += tokens
+                seen.seconds += seconds
+            passed_s = now_s - pool_updated_s
+            if passed_s > 0:
+                kept = exp2(-passed_s / half_life_s)
+                pool_tokens = kept * pool_tokens + tokens
+                pool_seconds = kept * pool_seconds + seconds
+                pool_updated_s = now_s
+            else:
+                pool_tokens += tokens
+                pool_seconds += seconds
+        pool.tokens, pool.seconds, pool.updated_s = pool_tokens, pool_seconds, pool_updated_s
 
     def forget(self, slot: int) -> None:
         """The endpoint is gone; the pool keeps what it saw."""

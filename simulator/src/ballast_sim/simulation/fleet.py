@@ -173,9 +173,6 @@ class Fleet:
             return
         self._caught_up = (self.kernel.now_s, inclusive)
         marks = self.world.progress(inclusive=inclusive)
-        for _, leg, tokens in marks:
-            record = self._legs[leg]
-            record.generated_tokens = max(record.generated_tokens, tokens)  # it may have ended meanwhile
         if self._late:
             marks = sorted(self._late + marks)
             self._late = []
@@ -185,9 +182,11 @@ class Fleet:
         reports: list[list[tuple[float, RequestId, int]]] = [[] for _ in range(self.settings.gateways)]
         for at_s, leg, tokens in marks:
             record = legs[leg]
+            record.generated_tokens = max(record.generated_tokens, tokens)  # it may have ended meanwhile
             reports[record.gateway].append((at_s, ids[record.index], tokens))
         for gateway, told in enumerate(reports):
-            self._gateways.progress(gateway, told)
+            if told:
+                self._gateways.progress(gateway, told)
 
     def _carry_out_all(self, gateway: int, effects: Sequence[Effect]) -> None:
         for effect in effects:
