@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, Finished, PullStarted, StepEnded, TokensAdvanced
 from ballast_sim.engine.batch import Batch
+from ballast_sim.engine.cohort import CohortScheduler
 from ballast_sim.engine.engine import EngineLoad
 from tests.support.engines import FixedTimer, config, request
 
@@ -211,6 +212,8 @@ def _check_marks(engine: Engine, at_s: float, history: History) -> None:
 
 def _snapshot(engine: Engine, at_s: float) -> Snapshot:
     scheduler = engine.scheduler
+    if isinstance(scheduler, CohortScheduler):
+        scheduler.name_blocks()
     counters = scheduler.counters
     return Snapshot(
         at_s,

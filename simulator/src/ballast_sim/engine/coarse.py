@@ -6,7 +6,6 @@ stepping would add, so that every time is the same to the last bit. News at a ti
 ended before t, on the very step that stepping would have composed for them.
 """
 
-import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -81,9 +80,9 @@ class CoarseEngine(Engine):
         """
         self._mark_every = mark_every_tokens
         self._told = 0  # events that are older than the turn under way
-        self._silent_until_s = 0.0
         self._foresight: _Foresight | None = None
         super().__init__(config, on_step)
+        self.silent_until_s = 0.0
 
     def _make_scheduler(self) -> CohortScheduler:
         return CohortScheduler(self.config, self._settled, self._mark_every)
@@ -115,19 +114,20 @@ class CoarseEngine(Engine):
                 events += self._events
                 self._events = []
                 return events
-            self._foresight = None
+            self._forget()
             events += super().advance(due_s)
 
     def settle(self) -> None:
         """Have the next `advance` tell every token so far."""
         self._told = len(self._events)
         self.scheduler.dissolve()
-        self._foresight = None
+        self._forget()
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """See `Engine.kv_usage_ratio`."""
-        pool, steps = self.scheduler.pool, self._steps_before(now_s, bisect_left)
-        return pool.usage_ratio_with(pool.free_blocks - self.scheduler.blocks_of(steps)) if steps else pool.usage_ratio
+        scheduler, steps = self.scheduler, self._steps_before(now_s, bisect_left)
+        pool = scheduler.pool
+        return pool.usage_ratio_with(pool.free_blocks - scheduler.blocks_of(steps)) if steps else pool.usage_ratio
 
     def stats(self, request_id: str) -> RequestStats | None:
         """See `Engine.stats`; of what has been told of or advanced to."""
@@ -144,13 +144,20 @@ class CoarseEngine(Engine):
 
         Of steps that ended before `now_s`, or by it where `inclusive`.
         """
-        if now_s < self._silent_until_s:
-            return ()
-        steps = self._steps_before(now_s, bisect_right if inclusive else bisect_left)
-        foresight, blocked = self._foresight, self._blocked
+        scheduler, count = self.scheduler, bisect_right if inclusive else bisect_left
+        foresight = self._foresight
+        if foresight is None and self._blocked is not None and self._blocked.ends_s <= now_s:
+            foresight = self._foresee()
+        if foresight is not None and not self._inbox:
+            ends_s = foresight.ends_s
+            steps = count(ends_s, now_s, 0, foresight.steps)
+            found = scheduler.marks(ends_s, steps)
+            steps += scheduler.steps_without_marks()
+            self.silent_until_s = ends_s[min(steps, foresight.steps)]
+            return found
         # The end of the first step that is not over: nothing that is told before brings a token.
-        self._silent_until_s = foresight.ends_s[steps] if steps and foresight else blocked.ends_s if blocked else 0.0
-        return self.scheduler.marks(foresight.ends_s if foresight else (), steps)
+        self.silent_until_s = self._blocked.ends_s if self._blocked is not None else 0.0
+        return scheduler.marks((), 0)
 
     # -- leaps -------------------------------------------------------------------------------------------------------
 
@@ -158,8 +165,13 @@ class CoarseEngine(Engine):
         """Before news: the steps that ended earlier are past, and what was foreseen is off."""
         if now_s >= self._now_s:
             self._leap(now_s, bisect_left)
-        self._foresight = None
+        self._forget()
         super()._tick(now_s)
+
+    def _forget(self) -> None:
+        """What was foreseen is off."""
+        self._foresight = None
+        self.silent_until_s = 0.0
 
     def _steps_before(self, now_s: float, count: Count) -> int:
         """Steps that have ended by now and wait to be leapt over."""
@@ -178,9 +190,10 @@ class CoarseEngine(Engine):
             return self._foresight if not self._inbox else None
         if self._blocked is None or self._inbox or self._read or len(self._queue) + 1 != self._depth:
             return None
-        if any(not batch.tokens or batch.ended_pulls or batch.ended_sends for batch in (self._blocked, *self._queue)):
-            return None
-        if any(held.renewed for held in self._held.values()):
+        for batch in (self._blocked, *self._queue):
+            if not batch.tokens or batch.ended_pulls or batch.ended_sends:
+                return None
+        if self._held and any(held.renewed for held in self._held.values()):
             return None
         scheduler = self.scheduler
         steps = scheduler.calm_steps(HORIZON_STEPS)
@@ -188,7 +201,8 @@ class CoarseEngine(Engine):
             return None
         ends_s = [self._blocked.ends_s, *(batch.ends_s for batch in self._queue)]
         ends_s += step_ends_s(self.config.timer, self._gpu_free_s, scheduler.size, scheduler.context_tokens, steps)
-        steps = bisect_left(ends_s, min(self._transfer_ends_s(), default=math.inf), 0, steps)
+        if self._pulling or self._held:
+            steps = bisect_left(ends_s, min(self._transfer_ends_s()), 0, steps)
         self._foresight = _Foresight(ends_s, steps) if steps else None
         return self._foresight
 

@@ -3,15 +3,17 @@
 A request in steady decode computes one token a step and gets one token for each step that ends; what it holds follows
 from two counters. The *cohort* is the front of the running list that is in this state, booked together: a step costs
 what its newcomers, block boundaries and ends cost, and steps in which none of these but block boundaries occur can be
-taken many at a time (`leap`). Whatever cannot be told from the counters (preemption, an abort, an end) first settles
-the requests that it touches; then the rules of `scheduler` apply to them as ever. The decisions are the same, block
-by block.
+taken many at a time (`leap`). Blocks that no other request can hit get no hash until their request leaves, and none at
+all when it ends: nobody looks for them. Whatever cannot be told from the counters (preemption, an abort, an end) first
+settles the requests that it touches; then the rules of `scheduler` apply to them as ever. The decisions are the same,
+block by block.
 """
 
 from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from ballast_sim.engine.batch import Batch, Output, ScheduledChunk
 from ballast_sim.engine.config import EngineConfig
@@ -42,6 +44,9 @@ class CohortScheduler(Scheduler):
         self._front = 0  # running[:front] are members, or have just left
         self._context = 0  # tokens computed before the next step, of all members
         self._takers: list[list[RequestState]] = [[] for _ in range(config.block_size)]  # by step modulo block size
+        self._sharers: list[list[RequestState]] = [[] for _ in range(config.block_size)]
+        """Those takers whose blocks others may hit: they get their hashes as they fill."""
+        self._taken: list[int] | None = None  # blocks taken in two rounds of `_takers`, summed up
         self._markers: list[dict[RequestState, tuple[str, int, int]]] = [{} for _ in range(max(1, mark_every_tokens))]
         """By step modulo `mark_every_tokens`: the id, the steps before its first one, and tokens less steps."""
         self._marked = 0  # the last step whose marks were reported
@@ -78,7 +83,11 @@ class CohortScheduler(Scheduler):
         state.joined = number
         self.size += 1
         self._context += state.computed
-        self._takers[(number - state.computed) % self.config.block_size].append(state)
+        place = (number - state.computed) % self.config.block_size
+        self._takers[place].append(state)
+        self._taken = None
+        if state.content.shared:
+            self._sharers[place].append(state)
         processed = number - 1 - self._lag
         end = processed + state.ends_after - state.output_tokens
         insort(self._ends.setdefault(end, []), state, key=lambda member: member.order)
@@ -90,7 +99,11 @@ class CohortScheduler(Scheduler):
         """Write down what the counters say of a member, and take it out."""
         before = state.joined - 1 - self._lag
         done, first = self._processed_steps - before, state.output_tokens
-        self._takers[(state.joined - state.computed) % self.config.block_size].remove(state)
+        place = (state.joined - state.computed) % self.config.block_size
+        self._takers[place].remove(state)
+        self._taken = None
+        if state.content.shared:
+            self._sharers[place].remove(state)
         if self._mark_every:
             del self._markers[(before - first) % self._mark_every][state]
         state.computed += self._composed_steps - state.joined + 1
@@ -115,8 +128,11 @@ class CohortScheduler(Scheduler):
         """Settle every member: from here on the plain rules see all there is."""
         leaving = {state: number for number, states in self._ends.items() for state in states if state.joined == LEFT}
         members = [(state, state.joined) for state in self.running[: self._front] if state.joined > 0]
+        for state in leaving:
+            self._name(state)
         for state, _ in members:
             self._settle(state)
+            self._name(state)
         for batch in self._in_flight:
             more: list[ScheduledChunk] = [
                 (state, 1, state.computed - 1 - (self._composed_steps - batch.number), True, True)
@@ -150,7 +166,7 @@ class CohortScheduler(Scheduler):
             return super()._schedule_running(chosen)
         for state, block in zip(takers, self.pool.take(len(takers)), strict=True):
             state.blocks.append(block)
-        self.pool.cache_next(self._takers[(number + 1 - self._lag) % self.config.block_size])
+        self.pool.cache_next(self._sharers[(number + 1 - self._lag) % self.config.block_size])
         return super()._schedule_running(chosen, self._front, self.size)
 
     def _fits(self, blocks: int) -> bool:
@@ -188,6 +204,10 @@ class CohortScheduler(Scheduler):
                 self._settle(state)
             state.joined = 0
             self._front -= 1
+            if state.content.shared or state.request.hold:
+                self._name(state)
+            elif self.config.prefix_caching:
+                state.cached_blocks = (state.computed - self._lag) // self.config.block_size
             ending.append((state, 1, 0, True, True))
         if batch.chunks:
             batch.chunks = ending + [chunk for chunk in batch.chunks if chunk[0].joined <= 0]
@@ -205,6 +225,7 @@ class CohortScheduler(Scheduler):
                 del self._ends[number]
             if state.joined > 0:
                 self._settle(state)
+            self._name(state)
             state.joined = 0
             self._front -= 1
         super().abort(state)
@@ -239,12 +260,12 @@ class CohortScheduler(Scheduler):
 
     def blocks_of(self, steps: int) -> int:
         """KV blocks that the members take in the next so many steps."""
-        size, takers = self.config.block_size, self._takers
+        taken, size = self._taken, self.config.block_size
+        if taken is None:
+            taken = self._taken = [0, *accumulate(map(len, self._takers + self._takers))]
         cycles, rest = divmod(steps, size)
-        first = self._composed_steps + 1
-        first %= size
-        count = cycles * self.size + sum(map(len, takers[first : first + rest]))
-        return count + sum(map(len, takers[: first + rest - size])) if first + rest > size else count
+        first = (self._composed_steps + 1) % size
+        return cycles * self.size + taken[first + rest] - taken[first]
 
     def leap(self, steps: int, ends_s: Sequence[float], in_flight: Sequence[Batch]) -> None:
         """Process the next `steps` steps, which ended at `ends_s`, and compose as many; `in_flight` is what is left."""
@@ -253,25 +274,24 @@ class CohortScheduler(Scheduler):
         blocks = self.pool.take(self.blocks_of(steps))
         for place in range(min(len(order), len(blocks))):
             order[place].blocks += blocks[place :: len(order)]
-        if self.config.prefix_caching:
-            self._cache_all(steps, order)
+        self._cache_all(steps)
         self._composed_steps += steps
         self._processed_steps += steps
         self._context += steps * self.size
         self.ended_s.extend(ends_s)
         self._in_flight = deque(in_flight)
 
-    def _cache_all(self, steps: int, order: list[RequestState]) -> None:
+    def _cache_all(self, steps: int) -> None:
         """Without asynchronous scheduling a full block gets its hash one step before the next block is taken."""
-        count, size = self.blocks_of(steps), self.config.block_size
-        if not self._lag:
-            first = len(self._takers[(self._composed_steps + 1) % size])
-            count = self.blocks_of(steps + 1) - first
-            order = order[first:] + order[:first]
-        cycles, rest = divmod(count, max(1, len(order)))
-        for _ in range(cycles):
-            self.pool.cache_next(order)
-        self.pool.cache_next(order[:rest])
+        size, first = self.config.block_size, self._composed_steps + 2 - self._lag
+        places = [self._sharers[(first + place) % size] for place in range(size)]
+        cycles, rest = divmod(steps, size)
+        if cycles:
+            order = [state for states in places for state in states]
+            for _ in range(cycles):
+                self.pool.cache_next(order)
+        for states in places[:rest]:
+            self.pool.cache_next(states)
 
     def _admits_nobody(self) -> bool:
         """Whether the waiting scan changes nothing, now and while members only take blocks."""
@@ -296,7 +316,7 @@ class CohortScheduler(Scheduler):
         hit = pool.longest_hit(state) if state.computed == 0 or pulls else []
         tokens = state.input_tokens if pulls else state.num_tokens
         may_grow = self.config.prefix_caching and len(hit) < (state.num_tokens - 1) // self.config.block_size
-        if may_grow and any(member.cached_blocks <= len(hit) for member in self.running):
+        if may_grow and state.content.shared and self._may_fill(len(hit)):
             return False  # a member may come to fill a block with just what is looked for
         watermark = self.config.watermark_blocks if self.running else 0
         room = pool.free_blocks - pool.free_among(hit) - watermark
@@ -304,23 +324,48 @@ class CohortScheduler(Scheduler):
             room -= sum(max(0, pool.blocks_for(other.num_tokens) - len(other.blocks)) for other in self._prefills)
         return pool.blocks_for(tokens) - len(hit) - len(state.blocks) > room
 
+    def _may_fill(self, block: int) -> bool:
+        """Whether a member has still to fill this block, of its own, with what others may look for."""
+        return any(member.content.shared and member.cached_blocks <= block for member in self.running)
+
+    def name_blocks(self) -> None:
+        """Give all full blocks of members their hashes: the pool then is as stepping would have it."""
+        for state in self.running[: self._front]:
+            steps = self._composed_steps - state.joined + 1 if state.joined > 0 else 0
+            self.pool.cache(state, state.computed + steps - self._lag)
+
+    def _name(self, state: RequestState) -> None:
+        """Give the full blocks of a request that has been settled their hashes, if they have none yet."""
+        self.pool.cache(state, state.computed - self._lag)
+
     # -- progress ----------------------------------------------------------------------------------------------------
 
-    def marks(self, future_s: Sequence[float], steps: int) -> list[tuple[float, str, int]]:
+    def marks(self, future_s: Sequence[float], steps: int) -> Sequence[tuple[float, str, int]]:
         """(time, request, output tokens) of each member's multiples of `mark_every_tokens`, each told once, in order.
 
         Of the steps that have been processed, and of the next `steps`, which will end at `future_s`. A request that has
         left the cohort tells of itself.
         """
+        processed, number = self._processed_steps, self._marked
+        last = self._marked = processed + steps
+        if number == last or not self.size:
+            return ()
         found: list[tuple[float, str, int]] = []
-        processed, first = self._processed_steps, self._marked + 1
-        self._marked = processed + steps
-        if self.size:
-            for number in range(first, self._marked + 1):
-                members = self._markers[number % self._mark_every]
-                if members:
-                    at_s = self.ended_s[number - 1] if number <= processed else future_s[number - processed - 1]
-                    for request_id, before, ahead in members.values():
-                        if number > before:
-                            found.append((at_s, request_id, number + ahead))
+        append, markers, every = found.append, self._markers, self._mark_every
+        while number < last:
+            number += 1
+            members = markers[number % every]
+            if members:
+                at_s = self.ended_s[number - 1] if number <= processed else future_s[number - processed - 1]
+                for request_id, before, ahead in members.values():
+                    if number > before:
+                        append((at_s, request_id, number + ahead))
         return found
+
+    def steps_without_marks(self) -> int:
+        """How many steps after those of the last `marks` bring no member to a multiple, as long as nobody joins."""
+        markers, every, first = self._markers, self._mark_every, self._marked + 1
+        steps = 0
+        while steps < every and not markers[(first + steps) % every]:
+            steps += 1
+        return steps

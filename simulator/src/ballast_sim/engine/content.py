@@ -18,6 +18,11 @@ _AHEAD = 16
 class BlockHashes(Protocol):
     """The hashes of a request's full blocks: of its prompt and, once generated, of its output."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether a block may have the same hash as one of another request."""
+        ...
+
     def upto(self, blocks: int) -> Sequence[int]:
         """At least the first `blocks` hashes. The engine asks only for blocks whose tokens exist."""
         ...
@@ -27,6 +32,7 @@ class UniqueContent:
     """Tokens that no other request shares; `key` tells requests apart."""
 
     __slots__ = ("_hashes", "_key")
+    shared = False
 
     def __init__(self, key: int) -> None:
         """`key`: different for every request of a run."""
@@ -49,6 +55,7 @@ class TraceContent:
     """
 
     __slots__ = ("_block_size", "_covered", "_hashes", "_id_tokens", "_ids", "_input_tokens", "_key")
+    shared = True
 
     def __init__(self, ids: Sequence[int], id_tokens: int, input_tokens: int, block_size: int, key: int) -> None:
         """`ids` cover `id_tokens` prompt tokens each, the last one possibly fewer; `key` is the request's own."""
@@ -102,6 +109,7 @@ class TokenContent:
     """Tokens known one by one: the prompt's ids, then what `append` adds as the engine generates."""
 
     __slots__ = ("_block_size", "_hashes", "tokens")
+    shared = True
 
     def __init__(self, tokens: list[int], block_size: int) -> None:
         """`tokens`: the prompt; the list is taken over and grows."""

@@ -50,6 +50,8 @@ class Engine:
     """
 
     _tells_every_step = True
+    silent_until_s = _NEVER
+    """Before this time `marks` has nothing to tell."""
 
     def __init__(self, config: EngineConfig, on_step: Callable[[float, Batch], None] | None = None) -> None:
         """`on_step(composed_at_s, batch)` sees every step that computes something, as it is composed."""

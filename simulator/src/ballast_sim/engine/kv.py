@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from ballast_sim.engine.requests import RequestState
 
+_SPENT = -1
+"""The hash of every block whose content nobody will ask for again; Python hashes nothing to -1."""
+
 
 class BlockPool:
     """All KV blocks of one engine."""
@@ -88,6 +91,8 @@ class BlockPool:
             references[block] = 1
             if (block_hash := hashes[block]) is not None:
                 hashes[block] = None
+                if block_hash == _SPENT:
+                    continue
                 if self._copies and block_hash in self._copies:
                     self._forget(block, block_hash)
                 else:
@@ -133,6 +138,18 @@ class BlockPool:
             hashes[block] = block_hash
             if oldest(block_hash, block) != block:
                 self._copies.setdefault(block_hash, []).append(block)
+
+    def spend(self, blocks: Iterable[int]) -> None:
+        """These full blocks of a request that has ended, with a hash or not yet, will not be asked for by anybody."""
+        hashes = self._block_hash
+        for block in blocks:
+            block_hash = hashes[block]
+            if block_hash is not None and block_hash != _SPENT:
+                if block_hash in self._copies:
+                    self._forget(block, block_hash)
+                else:
+                    del self._by_hash[block_hash]
+            hashes[block] = _SPENT
 
     def release(self, blocks: Iterable[int]) -> None:
         """Give back blocks, in the order of a request's tokens.

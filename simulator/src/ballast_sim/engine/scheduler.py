@@ -383,6 +383,8 @@ class Scheduler:
         if keep and state.request.hold:
             self.sending[state] = None
         else:
+            if keep and not state.content.shared:
+                self.pool.spend(state.blocks[: state.cached_blocks])
             self._free(state)
 
     # -- blocks ------------------------------------------------------------------------------------------------------

@@ -74,6 +74,11 @@ class EngineModel(Protocol):
         """A request's life so far; None once it has ended."""
         ...
 
+    @property
+    def silent_until_s(self) -> float:
+        """Before this time `marks` has nothing to tell; it moves with what the engine does and is told."""
+        ...
+
     def marks(self, now_s: float, inclusive: bool) -> Iterable[tuple[float, str, int]]:
         """Progress that `advance` does not tell: (time, request, output tokens), in order, each once.
 

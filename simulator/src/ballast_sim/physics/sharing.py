@@ -103,6 +103,7 @@ class SharingEngine:
     kv_tokens: int
     """What the gauge takes for full."""
     mark_every_tokens: int
+    silent_until_s: float = 0.0
     _batch: _Batch = field(init=False)
     _requests: dict[str, _Sequence] = field(default_factory=dict)
     _prefilling: list[tuple[float, int, _Sequence]] = field(default_factory=list)

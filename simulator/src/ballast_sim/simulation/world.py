@@ -188,7 +188,8 @@ class World:
         now_s = self._clock.now_s
         found: list[tuple[float, str, int]] = []
         for server in self._servers.values():
-            found += server.engine.marks(now_s, inclusive)
+            if server.engine.silent_until_s <= now_s:
+                found += server.engine.marks(now_s, inclusive)
         found.sort(key=itemgetter(0))
         return found
 
