@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(text: bytes, messag
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "none.yaml", "does not exist"), (tmp_path, "is not a plain file")):
+    for path, reason in ((tmp_path / "none.yaml", "does not exist"), (tmp_path, "is a folder")):
         with pytest.raises(ProfileFileError, match=f"--profiles: {path}: {reason}"):
             read_profiles([path])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from ballast_sim.simulation.policy_choice import PolicyPair
     from ballast_sim.simulation.source import WorkloadSource
 
 GENERATED_REQUESTS = 10_000
@@ -48,12 +49,18 @@ def calibrate_command(
     Exit status: 0, or 2 for input that cannot work.
     """
     from ballast_cli.calibrate_view import CalibrationView
+    from ballast_cli.output import check_outputs, write_output
     from ballast_sim.simulation.experiment import versions
+    from ballast_sim.simulation.policy_choice import parse_policies
 
     view = CalibrationView(plain_stdout=json_out != "-")
     try:
-        if json_out not in (None, "-") and not Path(json_out or "").parent.is_dir():
-            raise ValueError(f"{json_out}: its folder does not exist; make it first")
+        check_outputs({"--json": json_out}, [trace, *(profiles or ())])
+        if endpoints is None and (profile is not None or profiles):
+            raise ValueError("--profile, --profiles: belong to a fleet; give --endpoints, too")
+        pairs = parse_policies(policy)
+        if len(pairs) > 1:
+            raise ValueError(f"--policy: name one placement, not {policy!r}")
         source = _source(trace, workload, rate, duration, limit)
         figures: dict[str, Any] = {
             "workload": source.name,
@@ -66,22 +73,18 @@ def calibrate_command(
                 endpoints=endpoints,
                 profile=profile,
                 profiles=profiles or (),
-                policy=policy,
+                pair=pairs[0],
                 rate_scale=rate_scale,
                 requests=simulate,
                 seed=seed,
             ),
             "versions": versions(),
         }
+        if json_out is not None:
+            write_output("--json", json_out, json.dumps(figures, indent=1, allow_nan=False) + "\n")
     except ValueError as error:
         view.error(str(error))
         raise typer.Exit(2) from None
-    if json_out is not None:
-        text = json.dumps(figures, indent=1, allow_nan=False)
-        if json_out == "-":
-            typer.echo(text)
-        else:
-            Path(json_out).write_text(text + "\n", encoding="utf-8")
     view.show(figures)
 
 
@@ -125,7 +128,7 @@ def _fleet(
     endpoints: str,
     profile: str | None,
     profiles: Sequence[Path],
-    policy: str,
+    pair: "PolicyPair",
     rate_scale: float,
     requests: int,
     seed: int,
@@ -136,22 +139,18 @@ def _fleet(
     from ballast_sim.calibration.figures import fleet_figures
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.simulation.comparison import check_fits
-    from ballast_sim.simulation.policy_choice import parse_policies
     from ballast_sim.simulation.shapes import parse_shape
 
     machines = parse_shape(endpoints, profile, read_profiles(profiles))
-    pairs = parse_policies(policy)
-    if len(pairs) > 1:
-        raise ValueError(f"--policy: name one placement, not {policy!r}")
     short = replace(source, limit=requests if source.limit is None else min(requests, source.limit))
     check_fits(machines, short, seed)
     load = short.load(seed, rate_scale)
     return [
         {
             "endpoints": endpoints,
-            "policy": pairs[0].placements,
+            "policy": pair.placements,
             "rate_rps": load.rate_rps,
-            **fleet_figures(predict_and_measure(machines, load, pairs[0], profiles_known=known, seed=seed)),
+            **fleet_figures(predict_and_measure(machines, load, pair, profiles_known=known, seed=seed)),
         }
         for known in (True, False)
     ]

@@ -1,11 +1,33 @@
 """The `ballast` command. Sub-commands import what they need when they run, so that `--help` stays fast."""
 
+import errno
+import io
+import sys
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, profile, simulate, validate
 from ballast_cli.demo import command as demo
 
-app = typer.Typer(name="ballast", help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True)
+
+class _Commands(TyperGroup):
+    """Says in one line that standard output has no room."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            typer.echo(f"error: standard output: cannot be written: {error.strerror}", err=True)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    name="ballast", cls=_Commands, help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True
+)
 
 app.add_typer(engine_sim.app, name="engine-sim")
 app.add_typer(profile.app, name="profile")
@@ -24,6 +46,9 @@ app.command()(demo.demo)
 @app.callback()
 def main() -> None:
     """Keeps a fleet of prefill/decode vLLM pods in balance."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @app.command()

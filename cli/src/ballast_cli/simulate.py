@@ -1,7 +1,6 @@
 """`ballast simulate`: which policy for my traffic?"""
 
 import json
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -89,6 +88,7 @@ def simulate_command(
 
     Exit status: 0, 2 for input that cannot work, 130 when interrupted.
     """
+    from ballast_cli.output import check_outputs
     from ballast_cli.simulate_view import View
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.simulation.comparison import Comparison, check_fits, parse_seeds
@@ -103,8 +103,9 @@ def simulate_command(
         _check_rates(load, rate_scale)
         if jobs is not None and jobs < 1:
             raise ValueError(f"--jobs: must be 1 or more, not {jobs}")
-        outputs = [Path(json_out)] if json_out not in (None, "-") else []
-        _check_outputs([*outputs, *([html_out] if html_out else [])])
+        if html_out == Path("-"):
+            raise ValueError("--html: writes a file only; name one")
+        check_outputs({"--json": json_out, "--html": html_out}, [trace, policy_file, failures, *(profiles or ())])
         seeds = parse_seeds(seed)
         machines = parse_shape(endpoints, profile, read_profiles(profiles or ()))
         setup = Setup(
@@ -146,9 +147,14 @@ def simulate_command(
     except (ValueError, WorkerDied) as error:
         view.error(_with_dashes(str(error)))
         raise typer.Exit(2) from None
-    _write(asked, outcomes, json_out, html_out, view)
+    try:
+        _write(asked, outcomes, json_out, html_out, view)
+    except ValueError as error:
+        view.error(str(error))
+        raise typer.Exit(2) from None
     if stop.is_set():
-        view.note("interrupted: rows above count what had arrived; runs that had not begun are missing")
+        what = "rows above count what had arrived; runs that had not begun are missing"
+        view.note(f"interrupted: {what if outcomes else 'nothing had arrived yet'}")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -213,17 +219,6 @@ def _check_rates(load: float | None, rate_scale: float | None) -> None:
             raise ValueError(f"{name}: must be above 0 and finite, not {value:g}")
 
 
-def _check_outputs(paths: list[Path]) -> None:
-    """Before an hour of simulation, not after it."""
-    for path in paths:
-        if path.is_dir():
-            raise ValueError(f"{path}: is a folder; name a file")
-        if not path.parent.is_dir():
-            raise ValueError(f"{path}: its folder does not exist; make it first")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ValueError(f"{path}: cannot be written; choose another place")
-
-
 def _source(
     *,
     trace: Path | None,
@@ -253,11 +248,15 @@ def _source(
     )
 
 
-def _policies(names: str | None, path: Path | None) -> "tuple[PolicyPair, ...]":
+def _policies(text: str | None, path: Path | None) -> "tuple[PolicyPair, ...]":
     from ballast_core.policies.registry import PLACEMENTS
     from ballast_sim.simulation.policy_choice import parse_policies, read_policy_file
 
-    pairs = (*(parse_policies(names) if names is not None else ()), *(read_policy_file(path) if path else ()))
+    pairs = (*(parse_policies(text) if text is not None else ()), *(read_policy_file(path) if path else ()))
+    names = [pair.name for pair in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"--policy, --policy-file: {name!r} is named twice; rows could not be told apart")
     if not pairs:
         raise ValueError(f"--policy: name one or more of {', '.join(sorted(PLACEMENTS))}, or give --policy-file")
     return pairs
@@ -335,16 +334,15 @@ def _stop_on_interrupt() -> Iterator[threading.Event]:
 def _write(
     asked: "Comparison", outcomes: "list[Outcome]", json_out: str | None, html_out: Path | None, view: "View"
 ) -> None:
-    if json_out is not None:
-        text = json.dumps([outcome.figures for outcome in outcomes], indent=1, allow_nan=False)
-        if json_out == "-":
-            typer.echo(text)
-        else:
-            Path(json_out).write_text(text + "\n", encoding="utf-8")
+    from ballast_cli.output import write_output
+
     if outcomes:
         view.table([outcome.figures for outcome in outcomes])
+    if json_out is not None:
+        text = json.dumps([outcome.figures for outcome in outcomes], indent=1, allow_nan=False)
+        write_output("--json", json_out, text + "\n")
     if html_out is not None and outcomes:
         from ballast_sim.simulation.report import render
 
-        html_out.write_text(render(asked.setup, outcomes), encoding="utf-8")
+        write_output("--html", html_out, render(asked.setup, outcomes))
         view.note(f"report: {html_out}")

@@ -83,13 +83,27 @@ class View:
             title += f", load {first['load']:g}"
         if first["physics"] != "vllm":
             title += f", physics {first['physics']}"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         columns = [column for column in COLUMNS if column.shown(rows)]
-        for column in columns:
-            table.add_column(column.title, justify="left" if column.title == "policy" else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(column.text(row) for column in columns))
-        self._tables.print(table)
+        cells = [[column.title for column in columns], *([column.text(row) for column in columns] for row in rows)]
+        across, down = _table(title, cells), _table(title, [list(line) for line in zip(*cells, strict=True)])
+        if self._needs(across) <= self._tables.width:
+            self._tables.print(across)
+        else:
+            self._tables.print(down, width=max(self._tables.width, self._needs(down)), crop=False)
+
+    def _needs(self, table: Table) -> int:
+        """Columns of the terminal without which figures would be cut."""
+        return self._tables.measure(table, options=self._tables.options.update(max_width=10_000)).maximum
+
+
+def _table(title: str, cells: Sequence[Sequence[str]]) -> Table:
+    """The first line is the header."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for place, name in enumerate(cells[0]):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for line in cells[1:]:
+        table.add_row(*line)
+    return table
 
 
 class _Column:

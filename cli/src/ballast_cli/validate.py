@@ -19,8 +19,14 @@ def validate_command(
 
     Exit status: 0 when every P99 is within the tolerance, 1 when one is not, 2 for a file that cannot be read.
     """
+    from ballast_cli.output import check_outputs, write_output
     from ballast_sim.validation import GoldenFileError, compare, read_golden
 
+    try:
+        check_outputs({"--json": json_out}, files)
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
     results: list[Comparison] = []
     for path in files:
         try:
@@ -32,10 +38,11 @@ def validate_command(
             typer.echo(_line(results[-1]))
     if json_out is not None:
         text = json.dumps([result.as_json() for result in results], indent=2)
-        if json_out == "-":
-            typer.echo(text)
-        else:
-            Path(json_out).write_text(text + "\n")
+        try:
+            write_output("--json", json_out, text + "\n")
+        except ValueError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
     if not all(result.within(tolerance) for result in results):
         raise typer.Exit(1)
 

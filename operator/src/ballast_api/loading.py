@@ -118,6 +118,8 @@ def _documents(text: str, source: str) -> Iterator[Document]:
                 yield document
     except yaml.YAMLError as error:
         raise InvalidInput(source, [Problem("", f"is not YAML: {' '.join(str(error).split())}")]) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(source, [Problem("", f"is not YAML that can be used: {error}")]) from error
 
 
 def _single(text: str, source: str) -> Document:

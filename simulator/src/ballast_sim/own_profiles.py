@@ -38,8 +38,8 @@ def read_profiles(paths: Iterable[Path]) -> Mapping[str, HardwareProfile]:
 
 
 def _profiles_of(path: Path) -> list[HardwareProfile]:
-    if not path.is_file():
-        reason = "is not a plain file" if path.exists() else "does not exist"
+    if path.is_dir() or not path.exists():
+        reason = "is a folder" if path.is_dir() else "does not exist"
         raise ProfileFileError(f"--profiles: {path}: {reason}; name a file of HardwareProfile manifests")
     try:
         resources = load_manifest_files(path)

@@ -10,6 +10,7 @@ import gzip
 import heapq
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -125,7 +126,7 @@ def read_golden(path: Path) -> Golden:
                 requests.append(_request(row["req"], bool(summary and summary.get("remote_prefill"))))
             elif "step" in row:
                 steps.append(_step(row["step"]))
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
             raise GoldenFileError(
                 f"{path}: line {number}: not a golden row ({type(error).__name__}: {error})"
             ) from error
@@ -140,8 +141,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, line
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise GoldenFileError(f"{path}: cannot be read: {error}") from error
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise GoldenFileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _request(row: dict[str, Any], pulls: bool) -> GoldenRequest:

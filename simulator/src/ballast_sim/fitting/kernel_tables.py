@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -181,5 +182,5 @@ def numeric_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[dict[st
                     if not 0 < numbers[name] < float("inf"):
                         raise FitInputError(f"{path}: line {reader.line_num}: {name}: must be above 0 and finite")
                 yield row, numbers
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise FitInputError(f"{path}: cannot be read: {error}") from error
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise FitInputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error

@@ -31,7 +31,7 @@ def read_step_log(path: Path) -> Measurements:
                 facts = _facts(row["summary"])
             elif "req" not in row:
                 samples.append(_sample(row))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise FitInputError(f"{path}: line {number}: {reason}") from None
     if not samples:

@@ -37,6 +37,9 @@ _FIELDS: Mapping[FailureKind, tuple[str, ...]] = {
 _COMMON = ("at_s", "endpoint", "kind")
 
 
+LARGEST_NUMBER = 1e9
+
+
 class FailureScriptError(ValueError):
     """A script that cannot be carried out; the message names file, entry, field and reason."""
 
@@ -78,6 +81,8 @@ def read_failures(path: Path, endpoints: Sequence[EndpointId]) -> tuple[Failure,
         where = f": line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "no text"
         raise FailureScriptError(f"{path}{where}: neither JSON nor YAML ({problem})") from None
+    except (ValueError, RecursionError) as error:
+        raise FailureScriptError(f"{path}: neither JSON nor YAML ({error})") from None
     try:
         return parse_failures(entries, endpoints)
     except FailureScriptError as error:
@@ -130,7 +135,11 @@ def _number(entry: Mapping[object, object], name: str, *, zero: bool = False) ->
     value = entry.get(name)
     if value is None:
         raise FailureScriptError(f"{name}: is missing")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise FailureScriptError(f"{name}: must be a finite number, not {value!r}")
+    if LARGEST_NUMBER < value < math.inf:
+        raise FailureScriptError(f"{name}: must be {LARGEST_NUMBER:g} or less")
+    if not -math.inf < value < math.inf:
         raise FailureScriptError(f"{name}: must be a finite number, not {value!r}")
     if value < 0 or (value == 0 and not zero):
         raise FailureScriptError(f"{name}: must be {'0 or more' if zero else 'above 0'}, not {value!r}")

@@ -23,6 +23,7 @@ from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.watch import Watch
 from ballast_sim.simulation.world import World
 
+SHORTEST_SCRAPE_INTERVAL_S = 1e-3
 OBSERVE = 0  # order at one time: what is known first, then what runs, then what is new
 
 
@@ -54,8 +55,10 @@ class FleetSettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
-        if not 0 < self.scrape_interval_s < float("inf"):
-            raise ValueError(f"scrape_interval_s: must be above 0, not {self.scrape_interval_s!r}")
+        if not SHORTEST_SCRAPE_INTERVAL_S <= self.scrape_interval_s < float("inf"):
+            raise ValueError(
+                f"scrape_interval_s: must be {SHORTEST_SCRAPE_INTERVAL_S:g} s or more, not {self.scrape_interval_s!r}"
+            )
         if not 0 <= self.scrape_delay_s < float("inf"):
             raise ValueError(f"scrape_delay_s: must be 0 or more, not {self.scrape_delay_s!r}")
         if not 0 <= self.scrape_loss_ratio <= 1:

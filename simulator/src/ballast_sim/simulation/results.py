@@ -33,6 +33,8 @@ class Objective:
                 value = float("nan")
             if name not in ("ttft", "tpot", "e2e") or not 0 < value < float("inf"):
                 raise ValueError(f"slo: cannot read {part!r}; write such as ttft=2,tpot=0.05 (seconds, above 0)")
+            if f"{name}_s" in values:
+                raise ValueError(f"slo: {name} is given twice in {text!r}; give it once")
             values[f"{name}_s"] = value
         return cls(**values)
 

@@ -18,6 +18,9 @@ _PART = re.compile(r"(\d+)([PDFC])", re.ASCII)
 _ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "F": Role.FLEXIBLE, "C": Role.FLEXIBLE}
 
 
+MOST_ENDPOINTS = 10_000
+
+
 class ShapeError(ValueError):
     """A shape that cannot be read or cannot serve; the message says what to change."""
 
@@ -34,6 +37,8 @@ def parse_shape(
     text: str, profile: str | None = None, profiles: Mapping[str, HardwareProfile] = SHIPPED_PROFILES
 ) -> tuple[Machine, ...]:
     """The machines of a shape; `profile` is the one of parts that name none. Raises `ShapeError`."""
+    if profile is not None and profile not in profiles:
+        raise ShapeError(f"--profile: unknown profile {profile!r}; {known_names(profile, profiles)}")
     machines: list[Machine] = []
     letters: set[str] = set()
     for part in text.split(","):
@@ -47,9 +52,11 @@ def parse_shape(
         if name not in profiles:
             raise ShapeError(f"endpoints: unknown profile {name!r}; {known_names(name, profiles)}")
         for number, letter in found:
-            if int(number) == 0:
+            if not number.strip("0"):
                 raise ShapeError(f"endpoints: {part.strip()!r} asks for 0 endpoints; ask for 1 or more")
             letters.add(letter)
+            if len(number) > len(str(MOST_ENDPOINTS)) or len(machines) + int(number) > MOST_ENDPOINTS:
+                raise ShapeError(f"endpoints: more than {MOST_ENDPOINTS:,} endpoints; ask for fewer")
             first = sum(machine.endpoint.role is _ROLES[letter] for machine in machines)
             for index in range(first, first + int(number)):
                 endpoint_id = EndpointId(f"{letter.lower()}{index:03d}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ballast_sim.workloads import (
+    LONGEST_S,
     POISSON,
     ArrivalProcess,
     NoArrivals,
@@ -87,6 +88,10 @@ class WorkloadSource:
         requests = self._scaled(seed, rate_scale)
         if not requests:
             raise SourceError(f"--duration: no request of {self.name} arrives in {self.duration_s:g} s; make it longer")
+        if requests[-1].arrival_s > LONGEST_S:
+            raise SourceError(
+                f"--rate-scale, --rate: {self.name} then lasts more than ten years; give a higher rate or a --duration"
+            )
         return Load(tuple(requests), turns(requests) if self.closed_loop else {})
 
     def _scaled(self, seed: int, rate_scale: float) -> list[WorkloadRequest]:

@@ -11,10 +11,11 @@ from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
 from ballast_sim.workloads.formats import TraceError
 from ballast_sim.workloads.generators import GENERATORS, Generator, generate
 from ballast_sim.workloads.request import WorkloadRequest, clip, scale_arrivals, spread_equal_arrivals
-from ballast_sim.workloads.traces import NoArrivals, line_of, read_lengths, read_trace
+from ballast_sim.workloads.traces import LONGEST_S, NoArrivals, line_of, read_lengths, read_trace
 
 __all__ = [
     "GENERATORS",
+    "LONGEST_S",
     "POISSON",
     "ArrivalProcess",
     "Generator",

@@ -5,6 +5,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+GAMMA_SPREAD = (0.01, 100.0)
+"""Coefficients of variation beyond these are beyond what floats draw."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArrivalProcess:
@@ -23,6 +26,9 @@ class ArrivalProcess:
             raise ValueError(f"arrivals: there is no {self.kind!r}; there are poisson, gamma:CV, burst:SIZE")
         if not 0 < self.value < math.inf:
             raise ValueError(f"arrivals: {self.kind} takes a number above 0, not {self.value!r}")
+        lowest, highest = GAMMA_SPREAD
+        if self.kind == "gamma" and not lowest <= self.value <= highest:
+            raise ValueError(f"arrivals: gamma takes a number from {lowest:g} to {highest:g}, not {self.value:g}")
         if self.kind == "burst" and (self.value != int(self.value)):
             raise ValueError(f"arrivals: a burst has a whole number of requests, not {self.value!r}")
 
@@ -32,6 +38,8 @@ class ArrivalProcess:
         kind, colon, value = text.partition(":")
         if not colon:
             return cls(kind, {"gamma": 2.0, "burst": 8.0}.get(kind, 1.0))
+        if kind == "poisson":
+            raise ValueError(f"arrivals: poisson takes no number, as in {text!r}; write poisson, or gamma:CV")
         try:
             return cls(kind, float(value))
         except ValueError as error:

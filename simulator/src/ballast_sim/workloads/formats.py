@@ -15,6 +15,8 @@ from ballast_sim.workloads.request import WorkloadRequest
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
+LARGEST_COUNT = 10**12
+SHOWN_CHARACTERS = 40
 FORMATS = (
     "arrival_s,input_tokens,output_tokens (ours); TIMESTAMP,ContextTokens,GeneratedTokens (Azure LLM inference); "
     "timestamp,input_length,output_length (Mooncake; with chat_id,parent_chat_id: Qwen-Bailian); "
@@ -45,14 +47,15 @@ class Row:
 
     def number(self, column: str) -> float:
         text = self.text(column)
+        shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
         try:
             value = float(text)
         except ValueError:
-            raise self.fail(column, f"{text!r} is not a number") from None
+            raise self.fail(column, f"{shown!r} is not a number") from None
         if not math.isfinite(value):
-            raise self.fail(column, f"{text!r} is not finite; remove the row")
+            raise self.fail(column, f"{shown!r} is not finite; remove the row")
         if value < 0:
-            raise self.fail(column, f"{text!r} is negative; remove the row")
+            raise self.fail(column, f"{shown!r} is negative; remove the row")
         return value
 
     def count(self, column: str, lowest: int) -> int:
@@ -61,6 +64,8 @@ class Row:
             raise self.fail(column, f"{value!r} is not a whole number")
         if value < lowest:
             raise self.fail(column, f"{int(value)} is below {lowest}; remove the row")
+        if value > LARGEST_COUNT:
+            raise self.fail(column, f"{value:g} is above {LARGEST_COUNT:g}; remove the row")
         return int(value)
 
     def optional(self, column: str) -> int | None:
@@ -148,6 +153,8 @@ def _burstgpt() -> "Reader":
         if output_tokens == 0:
             return None
         name = row.values.get("Session ID")
+        if isinstance(name, list | dict):
+            raise row.fail("Session ID", "must be a number or a text")
         session, turn = sessions.next_turn(name) if name not in (None, "") else (None, None)
         return WorkloadRequest(
             arrival_s=arrival_s,

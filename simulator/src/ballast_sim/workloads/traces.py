@@ -7,12 +7,17 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ballast_sim.plain_files import require_plain
 from ballast_sim.workloads.formats import FORMATS, READERS, Reader, Row, TraceError
 from ballast_sim.workloads.request import WorkloadRequest
+
+LONGEST_S = 10 * 366 * 86_400.0
+"""No trace is longer: whoever has one has milliseconds for seconds."""
 
 LENGTHS_ONLY = frozenset({"input_tokens", "output_tokens"})
 
@@ -39,6 +44,8 @@ def read_trace(path: Path) -> list[WorkloadRequest]:
                 "arrival", f"is earlier than the row before ({request.arrival_s} < {previous_s}); sort the file"
             )
         previous_s = request.arrival_s
+        if previous_s - start_s > LONGEST_S:
+            raise row.fail("arrival", "is more than ten years after the first row; check the unit of the column")
         requests.append(_shift(request, start_s))
     if not requests:
         raise TraceError(f"{path}: has no rows; expected columns {FORMATS}")
@@ -88,6 +95,7 @@ def _reader(row: Row) -> Reader:
 
 def _rows(path: Path) -> Iterator[Row]:
     try:
+        require_plain(path)
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
@@ -98,7 +106,7 @@ def _rows(path: Path) -> Iterator[Row]:
         raise TraceError(f"{path}: the gzip file is cut short; fetch it again") from None
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: is not UTF-8 text: {error}") from None
-    except gzip.BadGzipFile as error:
+    except (gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: is not a sound gzip file: {error}") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -106,13 +114,21 @@ def _rows(path: Path) -> Iterator[Row]:
 
 def _parse(path: Path, lines: io.TextIOWrapper) -> Iterator[Row]:
     first = lines.readline()
+    if "\0" in first:
+        raise TraceError(f"{path}: is not a text file; expected CSV or JSONL, plain or gzip")
+    if first.lstrip().startswith("["):
+        raise TraceError(f"{path}: line 1: is a JSON array; write one object a line (JSONL)")
     if not first.lstrip().startswith("{"):
         names = next(csv.reader([first]), [])
         reader = csv.DictReader(lines, fieldnames=[name.strip() for name in names])
-        for number, values in enumerate(reader, 2):
-            if None in values:
-                raise TraceError(f"{path}: line {number}: has more fields than the header's {len(names)} columns")
-            yield Row(path, number, values)
+        try:
+            for values in reader:
+                number = 1 + reader.line_num
+                if None in values:
+                    raise TraceError(f"{path}: line {number}: has more fields than the header's {len(names)} columns")
+                yield Row(path, number, values)
+        except csv.Error as error:
+            raise TraceError(f"{path}: line {1 + reader.reader.line_num}: is not CSV: {error}") from None
         return
     number = 0
     while first:
@@ -120,7 +136,7 @@ def _parse(path: Path, lines: io.TextIOWrapper) -> Iterator[Row]:
         if first.strip():
             try:
                 values = json.loads(first)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TraceError(f"{path}: line {number}: is not JSON: {error}") from None
             if not isinstance(values, dict):
                 raise TraceError(f"{path}: line {number}: must be a JSON object, one request")

@@ -1,0 +1,45 @@
+"""Where results go: checked before an hour of work, written after it, and never a traceback for a full disk."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import typer
+
+
+def check_outputs(outputs: Mapping[str, str | Path | None], inputs: Sequence[Path | None] = ()) -> None:
+    """Raises ValueError naming the option for a place that cannot be written, or that is an input or another output.
+
+    None and `-` (standard output) always can.
+    """
+    taken = {_same(path): str(path) for path in inputs if path is not None}
+    for option, target in outputs.items():
+        if target is None or str(target) == "-":
+            continue
+        if "\0" in str(target) or not str(target):
+            raise ValueError(f"{option}: {str(target)!r} is no file name")
+        path = Path(target)
+        if path.is_dir():
+            raise ValueError(f"{option}: {path}: is a folder; name a file")
+        if not path.parent.is_dir():
+            raise ValueError(f"{option}: {path}: its folder does not exist; make it first")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{option}: {path}: cannot be written; choose another place")
+        if _same(path) in taken:
+            raise ValueError(f"{option}: {path}: would overwrite {taken[_same(path)]}; choose another place")
+        taken[_same(path)] = option
+
+
+def write_output(option: str, target: str | Path, text: str) -> None:
+    """To a file, or to standard output for `-`. Raises ValueError where the file cannot be written."""
+    if str(target) == "-":
+        typer.echo(text, nl=False)
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{option}: {target}: cannot be written: {error.strerror}") from None
+
+
+def _same(path: Path) -> Path:
+    return path.absolute().resolve()
