@@ -105,17 +105,17 @@ class CoarseEngine(Engine):
 
     def advance(self, now_s: float) -> list[EngineEvent]:
         """See `Engine.advance`."""
-        events: list[EngineEvent] = []
         while True:
             self._leap(now_s, bisect_right)
             due_s = super().next_event_s()
             if due_s > now_s:
-                super()._tick(now_s)
-                events += self._events
-                self._events = []
-                return events
+                break
             self._forget()
-            events += super().advance(due_s)
+            self._now_s = max(self._now_s, due_s)
+            self._turn()
+        super()._tick(now_s)
+        events, self._events = self._events, []
+        return events
 
     def settle(self) -> None:
         """Have the next `advance` tell every token so far."""
