@@ -95,6 +95,17 @@ def test_an_option_that_cannot_work_is_named(options: list[str], message: str) -
     assert message in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--duration", "inf"], "--duration: must be finite without a --limit"),
+        (["--limit", "9" * 30], "--limit: must be 100,000,000 requests or fewer"),
+    ],
+)
+def test_a_workload_without_end_is_refused(options: list[str], message: str) -> None:
+    assert message in refused("simulate", "--workload", "chat", "--policy", "ils", *ENGINE, *options).stderr
+
+
 @pytest.mark.parametrize("shape", ["999999999999C@a100-qwen3-32b", f"{'9' * 5000}C@a100-qwen3-32b"])
 def test_a_fleet_beyond_all_measure_is_refused(shape: str) -> None:
     assert "more than 10,000 endpoints" in refused("simulate", *TINY, "--endpoints", shape).stderr

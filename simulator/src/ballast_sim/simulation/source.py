@@ -27,6 +27,8 @@ from ballast_sim.workloads import (
 DEFAULT_DURATION_S = 600.0
 """How long a generator's workload is where neither a duration nor a limit is given."""
 
+MOST_REQUESTS = 100_000_000
+
 DEFAULT_RATE_RPS = 1.0
 """Of a file of lengths."""
 
@@ -130,8 +132,14 @@ class WorkloadSource:
             raise SourceError(f"--rate-scale: must be above 0 and finite, not {rate_scale:g}")
         if self.duration_s is not None and not self.duration_s > 0:
             raise SourceError(f"--duration: must be above 0 s, not {self.duration_s:g}")
+        if self.duration_s == math.inf and self.limit is None:
+            raise SourceError(
+                "--duration: must be finite without a --limit; a trace is taken whole where it is left out"
+            )
         if self.limit is not None and self.limit < 1:
             raise SourceError(f"--limit: must be 1 request or more, not {self.limit}")
+        if self.limit is not None and self.limit > MOST_REQUESTS:
+            raise SourceError(f"--limit: must be {MOST_REQUESTS:,} requests or fewer; they are kept in memory")
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
             raise SourceError(f"--rate: must be above 0 and finite, not {self.rate_rps:g}")
 
