@@ -23,8 +23,8 @@ from ballast_sim.simulation.policy_choice import PolicyPair
 
 ROOTS = {package.__name__: Path(str(package.__file__)).parent for package in (ballast_core, ballast_sim)}
 ENTRY_MODULES = ("ballast_sim.simulation.experiment", "ballast_sim.simulation.load_search")
-STOP_MODULES = frozenset({"ballast_core.policies.registry"})
-"""Imports every placement, to build the one that is wanted."""
+STOP_MODULES = frozenset({"ballast_core.policies.registry", "ballast_sim.simulation.only_simulated"})
+"""These import every placement, to build the one that is wanted."""
 DIGITS = 12
 
 

@@ -50,6 +50,7 @@ def test_a_placement_depends_on_its_own_modules() -> None:
     ours = closure(["ballast_core.policies.ballast"])
     assert "ballast_core.policies.projection" in ours
     assert "ballast_core.policies.sibyl" not in ours
+    assert "ballast_core.policies.ballast" in closure(["ballast_sim.simulation.oracle"])
 
 
 def test_what_all_runs_share_holds_no_placement_and_no_tools_around_the_simulator() -> None:

@@ -32,7 +32,7 @@ def policies_command(json_out: JsonOption = False) -> None:
     for `simulate` alone.
     """
     from ballast_core.policies.registry import ALL_PLACEMENTS
-    from ballast_sim.simulation.policy_choice import SIMULATOR_ONLY
+    from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY
 
     rows = [
         {"name": name, "explanation": _first_line(policy), "parameters": _parameters(policy)}

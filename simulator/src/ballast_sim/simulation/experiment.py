@@ -14,7 +14,6 @@ from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.director import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.oracle import ENDLESS
 from ballast_sim.simulation.policy_choice import PolicyPair
 from ballast_sim.simulation.records import Record
 from ballast_sim.simulation.results import Objective, summarise
@@ -23,6 +22,8 @@ from ballast_sim.simulation.source import Load, WorkloadSource, mean_rate_rps
 from ballast_sim.simulation.timeline import Timeline
 
 CURVE_POINTS = 400
+_ENDLESS = SurvivalSettings(prior_scale_tokens=1e12)
+"""What is believed where lengths are known: nobody ends but at its own limit."""
 
 Beat = Callable[[float], bool]
 """Called now and then with the share of requests that have ended; True stops the run."""
@@ -84,15 +85,15 @@ class Outcome:
 
 def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
     """The fleet of a run, loaded; `stepwise` as in `Fleet`. Raises ValueError for a request that fits no KV cache."""
-    oracle = spec.policy.knows_lengths
+    told = spec.policy.knows_lengths
     settings = DirectorSettings(
         prefill=spec.policy.prefill,
         decode=spec.policy.decode,
         binding=spec.binding,
         profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
-        lengths=ENDLESS if oracle else SurvivalSettings(),
+        lengths=_ENDLESS if told else SurvivalSettings(),
     )
-    around = replace(spec.setup.fleet, seed=spec.seed, known_limits=oracle or spec.setup.fleet.known_limits)
+    around = replace(spec.setup.fleet, seed=spec.seed, known_limits=told or spec.setup.fleet.known_limits)
     fleet = Fleet(
         spec.setup.machines,
         settings,

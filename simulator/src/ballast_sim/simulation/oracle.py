@@ -10,13 +10,9 @@ from typing import ClassVar
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.model import Request
 from ballast_core.policies.ballast import Ballast
 from ballast_core.view import View
-
-ENDLESS = SurvivalSettings(prior_scale_tokens=1e12)
-"""Nobody ends but at its own limit, which is the length."""
 
 
 @dataclass(frozen=True, slots=True)

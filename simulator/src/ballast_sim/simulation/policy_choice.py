@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
@@ -13,14 +11,10 @@ from ballast_api.scheduling_policy import SchedulingPolicy
 from ballast_core.policies.base import Placement
 from ballast_core.policies.registry import COMPOSITIONS, PLACEMENTS, build_placement
 from ballast_sim.simulation.naming import known_names
-from ballast_sim.simulation.oracle import Oracle
+from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY
 
 PREFILL_PREFERENCE = ("least-uncached-tokens", "least-requests")
 """The prefill placement beside a decode placement that is named alone: the first of these that is registered."""
-
-
-SIMULATOR_ONLY: Mapping[str, type[Placement]] = MappingProxyType({Oracle.type: Oracle})
-"""Placements that know what no gateway can."""
 
 
 class PolicyChoiceError(ValueError):
@@ -43,7 +37,7 @@ class PolicyPair:
     @property
     def knows_lengths(self) -> bool:
         """Whether it must be told every output's length."""
-        return Oracle.type in (self.prefill.type, self.decode.type)
+        return not SIMULATOR_ONLY.keys().isdisjoint((self.prefill.type, self.decode.type))
 
 
 def default_prefill() -> str:
