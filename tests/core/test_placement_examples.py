@@ -352,7 +352,7 @@ def test_lmetrics_hotspot_detector_has_two_phases() -> None:
             detector.placed(prefix, *held_and_costs)
         return costs(LMetric(), made, request, handoff_s=None)
 
-    shown = made.view(Stage.DECODE, request, made.inventory.candidates(Stage.DECODE), NOW_S)
+    shown = made.placer.view(Stage.DECODE, request, made.inventory.candidates(Stage.DECODE), NOW_S)
     held_and_costs = shown.matched_tokens > 0, LMetric().costs(shown, request)
     for number in range(10):  # x = 3/10: 3/7 < 1/2, no alarm however many are placed on M
         detector.arrived(prefix if number < 3 else None, NOW_S)

@@ -115,7 +115,7 @@ def view(
     candidates = made.inventory.candidates(stage)
     if order is not None:
         candidates = candidates.take(list(order))
-    return made.view(stage, request or ask(), candidates, NOW_S, handoff_s if stage is Stage.DECODE else None)
+    return made.placer.view(stage, request or ask(), candidates, NOW_S, handoff_s if stage is Stage.DECODE else None)
 
 
 def ask(prompt_tokens: int = 1000, *, limit: int | None = None, name: str = "new", blocks: bool = True) -> Request:

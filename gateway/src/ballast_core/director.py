@@ -14,7 +14,6 @@ import numpy as np
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.survival_book import SurvivalSettings
-from ballast_core.decision import PlacementTrace
 from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
 from ballast_core.events import (
     ClientGone,
@@ -24,13 +23,16 @@ from ballast_core.events import (
     EndpointObserved,
     Event,
     FirstToken,
+    Migrated,
+    MigrationFailed,
     PrefillDone,
     Progress,
     RequestArrived,
     RequestEnded,
+    SegmentDone,
     TimerFired,
 )
-from ballast_core.inventory import Candidates, Inventory
+from ballast_core.inventory import Inventory
 from ballast_core.learning import Learner
 from ballast_core.ledger import Entry, Ledger, Phase
 from ballast_core.model import (
@@ -45,9 +47,9 @@ from ballast_core.model import (
     Role,
     Stage,
 )
+from ballast_core.placer import Placed, Placer
 from ballast_core.policies.base import Placement
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
-from ballast_core.view import View
 
 _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
 
@@ -87,15 +89,6 @@ class DirectorSettings:
         return self.prefill if stage is Stage.PREFILL else self.decode
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    slot: int
-    at: int
-    """Its place among the candidates."""
-    view: View
-    trace: PlacementTrace
-
-
 class Director:
     """Decides where each request is prefilled and decoded. See `ballast_core.events` for what to feed it."""
 
@@ -105,20 +98,21 @@ class Director:
         self.ledger = Ledger(self.inventory.capacity)
         self.beliefs = Beliefs(settings.beliefs, settings.profiles, settings.lengths)
         self._learner = Learner(self.beliefs, self.inventory, self.ledger)
-        self._turns = {stage: np.zeros(self.inventory.capacity, np.int64) for stage in Stage}
-        """When each slot was last chosen, as a running number: the tie-break."""
-        self._turn = 0
+        placements = {stage: settings.placement(stage) for stage in Stage}
+        self.placer = Placer(placements, self.inventory, self.ledger, self.beliefs)
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
         """Take in what happened at `now_s` (seconds on the driver's clock) and say what is to be done."""
         match event:
+            case EndpointObserved() | EndpointDraining() | EndpointLost():
+                return self._on_endpoint(event, now_s)
+            case SegmentDone() | Migrated() | MigrationFailed():
+                return []  # nothing cuts or moves requests yet
             case RequestArrived():
                 return self._arrived(event.request, now_s)
             case Progress():
                 self.on_progress([(now_s, event.request_id, event.generated_tokens)])
                 return []
-            case EndpointObserved():
-                return self._observed(event, now_s)
             case FirstToken():
                 return self._with_entry(event.request_id, lambda e: self._first_token(e, now_s))
             case PrefillDone():
@@ -131,10 +125,6 @@ class Director:
                 return [Cancel(event.request_id)] if open_until_now else []
             case DispatchFailed():
                 return self._failed(event, now_s)
-            case EndpointDraining():
-                return self._with_slot(event.endpoint_id, self.inventory.drain)
-            case EndpointLost():
-                return self._with_slot(event.endpoint_id, self._lose)
             case TimerFired():
                 return self._dispatch_held(now_s)
             case _:
@@ -200,14 +190,14 @@ class Director:
             return [
                 Reject(request_id, RejectReason.UPSTREAM_FAILED, f"no endpoint is left to try after {tried} failed")
             ]
-        missing = self._missing_stage(entry.request)
+        missing = self.placer.missing_stage(entry.request)
         return [Reject(request_id, RejectReason.NO_ENDPOINTS, f"no {missing} endpoint is ready; retry later")]
 
     def _place_both(self, entry: Entry, now_s: float) -> Dispatch | None:
         """Prefill first, because when it ends is when the decode endpoint's load counts."""
-        prefill = self._place(Stage.PREFILL, entry, now_s) if self._may_hand_off() else None
+        prefill = self.placer.place(Stage.PREFILL, entry, now_s) if self.placer.may_hand_off() else None
         handoff_s = None if prefill is None else self._prefill_s(prefill)
-        decode = self._place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
+        decode = self.placer.place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
         if decode is None:
             return None
         endpoint = self.inventory.endpoint(decode.slot)
@@ -217,9 +207,9 @@ class Director:
             return None
         elif prefill.slot == decode.slot:
             prefill = None
-        self._chosen(Stage.DECODE, decode.slot)
+        self.placer.chosen(Stage.DECODE, decode.slot)
         if prefill is not None:
-            self._chosen(Stage.PREFILL, prefill.slot)
+            self.placer.chosen(Stage.PREFILL, prefill.slot)
         self._book(entry, prefill, decode, now_s)
         return Dispatch(
             entry.request.id,
@@ -228,15 +218,11 @@ class Director:
             traces=(decode.trace,) if prefill is None else (prefill.trace, decode.trace),
         )
 
-    def _may_hand_off(self) -> bool:
-        """Whether a request may be prefilled elsewhere than it is decoded: not where every endpoint does both."""
-        return bool(self.inventory.ready_roles() & {Role.PREFILL, Role.DECODE})
-
-    def _prefill_s(self, placed: _Placed) -> float:
+    def _prefill_s(self, placed: Placed) -> float:
         """Expected time to the end of its prefill there; 0 where no policy asks."""
         return float(placed.view.prefill_s[placed.at]) if Belief.PREFILL_TIMES in self.beliefs.kinds else 0.0
 
-    def _book(self, entry: Entry, prefill: _Placed | None, decode: _Placed, now_s: float) -> None:
+    def _book(self, entry: Entry, prefill: Placed | None, decode: Placed, now_s: float) -> None:
         first = decode if prefill is None else prefill
         knows_prefixes = Belief.PREFIXES in self.beliefs.kinds
         self.ledger.assign(
@@ -280,12 +266,12 @@ class Director:
         self._learner.prefilled(entry, now_s)
         self.ledger.prefilled(entry, now_s)
         self.ledger.unassign(entry)
-        placed = self._place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
+        placed = self.placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
         if placed is None:  # no ready endpoint is left: the one it had may still answer
             self._rebook(entry, old_slot, now_s)
             return [Handoff(request_id, kept)]
         if placed.slot != old_slot:
-            self._chosen(Stage.DECODE, placed.slot)
+            self.placer.chosen(Stage.DECODE, placed.slot)
         self._rebook(entry, placed.slot, now_s)
         self._release_if_gone(*slots)
         return [Handoff(request_id, self.inventory.endpoint(placed.slot), (placed.trace,))]
@@ -328,6 +314,15 @@ class Director:
 
     # --- endpoints ----------------------------------------------------------------------------------------------
 
+    def _on_endpoint(self, event: EndpointObserved | EndpointDraining | EndpointLost, now_s: float) -> list[Effect]:
+        match event:
+            case EndpointObserved():
+                return self._observed(event, now_s)
+            case EndpointDraining():
+                return self._with_slot(event.endpoint_id, self.inventory.drain)
+            case EndpointLost():
+                return self._with_slot(event.endpoint_id, self._lose)
+
     def _observed(self, event: EndpointObserved, now_s: float) -> list[Effect]:
         slot, changed = self.inventory.put(event.endpoint)
         if self.inventory.capacity > len(self.ledger.foreign):
@@ -343,8 +338,7 @@ class Director:
     def _grow(self) -> None:
         capacity = self.inventory.capacity
         self.ledger.resize(capacity)
-        for stage, turns in self._turns.items():
-            self._turns[stage] = np.concatenate([turns, np.zeros(capacity - len(turns), np.int64)])
+        self.placer.grow(capacity)
 
     def _dispatch_held(self, now_s: float) -> list[Effect]:
         """In order of arrival: dispatch what was held, or give it up when its time is over."""
@@ -363,88 +357,13 @@ class Director:
         for slot in slots:
             if self.ledger.is_idle(slot) and self.inventory.release(slot):
                 self._learner.forget(slot)
-                for turns in self._turns.values():
-                    turns[slot] = 0
+                self.placer.forget(slot)
 
     def _with_slot(self, endpoint_id: EndpointId, change: Callable[[int], None]) -> list[Effect]:
         slot = self.inventory.slot_of(endpoint_id)
         if slot is not None:
             change(slot)
         return []
-
-    # --- placement ----------------------------------------------------------------------------------------------
-
-    def _place(
-        self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
-    ) -> _Placed | None:
-        """The best candidate for a stage, or None if there is none. Books nothing.
-
-        Ties go to `keep` if it is among them, then to the least recently chosen, then to the smallest id.
-        """
-        candidates = self._allowed(self.inventory.candidates(stage), entry)
-        if not candidates.endpoints:
-            return None
-        policy = self.settings.placement(stage)
-        view = self.view(stage, entry.request, candidates, now_s, handoff_s)
-        costs = policy.costs(view, entry.request)
-        if Belief.HOTSPOTS in policy.needs and view.prefills_here and entry.request.block_hashes:
-            self.beliefs.hotspots.placed(entry.request.block_hashes[0], view.matched_tokens > 0, costs)
-        lowest = costs.min()
-        if not lowest < np.inf:
-            return None
-        tied = np.flatnonzero(costs == lowest)
-        slots = candidates.slots[tied]
-        best = int(tied[np.argmin(self._turns[stage][slots])])
-        if keep is not None and keep in slots:
-            best = int(tied[np.flatnonzero(slots == keep)[0]])
-        chosen = candidates.endpoints[best]
-        return _Placed(
-            slot=int(candidates.slots[best]),
-            at=best,
-            view=view,
-            trace=PlacementTrace(stage, policy.type, chosen.id, candidates.endpoints, costs),
-        )
-
-    def view(
-        self,
-        stage: Stage,
-        request: Request,
-        candidates: Candidates,
-        now_s: float,
-        handoff_s: float | None = None,
-    ) -> View:
-        """What a policy is shown of these candidates."""
-        return View(
-            now_s=now_s,
-            stage=stage,
-            request=request,
-            candidates=candidates,
-            inventory=self.inventory,
-            ledger=self.ledger,
-            beliefs=self.beliefs,
-            handoff_s=handoff_s,
-        )
-
-    @staticmethod
-    def _allowed(candidates: Candidates, entry: Entry) -> Candidates:
-        subset, avoid = entry.request.subset, entry.avoid
-        if subset is None and not avoid:
-            return candidates
-        kept = [
-            k
-            for k, endpoint in enumerate(candidates.endpoints)
-            if endpoint.id not in avoid and (subset is None or endpoint.address in subset)
-        ]
-        return candidates.take(kept)
-
-    def _chosen(self, stage: Stage, slot: int) -> None:
-        self._turn += 1
-        self._turns[stage][slot] = self._turn
-
-    def _missing_stage(self, request: Request) -> Stage:
-        blank = Entry(request=request, arrived_s=0.0)
-        decode = self._allowed(self.inventory.candidates(Stage.DECODE), blank)
-        return Stage.PREFILL if decode.endpoints else Stage.DECODE
 
     @staticmethod
     def _slots_of(entry: Entry) -> list[int]:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from ballast_core.decision import PlacementTrace
 from ballast_core.model import Endpoint, RejectReason, RequestId
+from ballast_core.partition.protocol import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,31 @@ class Dispatch:
     prefill: Endpoint | None
     decode: Endpoint
     traces: tuple[PlacementTrace, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    """How a partition policy cut it, in order; the first one's end is reported by `SegmentDone`. Empty: not cut."""
+    priority: int | None = None
+    """For engines that schedule by priority, lower first; None: the request's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Prefill has ended: decode on this endpoint."""
+    """Prefill has ended, or a segment: go on, on this endpoint."""
 
     request_id: RequestId
     decode: Endpoint
     traces: tuple[PlacementTrace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Move a running decode: copy its KV while it goes on, then continue on `target` at the exact next token.
+
+    Report `Migrated` when it runs there, or `MigrationFailed` when it stays where it is.
+    """
+
+    request_id: RequestId
+    source: Endpoint
+    target: Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +79,4 @@ class WakeAt:
     at_s: float
 
 
-Effect: TypeAlias = Hold | Reject | Dispatch | Handoff | Cancel | WakeAt
+Effect: TypeAlias = Hold | Reject | Dispatch | Handoff | Migrate | Cancel | WakeAt

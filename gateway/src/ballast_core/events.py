@@ -27,6 +27,30 @@ class PrefillDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentDone:
+    """A segment other than the last has reached its cut; the answer is a `Handoff` to the next one's endpoint."""
+
+    request_id: RequestId
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A `Migrate` is done: the request decodes on its target."""
+
+    request_id: RequestId
+    target: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationFailed:
+    """A `Migrate` was given up: the request goes on where it was."""
+
+    request_id: RequestId
+    target: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
 class FirstToken:
     """The decode leg has produced the first token for the client."""
 
@@ -100,11 +124,14 @@ class TimerFired:
 Event: TypeAlias = (
     RequestArrived
     | PrefillDone
+    | SegmentDone
     | FirstToken
     | Progress
     | DispatchFailed
     | RequestEnded
     | ClientGone
+    | Migrated
+    | MigrationFailed
     | EndpointObserved
     | EndpointDraining
     | EndpointLost

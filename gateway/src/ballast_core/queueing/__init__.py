@@ -1,0 +1,1 @@
+"""In which order requests wait: queue orders, admission, and the waiting room of the gateway."""

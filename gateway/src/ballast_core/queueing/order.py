@@ -1,0 +1,66 @@
+"""What a queue order is: a frozen dataclass whose fields are its parameters, with one pure method.
+
+The same order serves the gateway's waiting room, the priorities that it sends to stock vLLM, and the scheduler of a
+simulated engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from ballast_core.beliefs.kinds import Belief
+
+
+@dataclass(slots=True)
+class Work:
+    """What an order is shown of one request."""
+
+    arrived_s: float
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """Leading tokens of the prompt that need no computing."""
+    prefilled_tokens: int = 0
+    """Prompt tokens computed so far, beyond cached ones; never falls, also when KV is lost to a preemption."""
+    generated_tokens: int = 0
+    expected_output_tokens: float | None = None
+    """Output tokens in all, as a predictor says; None where nobody predicts."""
+    deadline_s: float | None = None
+    """When its first token is due (arrival + TTFT objective); None: no objective."""
+    priority: int = 0
+    """The request's own; lower is more urgent and comes before any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How fast work is done: turns tokens into seconds, so that work and time of arrival have one unit."""
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    """Output tokens a second of one request."""
+    gamma_per_s: float | None = None
+    """UniBoost's gamma as learned from the tail; None: not learned yet, the order's own parameter counts."""
+
+
+class QueueOrder(Protocol):
+    """Ranks requests that wait, or that may be preempted for one that waits.
+
+    Contract, tested for every registered order: pure, and equal work gives equal keys. Ties go to the earlier arrival,
+    then to the smaller id.
+    """
+
+    type: ClassVar[str]
+
+    @property
+    def needs(self) -> Belief:
+        """The beliefs that it reads."""
+        ...
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether it reads `expected_output_tokens`."""
+        ...
+
+    def key(self, work: Work, service: Service) -> float:
+        """Smaller goes first; finite."""
+        ...

@@ -1,0 +1,1 @@
+"""When a running decode moves to another endpoint (ARES)."""
