@@ -89,6 +89,8 @@ class Request:
     """Tokens of one such block; one size for all requests, others are taken as not known."""
     traffic_class: str = ""
     """Requests whose output lengths are learned together (model, adapter, objective); empty: with all others."""
+    expected_output_tokens: float | None = None
+    """Output tokens that a predictor foresees (an oracle in simulations); None: only the survival curve is known."""
 
 
 class Outcome(StrEnum):
