@@ -131,6 +131,13 @@ class Flights:
         self._handoff_at_s[row] = self._first_token_at_s[row] = self._progress_at_s[row] = now_s
         self._touch(row)
 
+    def relocate(self, row: int, slot: int, now_s: float) -> None:
+        """It goes on at this slot: one that decodes is there now, a pending one comes when it was expected before."""
+        self._slot[row] = slot
+        if self._decoding[row]:
+            self._handoff_at_s[row] = now_s
+        self._touch(row)
+
     def progress(self, row: int, generated_tokens: int, now_s: float) -> None:
         """So many output tokens exist by now."""
         if self._generated_tokens[row] == 0:

@@ -1,13 +1,15 @@
 """The in-flight ledger: everything that we dispatched and that has not ended, whether metrics show it yet or not.
 
 Each request is on the books of one endpoint per stage: of its prefill endpoint until its KV cache has been handed
-off, and of its decode endpoint from the moment it is assigned (a pending prefill is load to come) until it ends.
+off, and of its decode endpoint from the moment it is assigned (a pending prefill is load to come) until it ends. One
+that moves is on the books of its target too, as a decode on its way in (`Ledger.reserve`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
 
@@ -69,9 +71,12 @@ class Entry:
     avoid: set[EndpointId] = field(default_factory=set)
     """Endpoints on which a leg of this request failed."""
     progress_at_s: float = 0.0
-    """When `generated_tokens` was last updated."""
+    """When `generated_tokens` was last updated; inf once it has moved: the gap to its next tokens tells of no endpoint.
+    """
     row: int = -1
     """Its row in the ledger's `flights`; -1 when held."""
+    reservation: Entry | None = None
+    """While it moves: its books at the target, those of a decode that is on its way in."""
 
 
 class Ledger:
@@ -255,8 +260,74 @@ class Ledger:
         )
         return gaps
 
+    def reserve(self, entry: Entry, slot: int, now_s: float, move_s: float = 0.0) -> None:
+        """Book a decode at a second endpoint too, where it is expected in `move_s`: placements see it as on its way in.
+
+        What it generates meanwhile is added when it has moved. Raises ValueError unless it decodes elsewhere and is not
+        on the move already.
+        """
+        source = entry.decode_slot
+        if entry.phase is not _DECODING or source is None or source == slot or entry.reservation is not None:
+            raise ValueError(f"request {entry.request.id!r} does not decode at one endpoint other than slot {slot}")
+        held_tokens = entry.request.prompt_tokens + entry.generated_tokens
+        limit = entry.request.max_output_tokens
+        coming = entry.reservation = Entry(
+            replace(entry.request, prompt_tokens=held_tokens), now_s, Phase.PREFILLING, decode_slot=slot
+        )
+        self.requests[_DECODE][slot] += 1
+        self.tokens[_DECODE][slot] += held_tokens
+        coming.row = self.flights.add(
+            slot=slot,
+            prompt_tokens=held_tokens,
+            limit_tokens=None if limit is None else max(limit - entry.generated_tokens, 0),
+            handoff_at_s=now_s + move_s,
+            now_s=now_s,
+            class_slot=int(self.flights.class_slot[entry.row]),
+        )
+        self._by_row.append(coming)
+
+    def release(self, entry: Entry) -> None:
+        """It stays where it is, or is over: what was reserved for it is free. Idempotent."""
+        coming = entry.reservation
+        if coming is not None and coming.decode_slot is not None:
+            self.requests[_DECODE][coming.decode_slot] -= 1
+            self.tokens[_DECODE][coming.decode_slot] -= coming.request.prompt_tokens
+            self._drop_row(coming)
+            entry.reservation = None
+
+    def move(self, entry: Entry, slot: int, now_s: float) -> None:
+        """From now on it decodes at `slot`: all its books go there, and a reservation ends.
+
+        One whose prefill is not over will decode there; its prefill stays where it is. Raises ValueError for a request
+        without an endpoint.
+        """
+        source = entry.decode_slot
+        if source is None:
+            raise ValueError(f"request {entry.request.id!r} is held: it has no endpoint to move from")
+        self.release(entry)
+        if source == slot:
+            return
+        held_tokens = entry.request.prompt_tokens + entry.generated_tokens
+        self.requests[_DECODE][source] -= 1
+        self.requests[_DECODE][slot] += 1
+        self.tokens[_DECODE][source] -= held_tokens
+        self.tokens[_DECODE][slot] += held_tokens
+        if entry.phase is _DECODING:
+            self.decoding_requests[source] -= 1
+            self.decoding_requests[slot] += 1
+            self.decoding_tokens[source] -= held_tokens
+            self.decoding_tokens[slot] += held_tokens
+            self._on_engine[source] -= 1
+            self._on_engine[slot] += 1
+            entry.progress_at_s = math.inf
+        elif entry.prefill_slot is None:
+            entry.prefill_slot = source
+        entry.decode_slot = slot
+        self.flights.relocate(entry.row, slot, now_s)
+
     def unassign(self, entry: Entry) -> None:
         """Take it off its endpoints' books and hold it again. Idempotent."""
+        self.release(entry)
         if entry.decode_slot is not None:
             if entry.phase is Phase.PREFILLING:
                 self._leave_prefill(entry, entry.decode_slot, entry.arrived_s)
