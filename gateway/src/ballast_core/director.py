@@ -49,17 +49,16 @@ from ballast_core.model import (
 )
 from ballast_core.placer import Placed, Placer
 from ballast_core.policies.base import Placement
+from ballast_core.policies.suite import Suite
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 
 _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectorSettings:
-    """What the Director is told once. Policies place; the rest bounds."""
+class DirectorSettings(Suite):
+    """What the Director is told once. The policies of the suite decide; the rest bounds."""
 
-    prefill: Placement
-    decode: Placement
     binding: Binding = Binding.LATE
     max_in_flight: int | None = None
     """Requests beyond this many are rejected as saturated; None sets no limit."""

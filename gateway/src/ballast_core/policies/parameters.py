@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 import typing
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -31,7 +32,7 @@ class Parameter:
     explanation: str
     takes: Takes
     default: object
-    """`dataclasses.MISSING` for one that must be given."""
+    """`dataclasses.MISSING` for one that must be given; None where leaving it out has a meaning of its own."""
     scalar: type = str
     choices: tuple[str, ...] = ()
     """The texts that it may be; empty: any."""
@@ -63,6 +64,8 @@ def _parameter(policy: type, field: dataclasses.Field[Any], hint: Any) -> Parame
     if hint in SCALARS:
         return Parameter(field.name, explanation, Takes.SCALAR, field.default, hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType and field.default is None and len(inner) == 2 and inner[0] in SCALARS:
+        return Parameter(field.name, explanation, Takes.SCALAR, None, inner[0])
     if origin is typing.Literal:
         return Parameter(field.name, explanation, Takes.SCALAR, field.default, str, choices=inner)
     if hint is Placement:

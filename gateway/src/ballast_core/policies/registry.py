@@ -1,4 +1,4 @@
-"""Every policy that Ballast ships, by type name; and building one from plain values with errors that help."""
+"""Every policy that Ballast ships, by kind and type name; and building one from plain values with errors that help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ballast_core.policies.ballast import Ballast
 from ballast_core.policies.base import Placement
@@ -50,6 +50,24 @@ COMPOSITIONS: Mapping[str, type[Placement]] = MappingProxyType({policy.type: pol
 ALL_PLACEMENTS: Mapping[str, type[Placement]] = MappingProxyType({**PLACEMENTS, **COMPOSITIONS})
 """Every placement that `build_placement` knows."""
 
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[P]):
+    """What decides one thing about a request, and the policies that can."""
+
+    name: str
+    """As errors call one policy of this kind."""
+    types: Mapping[str, type[P]]
+    """By type name."""
+
+
+PLACEMENT = Kind("placement", ALL_PLACEMENTS)
+
+PARTS: Mapping[str, Kind[Any]] = MappingProxyType({"prefill": PLACEMENT, "decode": PLACEMENT})
+"""The kind of each part of a `Suite`."""
+
 
 class PolicyError(ValueError):
     """A policy that does not exist, or parameters that it does not take. The message names field and fix."""
@@ -68,7 +86,19 @@ def build_placement(
     Parameters that are policies are given as mappings with `type`, `parameters` and the numbers of their part; null
     stands for a parameter that is left out. `spell` makes the name of a parameter of a field's name.
     """
-    return _Builder(spell).placement(type_name, parameters or {}, _At())
+    return build(PLACEMENT, type_name, parameters, spell=spell)
+
+
+def build(
+    kind: Kind[P],
+    type_name: str,
+    parameters: Mapping[str, object] | None = None,
+    *,
+    spell: Callable[[str], str] = str,
+) -> P:
+    """As `build_placement`, for a policy of any kind."""
+    made: P = _Builder(spell).policy(kind, type_name, parameters or {}, _At())
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +116,12 @@ class _Builder:
     def __init__(self, spell: Callable[[str], str]) -> None:
         self._spell = spell
 
-    def placement(self, type_name: object, parameters: Mapping[str, object], at: _At) -> Placement:
-        policy = ALL_PLACEMENTS.get(type_name) if isinstance(type_name, str) else None
+    def policy(self, kind: Kind[Any], type_name: object, parameters: Mapping[str, object], at: _At) -> Any:
+        policy = kind.types.get(type_name) if isinstance(type_name, str) else None
         if policy is None or not isinstance(type_name, str):
-            known = ", ".join(sorted(ALL_PLACEMENTS))
-            raise PolicyError(at.field("type"), f"unknown placement {type_name!r}; known: {known}")
-        if type_name in COMPOSITIONS:
+            known = ", ".join(sorted(kind.types))
+            raise PolicyError(at.field("type"), f"unknown {kind.name} {type_name!r}; known: {known}")
+        if kind is PLACEMENT and type_name in COMPOSITIONS:
             at = _At(at.path, at.nesting + 1)
             if at.nesting > MAX_NESTING:
                 raise PolicyError(
@@ -113,8 +143,7 @@ class _Builder:
                 raise PolicyError(
                     at.field(f"parameters.{name}"), f"{type_name}: {name} is missing; {_lower(each.explanation)}"
                 )
-        made: Placement = self._made(policy, given, type_name, at.field("parameters"))
-        return made
+        return self._made(policy, given, type_name, at.field("parameters"))
 
     def _value(self, wanted: Parameter, value: object, owner: str, at: _At) -> object:
         if wanted.takes is Takes.SCALAR:
@@ -141,7 +170,7 @@ class _Builder:
         inner = value.get("parameters")
         if not isinstance(inner, Mapping | None):
             raise PolicyError(at.field("parameters"), f"must be a mapping, not {type(inner).__name__}")
-        policy = self.placement(value["type"], inner or {}, at)
+        policy = self.policy(PLACEMENT, value["type"], inner or {}, at)
         if part is None:
             return policy
         given = {

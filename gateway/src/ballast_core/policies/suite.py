@@ -1,0 +1,29 @@
+"""A suite: the policies that decide together what becomes of a request. Any part may be left out but the placements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ballast_core.partition.protocol import Partition
+from ballast_core.policies.base import Placement
+from ballast_core.rescheduling.protocol import Rescheduling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """One policy for each thing that is to be decided. None: nobody decides it."""
+
+    prefill: Placement
+    """Chooses the endpoint that prefills."""
+    decode: Placement
+    """Chooses the endpoint that decodes."""
+    partition: Partition | None = None
+    """Cuts a request into segments for several endpoints, and chooses these."""
+    rescheduling: Rescheduling | None = None
+    """Moves running decodes."""
+
+    def parts(self) -> Mapping[str, Any]:
+        """Every policy by the name of its part, None where there is none: what `DirectorSettings` takes."""
+        return {field.name: getattr(self, field.name) for field in fields(Suite)}
