@@ -73,6 +73,9 @@ def simulate_command(
     physics: Annotated[
         str, typer.Option(help="How engines work: vllm, or as in a paper: sibyl-printed, sibyl-held, ares-linear.")
     ] = "vllm",
+    lengths: Annotated[
+        str, typer.Option(help="Predicted output lengths: none, oracle, ares, noisy:100 (mean error), noisy:60%.")
+    ] = "none",
     failures: Annotated[
         Path | None,
         typer.Option(help="Script of failures (JSON or YAML): crashes, drains, slow endpoints, lost scrapes."),
@@ -94,6 +97,7 @@ def simulate_command(
     from ballast_sim.simulation.comparison import Comparison, check_fits, parse_seeds
     from ballast_sim.simulation.experiment import Setup
     from ballast_sim.simulation.gateways import FleetSettings
+    from ballast_sim.simulation.length_hints import LengthHints
     from ballast_sim.simulation.pool import WorkerDied, default_jobs
     from ballast_sim.simulation.results import Objective
     from ballast_sim.simulation.shapes import parse_shape
@@ -130,6 +134,7 @@ def simulate_command(
                 max_tokens=_max_tokens(max_tokens),
                 physics=physics,
                 failures=_failures(failures, machines),
+                length_hints=LengthHints.parse(lengths),
             ),
         )
         asked = Comparison(
@@ -303,6 +308,7 @@ def _with_dashes(message: str) -> str:
         "scrape_loss_ratio:": "--scrape-loss:",
         "gateways:": "--gateways:",
         "physics:": "--physics:",
+        "lengths:": "--lengths:",
     }
     first, _, rest = message.partition(" ")
     return f"{renamed.get(first, first)} {rest}"

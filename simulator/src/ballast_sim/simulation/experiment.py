@@ -14,6 +14,7 @@ from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.director import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
+from ballast_sim.simulation.length_hints import NO_HINTS
 from ballast_sim.simulation.policy_choice import PolicyPair
 from ballast_sim.simulation.records import Record
 from ballast_sim.simulation.results import Objective, summarise
@@ -41,8 +42,8 @@ class Setup:
 
     @property
     def unharmed(self) -> Setup:
-        """The same without failures: what capacity is measured on."""
-        return replace(self, fleet=replace(self.fleet, failures=()))
+        """The same without failures and predicted lengths: what capacity is measured on."""
+        return replace(self, fleet=replace(self.fleet, failures=(), length_hints=NO_HINTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
         "closed_loop": spec.setup.source.closed_loop,
         "gateways": spec.setup.fleet.gateways,
         "physics": spec.setup.fleet.physics,
+        "lengths": str(spec.setup.fleet.length_hints),
         "interrupted": fleet.stopped,
     }
     return Outcome(figures, _curves(fleet.records, timeline) if timeline else None)

@@ -241,6 +241,9 @@ class Fleet:
             max_output_tokens=self._limit_of(record),
             block_hashes=hashes,
             block_size=arrival.block_size or 0 if hashes else 0,
+            expected_output_tokens=self.settings.length_hints.output_tokens(
+                self.settings.seed, record.index, record.output_tokens
+            ),
         )
 
     def _limit_of(self, record: Record) -> int | None:

@@ -19,6 +19,7 @@ from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
 from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.length_hints import NO_HINTS, LengthHints
 from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.watch import Watch
 from ballast_sim.simulation.world import World
@@ -52,6 +53,8 @@ class FleetSettings:
     """How engines work: a name in `ballast_sim.physics.PHYSICS`."""
     failures: tuple[Failure, ...] = ()
     """What befalls endpoints."""
+    length_hints: LengthHints = NO_HINTS
+    """What a predictor tells of output lengths; its errors follow `seed`."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
