@@ -18,6 +18,7 @@ from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, 
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
 from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
 from ballast_core.policies.sibyl import Sibyl
+from ballast_core.queueing.registry import QUEUE_ORDERS
 
 _SHIPPED: tuple[type[Placement], ...] = (
     Ballast,
@@ -64,6 +65,7 @@ class Kind(Generic[P]):
 
 
 PLACEMENT = Kind("placement", ALL_PLACEMENTS)
+QUEUE_ORDER = Kind("queue order", QUEUE_ORDERS)
 
 PARTS: Mapping[str, Kind[Any]] = MappingProxyType({"prefill": PLACEMENT, "decode": PLACEMENT})
 """The kind of each part of a `Suite`."""

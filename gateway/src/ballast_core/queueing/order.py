@@ -1,4 +1,4 @@
-"""What a queue order is: a frozen dataclass whose fields are its parameters, with one pure method.
+"""What a queue order is: a frozen dataclass whose fields are its parameters, with pure methods.
 
 The same order serves the gateway's waiting room, the priorities that it sends to stock vLLM, and the scheduler of a
 simulated engine.
@@ -30,6 +30,16 @@ class Work:
     priority: int = 0
     """The request's own; lower is more urgent and comes before any order."""
 
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that are not cached."""
+        return max(self.prompt_tokens - self.cached_tokens, 0)
+
+    @property
+    def attained_tokens(self) -> int:
+        """Tokens processed for it so far, of prompt and output."""
+        return self.prefilled_tokens + self.generated_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -41,12 +51,16 @@ class Service:
     gamma_per_s: float | None = None
     """UniBoost's gamma as learned from the tail; None: not learned yet, the order's own parameter counts."""
 
+    def seconds(self, prefill_tokens: float, decode_tokens: float) -> float:
+        """Time that this work takes by itself."""
+        return prefill_tokens / self.prefill_tokens_per_s + decode_tokens / self.decode_tokens_per_s
+
 
 class QueueOrder(Protocol):
     """Ranks requests that wait, or that may be preempted for one that waits.
 
     Contract, tested for every registered order: pure, and equal work gives equal keys. Ties go to the earlier arrival,
-    then to the smaller id.
+    then to the smaller id: `ranking.rank`.
     """
 
     type: ClassVar[str]
@@ -61,6 +75,19 @@ class QueueOrder(Protocol):
         """Whether it reads `expected_output_tokens`."""
         ...
 
+    @property
+    def preemption_margin(self) -> float:
+        """By how much one that waits must be ahead of one that runs to take its place, in units of `key`; 0 or more."""
+        ...
+
     def key(self, work: Work, service: Service) -> float:
         """Smaller goes first; finite."""
+        ...
+
+    def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
+        """Whether one that runs may give way to one that waits and is ahead of it by more than the margin.
+
+        `attained_at_dispatch_tokens` are its `attained_tokens` when it last began to run. An engine that is out of
+        memory need not ask.
+        """
         ...
