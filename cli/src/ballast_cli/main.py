@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, profile, simulate, validate
+from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, profile, recommend, simulate, validate
 from ballast_cli.demo import command as demo
 
 
@@ -33,6 +33,7 @@ app.add_typer(engine_sim.app, name="engine-sim")
 app.add_typer(profile.app, name="profile")
 app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
+app.command("recommend")(recommend.recommend_command)
 app.command("calibrate")(calibrate.calibrate_command)
 app.command("workloads")(listings.workloads_command)
 app.command("policies")(listings.policies_command)

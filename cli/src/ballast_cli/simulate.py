@@ -1,18 +1,13 @@
 """`ballast simulate`: which policy for my traffic?"""
 
 import json
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from ballast_cli.simulate_view import View
     from ballast_core.model import Binding
     from ballast_sim.simulation.comparison import Comparison
@@ -91,6 +86,7 @@ def simulate_command(
 
     Exit status: 0, 2 for input that cannot work, 130 when interrupted.
     """
+    from ballast_cli.interrupts import stop_on_interrupt
     from ballast_cli.output import check_outputs
     from ballast_cli.simulate_view import View
     from ballast_sim.own_profiles import read_profiles
@@ -145,7 +141,7 @@ def simulate_command(
             curves=html_out is not None,
         )
         check_fits(machines, setup.source, seeds[0], physics)
-        with _stop_on_interrupt() as stop:
+        with stop_on_interrupt() as stop:
             outcomes = _simulate(
                 asked=asked, load=load, rate_scale=rate_scale, jobs=jobs or default_jobs(), stop=stop, view=view
             )
@@ -315,26 +311,6 @@ def _with_dashes(message: str) -> str:
 
 
 # --- running and writing ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _stop_on_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second one ends the program at once."""
-    stop = threading.Event()
-
-    def asked(number: int, frame: "FrameType | None") -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = signal.signal(signal.SIGINT, asked)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _write(

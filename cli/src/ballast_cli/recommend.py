@@ -1,0 +1,251 @@
+"""`ballast recommend`: which split, which policy, for my traffic on my GPUs?"""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ballast_sim.recommend.search import Answer, Question
+
+ASSUMED_BUDGET = "a100=4,h20=8"
+ASSUMED_SLO = "ttft=2,tpot=0.05"
+ASSUMED_WORKLOAD = "chat"
+ASSUMED_REQUESTS = 2000
+INTERRUPTED = 130
+IMAGE = "vllm/vllm-openai:v0.32.0"
+SERVED = {"qwen3-32b": "Qwen/Qwen3-32B", "qwen3-14b": "Qwen/Qwen3-14B", "llama3-8b": "meta-llama/Llama-3.1-8B-Instruct"}
+SERVED["llama3-70b"] = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def recommend_command(
+    *,
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace file of your traffic (CSV or JSONL, plain or gzip).")
+    ] = None,
+    workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help=f"GPUs by kind of hardware, or by profile. Assumed: {ASSUMED_BUDGET}.")
+    ] = None,
+    slo: Annotated[str | None, typer.Option(help=f"Thresholds in seconds. Assumed: {ASSUMED_SLO}.")] = None,
+    attainment: Annotated[float, typer.Option(help="Share of requests that must meet them.")] = 0.99,
+    model: Annotated[str, typer.Option(help="The model's part of profile names: HARDWARE-MODEL.")] = "qwen3-32b",
+    profiles: Annotated[
+        list[Path] | None, typer.Option(help="HardwareProfile manifests of your own, for --budget; repeatable.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second of a built-in workload.")] = None,
+    rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals to run.")] = None,
+    limit: Annotated[int | None, typer.Option(help=f"Requests to run at most. Assumed: {ASSUMED_REQUESTS}.")] = None,
+    seed: Annotated[str, typer.Option(help="Seeds: 0,1. Each candidate runs once for each.")] = "0,1",
+    max_tokens: Annotated[int | None, typer.Option(help="The max_tokens that your clients send, if they do.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the resources.")] = "recommended",
+    image: Annotated[str, typer.Option(help="Image of the engine in the ServingPool.")] = IMAGE,
+    output: Annotated[str, typer.Option(help="Where the manifests go: a file, or - for standard output.")] = "-",
+    json_out: Annotated[str | None, typer.Option("--json", help="Write every candidate's figures to a file.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes at a time. Default: all cores.")] = None,
+) -> None:
+    """Simulate the sensible layouts and policies for this traffic, and answer with manifests that are ready to apply.
+
+    Standard output carries the manifests, their head says what they rest on; the table goes to standard error. What
+    was not said is assumed, and listed.
+
+    Exit status: 0 when the answer meets the SLO, 1 when nothing that was tried does (the manifests are the best of
+    it), 2 for input that cannot work, 130 when interrupted.
+    """
+    from ballast_cli.interrupts import stop_on_interrupt
+    from ballast_cli.output import check_outputs, write_output
+    from ballast_cli.recommend_view import View
+    from ballast_sim.recommend.manifests import resources, to_yaml
+    from ballast_sim.recommend.search import Stopped, search
+    from ballast_sim.simulation.pool import WorkerDied, default_jobs
+
+    view = View()
+    try:
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"--jobs: must be 1 or more, not {jobs}")
+        check_outputs({"--output": output, "--json": json_out}, [trace, *(profiles or ())])
+        _check_name(name)
+        question, assumed = _question(
+            trace=trace,
+            workload=workload,
+            budget=budget,
+            slo=slo,
+            attainment=attainment,
+            model=model,
+            profiles=profiles or [],
+            rate=rate,
+            rate_scale=rate_scale,
+            duration=duration,
+            limit=limit,
+            seed=seed,
+            max_tokens=max_tokens,
+        )
+        with stop_on_interrupt() as stop:
+            try:
+                answer = search(question, jobs or default_jobs(), stop, view.tell)
+            except Stopped:
+                view.note("interrupted: nothing is recommended")
+                raise typer.Exit(INTERRUPTED) from None
+        view.table(answer)
+        heading = [*_heading(answer), *(f"Assumed: {line}" for line in assumed), f"Again: {_command(answer)}"]
+        for line in heading:
+            view.note(line)
+        made = resources(answer, name=name, model=SERVED.get(model, model), image=image)
+        if json_out is not None:
+            write_output("--json", json_out, json.dumps(_plain(answer, assumed), indent=1, allow_nan=False) + "\n")
+        write_output("--output", output, to_yaml(made, heading))
+    except (ValueError, WorkerDied) as error:
+        view.note(f"error: {error}")
+        raise typer.Exit(2) from None
+    raise typer.Exit(0 if answer.meets else 1)
+
+
+def _check_name(name: str) -> None:
+    import re
+
+    from ballast_api.common import DNS_LABEL_STARTING_WITH_LETTER
+    from ballast_api.names import MAX_SERVING_POOL_NAME
+
+    if not re.fullmatch(DNS_LABEL_STARTING_WITH_LETTER, name) or len(name) > MAX_SERVING_POOL_NAME:
+        raise ValueError(
+            "--name: must be lower-case letters, digits and dashes, begin with a letter and have "
+            f"{MAX_SERVING_POOL_NAME} characters at most, not {name!r}"
+        )
+
+
+def _question(
+    *,
+    trace: Path | None,
+    workload: str | None,
+    budget: str | None,
+    slo: str | None,
+    attainment: float,
+    model: str,
+    profiles: list[Path],
+    rate: float | None,
+    rate_scale: float,
+    duration: float | None,
+    limit: int | None,
+    seed: str,
+    max_tokens: int | None,
+) -> "tuple[Question, list[str]]":
+    """What is asked, and what had to be assumed for it. Raises ValueError naming option and fix."""
+    from ballast_sim.own_profiles import read_profiles
+    from ballast_sim.recommend.budget import parse_budget
+    from ballast_sim.recommend.search import Question
+    from ballast_sim.simulation.comparison import check_fits, parse_seeds
+    from ballast_sim.simulation.results import Objective
+    from ballast_sim.simulation.shapes import parse_shape
+    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.workloads import GENERATORS
+
+    assumed: list[str] = []
+    if trace is not None and workload is not None:
+        raise ValueError("--trace, --workload: give one of them")
+    if trace is None and workload is None:
+        workload = ASSUMED_WORKLOAD
+        assumed.append(f"traffic like the built-in workload {workload} at its own rate (--trace, --workload, --rate)")
+    if workload is not None and workload not in GENERATORS:
+        raise ValueError(f"--workload: unknown workload {workload!r}; there are {', '.join(GENERATORS)}")
+    if budget is None:
+        budget = ASSUMED_BUDGET
+        assumed.append(f"a budget of {budget} GPUs (--budget)")
+    if slo is None:
+        slo = ASSUMED_SLO
+        assumed.append(f"an SLO of {slo} seconds (--slo)")
+    if limit is None and duration is None:
+        limit = ASSUMED_REQUESTS
+        assumed.append(f"that the first {limit} requests speak for the rest (--limit, --duration)")
+    if max_tokens is None:
+        assumed.append("that requests carry no max_tokens (--max-tokens)")
+    if not 0 < attainment <= 1:
+        raise ValueError(f"--attainment: must be above 0 and 1 at most, not {attainment:g}")
+    objective = Objective.parse(slo)
+    if objective == Objective():
+        raise ValueError("--slo: names no threshold; write such as ttft=2,tpot=0.05")
+    hardware = parse_budget(budget, model, read_profiles(profiles))
+    for each in hardware:
+        if each.gpus % each.profile.gpus:
+            spare = each.gpus % each.profile.gpus
+            assumed.append(f"that {spare} of {each.gpus} GPUs for {each.profile.name} stay unused: they make no engine")
+    question = Question(
+        source=WorkloadSource(trace=trace, workload=workload or "", rate_rps=rate, duration_s=duration, limit=limit),
+        hardware=hardware,
+        objective=objective,
+        attainment=attainment,
+        rate_scale=rate_scale,
+        seeds=parse_seeds(seed),
+        max_tokens=max_tokens,
+    )
+    every = ",".join(f"{each.instances}C@{each.profile.name}" for each in hardware)
+    machines = parse_shape(every, None, {each.profile.name: each.profile for each in hardware})
+    check_fits(machines, question.source, question.seeds[0])
+    return question, assumed
+
+
+def _heading(answer: "Answer") -> list[str]:
+    """The answer in words."""
+    best, question = answer.best, answer.question
+    reach = [growth for growth, attained in answer.growth if attained >= question.attainment]
+    lengths = answer.lengths
+    said = "meets" if answer.meets else "nothing that was tried meets"
+    lines = [
+        f"{question.source.name}, {answer.rate_rps:.3g} requests/s, mean {lengths.input_tokens:.0f} tokens in and "
+        f"{lengths.output_tokens:.0f} out{', shared prefixes' if answer.shares_prefixes else ''}",
+        f"{best.shape} with {best.variant.name}: {best.attainment:.1%} of requests within the SLO "
+        f"({said} {question.attainment:.1%}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
+        f"P99 TPOT {1e3 * best.mean('tpot_s', 'p99'):.1f} ms",
+    ]
+    if answer.meets:
+        lines.append(
+            f"It still does at {max(reach):g} times this traffic"
+            + (", the most that was tried" if len(reach) == 3 else "")
+            if reach
+            else f"It no longer does at {answer.growth[0][0]:g} times this traffic"
+        )
+    elif best.attainment < question.attainment:
+        lines.append("Give it more GPUs, or ease the SLO: see what misses in the table")
+    return lines
+
+
+def _command(answer: "Answer") -> str:
+    """The `ballast simulate` that prints these figures again."""
+    question, source = answer.question, answer.question.source
+    words = ["ballast", "simulate"]
+    words += ["--trace", str(source.trace)] if source.trace else ["--workload", source.workload]
+    words += ["--endpoints", answer.best.shape, "--policy-file", "MANIFESTS"]
+    limits = {"ttft": question.objective.ttft_s, "tpot": question.objective.tpot_s, "e2e": question.objective.e2e_s}
+    words += ["--slo", ",".join(f"{name}={limit:g}" for name, limit in limits.items() if limit)]
+    for option, value in (
+        ("--rate", source.rate_rps),
+        ("--duration", source.duration_s),
+        ("--limit", source.limit),
+        ("--max-tokens", question.max_tokens),
+        ("--rate-scale", question.rate_scale if question.rate_scale != 1 else None),
+    ):
+        words += [option, f"{value:g}"] if value is not None else []
+    return shlex.join([*words, "--seed", ",".join(map(str, question.seeds))])
+
+
+def _plain(answer: "Answer", assumed: list[str]) -> dict[str, Any]:
+    """Everything, as JSON values."""
+    return {
+        "rate_rps": answer.rate_rps,
+        "meets": answer.meets,
+        "assumed": assumed,
+        "headroom": [{"times": growth, "attainment": attained} for growth, attained in answer.growth],
+        "candidates": [
+            {
+                "endpoints": candidate.shape,
+                "policy": candidate.variant.name,
+                "spec": candidate.variant.spec.dump(),
+                "attainment": candidate.attainment,
+                "strain": candidate.strain(answer.question.objective),
+                "runs": list(candidate.outcomes),
+            }
+            for candidate in answer.candidates
+        ],
+    }

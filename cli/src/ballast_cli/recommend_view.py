@@ -1,0 +1,53 @@
+"""What `ballast recommend` shows to people; all of it on standard error, the manifests have standard output."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ballast_sim.recommend.search import Answer
+
+PIPE_WIDTH = 200
+ROWS = 12
+
+
+class View:
+    """Progress, the candidates, and notes."""
+
+    def __init__(self) -> None:
+        """Writes to standard error."""
+        errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        self._errors = errors if errors.is_terminal else Console(stderr=True, width=PIPE_WIDTH, markup=False)
+
+    def note(self, line: str) -> None:
+        """One line."""
+        self._errors.print(line, soft_wrap=True)
+
+    def tell(self, what: str, done: int, runs: int) -> None:
+        """Runs of a stage that are done; on a terminal the line is overwritten."""
+        if self._errors.is_terminal:
+            self._errors.print(f"\r{what}: {done} of {runs} runs ", end="\n" if done == runs else "")
+        elif done in (0, runs):
+            self.note(f"{what}: {done} of {runs} runs")
+
+    def table(self, answer: "Answer") -> None:
+        """The candidates in order of preference."""
+        table = Table(box=None, pad_edge=False)
+        titles = ("endpoints", "policy", "attained", "TTFT p99 s", "TPOT p99 ms", "goodput /s", "preempted", "moved")
+        for place, title in enumerate(titles):
+            table.add_column(title, justify="right" if place > 1 else "left", no_wrap=True)
+        for each in answer.candidates[:ROWS]:
+            table.add_row(
+                each.shape,
+                each.variant.name,
+                f"{each.attainment:.1%}",
+                f"{each.mean('ttft_s', 'p99'):.2f}",
+                f"{1e3 * each.mean('tpot_s', 'p99'):.1f}",
+                f"{each.mean('goodput_rps'):.3g}",
+                f"{each.mean('preemptions'):.0f}",
+                f"{each.mean('migrations'):.0f}",
+            )
+        self._errors.print(table)
+        if len(answer.candidates) > ROWS:
+            self.note(f"({len(answer.candidates) - ROWS} more; --json has all)")

@@ -1,0 +1,62 @@
+"""What hardware there is: `a100=4,h20=8`, in GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_sim.simulation.naming import known_names
+
+MOST_GPUS = 4096
+
+
+class BudgetError(ValueError):
+    """A budget that cannot be read or that no engine fits; the message names option and fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Engines of one profile that the budget pays for."""
+
+    profile: HardwareProfile
+    instances: int
+    gpus: int
+    """GPUs of the budget; those that make no whole engine stay unused."""
+
+
+def parse_budget(
+    text: str, model: str, profiles: Mapping[str, HardwareProfile] = SHIPPED_PROFILES
+) -> tuple[Hardware, ...]:
+    """Reads `a100=4,h20=8` (GPUs by kind of hardware) or `h20-qwen3-32b=8` (by profile). Raises `BudgetError`."""
+    found: list[Hardware] = []
+    for part in (piece.strip() for piece in text.split(",")):
+        name, _, number = part.partition("=")
+        if not name or not number.isdecimal() or not 0 < int(number) <= MOST_GPUS:
+            raise BudgetError(
+                f"--budget: cannot read {part!r}; write GPUs by hardware, such as a100=4,h20=8 (1 to {MOST_GPUS})"
+            )
+        profile = _profile(name, model, profiles)
+        if any(known.profile.name == profile.name for known in found):
+            raise BudgetError(f"--budget: {name} is named twice; give it once")
+        gpus = int(number)
+        if gpus < profile.gpus:
+            raise BudgetError(
+                f"--budget: {name}={gpus}: one engine of {profile.name} takes {profile.gpus} GPUs; give more, or name "
+                "a profile that takes fewer (`ballast profiles`)"
+            )
+        found.append(Hardware(profile, gpus // profile.gpus, gpus))
+    return tuple(found)
+
+
+def _profile(name: str, model: str, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
+    """By its own name, as `HARDWARE-MODEL`, or the fewest GPUs of `HARDWARE-MODEL-tpN`."""
+    for exact in (name, f"{name}-{model}"):
+        if exact in profiles:
+            return profiles[exact]
+    by_size = [profile for known, profile in profiles.items() if known.startswith(f"{name}-{model}-tp")]
+    if not by_size:
+        fitting = [known for known in profiles if model in known]
+        known = known_names(f"{name}-{model}", fitting or profiles)
+        raise BudgetError(f"--budget: no profile of {model} on {name!r}; {known}; or name another --model")
+    return min(by_size, key=lambda profile: profile.gpus)

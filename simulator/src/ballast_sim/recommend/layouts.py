@@ -1,0 +1,116 @@
+"""How the engines of a budget may be put to roles, ranked by arithmetic before anything is simulated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ballast_core.profiles import HardwareProfile
+from ballast_sim.capacity import KV_FILL_RATIO, LengthStatistics, prefill_rps
+from ballast_sim.recommend.budget import Hardware
+
+MOST_LAYOUTS = 2_000
+"""Splits that are looked at; of larger budgets every so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Engines of one profile in one role: `P`, `D` or `C`, as in a shape."""
+
+    letter: str
+    profile: HardwareProfile
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Who does what. `headroom` is the share of the traffic that the narrower stage carries, by arithmetic."""
+
+    parts: tuple[Part, ...]
+    headroom: float
+
+    @property
+    def colocated(self) -> bool:
+        """Whether every engine does both stages of its own requests."""
+        return all(part.letter == "C" for part in self.parts)
+
+    @property
+    def shape(self) -> str:
+        """As `ballast simulate --endpoints` takes it."""
+        return self._shape({})
+
+    @property
+    def flexible_shape(self) -> str:
+        """The same engines with hand-offs between any two: what a partition needs."""
+        return self._shape({"C": "F"})
+
+    def _shape(self, letters: dict[str, str]) -> str:
+        counts: dict[str, str] = {}
+        for part in self.parts:
+            letter = letters.get(part.letter, part.letter)
+            counts[part.profile.name] = f"{counts.get(part.profile.name, '')}{part.count}{letter}"
+        return ",".join(f"{count}@{name}" for name, count in counts.items())
+
+
+def layouts(
+    hardware: Sequence[Hardware], lengths: LengthStatistics, rate_rps: float, tpot_s: float | None
+) -> list[Layout]:
+    """Every split into prefill and decode, the roomiest first, and then colocated.
+
+    `tpot_s` bounds the batch with which a decode endpoint counts.
+    """
+    found = [
+        Layout(parts, _headroom(parts, lengths, rate_rps, tpot_s))
+        for parts in _splits(hardware)
+        if {part.letter for part in parts} == {"P", "D"}
+    ]
+    found.sort(key=lambda layout: (-layout.headroom, layout.shape))
+    together = tuple(Part("C", each.profile, each.instances) for each in hardware)
+    return [*found, Layout(together, _headroom(together, lengths, rate_rps, tpot_s))]
+
+
+def _splits(hardware: Sequence[Hardware]) -> Iterator[tuple[Part, ...]]:
+    steps = _steps([each.instances for each in hardware])
+    for prefills in itertools.product(*steps):
+        yield tuple(
+            Part(letter, each.profile, count)
+            for each, prefill in zip(hardware, prefills, strict=True)
+            for letter, count in (("P", prefill), ("D", each.instances - prefill))
+            if count
+        )
+
+
+def _steps(instances: Sequence[int]) -> list[list[int]]:
+    """Numbers of prefill engines to try of each kind: all, or evenly spread where they are too many."""
+    each = max(2, int(MOST_LAYOUTS ** (1 / len(instances))))
+    return [sorted({round(k * count / min(count, each)) for k in range(min(count, each) + 1)}) for count in instances]
+
+
+def _headroom(parts: Sequence[Part], lengths: LengthStatistics, rate_rps: float, tpot_s: float | None) -> float:
+    """The stage that carries least against the rate; colocated engines share their time between the two."""
+    prefill = sum(part.count * prefill_rps(part.profile, lengths) for part in parts if part.letter == "P")
+    decode = sum(part.count * decode_rps(part.profile, lengths, tpot_s) for part in parts if part.letter == "D")
+    both = sum(
+        part.count / (1 / prefill_rps(part.profile, lengths) + 1 / decode_rps(part.profile, lengths, tpot_s))
+        for part in parts
+        if part.letter == "C"
+    )
+    return (min(prefill, decode) + both) / rate_rps
+
+
+def decode_rps(profile: HardwareProfile, lengths: LengthStatistics, tpot_s: float | None) -> float:
+    """`capacity.decode_rps` at the largest batch whose step lasts `tpot_s` at most; one sequence at least."""
+    fitting = KV_FILL_RATIO * profile.kv_tokens / lengths.context_tokens
+    most = max(1, min(profile.max_num_seqs, int(fitting)))
+
+    def step_s(sequences: int) -> float:
+        return profile.step_s(sequences, sequences * lengths.context_tokens, 0, sequences)
+
+    if tpot_s is not None and step_s(most) > tpot_s:
+        low, high = 1, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if step_s(middle) <= tpot_s else (low, middle)
+        most = low
+    return most / step_s(most) / lengths.output_tokens

@@ -1,0 +1,77 @@
+"""The answer as resources that `kubectl apply` takes: profiles, SLO, SchedulingPolicy, ServingPool."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from ballast_api.common import API_VERSION
+from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_sim.recommend.layouts import Part
+from ballast_sim.recommend.search import Answer
+
+ROLES = {"P": "Prefill", "D": "Decode", "C": "Flexible", "F": "Flexible"}
+
+Json = dict[str, Any]
+
+
+def resources(answer: Answer, *, name: str, model: str, image: str) -> list[Json]:
+    """In the order in which they should be applied."""
+    profiles = {part.profile.name: part.profile for part in answer.best.layout.parts}
+    hardware = [
+        _resource("HardwareProfile", profile.name, HardwareProfileSpec.from_core(profile).dump())
+        for profile in profiles.values()
+    ]
+    return [
+        *hardware,
+        _resource("ServiceLevelObjective", name, _slo(answer)),
+        _resource("SchedulingPolicy", name, answer.best.variant.spec.dump()),
+        _resource("ServingPool", name, _serving_pool(answer, name, model, image)),
+    ]
+
+
+def to_yaml(items: Sequence[Json], heading: Sequence[str]) -> str:
+    """One file, what it rests on as comments at its head."""
+    head = "".join(f"# {line}".rstrip() + "\n" for line in heading)
+    return head + yaml.safe_dump_all(items, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _resource(kind: str, name: str, spec: Json) -> Json:
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def _slo(answer: Answer) -> Json:
+    objective = answer.question.objective
+    limits = {"ttftS": objective.ttft_s, "tpotS": objective.tpot_s, "e2eS": objective.e2e_s}
+    return {**{name: limit for name, limit in limits.items() if limit}, "attainment": answer.question.attainment}
+
+
+def _serving_pool(answer: Answer, name: str, model: str, image: str) -> Json:
+    return {
+        "model": {"name": model},
+        "engine": {"image": image, "kvConnector": {"type": "NixlConnector"}},
+        "pools": [_pool(pool, part) for pool, part in _named(answer.best.layout.parts)],
+        "policyRef": {"name": name},
+        "sloRef": {"name": name},
+        "gateway": {"replicas": 1, "face": "Proxy"},
+        "gpuBudget": sum(each.gpus for each in answer.question.hardware),
+    }
+
+
+def _named(parts: Sequence[Part]) -> list[tuple[str, Part]]:
+    """Pools by role, with the kind of hardware where a role has several, and a number where that is the same."""
+    roles = Counter(ROLES[part.letter] for part in parts)
+    named: list[tuple[str, Part]] = []
+    for part in parts:
+        role = ROLES[part.letter]
+        name = role.lower() if roles[role] == 1 else f"{role.lower()}-{part.profile.name.split('-')[0]}"
+        taken = sum(known == name or known.startswith(f"{name}-") for known, _ in named)
+        named.append((f"{name}-{taken + 1}" if taken else name, part))
+    return named
+
+
+def _pool(name: str, part: Part) -> Json:
+    return {"name": name, "role": ROLES[part.letter], "hardware": part.profile.name, "replicas": part.count}

@@ -1,0 +1,55 @@
+"""The policies that are worth a run, each as the SchedulingPolicy that would be applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ballast_api.scheduling_policy import SchedulingPolicySpec
+from ballast_sim.recommend.layouts import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One SchedulingPolicy to try. `extras` is how many parts it has beyond placements: fewer win within noise."""
+
+    name: str
+    spec: SchedulingPolicySpec
+    extras: int = 0
+    flexible: bool = field(default=False)
+    """Whether every engine must be able to hand off to every other one."""
+
+
+def default_variant() -> Variant:
+    """What a ServingPool without a policy gets."""
+    return _variant("default", {})
+
+
+def variants(layout: Layout, *, shares_prefixes: bool) -> list[Variant]:
+    """The default first, then what may beat it on such a layout."""
+    if layout.colocated:
+        tried = [
+            _variant("lmetric", _placements("lmetric")),
+            _variant("least-requests", _placements("least-requests")),
+        ]
+    else:
+        tried = [
+            _variant("sibyl", {"decode": _typed("sibyl")}),
+            _variant("least-requests", {"decode": _typed("least-requests")}),
+        ]
+        if shares_prefixes:
+            tried.insert(0, _variant("lmetric prefill", {"prefill": _typed("lmetric")}))
+    return [default_variant(), *tried]
+
+
+def _typed(name: str) -> Mapping[str, Any]:
+    return {"type": name}
+
+
+def _placements(name: str) -> Mapping[str, Any]:
+    return {"prefill": _typed(name), "decode": _typed(name)}
+
+
+def _variant(name: str, spec: Mapping[str, Any], *, extras: int = 0, flexible: bool = False) -> Variant:
+    return Variant(name, SchedulingPolicySpec.model_validate(spec), extras, flexible)

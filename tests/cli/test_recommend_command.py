@@ -1,0 +1,79 @@
+"""`ballast recommend` as a user runs it: manifests that load, figures that `simulate` prints again, refusals."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from ballast_api.loading import load_manifest_files
+from ballast_api.serving_pool import ServingPool
+from ballast_cli.main import app
+
+SMALL = ["--workload", "chat", "--limit", "80", "--budget", "a100=4,h20=2", "--seed", "0", "--jobs", "1"]
+
+
+def recommend(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["recommend", *arguments])
+
+
+def test_the_answer_loads_and_simulate_prints_its_figures_again(tmp_path: Path) -> None:
+    manifests, figures, again = tmp_path / "answer.yaml", tmp_path / "answer.json", tmp_path / "again.json"
+    result = recommend(*SMALL, "--slo", "ttft=3,tpot=0.1", "--output", str(manifests), "--json", str(figures))
+    assert result.exit_code == 0, result.output
+    pools = [item for item in load_manifest_files(manifests) if isinstance(item, ServingPool)]
+    assert len(pools) == 1
+    found: dict[str, Any] = json.loads(figures.read_text())
+    head = [line for line in manifests.read_text().splitlines() if line.startswith("# Again: ")]
+    command = shlex.split(head[0].removeprefix("# Again: ").replace("MANIFESTS", str(manifests)))
+    repeated = CliRunner().invoke(app, [*command[1:], "--json", str(again), "--jobs", "1"])
+    assert repeated.exit_code == 0, repeated.output
+    (row,) = json.loads(again.read_text())
+    best = found["candidates"][0]["runs"][0]
+    for figure in ("requests", "attainment", "ttft_s", "tpot_s", "goodput_rps", "shape"):
+        assert row[figure] == best[figure]
+
+
+def test_what_is_not_said_is_assumed_and_listed() -> None:
+    result = recommend("--limit", "40", "--budget", "h20=2", "--seed", "0", "--jobs", "1")
+    assert result.exit_code in (0, 1), result.output
+    for assumed in ("built-in workload chat", "ttft=2,tpot=0.05", "no max_tokens"):
+        assert assumed in result.output
+    assert "a budget of" not in result.output  # that was said
+
+
+def test_a_fleet_that_is_too_small_is_answered_with_the_best_there_is_and_status_1(tmp_path: Path) -> None:
+    out = tmp_path / "answer.yaml"
+    result = recommend(*SMALL, "--rate", "60", "--slo", "ttft=0.2,tpot=0.02", "--output", str(out))
+    assert result.exit_code == 1, result.output
+    assert "nothing that was tried meets 99.0%" in result.output
+    assert [item["kind"] for item in yaml.safe_load_all(out.read_text())][-1] == "ServingPool"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--budget", "b200=8"], ("--budget", "b200")),
+        (["--slo", "ttft=x"], ("slo", "ttft=2,tpot=0.05")),
+        (["--slo", ""], ("--slo", "ttft=2,tpot=0.05")),
+        (["--attainment", "1.5"], ("--attainment",)),
+        (["--workload", "nothing"], ("--workload", "chat")),
+        (["--workload", "chat", "--trace", "x.csv"], ("--trace, --workload",)),
+        (["--trace", "missing.csv"], ("missing.csv",)),
+        (["--name", "Not A Name"], ("--name",)),
+        (["--jobs", "0"], ("--jobs",)),
+        (["--output", "/no/such/folder/x.yaml"], ("--output",)),
+        (["--model", "gpt-9"], ("gpt-9", "--model")),
+        (["--seed", "a"], ("--seed",)),
+        (["--limit", "0"], ("--limit",)),
+        (["--rate-scale", "0"], ("--rate-scale",)),
+    ],
+)
+def test_input_that_cannot_work_names_option_and_fix(arguments: list[str], words: tuple[str, ...]) -> None:
+    result = recommend(*arguments)
+    assert result.exit_code == 2, result.output
+    assert all(word in result.output for word in words), result.output
+    assert "Traceback" not in result.output

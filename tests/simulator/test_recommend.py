@@ -1,0 +1,136 @@
+"""`ballast_sim.recommend`: budgets, layouts by arithmetic, the rule of choice, manifests."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_api.loading import load_manifest
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_sim import capacity
+from ballast_sim.capacity import LengthStatistics
+from ballast_sim.recommend.budget import BudgetError, Hardware, parse_budget
+from ballast_sim.recommend.layouts import MOST_LAYOUTS, Layout, Part, decode_rps, layouts
+from ballast_sim.recommend.manifests import resources, to_yaml
+from ballast_sim.recommend.search import Answer, Candidate, Question, ranked
+from ballast_sim.recommend.variants import Variant, default_variant, variants
+from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.source import WorkloadSource
+
+A100, H20 = SHIPPED_PROFILES["a100-qwen3-32b"], SHIPPED_PROFILES["h20-qwen3-32b"]
+CHAT = LengthStatistics(input_tokens=1000, output_tokens=200, input_pairs=1e6, context_tokens=1100)
+SLO = Objective(ttft_s=2.0, tpot_s=0.05)
+
+
+def test_a_budget_counts_gpus_and_an_engine_may_take_several() -> None:
+    assert parse_budget("a100=5, h20=8", "qwen3-32b") == (Hardware(A100, 2, 5), Hardware(H20, 8, 8))
+
+
+def test_hardware_without_a_plain_profile_gets_the_one_of_fewest_gpus() -> None:
+    assert parse_budget("h20=4", "llama3-70b")[0].profile.name == "h20-llama3-70b-tp2"
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "words"),
+    [
+        ("a100", "qwen3-32b", ("--budget", "a100=4,h20=8")),
+        ("a100=0", "qwen3-32b", ("--budget", "1 to")),
+        ("a100=x", "qwen3-32b", ("--budget", "'a100=x'")),
+        ("b200=8", "qwen3-32b", ("--budget", "'b200'", "qwen3-32b")),
+        ("a100=1", "qwen3-32b", ("takes 2 GPUs", "a100-qwen3-32b")),
+        ("h20=1,h20-qwen3-32b=2", "qwen3-32b", ("named twice",)),
+    ],
+)
+def test_a_budget_that_cannot_work_names_option_and_fix(text: str, model: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(BudgetError) as error:
+        parse_budget(text, model)
+    assert all(word in str(error.value) for word in words)
+
+
+@given(a100=st.integers(1, 40), h20=st.integers(0, 40), tpot_s=st.one_of(st.none(), st.floats(0.001, 1.0)))
+def test_layouts_use_every_engine_once_and_come_roomiest_first(a100: int, h20: int, tpot_s: float | None) -> None:
+    hardware = [Hardware(profile, count, count) for profile, count in ((A100, a100), (H20, h20)) if count]
+    every = layouts(hardware, CHAT, 5.0, tpot_s)
+    assert every[-1].colocated
+    split = every[:-1]
+    assert len(split) <= MOST_LAYOUTS
+    assert [layout.headroom for layout in split] == sorted((layout.headroom for layout in split), reverse=True)
+    for layout in every:
+        assert sum(part.count for part in layout.parts) == a100 + h20
+        assert len(parse_shape(layout.shape)) == a100 + h20
+    assert len({layout.shape for layout in every}) == len(every)
+
+
+def test_a_tpot_threshold_bounds_the_batch_that_counts() -> None:
+    free = decode_rps(H20, CHAT, None)
+    assert free == pytest.approx(capacity.decode_rps(H20, CHAT))
+    bounded = [decode_rps(H20, CHAT, tpot_s) for tpot_s in (0.018, 0.02, 0.025, 1.0)]
+    assert bounded == sorted(bounded)
+    assert bounded[0] < free == bounded[-1]
+
+
+def candidate(name: str, attainment: float, ttft_s: float, extras: int = 0, shape: int = 1) -> Candidate:
+    layout = Layout((Part("P", A100, shape), Part("D", H20, 2)), 1.0)
+    variant = Variant(name, default_variant().spec, extras)
+    figures = {"attainment": attainment, "ttft_s": {"p99": ttft_s}, "tpot_s": {"p99": 0.02}}
+    return Candidate(layout, variant, (figures,))
+
+
+def test_the_highest_attainment_wins() -> None:
+    order = ranked([candidate("a", 0.9, 1.0), candidate("b", 0.99, 1.9)], SLO)
+    assert [each.variant.name for each in order] == ["b", "a"]
+
+
+def test_more_parts_must_show_beyond_noise() -> None:
+    plain, fancy = candidate("plain", 0.990, 1.01), candidate("fancy", 0.991, 1.0, extras=1)
+    assert ranked([fancy, plain], SLO)[0] is plain
+    better = candidate("better", 0.996, 0.8, extras=1)
+    assert ranked([plain, better], SLO)[0] is better
+
+
+def test_variants_start_with_the_default_and_differ() -> None:
+    for layout in (Layout((Part("C", A100, 2),), 1.0), Layout((Part("P", A100, 1), Part("D", H20, 2)), 1.0)):
+        for shared in (False, True):
+            tried = variants(layout, shares_prefixes=shared)
+            assert tried[0] == default_variant()
+            specs = [each.spec.dump() for each in tried]
+            assert all(specs.count(spec) == 1 for spec in specs)
+            assert len({each.name for each in tried}) == len(tried)
+
+
+def answer_of(parts: tuple[Part, ...]) -> Answer:
+    question = Question(WorkloadSource(), (Hardware(A100, 2, 4), Hardware(H20, 8, 8)), SLO, 0.99)
+    best = Candidate(Layout(parts, 1.0), default_variant(), ({"attainment": 1.0},))
+    return Answer(question, 5.0, CHAT, False, (best,), ())
+
+
+@pytest.mark.parametrize(
+    ("parts", "pools"),
+    [
+        ((Part("P", A100, 2), Part("D", H20, 8)), {"prefill": ("Prefill", 2), "decode": ("Decode", 8)}),
+        (
+            (Part("P", A100, 2), Part("P", H20, 3), Part("D", H20, 5)),
+            {"prefill-a100": ("Prefill", 2), "prefill-h20": ("Prefill", 3), "decode": ("Decode", 5)},
+        ),
+        ((Part("C", A100, 2), Part("C", H20, 8)), {"flexible-a100": ("Flexible", 2), "flexible-h20": ("Flexible", 8)}),
+        (
+            (Part("P", A100, 2), Part("P", SHIPPED_PROFILES["a100-qwen3-32b-tp4"], 1), Part("D", H20, 5)),
+            {"prefill-a100": ("Prefill", 2), "prefill-a100-2": ("Prefill", 1), "decode": ("Decode", 5)},
+        ),
+    ],
+)
+def test_manifests_are_valid_and_say_what_was_simulated(
+    parts: tuple[Part, ...], pools: dict[str, tuple[str, int]]
+) -> None:
+    made = resources(answer_of(parts), name="mine", model="Qwen/Qwen3-32B", image="vllm/vllm-openai:v1")
+    text = to_yaml(made, ["a line", "and another"])
+    assert text.startswith("# a line\n# and another\n")
+    assert [item["kind"] for item in yaml.safe_load_all(text)][-2:] == ["SchedulingPolicy", "ServingPool"]
+    kinds = {resource.kind_name for resource in load_manifest(text)}
+    assert kinds == {"HardwareProfile", "ServiceLevelObjective", "SchedulingPolicy", "ServingPool"}
+    spec = made[-1]["spec"]
+    assert {pool["name"]: (pool["role"], pool["replicas"]) for pool in spec["pools"]} == pools
+    assert spec["gpuBudget"] == 12
+    profiles = {item["metadata"]["name"]: item["spec"] for item in made if item["kind"] == "HardwareProfile"}
+    assert {part.profile.name for part in parts} == profiles.keys()
