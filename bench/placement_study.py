@@ -18,9 +18,10 @@ from pathlib import Path
 
 from ballast_core.model import STAGE_ROLES, Stage
 from ballast_core.policies.registry import build_placement
+from ballast_core.policies.suite import Suite
 from ballast_sim.capacity import estimate
 from ballast_sim.simulation.experiment import RunSpec, Setup, run
-from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_sim.simulation.policy_choice import PolicyChoice
 from ballast_sim.simulation.shapes import parse_shape
 from ballast_sim.simulation.source import WorkloadSource
 
@@ -92,8 +93,10 @@ def main() -> int:
         for load in map(float, options.loads.split(",")):
             for seed in map(int, options.seeds.split(",")):
                 for name in options.policies.split(","):
-                    pair = PolicyPair(name, build_placement("least-uncached-tokens"), build_placement(name))
-                    spec = RunSpec(setup=setup, policy=pair, seed=seed, rate_scale=load * full, load=load)
+                    suite = Suite(prefill=build_placement("least-uncached-tokens"), decode=build_placement(name))
+                    spec = RunSpec(
+                        setup=setup, policy=PolicyChoice(name, suite), seed=seed, rate_scale=load * full, load=load
+                    )
                     rows += [_run(case, spec)]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

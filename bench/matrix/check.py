@@ -80,7 +80,7 @@ def checks(record: Record) -> Iterator[Check]:
 
 def _parts(policy: str) -> tuple[object, object]:
     pair = pair_of(policy)
-    return pair.prefill, pair.decode
+    return pair.suite.prefill, pair.suite.decode
 
 
 def draw(candidates: list[Check], seed: str, budget_s: float) -> list[Check]:

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import ballast_core
 import ballast_sim
-from ballast_core.policies.base import Placement
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_sim.simulation.policy_choice import PolicyChoice
 
 ROOTS = {package.__name__: Path(str(package.__file__)).parent for package in (ballast_core, ballast_sim)}
 ENTRY_MODULES = ("ballast_sim.simulation.experiment", "ballast_sim.simulation.load_search")
@@ -34,9 +33,9 @@ def common_digest() -> str:
     return digest([*_files(_common()), Path(__file__).with_name("seeding.py")])
 
 
-def placement_digest(pair: PolicyPair) -> str:
-    """Of the modules of both placements that are not common."""
-    return _placement_digest(_module(pair.prefill), _module(pair.decode))
+def placement_digest(choice: PolicyChoice) -> str:
+    """Of the modules of its policies that are not common."""
+    return _placement_digest(*(_module(policy) for policy in choice.suite.parts().values() if policy is not None))
 
 
 def profile_digest(profiles: Iterable[HardwareProfile]) -> str:
@@ -45,8 +44,8 @@ def profile_digest(profiles: Iterable[HardwareProfile]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def _module(placement: Placement) -> str:
-    return type(placement).__module__
+def _module(policy: object) -> str:
+    return type(policy).__module__
 
 
 @functools.cache

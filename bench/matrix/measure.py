@@ -13,7 +13,7 @@ from ballast_core.policies.registry import PLACEMENTS
 from ballast_sim.capacity import estimate
 from ballast_sim.simulation.experiment import RunSpec, Setup, run
 from ballast_sim.simulation.load_search import CAPACITY_SEED, measure_capacity
-from ballast_sim.simulation.policy_choice import PolicyChoiceError, PolicyPair, least_requests, parse_policies
+from ballast_sim.simulation.policy_choice import PolicyChoice, PolicyChoiceError, least_requests, parse_policies
 from ballast_sim.simulation.results import Objective
 from bench.matrix.cells import Cell, Fleet, Workload, setup_of
 from bench.matrix.code import DIGITS, common_digest, placement_digest, profile_digest
@@ -25,7 +25,7 @@ ORACLE = "oracle"
 
 
 @functools.cache
-def pair_of(policy: str) -> PolicyPair:
+def pair_of(policy: str) -> PolicyChoice:
     """As `ballast simulate --policy` reads it: a name places decodes."""
     return parse_policies(policy)[0]
 
@@ -90,7 +90,7 @@ class RunJob:
             "slo": [workload.ttft_s, workload.tpot_s],
             "load": self.cell.load,
             "full_ratio": self.full_ratio,
-            "policy": [repr(pair.prefill), repr(pair.decode)],
+            "policy": [repr(pair.suite.prefill), repr(pair.suite.decode)],
             "seed": self.seed,
         }
 

@@ -199,4 +199,4 @@ def settings_of(cell: Cell, capacity: Capacity) -> dict[str, object]:
 
 def _described(policy: str) -> list[str]:
     pair = pair_of(policy)
-    return [repr(pair.prefill), repr(pair.decode)]
+    return [repr(pair.suite.prefill), repr(pair.suite.decode)]

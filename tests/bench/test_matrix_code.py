@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ballast_core.policies.registry import build_placement
-from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_core.policies.suite import Suite
+from ballast_sim.simulation.policy_choice import PolicyChoice
 from bench.matrix.code import ENTRY_MODULES, closure, digest, essence, file_of, imports, placement_digest
 
 SOURCE = '''"""What it does."""
@@ -64,7 +65,8 @@ def test_what_all_runs_share_holds_no_placement_and_no_tools_around_the_simulato
 def test_unlike_placements_have_unlike_digests() -> None:
     prefill = build_placement("least-uncached-tokens")
     digests = {
-        placement_digest(PolicyPair(name, prefill, build_placement(name))) for name in ("ballast", "sibyl", "lmetric")
+        placement_digest(PolicyChoice(name, Suite(prefill=prefill, decode=build_placement(name))))
+        for name in ("ballast", "sibyl", "lmetric")
     }
     assert len(digests) == 3
 

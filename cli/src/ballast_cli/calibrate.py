@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ballast_sim.simulation.policy_choice import PolicyPair
+    from ballast_sim.simulation.policy_choice import PolicyChoice
     from ballast_sim.simulation.source import WorkloadSource
 
 GENERATED_REQUESTS = 10_000
@@ -128,7 +128,7 @@ def _fleet(
     endpoints: str,
     profile: str | None,
     profiles: Sequence[Path],
-    pair: "PolicyPair",
+    pair: "PolicyChoice",
     rate_scale: float,
     requests: int,
     seed: int,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ballast_sim.simulation.comparison import Comparison
     from ballast_sim.simulation.experiment import Outcome
     from ballast_sim.simulation.failures import Failure
-    from ballast_sim.simulation.policy_choice import PolicyPair
+    from ballast_sim.simulation.policy_choice import PolicyChoice
     from ballast_sim.simulation.shapes import Machine
     from ballast_sim.simulation.source import WorkloadSource
 
@@ -249,7 +249,7 @@ def _source(
     )
 
 
-def _policies(text: str | None, path: Path | None) -> "tuple[PolicyPair, ...]":
+def _policies(text: str | None, path: Path | None) -> "tuple[PolicyChoice, ...]":
     from ballast_core.policies.registry import PLACEMENTS
     from ballast_sim.simulation.policy_choice import parse_policies, read_policy_file
 

@@ -1,6 +1,13 @@
 """The asyncio driver of the Director: feeds it events with the loop's clock and hands its effects to who waits.
 
 Both faces use it alike: `open` a request, `await ticket.dispatched()`, report what happens, and `end` it exactly once.
+What a face must do beyond that is up to the policies, and which faces do it is known:
+
+- queue order and admission: nothing; a request that waits is one whose `dispatched()` has not come back yet;
+- priority: send `Dispatch.priority` to the engines, where it is not None;
+- partition: run `Dispatch.segments` in order; at the end of each but the last ask `segment_done` where it goes on;
+- rescheduling: give `open` a `Mover`. A request without one is never moved: the Director hears so at once.
+
 Everything runs on one event loop, so the Director needs no lock.
 """
 
@@ -14,22 +21,28 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ballast_core.director import Director
-from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
+from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.events import (
     ClientGone,
     DispatchFailed,
     Event,
     FirstToken,
+    Migrated,
+    MigrationFailed,
     PrefillDone,
     Progress,
     RequestArrived,
     RequestEnded,
+    SegmentDone,
     TimerFired,
 )
 from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
 
 EffectListener: TypeAlias = Callable[[Effect, float], None]
 """Called with every effect and its time: decision log, metrics."""
+
+Mover: TypeAlias = Callable[[Migrate], None]
+"""Begins to move a running decode, and sooner or later reports `Ticket.migrated` or `Ticket.migration_failed`."""
 
 
 class Rejected(Exception):
@@ -46,8 +59,9 @@ class Ticket:
     Leaving with an exception or without `completed` counts as failed; with a cancellation, as the client gone.
     """
 
-    def __init__(self, driver: Driver, request: Request) -> None:
+    def __init__(self, driver: Driver, request: Request, mover: Mover | None = None) -> None:
         self.request = request
+        self.mover = mover
         self._driver = driver
         self._effects: deque[Dispatch | Handoff | Reject] = deque()
         self._arrived = asyncio.Event()
@@ -79,6 +93,23 @@ class Ticket:
                 return handoff
             case other:
                 raise RuntimeError(f"no hand-off after prefill, but {other!r}")
+
+    def segment_done(self, generated_tokens: int) -> Handoff:
+        """Report that a segment other than the last has reached its cut; the answer names where the next one runs."""
+        self._driver.feed(SegmentDone(self.request.id, generated_tokens))
+        match self._effects.popleft() if self._effects else None:
+            case Handoff() as handoff:
+                return handoff
+            case other:
+                raise RuntimeError(f"no hand-off after a segment, but {other!r}")
+
+    def migrated(self, target: EndpointId) -> None:
+        """Report that the decode runs on `target` now."""
+        self._driver.feed(Migrated(self.request.id, target))
+
+    def migration_failed(self, target: EndpointId) -> None:
+        """Report that the decode goes on where it was."""
+        self._driver.feed(MigrationFailed(self.request.id, target))
 
     def failed(self, stage: Stage, endpoint_id: EndpointId) -> None:
         """Report a failed leg; `await dispatched()` says how it goes on."""
@@ -140,16 +171,18 @@ class Driver:
         self._on_decision_s = on_decision_s
         self._tickets: dict[RequestId, Ticket] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        self._events: deque[Event] = deque()
+        self._feeding = False
 
     def now_s(self) -> float:
         """The time that events carry."""
         return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
 
-    def open(self, request: Request) -> Ticket:
+    def open(self, request: Request, *, mover: Mover | None = None) -> Ticket:
         """Take a request in. Raises `ValueError` if its id is in flight already."""
         if request.id in self._tickets:
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
-        ticket = self._tickets[request.id] = Ticket(self, request)
+        ticket = self._tickets[request.id] = Ticket(self, request, mover)
         self.feed(RequestArrived(request))
         return ticket
 
@@ -162,7 +195,18 @@ class Driver:
         self._tickets.pop(request_id, None)
 
     def feed(self, event: Event) -> None:
-        """Hand an event to the Director and carry its effects out."""
+        """Hand an event to the Director and carry its effects out; then what came up while they were carried out."""
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                self._feed(self._events.popleft())
+        finally:
+            self._feeding = False
+
+    def _feed(self, event: Event) -> None:
         now_s = self.now_s()
         began_s = perf_counter()
         effects = self.director.on_event(event, now_s)
@@ -185,10 +229,21 @@ class Driver:
                 ticket = self._tickets.get(effect.request_id)
                 if ticket is not None:
                     ticket.take(effect)
+            case Migrate():
+                self._migrate(effect)
             case WakeAt():
                 self._wake_in(max(0.0, effect.at_s - now_s))
             case Hold() | Cancel():
                 pass  # a ticket waits by itself, and its face closes the legs when its client goes
+
+    def _migrate(self, effect: Migrate) -> None:
+        ticket = self._tickets.get(effect.request_id)
+        if ticket is None:
+            return  # it has ended, and the Director has heard so
+        if ticket.mover is None:
+            self.feed(MigrationFailed(effect.request_id, effect.target.id))
+        else:
+            ticket.mover(effect)
 
     def _wake_in(self, delay_s: float) -> None:
         def fire() -> None:

@@ -13,8 +13,7 @@ BINDINGS = {"NixlConnector": Binding.LATE}
 def director_settings(settings: GatewaySettings) -> DirectorSettings:
     """What the Director is told."""
     return DirectorSettings(
-        prefill=settings.policy.prefill.build(),
-        decode=settings.policy.decode.build(),
+        **settings.policy.build().parts(),
         binding=BINDINGS[settings.connector],
         max_in_flight=settings.limits.max_in_flight,
         max_retries=settings.limits.max_retries,

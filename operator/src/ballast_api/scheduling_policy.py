@@ -17,6 +17,7 @@ from ballast_api.conditions import AcceptedStatus
 from ballast_api.policy_parameters import manifest_words, parameters_schema
 from ballast_core.policies.base import Placement
 from ballast_core.policies.registry import ALL_PLACEMENTS, PolicyError, build_placement
+from ballast_core.policies.suite import Suite
 
 
 class PlacementSpec(ApiModel):
@@ -55,6 +56,10 @@ class SchedulingPolicySpec(ApiModel):
     """Chooses the endpoint that prefills a request."""
     decode: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="ballast"))
     """Chooses the endpoint that decodes it."""
+
+    def build(self) -> Suite:
+        """The core's policies."""
+        return Suite(prefill=self.prefill.build(), decode=self.decode.build())
 
     @model_validator(mode="before")
     @classmethod

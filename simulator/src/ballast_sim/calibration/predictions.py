@@ -22,7 +22,7 @@ from ballast_core.profiles import HardwareProfile
 from ballast_sim.calibration.projections import ProjectionError, ProjectionWatch
 from ballast_sim.simulation.fleet import Fleet
 from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_sim.simulation.policy_choice import PolicyChoice
 from ballast_sim.simulation.shapes import Machine
 from ballast_sim.simulation.source import Load
 
@@ -88,7 +88,7 @@ class FleetPredictions:
 def predict_and_measure(
     machines: Sequence[Machine],
     load: Load,
-    policy: PolicyPair,
+    policy: PolicyChoice,
     *,
     profiles_known: bool = True,
     seed: int = 0,
@@ -98,7 +98,7 @@ def predict_and_measure(
     profiles: dict[str, HardwareProfile] = {}
     if profiles_known:
         profiles = {machine.profile.name: machine.profile for machine in machines}
-    settings = DirectorSettings(prefill=policy.prefill, decode=policy.decode, profiles=profiles, learn=Belief.ALL)
+    settings = DirectorSettings(**policy.suite.parts(), profiles=profiles, learn=Belief.ALL)
     surroundings = replace(fleet or FleetSettings(known_limits=False), seed=seed, gateways=1)
     arrivals_s = [request.arrival_s for request in load.requests]
     held_back = (arrivals_s[len(arrivals_s) // 2], arrivals_s[-1])

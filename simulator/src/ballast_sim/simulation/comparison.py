@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ballast_core.model import Binding
 from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.experiment import RunSpec, Setup
-from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_sim.simulation.policy_choice import PolicyChoice
 from ballast_sim.simulation.shapes import Machine
 from ballast_sim.simulation.source import SourceError, WorkloadSource
 
@@ -18,7 +18,7 @@ class Comparison:
     """One run for each policy, binding and seed, at one rate."""
 
     setup: Setup
-    policies: tuple[PolicyPair, ...]
+    policies: tuple[PolicyChoice, ...]
     seeds: tuple[int, ...] = (0,)
     bindings: tuple[Binding, ...] = (Binding.LATE,)
     curves: bool = False

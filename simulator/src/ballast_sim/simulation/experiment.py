@@ -15,7 +15,7 @@ from ballast_core.director import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
 from ballast_sim.simulation.length_hints import NO_HINTS
-from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_sim.simulation.policy_choice import PolicyChoice
 from ballast_sim.simulation.records import Record
 from ballast_sim.simulation.results import Objective, summarise
 from ballast_sim.simulation.shapes import Machine
@@ -51,7 +51,7 @@ class RunSpec:
     """One run."""
 
     setup: Setup
-    policy: PolicyPair
+    policy: PolicyChoice
     seed: int = 0
     rate_scale: float = 1.0
     binding: Binding = Binding.LATE
@@ -88,8 +88,7 @@ def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
     """The fleet of a run, loaded; `stepwise` as in `Fleet`. Raises ValueError for a request that fits no KV cache."""
     told = spec.policy.knows_lengths
     settings = DirectorSettings(
-        prefill=spec.policy.prefill,
-        decode=spec.policy.decode,
+        **spec.policy.suite.parts(),
         binding=spec.binding,
         profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
         lengths=_ENDLESS if told else SurvivalSettings(),
@@ -124,6 +123,7 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
     figures = {
         "policy": spec.policy.name,
         "placements": spec.policy.placements,
+        "policies": spec.policy.types,
         **summarise(fleet, spec.setup.objective),
         "sim_wall_s": time.perf_counter() - started_s,
         "rate_rps": mean_rate_rps([record.arrival_s for record in fleet.records if record.arrived]),

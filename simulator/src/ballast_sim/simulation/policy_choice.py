@@ -10,6 +10,7 @@ from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import SchedulingPolicy
 from ballast_core.policies.base import Placement
 from ballast_core.policies.registry import COMPOSITIONS, PLACEMENTS, build_placement
+from ballast_core.policies.suite import Suite
 from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY
 
@@ -22,22 +23,26 @@ class PolicyChoiceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyPair:
-    """The placements of both stages. `name` is how the user called them."""
+class PolicyChoice:
+    """The policies of a run. `name` is how the user called them."""
 
     name: str
-    prefill: Placement
-    decode: Placement
+    suite: Suite
 
     @property
     def placements(self) -> str:
         """`PREFILL/DECODE`, both spelled out."""
-        return f"{self.prefill.type}/{self.decode.type}"
+        return f"{self.suite.prefill.type}/{self.suite.decode.type}"
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Type name of every policy that there is, by its part."""
+        return {part: policy.type for part, policy in self.suite.parts().items() if policy is not None}
 
     @property
     def knows_lengths(self) -> bool:
         """Whether it must be told every output's length."""
-        return not SIMULATOR_ONLY.keys().isdisjoint((self.prefill.type, self.decode.type))
+        return not SIMULATOR_ONLY.keys().isdisjoint((self.suite.prefill.type, self.suite.decode.type))
 
 
 def default_prefill() -> str:
@@ -45,15 +50,15 @@ def default_prefill() -> str:
     return next(name for name in PREFILL_PREFERENCE if name in PLACEMENTS)
 
 
-def least_requests() -> PolicyPair:
+def least_requests() -> PolicyChoice:
     """What `--load` is a share of: the capacity of this pair."""
     placement = build_placement("least-requests")
-    return PolicyPair("least-requests/least-requests", placement, placement)
+    return PolicyChoice("least-requests/least-requests", Suite(prefill=placement, decode=placement))
 
 
-def parse_policies(text: str) -> tuple[PolicyPair, ...]:
+def parse_policies(text: str) -> tuple[PolicyChoice, ...]:
     """Reads `a,b,PREFILL/DECODE`; a name alone places decodes. Raises `PolicyChoiceError`."""
-    pairs: list[PolicyPair] = []
+    choices: list[PolicyChoice] = []
     known = (*PLACEMENTS, *SIMULATOR_ONLY)
     for name in (part.strip() for part in text.split(",")):
         prefill, slash, decode = name.rpartition("/")
@@ -67,10 +72,11 @@ def parse_policies(text: str) -> tuple[PolicyPair, ...]:
                 )
             if part not in known:
                 raise PolicyChoiceError(f"--policy: unknown placement {part!r}; {known_names(part, known)}")
-        if any(pair.name == name for pair in pairs):
+        if any(choice.name == name for choice in choices):
             raise PolicyChoiceError(f"--policy: {name!r} is named twice")
-        pairs.append(PolicyPair(name, _placement(prefill or default_prefill()), _placement(decode)))
-    return tuple(pairs)
+        suite = Suite(prefill=_placement(prefill or default_prefill()), decode=_placement(decode))
+        choices.append(PolicyChoice(name, suite))
+    return tuple(choices)
 
 
 def _placement(name: str) -> Placement:
@@ -78,17 +84,17 @@ def _placement(name: str) -> Placement:
     return build_placement(name) if special is None else special()
 
 
-def read_policy_file(path: Path) -> tuple[PolicyPair, ...]:
+def read_policy_file(path: Path) -> tuple[PolicyChoice, ...]:
     """The SchedulingPolicies of a manifest, under their own names. Raises `PolicyChoiceError`."""
     try:
         resources = load_manifest_files(path)
     except InvalidInput as error:
         raise PolicyChoiceError(f"--policy-file: {error}") from None
-    pairs = [
-        PolicyPair(resource.metadata.name, resource.spec.prefill.build(), resource.spec.decode.build())
+    choices = [
+        PolicyChoice(resource.metadata.name, resource.spec.build())
         for resource in resources
         if isinstance(resource, SchedulingPolicy)
     ]
-    if not pairs:
+    if not choices:
         raise PolicyChoiceError(f"--policy-file: {path}: holds no SchedulingPolicy; write one with kind and spec")
-    return tuple(pairs)
+    return tuple(choices)

@@ -1,0 +1,103 @@
+"""What the driver does with effects that a face must support: segments and migrations. The Director is scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ballast_core.director import Director
+from ballast_core.effects import Dispatch, Effect, Handoff, Migrate
+from ballast_core.events import Event, Migrated, MigrationFailed, Progress, RequestArrived, SegmentDone
+from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
+from ballast_gateway.driver import Driver, Ticket
+from tests.support.core_builders import director
+from tests.support.virtual_loop import run_virtually
+
+FIRST, SECOND = (Endpoint(EndpointId(name), f"{name}:1", Role.FLEXIBLE) for name in ("first", "second"))
+ONE = Request(RequestId("one"), prompt_tokens=10)
+MOVE = Migrate(ONE.id, FIRST, SECOND)
+
+
+class Scripted(Director):
+    """Answers events by their type and keeps all that it heard."""
+
+    def __init__(self, script: Mapping[type, Sequence[Effect]]) -> None:
+        super().__init__(director().settings)
+        self.script = script
+        self.heard: list[Event] = []
+
+    def on_event(self, event: Event, now_s: float) -> list[Effect]:
+        self.heard.append(event)
+        return list(self.script.get(type(event), ()))
+
+
+DISPATCH = Dispatch(ONE.id, None, FIRST)
+
+
+def test_a_request_whose_face_moves_nothing_stays_and_the_director_hears_so_at_once() -> None:
+    """No silent no-op: a move that nobody carries out is a failed one."""
+    scripted = Scripted({RequestArrived: [DISPATCH], Progress: [MOVE]})
+
+    async def serve() -> None:
+        with Driver(scripted).open(ONE) as ticket:
+            await ticket.dispatched()
+            ticket.progress(16)
+            ticket.end(Outcome.COMPLETED, 20)
+
+    run_virtually(serve())
+    assert scripted.heard[1:3] == [Progress(ONE.id, 16), MigrationFailed(ONE.id, SECOND.id)]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_mover_is_asked_once_and_its_word_is_passed_on(works: bool) -> None:
+    """Also where it answers while it is being asked: the Director hears of one thing after the other."""
+    scripted = Scripted({RequestArrived: [DISPATCH], Progress: [MOVE, MOVE]})
+    asked: list[Migrate] = []
+    tickets: list[Ticket] = []
+
+    def move(effect: Migrate) -> None:
+        asked.append(effect)
+        report = tickets[0].migrated if works else tickets[0].migration_failed
+        report(effect.target.id)
+        assert not any(isinstance(event, Migrated | MigrationFailed) for event in scripted.heard)
+
+    async def serve() -> None:
+        with Driver(scripted).open(ONE, mover=move) as ticket:
+            tickets.append(ticket)
+            ticket.progress(16)
+            ticket.end(Outcome.COMPLETED)
+
+    run_virtually(serve())
+    told = (Migrated if works else MigrationFailed)(ONE.id, SECOND.id)
+    assert asked == [MOVE, MOVE]
+    assert scripted.heard[2:4] == [told, told]
+
+
+def test_a_request_that_has_ended_is_not_moved() -> None:
+    """Its end was told; there is nobody left to ask."""
+    scripted = Scripted({Progress: [MOVE]})
+    asked: list[Migrate] = []
+
+    async def serve() -> None:
+        driver = Driver(scripted)
+        driver.open(ONE, mover=asked.append).end(Outcome.COMPLETED)
+        driver.feed(Progress(ONE.id, 1))
+
+    run_virtually(serve())
+    assert not asked
+    assert not any(isinstance(event, MigrationFailed) for event in scripted.heard)
+
+
+def test_at_the_end_of_a_segment_the_face_learns_where_the_next_one_runs() -> None:
+    """The tokens so far go with the question."""
+    scripted = Scripted({RequestArrived: [DISPATCH], SegmentDone: [Handoff(ONE.id, SECOND)]})
+
+    async def serve() -> Any:
+        with Driver(scripted).open(ONE) as ticket:
+            await ticket.dispatched()
+            return ticket.segment_done(7)
+
+    assert run_virtually(serve()) == Handoff(ONE.id, SECOND)
+    assert scripted.heard[1] == SegmentDone(ONE.id, 7)
