@@ -17,7 +17,7 @@ from ballast_sim.recommend.layouts import Layout, layouts
 from ballast_sim.recommend.variants import Variant, default_variant, variants
 from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup
 from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.policy_choice import PolicyPair
+from ballast_sim.simulation.policy_choice import PolicyChoice
 from ballast_sim.simulation.pool import run_all
 from ballast_sim.simulation.results import Objective
 from ballast_sim.simulation.shapes import parse_shape
@@ -192,7 +192,7 @@ class _Runner:
         )
         return RunSpec(
             setup=setup,
-            policy=PolicyPair(variant.name, variant.spec.prefill.build(), variant.spec.decode.build()),
+            policy=PolicyChoice(variant.name, variant.spec.build()),
             seed=seed,
             rate_scale=question.rate_scale * growth,
         )
