@@ -47,6 +47,7 @@ from ballast_core.model import (
     Role,
     Stage,
 )
+from ballast_core.partition.partitioner import Partitioner
 from ballast_core.placer import Placed, Placer
 from ballast_core.policies.base import Placement
 from ballast_core.policies.suite import Suite
@@ -76,7 +77,8 @@ class DirectorSettings(Suite):
     @property
     def beliefs(self) -> Belief:
         """What is learned."""
-        return self.prefill.needs | self.decode.needs | self.learn
+        cuts = Belief.NONE if self.partition is None else self.partition.needs
+        return self.prefill.needs | self.decode.needs | cuts | self.learn
 
     @property
     def follows_progress(self) -> bool:
@@ -99,14 +101,26 @@ class Director:
         self._learner = Learner(self.beliefs, self.inventory, self.ledger)
         placements = {stage: settings.placement(stage) for stage in Stage}
         self.placer = Placer(placements, self.inventory, self.ledger, self.beliefs)
+        self.partitioner: Partitioner | None = None
+        if settings.partition is not None:
+            self.partitioner = Partitioner(
+                settings.partition,
+                settings.binding,
+                inventory=self.inventory,
+                ledger=self.ledger,
+                learner=self._learner,
+                placer=self.placer,
+            )
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
         """Take in what happened at `now_s` (seconds on the driver's clock) and say what is to be done."""
         match event:
             case EndpointObserved() | EndpointDraining() | EndpointLost():
                 return self._on_endpoint(event, now_s)
-            case SegmentDone() | Migrated() | MigrationFailed():
-                return []  # nothing cuts or moves requests yet
+            case SegmentDone():
+                return self._segment_done(event.request_id, event.generated_tokens, now_s)
+            case Migrated() | MigrationFailed():
+                return []  # nothing moves requests yet
             case RequestArrived():
                 return self._arrived(event.request, now_s)
             case Progress():
@@ -194,6 +208,9 @@ class Director:
 
     def _place_both(self, entry: Entry, now_s: float) -> Dispatch | None:
         """Prefill first, because when it ends is when the decode endpoint's load counts."""
+        cut = None if self.partitioner is None else self.partitioner.dispatch(entry, now_s)
+        if cut is not None:
+            return cut
         prefill = self.placer.place(Stage.PREFILL, entry, now_s) if self.placer.may_hand_off() else None
         handoff_s = None if prefill is None else self._prefill_s(prefill)
         decode = self.placer.place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
@@ -257,6 +274,8 @@ class Director:
         entry = self.ledger.get(request_id)
         if entry is None or entry.decode_slot is None or entry.phase is not Phase.PREFILLING:
             return []
+        if self.partitioner is not None and self.partitioner.planned(request_id):
+            return self._segment_done(request_id, 0, now_s)
         kept = self.inventory.endpoint(entry.decode_slot)
         if self.settings.binding is Binding.EARLY:
             self._prefill_over(entry, now_s)
@@ -275,6 +294,16 @@ class Director:
         self._release_if_gone(*slots)
         return [Handoff(request_id, self.inventory.endpoint(placed.slot), (placed.trace,))]
 
+    def _segment_done(self, request_id: RequestId, generated_tokens: int, now_s: float) -> list[Effect]:
+        entry = self.ledger.get(request_id)
+        if self.partitioner is None or entry is None or not self.partitioner.to_come(request_id):
+            return []
+        self._progressed(entry, generated_tokens, now_s)
+        slots = self._slots_of(entry)
+        handoff = self.partitioner.segment_done(entry, now_s)
+        self._release_if_gone(*slots)
+        return [handoff]
+
     def _rebook(self, entry: Entry, decode_slot: int, now_s: float) -> None:
         class_slot = self._learner.class_slot(entry.request, now_s)
         self.ledger.assign(entry, None, decode_slot, now_s, class_slot=class_slot)
@@ -286,6 +315,8 @@ class Director:
             return []
         slots = self._slots_of(entry)
         self.ledger.unassign(entry)
+        if self.partitioner is not None:
+            self.partitioner.closed(event.request_id)
         entry.failures += 1
         entry.avoid.add(event.endpoint_id)
         self._release_if_gone(*slots)
@@ -302,6 +333,8 @@ class Director:
         slots = self._slots_of(entry)
         self._learner.ended(entry, outcome, output_tokens, now_s)
         self.ledger.close(request_id)
+        if self.partitioner is not None:
+            self.partitioner.closed(request_id)
         self._release_if_gone(*slots)
         return True
 
@@ -357,6 +390,8 @@ class Director:
             if self.ledger.is_idle(slot) and self.inventory.release(slot):
                 self._learner.forget(slot)
                 self.placer.forget(slot)
+                if self.partitioner is not None:
+                    self.partitioner.forget(slot)
 
     def _with_slot(self, endpoint_id: EndpointId, change: Callable[[int], None]) -> list[Effect]:
         slot = self.inventory.slot_of(endpoint_id)

@@ -47,6 +47,8 @@ class PrefillPlan:
     dispatched_s: float = 0.0
     cached_tokens: int = 0
     """Leading tokens of the prompt that the endpoint is thought to hold already."""
+    tokens: int = 0
+    """Tokens of the prompt that are there when it ends, cached ones among them: all of them, or those before a cut."""
     predicted_s: float = 0.0
     """Expected time to its end, its queue included; 0 where nobody asked."""
 
@@ -162,21 +164,24 @@ class Ledger:
         cached_tokens: int = 0,
         prefill_s: float = 0.0,
         class_slot: int = 0,
+        prefill_tokens: int | None = None,
     ) -> None:
         """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it itself.
 
-        `prefill_s` is the time after which it is expected at its decode endpoint, `class_slot` its survival curve.
+        `prefill_s` is the time after which it is expected at its decode endpoint, `class_slot` its survival curve. The
+        prefill ends before `prefill_tokens`, or with the prompt.
         """
         prompt_tokens = entry.request.prompt_tokens
-        entry.prefill = PrefillPlan(now_s, min(cached_tokens, prompt_tokens), prefill_s)
+        to_prefill = prompt_tokens if prefill_tokens is None else min(prefill_tokens, prompt_tokens)
+        entry.prefill = PrefillPlan(now_s, min(cached_tokens, to_prefill), to_prefill, prefill_s)
         entry.phase = Phase.PREFILLING
         entry.prefill_slot, entry.decode_slot = prefill_slot, decode_slot
         first = decode_slot if prefill_slot is None else prefill_slot
         if self.requests[Stage.PREFILL][first] == 0:
             self.prefilling_since_s[first] = now_s
         self.requests[Stage.PREFILL][first] += 1
-        self.tokens[Stage.PREFILL][first] += prompt_tokens
-        self.uncached_tokens[first] += prompt_tokens - entry.prefill.cached_tokens
+        self.tokens[Stage.PREFILL][first] += to_prefill
+        self.uncached_tokens[first] += to_prefill - entry.prefill.cached_tokens
         self._on_engine[first] += 1
         self.requests[Stage.DECODE][decode_slot] += 1
         self.tokens[Stage.DECODE][decode_slot] += prompt_tokens
@@ -200,8 +205,8 @@ class Ledger:
     def _leave_prefill(self, entry: Entry, decode_slot: int, now_s: float) -> None:
         first = decode_slot if entry.prefill_slot is None else entry.prefill_slot
         self.requests[Stage.PREFILL][first] -= 1
-        self.tokens[Stage.PREFILL][first] -= entry.request.prompt_tokens
-        self.uncached_tokens[first] -= entry.request.prompt_tokens - entry.prefill.cached_tokens
+        self.tokens[Stage.PREFILL][first] -= entry.prefill.tokens
+        self.uncached_tokens[first] -= entry.prefill.tokens - entry.prefill.cached_tokens
         self._on_engine[first] -= 1
         self._on_engine[decode_slot] += 1
         self.decoding_requests[decode_slot] += 1

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.decision import PlacementTrace
 from ballast_core.model import Endpoint
 from ballast_core.view import View
+
+if TYPE_CHECKING:
+    from ballast_core.partition.book import Book
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,14 @@ class Plan:
     """How one request is cut. One segment: it stays whole."""
 
     segments: tuple[Segment, ...]
+    length_tokens: int = 0
+    """Prompt and output as foreseen; 0 if nobody asked."""
     probes: int = 0
     """Predictions that it took."""
     gap_s: float = 0.0
     """Difference of the endpoints' predicted completion times under this plan."""
+    traces: tuple[PlacementTrace, ...] = ()
+    """Why these endpoints."""
 
 
 class Partition(Protocol):
@@ -46,6 +54,10 @@ class Partition(Protocol):
         """The beliefs that it reads."""
         ...
 
-    def plan(self, view: View) -> Plan:
-        """The segments of `view.request`, in order, over endpoints of the view. Pure."""
+    def plan(self, view: View, book: Book) -> Plan | None:
+        """The segments of `view.request`, in order, over endpoints of the view; None if it shows none. Pure.
+
+        Neighbouring segments have different endpoints, ends rise and lie within the request, the last one is None.
+        `book`: the micro-requests that are planned and not done.
+        """
         ...

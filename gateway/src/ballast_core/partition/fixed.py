@@ -1,0 +1,53 @@
+"""Cuts that do not depend on load: the baselines of a partition that does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.partition.base import foreseen_tokens, least_loaded, trace
+from ballast_core.partition.book import Book
+from ballast_core.partition.protocol import Plan, Segment
+from ballast_core.policies.base import parameter
+from ballast_core.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same cut for every request: at the end of its prompt, or after a share of all its tokens.
+
+    The two endpoints with the fewest tokens in flight take it, the emptiest one first; ties by turns. At the end of the
+    prompt this is plain disaggregation over endpoints that do both; a share of 0 or 1 leaves requests whole.
+    Example: 300 prompt tokens, 100 to come, ratio 0.85 -> the first 340 on one endpoint, the rest on the other.
+    """
+
+    type: ClassVar[str] = "fixed"
+    at: Literal["prompt", "ratio"] = parameter("prompt", "Where to cut: at the end of the prompt, or after `ratio`.")
+    ratio: float = parameter(0.5, "Share of prompt and foreseen output on the first endpoint, 0 to 1.")
+    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 or more.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio <= 1:
+            raise ValueError(f"ratio: must be 0 to 1, not {self.ratio!r}")
+        if self.margin_tokens < 0:
+            raise ValueError(f"margin_tokens: must be 0 or more, not {self.margin_tokens!r}")
+
+    @property
+    def needs(self) -> Belief:
+        return Belief.NONE if self.at == "prompt" else Belief.LENGTHS
+
+    def plan(self, view: View, book: Book) -> Plan | None:
+        if not view.endpoints:
+            return None
+        loads = view.tokens.astype(float)
+        chosen = [int(at) for at in least_loaded(view, book, loads, 2)]
+        traces = tuple(trace(self.type, view, loads, at) for at in chosen)
+        prompt = view.request.prompt_tokens
+        length = prompt + foreseen_tokens(view, self.margin_tokens)
+        position = prompt if self.at == "prompt" else math.ceil(self.ratio * length)
+        if len(chosen) < 2 or not 0 < position < length:
+            return Plan((Segment(view.endpoints[chosen[0]], None),), length, traces=traces[:1])
+        first, second = (view.endpoints[at] for at in chosen)
+        return Plan((Segment(first, position), Segment(second, None)), length, traces=traces)
