@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from ballast_api.crds import crd_name
 from ballast_api.resources import KINDS
@@ -81,6 +83,22 @@ def test_the_quickstart_is_accepted(cluster: Cluster, definitions: None) -> None
     """As a user applies it."""
     said = cluster.kubectl.text("apply", "--server-side", "--dry-run=server", "-f", str(ROOT / "manifests/quickstart"))
     assert said.count("serverside-applied (server dry run)") == 5
+
+
+@pytest.mark.parametrize("workload", ["chat", "sharegpt-reasoning", "multi-turn"])
+def test_what_recommend_answers_is_accepted(
+    cluster: Cluster, definitions: None, tmp_path: Path, workload: str
+) -> None:
+    """Every manifest of the answer, as a user applies them."""
+    manifests = tmp_path / "recommended.yaml"
+    small = ("--budget", "a100=4,h20=4", "--limit", "60", "--seed", "0", "--output", str(manifests))
+    ballast = Path(sys.executable).with_name("ballast")
+    ran = subprocess.run([ballast, "recommend", "--workload", workload, *small], capture_output=True, text=True)
+    assert ran.returncode in (0, 1), ran.stderr
+    kinds = [item["kind"] for item in yaml.safe_load_all(manifests.read_text())]
+    assert kinds[-2:] == ["SchedulingPolicy", "ServingPool"]
+    said = cluster.kubectl.text("apply", "--server-side", "--dry-run=server", "-f", str(manifests))
+    assert said.count("serverside-applied (server dry run)") == len(kinds)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
