@@ -86,14 +86,13 @@ def test_the_quickstart_is_accepted(cluster: Cluster, definitions: None) -> None
 
 
 @pytest.mark.parametrize("workload", ["chat", "sharegpt-reasoning", "multi-turn"])
-def test_what_recommend_answers_is_accepted(
-    cluster: Cluster, definitions: None, tmp_path: Path, workload: str
-) -> None:
+def test_what_recommend_answers_is_accepted(cluster: Cluster, definitions: None, tmp_path: Path, workload: str) -> None:
     """Every manifest of the answer, as a user applies them."""
     manifests = tmp_path / "recommended.yaml"
     small = ("--budget", "a100=4,h20=4", "--limit", "60", "--seed", "0", "--output", str(manifests))
     ballast = Path(sys.executable).with_name("ballast")
-    ran = subprocess.run([ballast, "recommend", "--workload", workload, *small], capture_output=True, text=True)
+    command = [ballast, "recommend", "--workload", workload, *small]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ran.returncode in (0, 1), ran.stderr
     kinds = [item["kind"] for item in yaml.safe_load_all(manifests.read_text())]
     assert kinds[-2:] == ["SchedulingPolicy", "ServingPool"]
