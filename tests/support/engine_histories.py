@@ -42,9 +42,15 @@ class Plan:
     priority: int
     shared_blocks: int
     pull: bool
+    pull_ratio: float | None
     hold: bool
     abort_after_ms: float | None
     probe_after_ms: float
+
+    @property
+    def pull_tokens(self) -> int | None:
+        """Leading tokens to pull; None: the whole prompt."""
+        return None if self.pull_ratio is None else max(1, round(self.pull_ratio * self.input_tokens))
 
 
 PLANS = st.lists(
@@ -57,6 +63,7 @@ PLANS = st.lists(
         priority=st.integers(0, 2),
         shared_blocks=st.integers(0, 6),
         pull=st.booleans(),
+        pull_ratio=st.none() | st.floats(0, 1),
         hold=st.booleans(),
         abort_after_ms=st.none() | st.integers(0, 200) | st.floats(0, 400),
         probe_after_ms=st.floats(0, 600),
@@ -181,6 +188,7 @@ def _tell(engine: Engine, plan: Plan, number: int, action: str, at_s: float) -> 
                 priority=plan.priority,
                 stop_after=plan.stop_after,
                 pull=plan.pull and engine.config.pulls_kv,
+                pull_tokens=plan.pull_tokens,
                 hold=plan.hold,
             )
             engine.add(item, at_s)

@@ -28,6 +28,7 @@ class Batch:
     resumed: int = 0
     preempted: int = 0
     pulls: list[RequestState] = field(default_factory=list)
+    needless_pulls: list[RequestState] = field(default_factory=list)
     ended_pulls: list[RequestState] = field(default_factory=list)
     ended_sends: list[RequestState] = field(default_factory=list)
     starts_s: float = 0.0

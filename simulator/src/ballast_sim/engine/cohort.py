@@ -314,6 +314,8 @@ class CohortScheduler(Scheduler):
             return False
         pool, pulls = self.pool, not state.pull_tried
         hit = pool.longest_hit(state) if state.computed == 0 or pulls else []
+        if pulls and len(hit) * self.config.block_size >= state.pull_tokens:
+            return False  # it need not pull: whether it is admitted is for the next step to say
         tokens = state.input_tokens if pulls else state.num_tokens
         may_grow = self.config.prefix_caching and len(hit) < (state.num_tokens - 1) // self.config.block_size
         if may_grow and state.content.shared and self._may_fill(len(hit)):

@@ -256,6 +256,8 @@ class Engine:
         batch = self.scheduler.schedule(self._now_s)
         for state in batch.pulls:
             self._begin_pull(state)
+        for state in batch.needless_pulls:
+            self._events.append(PullStarted(self._now_s, state.request_id, 0))
         if batch.tokens:
             self._start(batch)
         elif self._must_sleep(batch):
@@ -357,14 +359,15 @@ class Engine:
             self._held[request_id] = _Held(state, expires_at_s)
             computed = state.computed  # the last token has no KV yet, but where a step too many is under way
             blocks = tuple(state.blocks[: self.scheduler.pool.blocks_for(computed)])
-            hand_off = HandOff(blocks, computed, expires_at_s)
+            hand_off = HandOff(blocks, computed, expires_at_s, _ends_of(state))
         self._events.append(Finished(self._now_s, request_id, reason, state.stats(), hand_off))
 
     def _begin_pull(self, state: RequestState) -> None:
         setup_s = self.config.pull_setup_s
         lasts_s = _NEVER if setup_s is None else setup_s + state.pulled_tokens * self.config.pull_s_per_token
         self._pulling[state] = self._now_s + lasts_s
-        self._events.append(PullStarted(self._now_s, state.request_id, state.pulled_tokens))
+        local = state.computed - state.pulled_tokens
+        self._events.append(PullStarted(self._now_s, state.request_id, state.pulled_tokens, local))
 
     def _transfer_ends_s(self) -> Iterator[float]:
         """When pulls and leases end, as far as that is known."""
@@ -405,5 +408,13 @@ class Engine:
                 f"input_tokens: {request.input_tokens} leave no room for output within max_model_len "
                 f"{self.config.max_model_len}"
             )
+        if request.pull_tokens is not None and not 1 <= request.pull_tokens <= request.input_tokens:
+            raise ValueError(
+                f"pull_tokens: must lie in 1..{request.input_tokens}, the prompt, not {request.pull_tokens!r}"
+            )
         if request.pull and not self.config.pulls_kv:
             raise ValueError("pull: this engine has no pull connector on the consuming side (kv_role kv_consumer)")
+
+
+def _ends_of(state: RequestState) -> tuple[tuple[float, int], ...]:
+    return tuple((batch.ends_s, tokens) for batch, tokens in state.prefill_steps or ())

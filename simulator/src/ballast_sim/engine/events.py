@@ -41,20 +41,29 @@ class TokensAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class PullStarted:
-    """Blocks for `tokens` are reserved and their KV is being read from elsewhere."""
+    """Blocks for `tokens` are reserved and their KV is being read from elsewhere.
+
+    0 tokens: all that was to be pulled is in the cache here, so the KV held elsewhere can go.
+    """
 
     at_s: float
     request_id: str
     tokens: int
+    first: int = 0
+    """Leading tokens that were in the cache here, and are not pulled."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
-    """Finished prefill whose KV blocks stay until they are pulled or the lease ends."""
+    """A finished request whose KV blocks stay until they are pulled or the lease ends.
+
+    `prefill_ends`: when each step of its prefill ended, and how many tokens were computed by then.
+    """
 
     blocks: tuple[int, ...]
     tokens: int
     expires_at_s: float
+    prefill_ends: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,16 @@
 """Requests as the engine sees them: what was asked, and how far it has come."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from ballast_sim.engine.content import BlockHashes
 from ballast_sim.engine.events import RequestStats
+
+if TYPE_CHECKING:
+    from ballast_sim.engine.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,8 +18,9 @@ class EngineRequest:
     """What is asked of the engine.
 
     It ends after `max_tokens` outputs, or after `stop_after` of them by a stop token, which asynchronous scheduling
-    does not foresee. `pull` takes the prompt's KV from another engine; `hold` keeps this one's KV for another engine
-    to pull. Lower `priority` goes first where the policy is "priority".
+    does not foresee. `pull` takes the prompt's KV from another engine, all of it or that of the first `pull_tokens`
+    tokens, and computes the rest here; `hold` keeps this one's KV for another engine to pull. Lower `priority` goes
+    first where the policy is "priority".
     """
 
     request_id: str
@@ -24,6 +31,7 @@ class EngineRequest:
     priority: int = 0
     stop_after: int | None = None
     pull: bool = False
+    pull_tokens: int | None = None
     hold: bool = False
 
 
@@ -61,8 +69,10 @@ class RequestState:
         "output_tokens",
         "placeholders",
         "preemptions",
+        "prefill_steps",
         "pull_failed",
         "pull_reported",
+        "pull_tokens",
         "pull_tried",
         "pulled_tokens",
         "request",
@@ -96,15 +106,17 @@ class RequestState:
         self.joined = 0  # see `cohort`
         self.preemptions = 0
         self.pull_tried = not request.pull
+        self.pull_tokens = request.input_tokens if request.pull_tokens is None else request.pull_tokens
         self.pull_reported = False
         self.pull_failed = False
         self.pulled_tokens = 0
+        self.prefill_steps: list[tuple[Batch, int]] | None = [] if request.hold else None
         self.cached_tokens = 0
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
 
-    def __lt__(self, other: "RequestState") -> bool:
+    def __lt__(self, other: RequestState) -> bool:
         """Order of the priority policy: (priority, arrival, id)."""
         return self.key < other.key
 

@@ -150,6 +150,8 @@ class Scheduler:
         victim.stale = victim.in_flight
         victim.placeholders = 0
         victim.preemptions += 1
+        if victim.prefill_steps:
+            victim.prefill_steps.clear()
         self.waiting.prepend(victim)
         self._preempted_now += 1
         self.counters.preemptions += 1
@@ -171,11 +173,14 @@ class Scheduler:
                 skipped.append(queue.pop())
                 continue
             if not state.pull_tried:
-                if not self._start_pull(state, now_s):
+                if self._needs_no_pull(state):
+                    batch.needless_pulls.append(state)
+                elif not self._start_pull(state, now_s):
                     break
-                batch.pulls.append(state)
-                skipped_holding.append(queue.pop())
-                continue
+                else:
+                    batch.pulls.append(state)
+                    skipped_holding.append(queue.pop())
+                    continue
             count = self._admit(state, budget, threshold)
             if not count:
                 break
@@ -230,6 +235,13 @@ class Scheduler:
 
     # -- pulls -------------------------------------------------------------------------------------------------------
 
+    def _needs_no_pull(self, state: RequestState) -> bool:
+        """Whether all that a request would pull a part of its prompt for is in the cache here; then it need not try."""
+        if state.pull_tokens == state.input_tokens:
+            return False
+        state.pull_tried = len(self.pool.longest_hit(state)) * self.config.block_size >= state.pull_tokens
+        return state.pull_tried
+
     def _start_pull(self, state: RequestState, now_s: float) -> bool:
         """Reserve all prompt blocks of a request whose KV lies elsewhere; False where they do not fit.
 
@@ -246,8 +258,8 @@ class Scheduler:
         self._take_hit(state, hit)
         local = len(hit) * self.config.block_size
         state.blocks += pool.take(missing)
-        state.cached_tokens = state.computed = state.input_tokens
-        state.pulled_tokens = state.input_tokens - local
+        state.cached_tokens = state.computed = state.pull_tokens
+        state.pulled_tokens = state.pull_tokens - local
         self.counters.external_queries += state.pulled_tokens
         self.counters.external_hits += state.pulled_tokens
         state.pull_tried = True
@@ -305,6 +317,8 @@ class Scheduler:
             state.in_flight += count
             state.last_step = step
             samples = reach >= state.num_tokens
+            if state.prefill_steps is not None and not state.output_tokens:
+                state.prefill_steps.append((batch, reach))
             decode = samples and count == 1 and (pulls_kv or reach > state.input_tokens)
             append((state, count, before, samples, decode))
             total += count

@@ -100,6 +100,7 @@ def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
         around,
         stopwatch=time.perf_counter,
         stepwise=stepwise,
+        tbt_limit_s=spec.setup.objective.tbt_s,
     )
     fleet.load(load.requests, load.turn_after)
     return fleet

@@ -19,16 +19,19 @@ from ballast_core.events import (
     Progress,
     RequestArrived,
     RequestEnded,
+    SegmentDone,
     TimerFired,
 )
 from ballast_core.model import Outcome, Request, RequestId, Stage
 from ballast_sim.engine import BlockHashes, EngineRequest, Finished, FinishReason, TraceContent, UniqueContent
 from ballast_sim.physics import PHYSICS
+from ballast_sim.simulation.gaps import TokenGaps
 from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.outages import schedule
 from ballast_sim.simulation.records import Arrival, Record
 from ballast_sim.simulation.shapes import Machine
+from ballast_sim.simulation.splits import Leg, Split, leg_of
 from ballast_sim.simulation.world import Source, World
 
 __all__ = ["PROGRESS_EVERY_TOKENS", "Arrival", "Fleet", "FleetSettings", "Record", "engine_request", "leg_id"]
@@ -39,9 +42,11 @@ PROGRESS_EVERY_TOKENS = 16
 _ARRIVE = 2  # after what is observed and what runs at the same time
 
 
-def leg_id(index: int, *, prefill: bool, attempt: int = 1) -> str:
-    """The id under which an engine knows one leg of a request; later attempts have ids of their own."""
+def leg_id(index: int, *, prefill: bool, attempt: int = 1, segment: int = 0) -> str:
+    """The id under which an engine knows one leg of a request; later attempts and segments have ids of their own."""
     number = str(index) if attempt == 1 else f"{index}.{attempt}"
+    if segment:
+        number += f"s{segment}"
     return number + ("p" if prefill else "d")
 
 
@@ -49,18 +54,21 @@ def engine_request(
     arrival: Arrival, index: int, *, prefill: bool, pull: bool, block_size: int, now_s: float, attempt: int = 1
 ) -> EngineRequest:
     """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV."""
-    content: BlockHashes = UniqueContent(index)
-    if arrival.hash_ids and arrival.block_size:
-        content = TraceContent(arrival.hash_ids, arrival.block_size, arrival.input_tokens, block_size, index)
     return EngineRequest(
         request_id=leg_id(index, prefill=prefill, attempt=attempt),
         input_tokens=arrival.input_tokens,
         max_tokens=1 if prefill else arrival.output_tokens,
-        content=content,
+        content=_content(arrival, index, block_size),
         arrival_s=now_s,
         hold=prefill,
         pull=pull,
     )
+
+
+def _content(arrival: Arrival, index: int, block_size: int) -> BlockHashes:
+    if arrival.hash_ids and arrival.block_size:
+        return TraceContent(arrival.hash_ids, arrival.block_size, arrival.input_tokens, block_size, index)
+    return UniqueContent(index)
 
 
 class Fleet:
@@ -75,17 +83,29 @@ class Fleet:
         on_effect: Callable[[Effect, float], None] | None = None,
         stopwatch: Callable[[], float] | None = None,
         stepwise: bool = False,
+        tbt_limit_s: float | None = None,
     ) -> None:
         """`on_effect` sees every effect with its time: the decision log. With a `stopwatch` (such as
         `time.perf_counter`) the wall time of each arrival's decision is kept in `decision_s`. `stepwise` computes every
-        engine step by itself, which gives the same run more slowly.
+        engine step by itself, which gives the same run more slowly. Gaps between tokens above `tbt_limit_s` count as
+        late.
         """
         self.settings = settings or FleetSettings()
         self.kernel = Kernel()
         self._follows_progress = director_settings.follows_progress
         marks = PROGRESS_EVERY_TOKENS if self._follows_progress else 0
         physics = PHYSICS[self.settings.physics]
-        self.world = World(machines, self.kernel, self, None if stepwise else self, marks, physics=physics)
+        self.world = World(
+            machines,
+            self.kernel,
+            self,
+            None if stepwise else self,
+            marks,
+            physics=physics,
+            kv_transfer=self.settings.kv_transfer,
+            kv_chunk_tokens=self.settings.kv_chunk_tokens,
+        )
+        self.gaps = TokenGaps(tbt_limit_s)
         self.records: list[Record] = []
         self.open_requests = 0
         self.decision_s: list[float] = []
@@ -96,6 +116,10 @@ class Fleet:
         self._ids: list[RequestId] = []
         self._legs: dict[str, Record] = {}
         """By the id under which an engine knows, or knew, a leg."""
+        self._before: dict[str, int] = {}
+        """Output tokens of earlier legs, where there are any."""
+        self._unseen: set[str] = set()
+        """Legs whose tokens come to the gateway at their end only."""
         self._turn_after: dict[int, tuple[int, float]] = {}
         self._caught_up = (-1.0, False)
         self._late: list[tuple[float, str, int]] = []
@@ -178,12 +202,15 @@ class Fleet:
             self._late = []
         if not marks:
             return
-        legs, ids = self._legs, self._ids
+        legs, ids, unseen, before = self._legs, self._ids, self._unseen, self._before.get
         reports: list[list[tuple[float, RequestId, int]]] = [[] for _ in range(self.settings.gateways)]
         for at_s, leg, tokens in marks:
             record = legs[leg]
-            record.generated_tokens = max(record.generated_tokens, tokens)  # it may have ended meanwhile
-            reports[record.gateway].append((at_s, ids[record.index], tokens))
+            if leg in unseen:
+                continue
+            total = tokens + before(leg, 0)
+            record.generated_tokens = max(record.generated_tokens, total)  # it may have ended meanwhile
+            reports[record.gateway].append((at_s, ids[record.index], total))
         for gateway, told in enumerate(reports):
             if told:
                 self._gateways.progress(gateway, told)
@@ -201,11 +228,21 @@ class Fleet:
                 record.dispatches += 1
                 record.decode = effect.decode.id
                 record.prefill = effect.prefill.id if effect.prefill else None
-                self._submit(record, prefill=effect.prefill is not None)
+                record.split = None
+                record.generated_tokens = 0
+                if len(effect.segments) > 1:
+                    record.split = Split(effect.segments)
+                    self._submit_segment(record, record.split, planned=True)
+                else:
+                    self._submit(record, prefill=effect.prefill is not None)
             case Handoff():
                 record = self._record(effect.request_id)
+                planned = record.decode == effect.decode.id
                 record.decode = effect.decode.id
-                self._submit(record, prefill=False)
+                if record.split is not None:
+                    self._submit_segment(record, record.split, planned=record.split.go_on(effect.decode))
+                else:
+                    self._submit(record, prefill=False, planned=planned)
             case Reject():
                 record = self._record(effect.request_id)
                 record.rejected = effect.reason
@@ -252,12 +289,12 @@ class Fleet:
         limit = self.settings.max_tokens
         return None if limit is None else max(limit, record.output_tokens)
 
-    def _submit(self, record: Record, *, prefill: bool) -> None:
+    def _submit(self, record: Record, *, prefill: bool, planned: bool = True) -> None:
         endpoint_id = record.prefill if prefill else record.decode
         assert endpoint_id is not None
         source = None
         if not prefill and record.prefill is not None:
-            source = Source(record.prefill, leg_id(record.index, prefill=True, attempt=record.dispatches))
+            source = Source(record.prefill, leg_id(record.index, prefill=True, attempt=record.dispatches), planned)
         request = engine_request(
             self._arrivals[record.index],
             record.index,
@@ -270,6 +307,46 @@ class Fleet:
         self._legs[request.request_id] = record
         self.world.submit(endpoint_id, request, source)
 
+    def _submit_segment(self, record: Record, split: Split, *, planned: bool) -> None:
+        """The leg of the segment whose turn it is; `planned`: its endpoint was known when the one before began."""
+        at, before = split.at, split.before
+        leg = self._leg_of(record, split, at)
+        source = None
+        if before is not None:
+            held = self._leg_of(record, split, at - 1)
+            source = Source(before.endpoint.id, self._segment_id(record, at - 1, held), planned)
+        arrival, endpoint_id = self._arrivals[record.index], split.segment.endpoint.id
+        request = EngineRequest(
+            request_id=self._segment_id(record, at, leg),
+            input_tokens=leg.input_tokens,
+            max_tokens=leg.max_tokens,
+            stop_after=leg.stop_after,
+            content=_content(arrival, record.index, self.world.block_size(endpoint_id)),
+            arrival_s=self.kernel.now_s,
+            pull=source is not None,
+            pull_tokens=leg.pull_tokens or None,
+            hold=leg.hold,
+        )
+        self._legs[request.request_id] = record
+        if record.generated_tokens:
+            self._before[request.request_id] = record.generated_tokens
+        if leg.decodes and not split.is_last and self.settings.cut_tokens == "at-cut":
+            self._unseen.add(request.request_id)
+        self.world.submit(endpoint_id, request, source)
+
+    def _leg_of(self, record: Record, split: Split, at: int) -> Leg:
+        return leg_of(
+            split.segments,
+            at,
+            prompt_tokens=record.input_tokens,
+            output_tokens=record.output_tokens,
+            limit_tokens=self._limit_of(record),
+        )
+
+    @staticmethod
+    def _segment_id(record: Record, at: int, leg: Leg) -> str:
+        return leg_id(record.index, prefill=not leg.decodes, attempt=record.dispatches, segment=at)
+
     def _ended(self, record: Record) -> None:
         """Whatever became of it; the next turn of its conversation is on its way."""
         self.open_requests -= 1
@@ -281,33 +358,42 @@ class Fleet:
 
     def token(self, request_id: str, at_s: float) -> None:
         """See `world.Listener`."""
-        if request_id[-1] == "p":
+        if request_id[-1] == "p" or request_id in self._unseen:
             return
         record = self._legs[request_id]
         record.generated_tokens += 1
+        self.gaps.token(record, at_s)
         if record.generated_tokens == 1:
             record.first_token_s = at_s
             self._feed(record, FirstToken(self._ids[record.index]))
-        elif self._follows_progress and record.generated_tokens % PROGRESS_EVERY_TOKENS == 0:
-            self._feed(record, Progress(self._ids[record.index], record.generated_tokens))
+        elif self._follows_progress:
+            own = record.generated_tokens - self._before.get(request_id, 0)
+            if own % PROGRESS_EVERY_TOKENS == 0:
+                self._feed(record, Progress(self._ids[record.index], record.generated_tokens))
 
     def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
         """See `world.LateListener`."""
-        if request_id[-1] == "p":
+        if request_id[-1] == "p" or request_id in self._unseen:
             return
         record, every, total = self._legs[request_id], PROGRESS_EVERY_TOKENS, first + len(times_s)
+        before = self._before.get(request_id, 0)
+        self.gaps.tokens(record, times_s)
         if self._follows_progress:
-            for tokens in range(record.generated_tokens // every * every + every, total + 1, every):
+            for tokens in range((record.generated_tokens - before) // every * every + every, total + 1, every):
                 self._late.append((times_s[tokens - first - 1], request_id, tokens))
             self._caught_up = (-1.0, False)
-        record.generated_tokens = total
+        record.generated_tokens = before + total
 
     def finished(self, event: Finished) -> None:
         """See `world.Listener`."""
         record, stage = self._legs[event.request_id], Stage.PREFILL if event.request_id[-1] == "p" else Stage.DECODE
         record.preemptions += event.stats.preemptions
         if event.reason not in (FinishReason.LENGTH, FinishReason.STOP):
-            self._leg_failed(record, stage, event.stats.output_tokens)
+            seen = 0 if event.request_id in self._unseen else event.stats.output_tokens
+            self._leg_failed(record, stage, self._before.get(event.request_id, 0) + seen)
+            return
+        if record.split is not None:
+            self._segment_finished(record, record.split, event)
             return
         if stage is Stage.PREFILL:
             record.cached_tokens = event.stats.cached_tokens
@@ -320,10 +406,31 @@ class Fleet:
         record.last_token_s = event.stats.last_token_s
         self._end(record, Outcome.COMPLETED)
 
+    def _segment_finished(self, record: Record, split: Split, event: Finished) -> None:
+        """At its cut the next segment follows; the request may end before it, and what is held then waits in vain."""
+        leg, stats = event.request_id, event.stats
+        if split.at == 0:
+            record.cached_tokens = stats.cached_tokens
+        if leg[-1] != "p":
+            before = self._before.get(leg, 0)
+            record.generated_tokens = before + stats.output_tokens
+            if leg in self._unseen:
+                self.gaps.together(record, stats.output_tokens, event.at_s)
+                if before == 0:
+                    record.first_token_s = event.at_s
+                    self._feed(record, FirstToken(self._ids[record.index]))
+            if record.generated_tokens >= record.output_tokens:
+                record.last_token_s = event.at_s if leg in self._unseen else stats.last_token_s
+                self._end(record, Outcome.COMPLETED)
+                return
+        self._feed(record, SegmentDone(self._ids[record.index], record.generated_tokens))
+
     def _leg_failed(self, record: Record, stage: Stage, output_tokens: int) -> None:
         """Before the first token the Director may try elsewhere; after it the client's stream is broken."""
         if record.first_token_s is None:
             endpoint_id = record.prefill if stage is Stage.PREFILL else record.decode
+            if record.split is not None:
+                endpoint_id = record.split.segment.endpoint.id
             assert endpoint_id is not None
             self._feed(record, DispatchFailed(self._ids[record.index], stage, endpoint_id))
             return

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, TypeAlias, get_args
 
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Effect
@@ -20,10 +21,13 @@ from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.length_hints import NO_HINTS, LengthHints
+from ballast_sim.simulation.links import KV_TRANSFERS, KvTransfer
 from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.watch import Watch
 from ballast_sim.simulation.world import World
 
+CutTokens: TypeAlias = Literal["streams", "at-cut"]
+CUT_TOKENS: tuple[CutTokens, ...] = get_args(CutTokens)
 SHORTEST_SCRAPE_INTERVAL_S = 1e-3
 OBSERVE = 0  # order at one time: what is known first, then what runs, then what is new
 
@@ -55,6 +59,14 @@ class FleetSettings:
     """What befalls endpoints."""
     length_hints: LengthHints = NO_HINTS
     """What a predictor tells of output lengths; its errors follow `seed`."""
+    cut_tokens: CutTokens = "streams"
+    """When the client gets the tokens of a decode that ends at a planned cut: as they come (`streams`: a small
+    connector plug-in that publishes the KV handle out of band), or all at the cut (`at-cut`: stock vLLM gives a
+    handle in non-streaming answers only)."""
+    kv_transfer: KvTransfer = "whole"
+    """Whether KV moves once its source is done, or chunk by chunk while that still computes (Libra section 4.3)."""
+    kv_chunk_tokens: int = 256
+    """Tokens of one such chunk."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
@@ -68,6 +80,12 @@ class FleetSettings:
             raise ValueError(f"scrape_loss_ratio: must lie in 0..1, not {self.scrape_loss_ratio!r}")
         if self.physics not in PHYSICS:
             raise ValueError(f"physics: unknown physics {self.physics!r}; {known_names(self.physics, PHYSICS)}")
+        if self.cut_tokens not in CUT_TOKENS:
+            raise ValueError(f"cut_tokens: must be {' or '.join(CUT_TOKENS)}, not {self.cut_tokens!r}")
+        if self.kv_transfer not in KV_TRANSFERS:
+            raise ValueError(f"kv_transfer: must be {' or '.join(KV_TRANSFERS)}, not {self.kv_transfer!r}")
+        if self.kv_chunk_tokens < 1:
+            raise ValueError(f"kv_chunk_tokens: must be 1 or more, not {self.kv_chunk_tokens!r}")
         if not 0 < self.scrape_timeout_s < float("inf"):
             raise ValueError(f"scrape_timeout_s: must be above 0, not {self.scrape_timeout_s!r}")
         if self.failures_until_lost < 1:

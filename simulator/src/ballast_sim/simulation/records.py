@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ballast_core.model import EndpointId
+from ballast_sim.simulation.splits import Split
 
 
 class Arrival(Protocol):
@@ -61,6 +62,12 @@ class Record:
     """Whether its stream broke after the first token."""
     dispatches: int = 0
     """How often it was sent out; more than once after failed legs."""
+    told_s: float | None = None
+    """When the client got its newest token, as far as that has been told."""
+    late_gaps: int = 0
+    """Gaps between tokens above the run's objective; 0 without one."""
+    split: Split | None = None
+    """How it was cut, the last time that it was sent out; None: not at all."""
     optimal: bool | None = None
     """Whether the decode endpoint assigned at arrival was the least loaded (KV in use) when prefill ended."""
 

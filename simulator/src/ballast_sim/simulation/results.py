@@ -13,6 +13,10 @@ from ballast_sim.simulation.records import Record
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
 
 
+LATE_PERCENT = 1
+"""A request meets a TBT objective if at most this share of its gaps is longer: its own P99 is within it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """Thresholds that a request must meet, each in seconds; None asks nothing."""
@@ -20,6 +24,8 @@ class Objective:
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
+    tbt_s: float | None = None
+    """Time between tokens: of the gaps between a request's tokens, 99 % must be within it."""
 
     @classmethod
     def parse(cls, text: str) -> Objective:
@@ -31,7 +37,7 @@ class Objective:
                 value = float(number)
             except ValueError:
                 value = float("nan")
-            if name not in ("ttft", "tpot", "e2e") or not 0 < value < float("inf"):
+            if name not in ("ttft", "tpot", "e2e", "tbt") or not 0 < value < float("inf"):
                 raise ValueError(f"slo: cannot read {part!r}; write such as ttft=2,tpot=0.05 (seconds, above 0)")
             if f"{name}_s" in values:
                 raise ValueError(f"slo: {name} is given twice in {text!r}; give it once")
@@ -39,8 +45,10 @@ class Objective:
         return cls(**values)
 
     def met_by(self, record: Record) -> bool:
-        """Whether a request ended within every threshold. One token has no TPOT and meets it."""
+        """Whether a request ended within every threshold. One token has no TPOT and no gap, and meets both."""
         if not record.completed:
+            return False
+        if self.tbt_s is not None and 100 * record.late_gaps > LATE_PERCENT * (record.generated_tokens - 1):
             return False
         measured = ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s), (self.e2e_s, record.e2e_s))
         return all(limit is None or value is None or value <= limit for limit, value in measured)
@@ -50,11 +58,15 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
     """The figures of a run, over the requests that arrived in it.
 
     Times in seconds; rates over the time from first arrival to last token, or to where the run was stopped.
-    `kv_hit_ratio` is the share of prompt tokens that the prefilling endpoint's cache held.
+    `kv_hit_ratio` is the share of prompt tokens that the prefilling endpoint's cache held. `tbt_s` are the gaps between
+    the tokens of all requests, whatever became of them; `goodput_tok_s` counts all tokens of the requests that met the
+    objective.
     """
     records = [record for record in fleet.records if record.arrived]
     done = [record for record in records if record.completed]
-    met = sum(objective.met_by(record) for record in records)
+    good = [record for record in records if objective.met_by(record)]
+    met = len(good)
+    cut = [record.split for record in records if record.split is not None]
     first_s = min((record.arrival_s for record in records), default=0.0)
     last_s = max((record.last_token_s for record in done if record.last_token_s is not None), default=first_s)
     span_s = (fleet.kernel.now_s if fleet.stopped else last_s) - first_s
@@ -68,11 +80,18 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "ttft_s": distribution(record.ttft_s for record in done),
         "tpot_s": distribution(record.tpot_s for record in done),
         "e2e_s": distribution(record.e2e_s for record in done),
+        "tbt_s": fleet.gaps.distribution(PERCENTILES),
+        "tbt_late_ratio": fleet.gaps.late_ratio,
         "goodput_rps": met / span_s if span_s else 0.0,
+        "goodput_tok_s": sum(record.generated_tokens for record in good) / span_s if span_s else 0.0,
         "attainment": met / len(records) if records else None,
         "throughput_tok_s": sum(record.generated_tokens for record in records) / span_s if span_s else 0.0,
         "preemptions": fleet.world.preemptions(),
         "migrations": 0,
+        "split_requests": len(cut),
+        "segments_run": sum(split.at + 1 for split in cut),
+        "kv_exposed_s": fleet.world.transfers.exposed_s,
+        "kv_hidden_ratio": fleet.world.transfers.hidden_ratio,
         "kv_hit_ratio": _hit_ratio(records),
         "optimal_assignment_ratio": sum(optimal) / len(optimal) if optimal else None,
         "decision_us": {

@@ -23,6 +23,7 @@ from ballast_sim.engine import (
     TokensAdvanced,
 )
 from ballast_sim.physics import VLLM, EngineModel, Physics
+from ballast_sim.simulation.links import Computed, KvTransfer, Link, TransferTimes
 from ballast_sim.simulation.shapes import Machine
 
 ENGINE_PRIORITY = 1
@@ -71,6 +72,8 @@ class Source:
 
     endpoint_id: EndpointId
     request_id: str
+    foreseen: bool = False
+    """Whether the endpoint that pulls was known when this leg began: only then can chunks leave before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,8 @@ class World:
         progress_every_tokens: int = 0,
         *,
         physics: Physics = VLLM,
+        kv_transfer: KvTransfer = "whole",
+        kv_chunk_tokens: int = 256,
     ) -> None:
         """With a `late_listener` the engines are coarse: same decisions and times, fewer wake-ups.
 
@@ -124,6 +129,9 @@ class World:
         self._listener = listener
         self._late_listener = late_listener
         self._origins: dict[str, _Origin] = {}
+        self._chunk_tokens = kv_chunk_tokens if kv_transfer == "chunked" else 0
+        self._computed: dict[str, Computed] = {}
+        self.transfers = TransferTimes()
         self._servers = {machine.endpoint.id: _Server(machine, self._new_engine(machine)) for machine in self.machines}
 
         roles = STAGE_ROLES[Stage.DECODE]
@@ -147,7 +155,7 @@ class World:
         return self._servers[endpoint_id].engine.block_size
 
     def submit(self, endpoint_id: EndpointId, request: EngineRequest, source: Source | None = None) -> None:
-        """Hand a request to an engine; with a source, it pulls its prompt's KV from there.
+        """Hand a request to an engine; with a source, it pulls its prompt's KV from there, or a part of it.
 
         An engine that is down refuses: the request ends with an error.
         """
@@ -279,6 +287,8 @@ class World:
                 self._pull(server, event)
             case Finished():
                 self._origins.pop(event.request_id, None)
+                if self._chunk_tokens and event.hand_off is not None:
+                    self._computed[event.request_id] = Computed.of(event.hand_off, event.at_s)
                 self._listener.finished(event)
 
     def _pull(self, server: _Server, event: PullStarted) -> None:
@@ -287,9 +297,10 @@ class World:
         It fails, when it would have ended, where its source has crashed since the KV was computed.
         """
         origin, engine = self._origins[event.request_id], server.engine
-        source, profile = self._servers[origin.source.endpoint_id], server.machine.profile
-        gbps = min(profile.link_gbps, source.machine.profile.link_gbps)
-        lasts_s = profile.link_setup_s + event.tokens * profile.kv_bytes_per_token / (gbps * 1e9 / 8)
+        source = self._servers[origin.source.endpoint_id]
+        link = Link.between(source.machine.profile, server.machine.profile)
+        computed = self._computed.pop(origin.source.request_id, None)
+        lasts_s = self._lasts_s(link, event, computed if origin.source.foreseen else None) if event.tokens else 0.0
 
         def ended() -> None:
             self._catch_up(source)
@@ -299,11 +310,24 @@ class World:
             alive = source.engine is origin.engine
             if alive:
                 source.engine.release(origin.source.request_id, self._clock.now_s)
-            engine.pull_ended(event.request_id, self._clock.now_s, failed=not alive)
+            if event.tokens:
+                engine.pull_ended(event.request_id, self._clock.now_s, failed=not alive)
             self._run(source)
             self._run(server)
 
         self._clock.at(self._clock.now_s + lasts_s, ended, ENGINE_PRIORITY)
+
+    def _lasts_s(self, link: Link, event: PullStarted, computed: Computed | None) -> float:
+        """How long a pull that begins now lasts; what chunks brought before is there already."""
+        whole_s = exposed_s = lasts_s = link.whole_s(event.tokens)
+        if computed is not None:
+            arrives_s = computed.arrives_s(link, event.first, event.tokens, self._chunk_tokens)
+            exposed_s = max(0.0, arrives_s - computed.ended_s)
+            lasts_s = max(0.0, arrives_s - self._clock.now_s)
+        self.transfers.transfers += 1
+        self.transfers.whole_s += whole_s
+        self.transfers.exposed_s += exposed_s
+        return lasts_s
 
 
 def _never_begun(request: EngineRequest) -> RequestStats:
