@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import assert_never
 
 import numpy as np
@@ -23,6 +25,7 @@ from ballast_core.events import (
     EndpointObserved,
     Event,
     FirstToken,
+    LengthPredicted,
     Migrated,
     MigrationFailed,
     PrefillDone,
@@ -52,6 +55,7 @@ from ballast_core.placer import Placed, Placer
 from ballast_core.policies.base import Placement
 from ballast_core.policies.suite import Suite
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_core.rescheduling.rescheduler import Rescheduler
 
 _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
 
@@ -77,8 +81,9 @@ class DirectorSettings(Suite):
     @property
     def beliefs(self) -> Belief:
         """What is learned."""
-        cuts = Belief.NONE if self.partition is None else self.partition.needs
-        return self.prefill.needs | self.decode.needs | cuts | self.learn
+        parts = (self.prefill, self.decode, self.partition, self.rescheduling)
+        needs = [part.needs for part in parts if part is not None]
+        return reduce(or_, needs, self.learn)
 
     @property
     def follows_progress(self) -> bool:
@@ -111,6 +116,11 @@ class Director:
                 learner=self._learner,
                 placer=self.placer,
             )
+        self.rescheduler: Rescheduler | None = None
+        if settings.rescheduling is not None:
+            self.rescheduler = Rescheduler(
+                settings.rescheduling, self.inventory, self.ledger, self.beliefs, self.partitioner
+            )
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
         """Take in what happened at `now_s` (seconds on the driver's clock) and say what is to be done."""
@@ -119,10 +129,8 @@ class Director:
                 return self._on_endpoint(event, now_s)
             case SegmentDone():
                 return self._segment_done(event.request_id, event.generated_tokens, now_s)
-            case Migrated() | MigrationFailed():
-                return []  # nothing moves requests yet
             case RequestArrived():
-                return self._arrived(event.request, now_s)
+                return self._arrived(event.request, now_s) + self._wake(now_s)
             case Progress():
                 self.on_progress([(now_s, event.request_id, event.generated_tokens)])
                 return []
@@ -138,8 +146,11 @@ class Director:
                 return [Cancel(event.request_id)] if open_until_now else []
             case DispatchFailed():
                 return self._failed(event, now_s)
+            case Migrated() | MigrationFailed() | LengthPredicted():
+                return self._with_entry(event.request_id, lambda e: self._told(e, event, now_s))
             case TimerFired():
-                return self._dispatch_held(now_s)
+                moves = [] if self.rescheduler is None else self.rescheduler.on_timer(now_s)
+                return self._dispatch_held(now_s) + moves
             case _:
                 assert_never(event)
 
@@ -338,6 +349,18 @@ class Director:
         self._release_if_gone(*slots)
         return True
 
+    def _wake(self, now_s: float) -> list[Effect]:
+        return [] if self.rescheduler is None else self.rescheduler.wake(now_s)
+
+    def _told(self, entry: Entry, event: Migrated | MigrationFailed | LengthPredicted, now_s: float) -> None:
+        """A request runs at its target, or stays, or is foreseen to go on for so long."""
+        if isinstance(event, LengthPredicted):
+            self.ledger.foresee(entry, event.remaining_tokens)
+        elif self.rescheduler is not None:
+            slots = self._slots_of(entry)
+            self.rescheduler.settled(entry, event, now_s)
+            self._release_if_gone(*slots)
+
     def _with_entry(self, request_id: RequestId, change: Callable[[Entry], None]) -> list[Effect]:
         entry = self.ledger.get(request_id)
         if entry is not None:
@@ -401,4 +424,6 @@ class Director:
 
     @staticmethod
     def _slots_of(entry: Entry) -> list[int]:
-        return [slot for slot in (entry.prefill_slot, entry.decode_slot) if slot is not None]
+        """Every slot on whose books it is."""
+        coming = None if entry.reservation is None else entry.reservation.decode_slot
+        return [slot for slot in (entry.prefill_slot, entry.decode_slot, coming) if slot is not None]

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from ballast_core.decision import PlacementTrace
 from ballast_core.model import Endpoint, RejectReason, RequestId
 from ballast_core.partition.protocol import Segment
+from ballast_core.rescheduling.trace import RoundTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Migrate:
     request_id: RequestId
     source: Endpoint
     target: Endpoint
+    trace: RoundTrace | None = None
+    """The round that chose it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthPredicted:
+    """A predictor, in the engine or beside it, foresees so many more output tokens of a request than it has by now."""
+
+    request_id: RequestId
+    remaining_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchFailed:
     """A leg failed before the client got a token, in a way that another endpoint may mend.
 
@@ -132,6 +140,7 @@ Event: TypeAlias = (
     | ClientGone
     | Migrated
     | MigrationFailed
+    | LengthPredicted
     | EndpointObserved
     | EndpointDraining
     | EndpointLost

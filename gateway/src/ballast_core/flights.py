@@ -31,6 +31,8 @@ class Flights:
         self._counted_tokens: IntArray = np.zeros(_FIRST_ROWS, np.int64)
         self._class_slot: IntArray = np.zeros(_FIRST_ROWS, np.int64)
         self._decoding: BoolArray = np.zeros(_FIRST_ROWS, np.bool_)
+        self._movable: BoolArray = np.zeros(_FIRST_ROWS, np.bool_)
+        self._expected_tokens: FloatArray = np.zeros(_FIRST_ROWS)
         self._handoff_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._first_token_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._progress_at_s: FloatArray = np.zeros(_FIRST_ROWS)
@@ -85,6 +87,16 @@ class Flights:
         return self._decoding[: self.count]
 
     @property
+    def movable(self) -> BoolArray:
+        """Whether it may decode elsewhere, once it does."""
+        return self._movable[: self.count]
+
+    @property
+    def expected_tokens(self) -> FloatArray:
+        """Output tokens in all, as a predictor said last; NaN where none did. Watchers are not told of it."""
+        return self._expected_tokens[: self.count]
+
+    @property
     def handoff_at_s(self) -> FloatArray:
         """When it reached its decode endpoint; while pending, when it is expected there."""
         return self._handoff_at_s[: self.count]
@@ -108,6 +120,8 @@ class Flights:
         handoff_at_s: float,
         now_s: float,
         class_slot: int = 0,
+        movable: bool = False,
+        expected_tokens: float | None = None,
     ) -> int:
         """A new pending row; returns its index, good until a row is removed."""
         if self.count == len(self._slot):
@@ -120,6 +134,8 @@ class Flights:
         self._generated_tokens[row] = self._counted_tokens[row] = 0
         self._class_slot[row] = class_slot
         self._decoding[row] = False
+        self._movable[row] = movable
+        self._expected_tokens[row] = np.nan if expected_tokens is None else expected_tokens
         self._handoff_at_s[row] = self._first_token_at_s[row] = handoff_at_s
         self._progress_at_s[row] = now_s
         self._touch(row)
@@ -178,6 +194,8 @@ class Flights:
             self._counted_tokens,
             self._class_slot,
             self._decoding,
+            self._movable,
+            self._expected_tokens,
             self._handoff_at_s,
             self._first_token_at_s,
             self._progress_at_s,
@@ -192,6 +210,8 @@ class Flights:
         self._counted_tokens = np.resize(self._counted_tokens, rows)
         self._class_slot = np.resize(self._class_slot, rows)
         self._decoding = np.resize(self._decoding, rows)
+        self._movable = np.resize(self._movable, rows)
+        self._expected_tokens = np.resize(self._expected_tokens, rows)
         self._handoff_at_s = np.resize(self._handoff_at_s, rows)
         self._first_token_at_s = np.resize(self._first_token_at_s, rows)
         self._progress_at_s = np.resize(self._progress_at_s, rows)

@@ -170,6 +170,18 @@ class Inventory:
             self._candidates[stage] = found
         return found
 
+    def draining(self, stage: Stage) -> list[int]:
+        """Slots of endpoints that drain and whose role may take the stage, in order of id."""
+        roles = STAGE_ROLES[stage]
+        return [
+            slot
+            for _, slot in sorted(
+                (endpoint.id, slot)
+                for slot, endpoint in enumerate(self._endpoints)
+                if endpoint is not None and self._readiness[slot] is Readiness.DRAINING and endpoint.role in roles
+            )
+        ]
+
     def ready_roles(self) -> frozenset[Role]:
         """The roles of which there is a ready endpoint."""
         if self._roles is None:

@@ -192,8 +192,20 @@ class Ledger:
             handoff_at_s=now_s + prefill_s,
             now_s=now_s,
             class_slot=class_slot,
+            movable=entry.request.movable and entry.request.subset is None and not entry.avoid,
+            expected_tokens=entry.request.expected_output_tokens,
         )
         self._by_row.append(entry)
+
+    def at(self, row: int) -> Entry:
+        """The entry, or the reservation, of a row of `flights`."""
+        return self._by_row[row]
+
+    def foresee(self, entry: Entry, remaining_tokens: float) -> None:
+        """A predictor said how many output tokens are to come; what is no number of 0 or more is taken as unknown."""
+        if entry.row >= 0:
+            known = 0.0 <= remaining_tokens < math.inf
+            self.flights.expected_tokens[entry.row] = entry.generated_tokens + remaining_tokens if known else math.nan
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill is over: from here on it is on its decode endpoint's books only. Idempotent."""

@@ -21,7 +21,9 @@ UNINFORMED_PROFILE = HardwareProfile(
     derivation="a guess between the shipped profiles, for endpoints whose hardware nobody named; learned from there",
 )
 
-_OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _CHUNK_TOKEN, _KV = range(10)
+_OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _CHUNK_TOKEN, _KV, _KV_BYTES, _LINK, _LINK_SETUP = (
+    range(13)
+)
 
 
 def _column_values(profile: HardwareProfile) -> tuple[float, ...]:
@@ -39,6 +41,9 @@ def _column_values(profile: HardwareProfile) -> tuple[float, ...]:
         chunk_s,
         chunk_s / budget,
         float(profile.kv_tokens),
+        float(profile.kv_bytes_per_token),
+        profile.kv_bytes_per_token / (profile.link_gbps * 1e9 / 8),
+        profile.link_setup_s,
     )
 
 
@@ -110,6 +115,18 @@ class StackedProfiles:
     def kv_tokens(self, slots: IntArray) -> FloatArray:
         """Tokens of KV cache that each slot's endpoint holds."""
         return self._at(_KV, slots)
+
+    def kv_bytes_per_token(self, slots: IntArray) -> FloatArray:
+        """Bytes of one token's KV on each slot's endpoint: where these differ, so do the caches."""
+        return self._at(_KV_BYTES, slots)
+
+    def link_token_s(self, slots: IntArray) -> FloatArray:
+        """Seconds in which each slot's link carries one token's KV."""
+        return self._at(_LINK, slots)
+
+    def link_setup_s(self, slots: IntArray) -> FloatArray:
+        """Seconds before the first byte, of each slot's link."""
+        return self._at(_LINK_SETUP, slots)
 
     def pair_s(self, slots: IntArray) -> FloatArray:
         """Seconds of one pair of a prefill token and a token that it attends to."""

@@ -104,6 +104,10 @@ class Partitioner:
         run = self._runs.get(request_id)
         return run is not None and run.at + 1 < len(run.segments)
 
+    def to_be_cut(self) -> list[RequestId]:
+        """Requests that have segments to come."""
+        return [request_id for request_id in self._runs if self.to_come(request_id)]
+
     def segment_done(self, entry: Entry, now_s: float) -> Handoff:
         """The segment that runs has reached its end: where the next one, which there is, goes."""
         run = self._runs[entry.request.id]

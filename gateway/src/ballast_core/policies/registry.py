@@ -19,6 +19,7 @@ from ballast_core.policies.parameters import Parameter, Takes, parameters_of, pa
 from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
 from ballast_core.policies.sibyl import Sibyl
 from ballast_core.queueing.registry import QUEUE_ORDERS
+from ballast_core.rescheduling.registry import RESCHEDULINGS
 
 _SHIPPED: tuple[type[Placement], ...] = (
     Ballast,
@@ -66,6 +67,7 @@ class Kind(Generic[P]):
 
 PLACEMENT = Kind("placement", ALL_PLACEMENTS)
 QUEUE_ORDER = Kind("queue order", QUEUE_ORDERS)
+RESCHEDULING = Kind("rescheduling", RESCHEDULINGS)
 
 PARTS: Mapping[str, Kind[Any]] = MappingProxyType({"prefill": PLACEMENT, "decode": PLACEMENT})
 """The kind of each part of a `Suite`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -12,7 +11,10 @@ from ballast_core.beliefs.kinds import Belief
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decodes:
-    """The running decodes of all endpoints that may give or take some. Shapes: (requests,) unless said."""
+    """The decodes, running and to come, of all endpoints that may give or take some. Shapes: (requests,) unless said.
+
+    One whose prefill is not over counts where it will decode; one that moves counts where it moves to.
+    """
 
     endpoint: IntArray
     """Index of the endpoint that decodes it, into the arrays of shape (endpoints,)."""
@@ -21,13 +23,15 @@ class Decodes:
     remaining_tokens: FloatArray
     """Output tokens to come, as the predictor says; 0 or more."""
     may_move: BoolArray
-    """Not those that are moving already, nor those whose state cannot be carried over."""
+    """Not pending ones, those that move or have just moved, nor those whose state cannot be carried over."""
+    takes: BoolArray
+    """Whether the endpoint takes new work: not one that drains, which all should leave. Shape (endpoints,)."""
     tokens_per_s: FloatArray
     """Output tokens a second of one request, shape (endpoints,)."""
     kv_tokens: FloatArray
     """KV tokens that the endpoint may hold in all, shape (endpoints,)."""
-    pending_tokens: FloatArray
-    """KV tokens promised beside these: pending prefills and decodes on their way in, shape (endpoints,)."""
+    other_tokens: FloatArray
+    """KV tokens that it holds beside these requests: those of other gateways, shape (endpoints,)."""
     migration_s: FloatArray
     """Seconds that the copy of one token's KV takes between endpoints: rows give, columns take; inf: no link.
 
@@ -47,7 +51,21 @@ class Move:
     target: int
     """Index of the endpoint."""
     gain: float
-    """What the policy's objective falls by; above 0."""
+    """What the policy's objective falls by: above 0, unless the source drains."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """What a policy found, and why."""
+
+    moves: tuple[Move, ...]
+    """In the order in which they were chosen, each with the ones before it done; empty: leave all as it is."""
+    loads: FloatArray
+    """Load of each endpoint before any move, as the policy weighs it; shape (endpoints,)."""
+    objective: float
+    """Before any move."""
+    reason: str
+    """Why there are no more moves, for people."""
 
 
 class Rescheduling(Protocol):
@@ -65,6 +83,16 @@ class Rescheduling(Protocol):
         """Seconds between two rounds."""
         ...
 
-    def moves(self, decodes: Decodes) -> Sequence[Move]:
-        """What to move now, the best first; empty: nothing is better than to leave all as it is. Pure."""
+    @property
+    def min_stay_s(self) -> float:
+        """A request that has moved, or could not, is not moved again for so long."""
+        ...
+
+    @property
+    def predictor(self) -> str:
+        """Who foretells remaining lengths: a name of `ballast_core.lengths.PREDICTORS`."""
+        ...
+
+    def decide(self, decodes: Decodes) -> Round:
+        """What to move now. Pure."""
         ...

@@ -1,0 +1,226 @@
+"""ARES: move the decode whose move takes most away from the variance of future load (section 5, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from ballast_core.arrays import BoolArray, FloatArray, IntArray
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.policies.base import parameter
+from ballast_core.rescheduling.load_curves import Horizon, LoadCurves
+from ballast_core.rescheduling.protocol import Decodes, Move, Round
+
+_FIRST_CHUNK = 32
+_CHUNK = 256
+"""Requests weighed against all targets at once."""
+_NOISE_RATIO = 1e-9
+"""A gain below this share of the objective is rounding."""
+_PIECE = 200_000
+"""Multiplications of a matrix product: OpenBLAS uses threads from 262,144 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ares:
+    """ARES, Algorithm 1 with the errata of docs/rescheduling.md.
+
+    Load of endpoint i at time t: sum over its requests r that still run by then of N(r) + v t. w_i is its mean over the
+    horizon by weights beta that sum to 1; i is overloaded if w_i > (1 + theta) mean w, and may take if below that. Of
+    all requests of overloaded endpoints whose remaining tokens exceed those that the move itself takes, and all
+    endpoints that may take, have a link and hold N(r) + N^(r) more tokens within their memory, the pair that
+    lowers the weighted variance of loads most is moved; none if none lowers it.
+    Decodes leave an endpoint that drains first, the longest ahead, for where the variance then rises least.
+    Without `prediction` it is the paper's "vLLM + rescheduling": the current load decides alone.
+    """
+
+    type: ClassVar[str] = "ares"
+    theta: float = parameter(0.1, "An endpoint is overloaded if its load is above the mean by more than this share.")
+    horizon_s: float = parameter(60.0, "How far ahead load is looked at, in seconds.")
+    half_life_s: float = parameter(20.0, "The weight of a moment halves for every so many seconds ahead.")
+    points: int = parameter(32, "Moments of the horizon at which load is compared.")
+    prediction: bool = parameter(True, "Looks ahead by predicted lengths; false: the current load alone decides.")
+    predictor: Literal["hinted", "survival"] = parameter(
+        "hinted", "Who foretells lengths: hints with survival curves where there are none, or these alone."
+    )
+    load: Literal["share", "tokens"] = parameter(
+        "share", "Load is tokens by the endpoint's share of a typical KV capacity, or raw tokens."
+    )
+    interval_s: float = parameter(1.0, "Seconds between two rounds.")
+    max_moves_per_round: int = parameter(1, "Moves that balance, in one round.")
+    max_moves_under_way: int = parameter(4, "Moves at the same time, those that empty draining endpoints included.")
+    min_stay_s: float = parameter(10.0, "A request that has moved, or could not, stays for so long.")
+    payoff: float = parameter(1.0, "Remaining tokens must exceed this many times those that a move takes.")
+    memory_ratio: float = parameter(0.95, "Share of a target's KV capacity that moves may fill.")
+    empty_draining: bool = parameter(True, "Moves decodes away from endpoints that drain.")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field."""
+        for name in ("theta", "min_stay_s"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name}: must be a finite number, 0 or more, not {getattr(self, name)!r}")
+        for name in ("horizon_s", "half_life_s", "interval_s", "payoff"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name}: must be a finite number above 0, not {getattr(self, name)!r}")
+        for name in ("points", "max_moves_per_round", "max_moves_under_way"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be 1 or more, not {getattr(self, name)!r}")
+        if not 0 < self.memory_ratio <= 1:
+            raise ValueError(f"memory_ratio: must be above 0 and at most 1, not {self.memory_ratio!r}")
+
+    @property
+    def needs(self) -> Belief:
+        """Rates turn tokens into seconds; lengths only where it looks ahead."""
+        now = Belief.RATES | Belief.PROGRESS
+        return now | Belief.LENGTHS if self.prediction else now
+
+    @property
+    def horizon(self) -> Horizon:
+        """What it looks at."""
+        if not self.prediction:
+            return Horizon.now()
+        return Horizon.discounted(self.horizon_s, self.half_life_s, self.points)
+
+    def decide(self, decodes: Decodes) -> Round:
+        """One round: endpoints that drain first, then balance."""
+        curves = LoadCurves(decodes, self.horizon, by_capacity=self.load == "share")
+        loads, objective = curves.weighted(), curves.objective()
+        free = self.max_moves_under_way - decodes.moves_under_way
+        if free <= 0:
+            return Round((), loads, objective, f"{decodes.moves_under_way} moves are under way, the limit")
+        search = _Search(self, curves, decodes)
+        moves: list[Move] = []
+        if self.empty_draining:
+            moves += search.empty_draining(free)
+        reason = f"{len(moves)} moves, the limit"
+        while len(moves) < free:
+            if len(moves) >= self.max_moves_per_round:
+                break
+            move, reason = search.balance()
+            if move is None:
+                break
+            moves.append(move)
+            reason = f"{len(moves)} moves, the limit"
+        return Round(tuple(moves), loads, objective, reason)
+
+
+class _Search:
+    """The pairs of request and target, weighed on curves that follow each move. R rows, E endpoints, H points."""
+
+    def __init__(self, policy: Ares, curves: LoadCurves, decodes: Decodes) -> None:
+        self._policy = policy
+        self._curves = curves
+        self._decodes = decodes
+        self._may_move: BoolArray = decodes.may_move.copy()
+        if policy.prediction:
+            self._total_tokens: FloatArray = decodes.tokens + decodes.remaining_tokens
+            left_s = decodes.remaining_tokens / (policy.payoff * curves.rates[decodes.endpoint])
+            left_s -= decodes.migration_setup_s
+            self._slowest_s: FloatArray = left_s / np.maximum(decodes.tokens, 1.0)
+            """Seconds that the copy of a token may take, so that the request outlives its move."""
+        else:
+            self._total_tokens = decodes.tokens
+            self._slowest_s = np.full(len(decodes.tokens), np.inf)
+
+    def balance(self) -> tuple[Move | None, str]:
+        """The move that lowers the objective most, done; or why there is none."""
+        curves, decodes = self._curves, self._decodes
+        loads = curves.weighted()
+        if len(curves.takes) < 2:
+            return None, "there are not two endpoints to choose between"
+        limit = (1.0 + self._policy.theta) * float(loads[curves.takes].mean())
+        overloaded = decodes.takes & (loads > limit)
+        if not overloaded.any():
+            return None, "no endpoint is overloaded"
+        targets = np.flatnonzero(decodes.takes & (loads < limit))
+        rows = np.flatnonzero(self._may_move & overloaded[curves.endpoint])
+        best = self._best(rows, targets, _NOISE_RATIO * curves.objective())
+        if best is None:
+            return None, "no move lowers the variance"
+        return self._done(best), ""
+
+    def empty_draining(self, most: int) -> Iterator[Move]:
+        """Up to so many moves away from endpoints that drain, those with the most tokens to come first."""
+        curves = self._curves
+        rows = np.flatnonzero(self._may_move & ~self._decodes.takes[curves.endpoint])
+        if not len(rows) or not len(curves.takes):
+            return
+        for row in rows[np.argsort(-self._decodes.remaining_tokens[rows], kind="stable")]:
+            if most <= 0:
+                return
+            best = self._best(np.array([row]), curves.takes, -np.inf)
+            if best is not None:
+                most -= 1
+                yield self._done(best)
+
+    def _done(self, move: Move) -> Move:
+        self._curves.move(move.request, move.target, float(self._total_tokens[move.request]))
+        self._may_move[move.request] = False
+        return move
+
+    def _best(self, rows: IntArray, targets: IntArray, least_gain: float) -> Move | None:
+        """The pair with the highest gain above `least_gain`; the first of equal ones.
+
+        With d the loads less their mean, a the request's load at its source and b at its target, moving it lowers the
+        variance across n endpoints at each point by 1/n of 2 a d_i - a^2 - 2 b d_j - b^2 + (b - a)^2 / n. A source that
+        drains is not among the n: a = 0. Targets of one rate and scale share b, and no request gains more among them
+        than at their lowest d of each point: most pairs are never looked at.
+        """
+        curves = self._curves
+        count = len(curves.takes)
+        if not len(rows) or not len(targets):
+            return None
+        beta, centred = curves.horizon.weights, curves.centred()
+        source = curves.endpoint[rows]
+        given = curves.load_where(rows, source)
+        given *= self._decodes.takes[source][:, None]
+        relief = np.einsum("rh,rh,h->r", given, 2.0 * centred[source] - given, beta)
+        best, floor = None, least_gain * count
+        for group in self._alike(targets):
+            taken = curves.load_at(rows, curves.rates[group[0]], curves.scale[group[0]])
+            weighed = taken * beta
+            own = relief - np.einsum("rh,rh->r", weighed, taken)
+            own += np.einsum("rh,h->r", (taken - given) ** 2, beta) / count
+            weighed *= 2.0
+            bound = own - weighed @ centred[group].min(axis=0)
+            order = np.argsort(-bound, kind="stable")
+            start, size = 0, _FIRST_CHUNK
+            while start < len(order) and bound[order[start]] > floor:
+                chunk = order[start : start + size]
+                gains = own[chunk][:, None] - _product(weighed[chunk], centred[group].T)
+                gains[~self._allowed(rows[chunk], group)] = -np.inf
+                at = int(gains.argmax())
+                if gains.flat[at] > floor:
+                    floor = float(gains.flat[at])
+                    row, target = divmod(at, len(group))
+                    best = Move(int(rows[chunk[row]]), int(group[target]), floor / count)
+                start, size = start + size, _CHUNK
+        return best
+
+    def _alike(self, targets: IntArray) -> list[IntArray]:
+        """Targets by what a request's load on them depends on."""
+        kinds = np.stack([self._curves.rates[targets], self._curves.scale[targets]], axis=1)
+        _, members = np.unique(kinds, axis=0, return_inverse=True)
+        members = members.ravel()
+        return [targets[members == kind] for kind in range(int(members.max()) + 1)]
+
+    def _allowed(self, rows: IntArray, targets: IntArray) -> BoolArray:
+        """Pairs of which the request outlives the move and the target holds it to its end; shape (rows, targets)."""
+        policy, curves, decodes = self._policy, self._curves, self._decodes
+        source = curves.endpoint[rows]
+        room = policy.memory_ratio * decodes.kv_tokens[targets] - curves.held_tokens[targets]
+        allowed = self._total_tokens[rows][:, None] <= room
+        allowed &= decodes.migration_s[np.ix_(source, targets)] < self._slowest_s[rows][:, None]
+        allowed &= source[:, None] != targets
+        return np.asarray(allowed, np.bool_)
+
+
+def _product(left: FloatArray, right: FloatArray) -> FloatArray:
+    """left @ right in pieces that a BLAS computes on the calling thread: waking up others takes longer."""
+    rows = max(_PIECE // max(right.size, 1), 1)
+    answer = np.empty((len(left), right.shape[1]))
+    for start in range(0, len(left), rows):
+        np.matmul(left[start : start + rows], right, out=answer[start : start + rows])
+    return answer

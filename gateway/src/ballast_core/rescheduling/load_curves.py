@@ -1,0 +1,136 @@
+"""The load of each endpoint over the coming time, and what one request's move changes of it.
+
+A request that holds N tokens and has R to come holds N + v t of them at time t on an endpoint that gives it v tokens a
+second, and none once v t reaches R. An endpoint's load is the sum over its requests. The objective is the variance of
+loads across the endpoints at each point of time, weighed over the horizon with weights that sum to 1 (ARES, Eq. 4,
+whose first term is the point t = 0).
+
+Load is counted in tokens of a typical endpoint: where KV capacities differ, an endpoint's tokens are divided by its own
+capacity and multiplied by the mean one. On equal hardware that is the number of tokens, as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.rescheduling.protocol import Decodes
+
+_CLASS_STEPS = 4.0
+"""Rates within a factor of 2 ** (1 / 4) count as one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Horizon:
+    """The points of time that count. Shapes: (points,)."""
+
+    times_s: FloatArray
+    """From now on, ascending; the first is 0."""
+    weights: FloatArray
+    """beta, normalised to sum to 1."""
+
+    @classmethod
+    def now(cls) -> Horizon:
+        """The current load alone."""
+        return cls(np.zeros(1), np.ones(1))
+
+    @classmethod
+    def discounted(cls, horizon_s: float, half_life_s: float, points: int) -> Horizon:
+        """Equal steps from now on, the last one before `horizon_s`; beta halves every `half_life_s`."""
+        times_s = np.arange(points) * (horizon_s / points)
+        weights: FloatArray = np.exp2(-times_s / half_life_s)
+        return cls(np.asarray(times_s, np.float64), np.asarray(weights / weights.sum(), np.float64))
+
+    def alive(self, remaining_tokens: FloatArray, tokens_per_s: FloatArray) -> IntArray:
+        """At how many points each request still runs: at the first one always, for it runs now."""
+        life_s = remaining_tokens / tokens_per_s
+        return np.maximum(np.searchsorted(self.times_s, life_s, side="left"), 1)
+
+    def curves(self, tokens: FloatArray, alive: IntArray, tokens_per_s: FloatArray) -> FloatArray:
+        """Tokens that each request holds at each point, shape (requests, points)."""
+        curves = tokens_per_s[:, None] * self.times_s
+        curves += tokens[:, None]
+        curves *= np.arange(len(self.times_s)) < alive[:, None]
+        return curves
+
+
+def rate_classes(tokens_per_s: FloatArray) -> FloatArray:
+    """Each endpoint's rate, with those that are about the same made the same: the mean of their class."""
+    steps = np.floor(np.log2(tokens_per_s) * _CLASS_STEPS)
+    _, members = np.unique(steps, return_inverse=True)
+    return np.asarray((np.bincount(members, tokens_per_s) / np.bincount(members))[members], np.float64)
+
+
+class LoadCurves:
+    """Curves of all endpoints, kept up to date as requests are moved. E endpoints, H points."""
+
+    def __init__(self, decodes: Decodes, horizon: Horizon, *, by_capacity: bool = True) -> None:
+        """`by_capacity`: whether unlike KV capacities are told apart, else load is raw tokens."""
+        self.decodes = decodes
+        self.horizon = horizon
+        self.takes = np.flatnonzero(decodes.takes)
+        """The endpoints whose balance counts."""
+        capacity = decodes.kv_tokens
+        typical = float(capacity[self.takes].mean()) if len(self.takes) else 1.0
+        self.scale: FloatArray = typical / capacity if by_capacity else np.ones(len(capacity))
+        """Load of one token, shape (E,)."""
+        self.rates: FloatArray = rate_classes(decodes.tokens_per_s)
+        self.endpoint: IntArray = decodes.endpoint.copy()
+        """Where each request is by now."""
+        held = np.bincount(decodes.endpoint, decodes.tokens, minlength=len(capacity))
+        self.held_tokens: FloatArray = held + decodes.other_tokens
+        """KV tokens held by now, with those promised to requests that were moved there; shape (E,)."""
+        self.loads: FloatArray = self._sums() * self.scale[:, None]
+        """Shape (E, H)."""
+
+    def _sums(self) -> FloatArray:
+        """Tokens over time, from sums by endpoint and last point: nothing here is by request and point."""
+        decodes, points = self.decodes, len(self.horizon.times_s)
+        alive = self.horizon.alive(decodes.remaining_tokens, self.rates[decodes.endpoint])
+        cells = decodes.endpoint * points + alive - 1
+        size = len(decodes.kv_tokens) * points
+        shape = (len(decodes.kv_tokens), points)
+        ending = np.bincount(cells, minlength=size).reshape(shape)
+        ending_tokens = np.bincount(cells, decodes.tokens, minlength=size).reshape(shape)
+        running = ending[:, ::-1].cumsum(axis=1)[:, ::-1]
+        held = ending_tokens[:, ::-1].cumsum(axis=1)[:, ::-1]
+        grown = running * self.horizon.times_s * self.rates[:, None]
+        return np.asarray(held + grown + decodes.other_tokens[:, None], np.float64)
+
+    def weighted(self) -> FloatArray:
+        """w: each endpoint's load over the horizon, shape (E,)."""
+        return np.asarray(self.loads @ self.horizon.weights, np.float64)
+
+    def centred(self) -> FloatArray:
+        """Loads less their mean over the endpoints that take work, shape (E, H)."""
+        return np.asarray(self.loads - self.loads[self.takes].mean(axis=0), np.float64)
+
+    def objective(self) -> float:
+        """The weighted variance, in tokens squared; 0 without endpoints that take work."""
+        return float(self.loads[self.takes].var(axis=0) @ self.horizon.weights) if len(self.takes) else 0.0
+
+    def load_at(self, rows: IntArray, rate: FloatArray | float, scale: FloatArray | float) -> FloatArray:
+        """Load that requests are on endpoints of this rate and scale, by request or the same for all.
+
+        Shape (rows, H).
+        """
+        decodes = self.decodes
+        rates = np.broadcast_to(np.asarray(rate, np.float64), rows.shape)
+        alive = self.horizon.alive(decodes.remaining_tokens[rows], rates)
+        curves = self.horizon.curves(decodes.tokens[rows], alive, rates)
+        curves *= np.broadcast_to(np.asarray(scale, np.float64), rows.shape)[:, None]
+        return curves
+
+    def load_where(self, rows: IntArray, endpoints: IntArray) -> FloatArray:
+        """Load that each request is on its endpoint of `endpoints`, shape (rows, H)."""
+        return self.load_at(rows, self.rates[endpoints], self.scale[endpoints])
+
+    def move(self, row: int, target: int, promised_tokens: float) -> None:
+        """Count a request at its target, where so many tokens are promised to it; its source keeps its memory yet."""
+        rows, source = np.array([row]), self.endpoint[row]
+        self.loads[source] -= self.load_where(rows, np.array([source]))[0]
+        self.loads[target] += self.load_where(rows, np.array([target]))[0]
+        self.held_tokens[target] += promised_tokens
+        self.endpoint[row] = target

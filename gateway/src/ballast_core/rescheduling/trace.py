@@ -1,0 +1,66 @@
+"""Why did this request move, and why did none? One round of a rescheduling policy with everything that it weighed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ballast_core.arrays import FloatArray
+from ballast_core.model import Endpoint, EndpointId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTrace:
+    """One move of a round."""
+
+    request_id: RequestId
+    source: EndpointId
+    target: EndpointId
+    gain: float
+    """What the objective falls by."""
+    tokens: float
+    """That the request held."""
+    remaining_tokens: float
+    """As predicted."""
+    move_s: float
+    """Seconds that the copy should take on a link of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundTrace:
+    """One round. `loads[k]` belongs to `endpoints[k]`."""
+
+    at_s: float
+    policy: str
+    endpoints: tuple[Endpoint, ...]
+    loads: FloatArray
+    """As the policy weighs them, before any move."""
+    objective: float
+    """Before any move."""
+    requests: int
+    """Decodes that were looked at."""
+    moves: tuple[MoveTrace, ...]
+    reason: str
+    """Why there were no more moves."""
+
+    def as_dict(self) -> dict[str, object]:
+        """The trace as plain JSON values."""
+        return {
+            "at_s": self.at_s,
+            "policy": self.policy,
+            "requests": self.requests,
+            "objective": self.objective,
+            "loads": {endpoint.id: float(load) for endpoint, load in zip(self.endpoints, self.loads, strict=True)},
+            "moves": [
+                {
+                    "request_id": move.request_id,
+                    "source": move.source,
+                    "target": move.target,
+                    "gain": move.gain,
+                    "tokens": move.tokens,
+                    "remaining_tokens": move.remaining_tokens,
+                    "move_s": move.move_s,
+                }
+                for move in self.moves
+            ],
+            "reason": self.reason,
+        }

@@ -1,0 +1,303 @@
+"""The Director moves decodes: rounds by timer, books on both sides meanwhile, and whatever may happen on the way."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_core.director import Director, DirectorSettings
+from ballast_core.effects import Effect, Migrate, WakeAt
+from ballast_core.events import (
+    ClientGone,
+    EndpointDraining,
+    EndpointLost,
+    EndpointObserved,
+    Event,
+    FirstToken,
+    LengthPredicted,
+    Migrated,
+    MigrationFailed,
+    PrefillDone,
+    Progress,
+    RequestArrived,
+    RequestEnded,
+    TimerFired,
+)
+from ballast_core.inventory import Readiness
+from ballast_core.ledger import Phase
+from ballast_core.model import EndpointId, Outcome, RequestId, Role, Stage
+from ballast_core.policies.placements import LeastRequests
+from ballast_core.rescheduling.ares import Ares
+from tests.support.core_builders import endpoint, request
+
+
+def mover(policy: Ares | None = None, names: tuple[str, ...] = ("p0", "d0", "d1")) -> Director:
+    least = LeastRequests()
+    made = Director(DirectorSettings(prefill=least, decode=least, rescheduling=policy or Ares(min_stay_s=5.0)))
+    for name in names:
+        made.on_event(EndpointObserved(endpoint(name)), 0.0)
+    return made
+
+
+def start(d: Director, name: str, now_s: float, *, on: str, output: float = 5000.0, **more: object) -> list[Effect]:
+    """A request that decodes on this endpoint after 100 tokens."""
+    asked = replace(request(name, 4000), expected_output_tokens=output, **more)  # type: ignore[arg-type]
+    effects = d.on_event(RequestArrived(asked), now_s)
+    d.on_event(FirstToken(asked.id), now_s)
+    entry = d.ledger.get(asked.id)
+    assert entry is not None
+    d.ledger.move(entry, slot_of(d, on), now_s)
+    d.on_event(Progress(asked.id, 100), now_s)
+    return effects
+
+
+def crowded(d: Director, count: int = 3) -> None:
+    """So many requests on d0, none on d1."""
+    for k in range(count):
+        start(d, f"r{k}", 0.0, on="d0")
+
+
+def slot_of(d: Director, name: str) -> int:
+    slot = d.inventory.slot_of(EndpointId(name))
+    assert slot is not None
+    return slot
+
+
+def where(d: Director, name: str) -> str:
+    entry = d.ledger.get(RequestId(name))
+    assert entry is not None
+    assert entry.decode_slot is not None
+    return d.inventory.endpoint(entry.decode_slot).id
+
+
+def moves(effects: list[Effect]) -> list[Migrate]:
+    return [effect for effect in effects if isinstance(effect, Migrate)]
+
+
+def test_a_round_moves_one_and_books_it_on_both_sides() -> None:
+    """Three on d0: one goes to d1, and is load there at once."""
+    d = mover()
+    crowded(d)
+    effects = d.on_event(TimerFired(), 1.0)
+    (move,) = moves(effects)
+    assert (move.source.id, move.target.id) == ("d0", "d1")
+    source, target = (slot_of(d, name) for name in ("d0", "d1"))
+    assert d.ledger.requests[Stage.DECODE][[source, target]].tolist() == [3, 1]
+    assert where(d, move.request_id) == "d0"
+    d.on_event(Migrated(move.request_id, EndpointId("d1")), 1.2)
+    assert where(d, move.request_id) == "d1"
+    assert d.ledger.decoding_requests[[source, target]].tolist() == [2, 1]
+
+
+def test_the_round_says_why() -> None:
+    """On the effect and among the Director's last rounds, as plain values too."""
+    d = mover()
+    crowded(d)
+    (move,) = moves(d.on_event(TimerFired(), 1.0))
+    assert d.rescheduler is not None
+    (trace,) = d.rescheduler.rounds
+    assert move.trace is trace
+    told: dict[str, Any] = trace.as_dict()
+    assert told["reason"] == "1 moves, the limit"
+    assert [made["request_id"] for made in told["moves"]] == [move.request_id]
+    assert set(told["loads"]) == {"d0", "d1"}
+    assert d.on_event(TimerFired(), 1.5) == []
+    d.on_event(TimerFired(), 2.0)
+    assert len(d.rescheduler.rounds) == 2
+
+
+def test_timers_come_while_there_is_work() -> None:
+    """The first arrival asks for one; each round for the next; foreign timers start none; idle asks for none."""
+    d = mover()
+    assert start(d, "r0", 0.0, on="d0")[-1] == WakeAt(1.0)
+    assert not any(isinstance(effect, WakeAt) for effect in start(d, "r1", 0.5, on="d1"))
+    assert d.on_event(TimerFired(), 0.7) == []
+    assert d.on_event(TimerFired(), 1.0)[-1] == WakeAt(2.0)
+    assert d.on_event(TimerFired(), 1.0) == []
+    for name in ("r0", "r1"):
+        d.on_event(RequestEnded(RequestId(name), Outcome.COMPLETED, 100), 1.5)
+    assert d.on_event(TimerFired(), 2.0) == []
+    assert start(d, "r2", 9.0, on="d0")[-1] == WakeAt(10.0)
+
+
+def test_a_lost_timer_is_asked_for_anew() -> None:
+    """One that never fires does not end the rounds: the next arrival after its time asks again."""
+    d = mover()
+    start(d, "r0", 0.0, on="d0")
+    assert start(d, "r1", 5.0, on="d0")[-1] == WakeAt(6.0)
+
+
+def test_no_ping_pong() -> None:
+    """One that moved, or could not, stays for min_stay_s."""
+    d = mover()
+    crowded(d)
+    (first,) = moves(d.on_event(TimerFired(), 1.0))
+    d.on_event(MigrationFailed(first.request_id, EndpointId("d1")), 1.5)
+    assert where(d, first.request_id) == "d0"
+    assert d.ledger.requests[Stage.DECODE][slot_of(d, "d1")] == 0
+    (second,) = moves(d.on_event(TimerFired(), 2.0))
+    assert second.request_id != first.request_id
+    d.on_event(Migrated(second.request_id, EndpointId("d1")), 2.1)
+    for name in ("r0", "r1", "r2"):
+        if name != second.request_id:
+            d.on_event(RequestEnded(RequestId(name), Outcome.COMPLETED, 100), 2.2)
+    for k in range(3, 6):
+        start(d, f"r{k}", 2.5, on="d1")
+    for now_s in (3.0, 4.0, 5.0, 6.0, 7.0):
+        for move in moves(d.on_event(TimerFired(), now_s)):
+            assert move.request_id != second.request_id or now_s >= 2.1 + 5.0
+            d.on_event(Migrated(move.request_id, move.target.id), now_s)
+
+
+@pytest.mark.parametrize("what", ["ended", "gone", "target lost", "source lost"])
+def test_what_may_happen_on_the_way(what: str) -> None:
+    """The books are right after it, and nothing is left in the end."""
+    d = mover()
+    crowded(d)
+    (move,) = moves(d.on_event(TimerFired(), 1.0))
+    if what == "ended":
+        d.on_event(RequestEnded(move.request_id, Outcome.COMPLETED, 200), 1.1)
+        assert d.on_event(Migrated(move.request_id, move.target.id), 1.2) == []
+        assert d.ledger.requests[Stage.DECODE].sum() == 2
+    elif what == "gone":
+        d.on_event(ClientGone(move.request_id), 1.1)
+        assert d.ledger.requests[Stage.DECODE].sum() == 2
+    elif what == "target lost":
+        d.on_event(EndpointLost(move.target.id), 1.1)
+        d.on_event(MigrationFailed(move.request_id, move.target.id), 1.2)
+        assert d.inventory.slot_of(move.target.id) is None
+        assert where(d, move.request_id) == "d0"
+    else:
+        d.on_event(EndpointLost(move.source.id), 1.1)
+        d.on_event(Migrated(move.request_id, move.target.id), 1.2)
+        assert where(d, move.request_id) == "d1"
+    for name in ("r0", "r1", "r2"):
+        d.on_event(RequestEnded(RequestId(name), Outcome.FAILED), 2.0)
+    for name in ("p0", "d0", "d1"):
+        d.on_event(EndpointLost(EndpointId(name)), 2.0)
+    assert len(d.inventory) == 0
+    assert not any(d.ledger.requests[stage].any() for stage in Stage)
+    assert d.ledger.flights.count == 0
+
+
+def test_what_may_not_move_stays() -> None:
+    """State that cannot be carried over, a subset of endpoints, a prefill that is not over."""
+    d = mover()
+    start(d, "r0", 0.0, on="d0", movable=False)
+    start(d, "r1", 0.0, on="d0", subset=frozenset({"p0:8000", "d0:8000", "d1:8000"}))
+    d.on_event(RequestArrived(request("r2", 50_000)), 0.0)
+    assert moves(d.on_event(TimerFired(), 1.0)) == []
+    start(d, "r3", 1.5, on="d0")
+    assert [move.request_id for move in moves(d.on_event(TimerFired(), 2.0))] in (["r3"], [])
+
+
+def test_a_draining_endpoint_is_emptied() -> None:
+    """The longest ahead, some at a time; nobody moves there."""
+    d = mover(Ares(max_moves_under_way=2), ("p0", "d0", "d1", "d2"))
+    for k, output in enumerate((500.0, 9000.0, 3000.0)):
+        start(d, f"r{k}", 0.0, on="d0", output=output)
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+    first = moves(d.on_event(TimerFired(), 1.0))
+    assert [move.request_id for move in first] == ["r1", "r2"]
+    assert {move.target.id for move in first} == {"d1", "d2"}
+    assert moves(d.on_event(TimerFired(), 2.0)) == []  # two are under way
+    for move in first:
+        d.on_event(Migrated(move.request_id, move.target.id), 2.5)
+    (last,) = moves(d.on_event(TimerFired(), 3.0))
+    assert last.request_id == "r0"
+    assert moves(d.on_event(TimerFired(), 4.0)) == []
+
+
+def test_a_predictor_changes_what_is_foreseen() -> None:
+    """Two equal requests each: word that those on d0 are about to end makes d1 the crowded one."""
+    d = mover(Ares(theta=0.0))
+    for k, name in enumerate(("d0", "d0", "d1", "d1")):
+        start(d, f"r{k}", 0.0, on=name, output=4000.0)
+    assert moves(d.on_event(TimerFired(), 1.0)) == []
+    for name in ("r0", "r1"):
+        d.on_event(LengthPredicted(RequestId(name), 5.0), 1.5)
+    (move,) = moves(d.on_event(TimerFired(), 2.0))
+    assert (move.source.id, move.target.id) == ("d1", "d0")
+
+
+NAMES = ("p0", "d0", "d1", "d2")
+REQUESTS = tuple(f"r{k}" for k in range(6))
+WHAT = (
+    *("arrive", "arrive", "handed", "tokens", "tokens", "timer", "timer", "done", "failed", "end", "gone"),
+    *("drain", "lose", "observe", "predict"),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(WHAT),
+            st.sampled_from(REQUESTS),
+            st.sampled_from(NAMES),
+            st.integers(1, 3000),
+        ),
+        max_size=80,
+    )
+)
+def test_the_books_balance_while_requests_move(script: list[tuple[str, str, str, int]]) -> None:
+    """Any events in any order: sums are those of the entries, only ready endpoints are moved to, nothing is left."""
+    d = mover(Ares(theta=0.0, min_stay_s=1.0, max_moves_per_round=2), NAMES)
+    asked: dict[str, EndpointId] = {}
+    for number, (what, name, place, tokens) in enumerate(script):
+        now_s, request_id, endpoint_id = number * 0.5, RequestId(name), EndpointId(place)
+        if what == "arrive" and d.ledger.get(request_id) is not None:
+            continue
+        events: dict[str, Event] = {
+            "arrive": RequestArrived(request(name, tokens)),
+            "handed": PrefillDone(request_id),
+            "tokens": Progress(request_id, tokens),
+            "timer": TimerFired(),
+            "done": Migrated(request_id, asked.get(name, endpoint_id)),
+            "failed": MigrationFailed(request_id, asked.get(name, endpoint_id)),
+            "end": RequestEnded(request_id, Outcome.COMPLETED),
+            "gone": ClientGone(request_id),
+            "drain": EndpointDraining(endpoint_id),
+            "lose": EndpointLost(endpoint_id),
+            "observe": EndpointObserved(endpoint(place)),
+            "predict": LengthPredicted(request_id, float(tokens - 5)),
+        }
+        for move in moves(d.on_event(events[what], now_s)):
+            asked[move.request_id] = move.target.id
+            assert d.inventory.readiness(slot_of(d, move.target.id)) is Readiness.READY
+            assert move.target.role is Role.DECODE
+            assert move.source.id == where(d, move.request_id) != move.target.id
+        check_books(d)
+    for name in REQUESTS:
+        d.on_event(ClientGone(RequestId(name)), 1000.0)
+    for name in NAMES:
+        d.on_event(EndpointLost(EndpointId(name)), 1000.0)
+    assert (len(d.ledger), len(d.inventory), d.ledger.flights.count) == (0, 0, 0)
+
+
+def check_books(d: Director) -> None:
+    requests = [0] * d.inventory.capacity
+    tokens = [0] * d.inventory.capacity
+    for entry in itertools.chain(d.ledger, (e.reservation for e in d.ledger if e.reservation is not None)):
+        if entry.phase is Phase.HELD:
+            continue
+        assert entry.decode_slot is not None
+        requests[entry.decode_slot] += 1
+        tokens[entry.decode_slot] += entry.request.prompt_tokens + entry.generated_tokens
+    assert d.ledger.requests[Stage.DECODE].tolist() == requests
+    assert d.ledger.tokens[Stage.DECODE].tolist() == tokens
+
+
+def test_unlike_caches_have_no_link() -> None:
+    """KV of another size a token cannot be copied."""
+    least = LeastRequests()
+    d = Director(DirectorSettings(prefill=least, decode=least, rescheduling=Ares()))
+    for name, profile in (("p0", "h20-qwen3-32b"), ("d0", "h20-qwen3-32b"), ("d1", "h200-llama3-8b")):
+        d.on_event(EndpointObserved(replace(endpoint(name), profile=profile)), 0.0)
+    crowded(d)
+    assert moves(d.on_event(TimerFired(), 1.0)) == []
