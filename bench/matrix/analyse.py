@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.common.intervals import Interval, interval
 from bench.matrix.cells import COMPARISON_SEEDS, SELECTION_SEEDS
 from bench.matrix.measure import ORACLE
 from bench.matrix.results import Figures, worse_ratio
@@ -20,9 +21,6 @@ from bench.matrix.results import Figures, worse_ratio
 OURS = "ballast"
 CONTENDERS = 4
 """So many of each headline metric go from the first selection seed to the others."""
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t, two-sided 95 %, for 1 to 9 degrees of freedom."""
-
 Runs = Mapping[tuple[str, int], Figures]
 """The figures of one cell by placement and seed."""
 
@@ -88,32 +86,6 @@ def best_baseline(runs: Runs, metric: Metric, among: Iterable[str] | None = None
     """The one that the selection seeds choose; None where no baseline has them all."""
     ranked = ranking(runs, metric, SELECTION_SEEDS, baselines(runs) if among is None else among)
     return ranked[0] if ranked else None
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A geometric mean of ratios with its 95 % interval, from `count` pairs."""
-
-    ratio: float
-    low: float
-    high: float
-    count: int
-
-
-def interval(ratios: Sequence[float]) -> Interval:
-    """Student's t on the logarithms. One ratio, or an infinite one, has no bounds. Raises ValueError for none."""
-    if not ratios:
-        raise ValueError("ratios: an interval needs one at least")
-    if any(not 0 < ratio < math.inf for ratio in ratios):
-        middle = statistics.median(ratios)
-        return Interval(middle, 0.0, math.inf, len(ratios))
-    logarithms = [math.log(ratio) for ratio in ratios]
-    middle = statistics.fmean(logarithms)
-    if len(ratios) == 1:
-        return Interval(math.exp(middle), 0.0, math.inf, 1)
-    t = T_95[min(len(ratios) - 1, len(T_95)) - 1]
-    reach = t * statistics.stdev(logarithms) / math.sqrt(len(ratios))
-    return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), len(ratios))
 
 
 @dataclass(frozen=True, slots=True)

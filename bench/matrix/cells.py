@@ -14,7 +14,7 @@ from ballast_sim.simulation.experiment import Setup
 from ballast_sim.simulation.results import Objective
 from ballast_sim.simulation.shapes import parse_shape
 from ballast_sim.simulation.source import WorkloadSource
-from bench.matrix.seeding import SeededTrace
+from bench.common.seeding import SeededTrace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 PREFILL, DECODE = "a100-qwen3-32b", "h20-qwen3-32b"

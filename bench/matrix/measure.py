@@ -15,10 +15,11 @@ from ballast_sim.simulation.experiment import RunSpec, Setup, run
 from ballast_sim.simulation.load_search import CAPACITY_SEED, measure_capacity
 from ballast_sim.simulation.policy_choice import PolicyChoice, PolicyChoiceError, least_requests, parse_policies
 from ballast_sim.simulation.results import Objective
+from bench.common.code import DIGITS, common_digest, placement_digest, profile_digest
+from bench.common.seeding import SeededTrace
+from bench.common.store import Code
 from bench.matrix.cells import Cell, Fleet, Workload, setup_of
-from bench.matrix.code import DIGITS, common_digest, placement_digest, profile_digest
-from bench.matrix.results import Capacity, Code, Figures
-from bench.matrix.seeding import SeededTrace
+from bench.matrix.results import Capacity, Figures
 
 ORACLE = "oracle"
 """The placement that is told the lengths: only the simulator has it, under this name, and it is no baseline."""

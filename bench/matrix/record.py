@@ -8,8 +8,9 @@ from dataclasses import asdict, astuple, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from bench.common.store import Code, Store
 from bench.matrix.cells import COMPARISON_SEEDS, SELECTION_SEEDS
-from bench.matrix.results import Capacity, Code, Figures, Store
+from bench.matrix.results import Capacity, Figures
 
 CHECKOUT = Path(__file__).parents[2]
 FILE = CHECKOUT / "bench" / "recorded" / "matrix.json"
@@ -66,12 +67,12 @@ class Record:
         """Put every result into a store that does not have it."""
         for known in self.capacities.values():
             if store.get(known.description, known.code) is None:
-                store.put(known.description, known.code, known.capacity)
+                store.put(known.description, known.code, asdict(known.capacity))
         for cell in self.cells.values():
             for (policy, seed), run in cell.runs.items():
                 description = cell.description(self.policies[policy], seed)
                 if store.get(description, run.code) is None:
-                    store.put(description, run.code, run.figures)
+                    store.put(description, run.code, asdict(run.figures))
 
 
 def write(record: Record, path: Path = FILE) -> None:

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import active_children, get_context
 
+from bench.common.processes import compute as in_processes
+from bench.common.store import Store, cache_folder
 from bench.matrix import record as recorded
 from bench.matrix.cells import CELLS
 from bench.matrix.measure import RunJob, placements
 from bench.matrix.plan import expected_left
 from bench.matrix.record import CHECKOUT, FILE, Record
 from bench.matrix.render import PAGE, page
-from bench.matrix.results import Capacity, Figures, Store, cache_folder
+from bench.matrix.results import Capacity, Figures
 from bench.matrix.state import Choice, Job, Matrix, place
 
 
@@ -35,7 +33,7 @@ def main() -> int:
     if options.report:
         return _write_page(recorded.read())
     available = [cell for cell in CELLS if cell.workload.available]
-    store = Store(cache_folder(CHECKOUT), trust_common=options.trust_code)
+    store = Store(cache_folder("matrix", CHECKOUT), trust_common=options.trust_code)
     earlier = recorded.read() if FILE.exists() else None
     if earlier is not None:
         earlier.feed(store)
@@ -90,45 +88,21 @@ def _choice(text: str) -> Choice:
 
 def compute(matrix: Matrix, jobs: int, budget_s: float) -> int:
     """Until nothing is missing, the time is up, or Ctrl-C. Returns the exit status: 1 where a run failed."""
-    started_s = time.monotonic()
-    status = 0
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # one process for each core already
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _die_at_interrupts) as pool:
-        under_way: dict[Future[Figures | Capacity], Job] = {}
-        try:
-            while True:
-                while len(under_way) < jobs and time.monotonic() - started_s < budget_s:
-                    job = matrix.take()
-                    if job is None:
-                        break
-                    under_way[pool.submit(carry_out, job)] = job
-                if not under_way:
-                    return status
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    job = under_way.pop(future)
-                    try:
-                        result = future.result()
-                    except (ValueError, AssertionError) as error:
-                        status = 1
-                        print(f"FAILED {_name(job)}: {error!r}", flush=True)
-                        continue
-                    matrix.finish(job, result)
-                    minutes = matrix.cpu_left_s() / 60 / jobs
-                    print(f"{_name(job)}: {_told(result)}; about {minutes:.0f} min left", flush=True)
-        except KeyboardInterrupt:
-            for worker in active_children():
-                worker.terminate()
-            print("interrupted; what was finished is kept", flush=True)
-            return 130
+
+    def finished(job: Job, result: Figures | Capacity) -> None:
+        matrix.finish(job, result)
+        minutes = matrix.cpu_left_s() / 60 / jobs
+        print(f"{_name(job)}: {_told(result)}; about {minutes:.0f} min left", flush=True)
+
+    def failed(job: Job, error: Exception) -> None:
+        print(f"FAILED {_name(job)}: {error!r}", flush=True)
+
+    return in_processes(matrix.take, carry_out, finished, failed, processes=jobs, budget_s=budget_s)
 
 
 def carry_out(job: Job) -> Figures | Capacity:
     """In a worker."""
     return job.carry_out()
-
-
-def _die_at_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _name(job: Job) -> str:

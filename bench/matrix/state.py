@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 
 from ballast_sim.simulation.experiment import versions
+from bench.common.store import Code, Store
 from bench.matrix.analyse import OURS
 from bench.matrix.cells import COMPARISON_SEEDS, SEEDS, SELECTION_SEEDS, Cell
 from bench.matrix.measure import CapacityJob, RunJob, pair_of
 from bench.matrix.plan import Need, expected_left, need
 from bench.matrix.record import Record, RecordedCapacity, RecordedCell, Run
-from bench.matrix.results import Capacity, Code, Figures, Store
+from bench.matrix.results import Capacity, Figures
 
 CAPACITY_PROBES = 7
 OWN_COST_RATIO = 1.7
@@ -79,7 +80,7 @@ class Matrix:
 
     def finish(self, job: Job, result: Figures | Capacity) -> None:
         """Keep a result, on disk first."""
-        self.store.put(job.description, job.code, result)
+        self.store.put(job.description, job.code, asdict(result))
         self.taken.discard(job)
         if isinstance(job, RunJob):
             assert isinstance(result, Figures)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.common.intervals import interval
 from bench.matrix.analyse import (
     HEADLINES,
     METRICS,
@@ -16,7 +17,6 @@ from bench.matrix.analyse import (
     best_baseline,
     compare,
     contenders,
-    interval,
 )
 from bench.matrix.cells import COMPARISON_SEEDS, SELECTION_SEEDS
 from bench.matrix.measure import ORACLE

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.workloads import GENERATORS, WorkloadRequest
+from bench.common.seeding import jittered, part_of
 from bench.matrix.cells import CELLS, DECODE, LOADS, PREFILL, SEEDS, TRACES, Cell, setup_of
 from bench.matrix.measure import RunJob, arithmetic_scale
-from bench.matrix.seeding import jittered, part_of
 
 BALANCED = [cell for cell in CELLS if cell.fleet.kind == "balanced" and cell.load == LOADS[0]]
 CACHED_RATIO = {"agent": 0.8, "multi-turn": 0.3, "hotspot-prefix": 0.7}

@@ -1,16 +1,18 @@
 """Results on disk, in the record, and on the page: nothing is lost, nothing of other code is taken for new."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from bench.common.store import Code, Store, digest_of, rounded
 from bench.matrix import record as recorded
 from bench.matrix.cells import CELLS, Cell, Fleet, Workload, shape
 from bench.matrix.check import Check, draw, problems
 from bench.matrix.measure import RunJob
 from bench.matrix.record import Record, RecordedCapacity, RecordedCell, Run
 from bench.matrix.render import page
-from bench.matrix.results import Capacity, Code, Figures, Store, digest_of, rounded
+from bench.matrix.results import Capacity, Figures
 from bench.matrix.state import Choice, Matrix, capacity_job, place
 
 CODE = Code("p" * 12, "c" * 12)
@@ -21,7 +23,7 @@ TINY = Cell(Workload("tiny", "chat", 40, 0.1), Fleet("balanced", shape(1, 2)), 0
 
 def test_a_result_comes_back_for_its_own_code_only(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.put(OF, CODE, FIGURES)
+    store.put(OF, CODE, asdict(FIGURES))
     found = store.get(dict(reversed(OF.items())), CODE)
     assert found is not None
     assert (Figures(**found[0]), found[1]) == (FIGURES, CODE)
@@ -30,7 +32,7 @@ def test_a_result_comes_back_for_its_own_code_only(tmp_path: Path) -> None:
 
 
 def test_trusted_common_code_may_differ_a_placements_own_may_not(tmp_path: Path) -> None:
-    Store(tmp_path).put(OF, CODE, FIGURES)
+    Store(tmp_path).put(OF, CODE, asdict(FIGURES))
     trusting = Store(tmp_path, trust_common=True)
     found = trusting.get(OF, Code(CODE.placement, "d" * 12))
     assert found is not None
@@ -40,7 +42,7 @@ def test_trusted_common_code_may_differ_a_placements_own_may_not(tmp_path: Path)
 
 def test_a_damaged_file_is_no_result(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.put(OF, CODE, FIGURES)
+    store.put(OF, CODE, asdict(FIGURES))
     (file,) = tmp_path.iterdir()
     file.write_text(file.read_text()[:20])
     assert store.get(OF, CODE) is None

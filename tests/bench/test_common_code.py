@@ -7,7 +7,7 @@ import pytest
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.suite import Suite
 from ballast_sim.simulation.policy_choice import PolicyChoice
-from bench.matrix.code import ENTRY_MODULES, closure, digest, essence, file_of, imports, placement_digest
+from bench.common.code import ENTRY_MODULES, closure, digest, essence, file_of, imports, placement_digest
 
 SOURCE = '''"""What it does."""
 

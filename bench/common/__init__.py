@@ -1,0 +1,1 @@
+"""What the matrix and the reproduction report share: digests of code, results on disk, seeds, intervals, processes."""

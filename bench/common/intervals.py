@@ -1,0 +1,37 @@
+"""Means with 95 % intervals over seeds, by Student's t."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t, two-sided 95 %, for 1 to 9 degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A geometric mean of ratios with its 95 % interval, from `count` pairs."""
+
+    ratio: float
+    low: float
+    high: float
+    count: int
+
+
+def interval(ratios: Sequence[float]) -> Interval:
+    """Student's t on the logarithms. One ratio, or an infinite one, has no bounds. Raises ValueError for none."""
+    if not ratios:
+        raise ValueError("ratios: an interval needs one at least")
+    if any(not 0 < ratio < math.inf for ratio in ratios):
+        middle = statistics.median(ratios)
+        return Interval(middle, 0.0, math.inf, len(ratios))
+    logarithms = [math.log(ratio) for ratio in ratios]
+    middle = statistics.fmean(logarithms)
+    if len(ratios) == 1:
+        return Interval(math.exp(middle), 0.0, math.inf, 1)
+    t = T_95[min(len(ratios) - 1, len(T_95)) - 1]
+    reach = t * statistics.stdev(logarithms) / math.sqrt(len(ratios))
+    return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), len(ratios))
