@@ -96,11 +96,24 @@ matrix: $(STAMP) ## Every placement on every workload into docs/matrix.md, what 
 matrix-check: $(STAMP) ## Recompute a few runs of the recorded matrix, others with each commit (3 minutes)
 	@$(MATRIX).check --seed "$$(git rev-parse HEAD 2>/dev/null || date +%F)" $(MATRIX_ARGS)
 
+# As the matrix: one process for each core.
+REPRODUCE := PYTHONPATH=. OPENBLAS_NUM_THREADS=1 nice $(BIN)/python -m bench.reproduce
+
+reproduce: $(STAMP) ## Rerun the five papers' claims, a reduced set, and compare with docs/reproduction.md (30 minutes on 2 cores)
+	@$(REPRODUCE).run $(REPRODUCE_ARGS)
+
+reproduce-full: $(STAMP) ## All of it into docs/reproduction.md; goes on where it was stopped (REPRODUCE_ARGS="--minutes 50"; some hours)
+	@$(REPRODUCE).run --set full --record $(REPRODUCE_ARGS)
+
+reproduce-render: $(STAMP) ## Write docs/reproduction.md and its plots anew from the record, compute nothing
+	@$(REPRODUCE).render
+
 generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models
 	@$(BIN)/python -m ballast_api.generate
 
-verify: $(STAMP) ## Show where generated files differ from the models
+verify: $(STAMP) ## Show where generated files differ from the models, and the reproduction report from its record
 	@$(BIN)/python -m ballast_api.generate --check
+	@$(REPRODUCE).render --check
 
 format: $(STAMP) ## Format and fix what ruff can
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -140,5 +153,5 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
-.PHONY: vllm golden test-vllm matrix matrix-check
+.PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
 .PHONY: help setup envoy demo test lint type bench generate verify format lock

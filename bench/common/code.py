@@ -20,7 +20,10 @@ import ballast_sim
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.simulation.policy_choice import PolicyChoice
 
-ROOTS = {package.__name__: Path(str(package.__file__)).parent for package in (ballast_core, ballast_sim)}
+ROOTS = {
+    **{package.__name__: Path(str(package.__file__)).parent for package in (ballast_core, ballast_sim)},
+    "bench": Path(__file__).parents[1],
+}
 ENTRY_MODULES = ("ballast_sim.simulation.experiment", "ballast_sim.simulation.load_search")
 STOP_MODULES = frozenset({"ballast_core.policies.registry", "ballast_sim.simulation.only_simulated"})
 """These import every placement, to build the one that is wanted."""
@@ -35,7 +38,7 @@ def common_digest() -> str:
 
 def placement_digest(choice: PolicyChoice) -> str:
     """Of the modules of its policies that are not common."""
-    return _placement_digest(*(_module(policy) for policy in choice.suite.parts().values() if policy is not None))
+    return modules_digest(*(_module(policy) for policy in choice.suite.parts().values() if policy is not None))
 
 
 def profile_digest(profiles: Iterable[HardwareProfile]) -> str:
@@ -49,7 +52,8 @@ def _module(policy: object) -> str:
 
 
 @functools.cache
-def _placement_digest(*modules: str) -> str:
+def modules_digest(*modules: str) -> str:
+    """Of these modules and what they import, but for what is common."""
     return digest(_files(closure(modules) - _common()))
 
 
@@ -71,7 +75,7 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def closure(modules: Iterable[str]) -> frozenset[str]:
-    """These modules and all of core and simulator that they import, through others, too."""
+    """These modules and all of core, simulator and studies that they import, through others, too."""
     found: set[str] = set()
     left = list(modules)
     while left:
@@ -88,7 +92,7 @@ def closure(modules: Iterable[str]) -> frozenset[str]:
 
 
 def file_of(module: str) -> Path | None:
-    """The source of a module of core or simulator; None for all else."""
+    """The source of a module of core, simulator or studies; None for all else."""
     package, _, rest = module.partition(".")
     if package not in ROOTS:
         return None

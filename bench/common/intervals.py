@@ -32,6 +32,11 @@ def interval(ratios: Sequence[float]) -> Interval:
     middle = statistics.fmean(logarithms)
     if len(ratios) == 1:
         return Interval(math.exp(middle), 0.0, math.inf, 1)
-    t = T_95[min(len(ratios) - 1, len(T_95)) - 1]
-    reach = t * statistics.stdev(logarithms) / math.sqrt(len(ratios))
+    reach = reach_95(logarithms)
     return Interval(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach), len(ratios))
+
+
+def reach_95(values: Sequence[float]) -> float:
+    """How far the 95 % interval of the mean of two values or more reaches to either side."""
+    t = T_95[min(len(values) - 1, len(T_95)) - 1]
+    return t * statistics.stdev(values) / math.sqrt(len(values))

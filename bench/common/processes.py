@@ -30,9 +30,9 @@ def compute(
 ) -> int:
     """Carry out what `take` gives in worker processes; `finished` and `failed` are called here, one at a time.
 
-    `take` gives None where nothing is left to start; it is asked again after every job, so that it may depend on results. Nothing is started after `budget_s`. A
-    worker that dies takes the jobs under way with it, which have failed then; others go on in new workers. Returns the
-    exit status: 1 where a job failed, 130 after Ctrl-C.
+    `take` gives None where nothing is left to start; it is asked again after every job, so that it may depend on
+    results. Nothing is started after `budget_s`. A worker that dies takes the jobs under way with it, which have failed
+    then; others go on in new workers. Returns the exit status: 1 where a job failed, 130 after Ctrl-C.
     """
     started_s = time.monotonic()
     status = 0

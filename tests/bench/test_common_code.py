@@ -71,8 +71,10 @@ def test_unlike_placements_have_unlike_digests() -> None:
     assert len(digests) == 3
 
 
-def test_only_core_and_simulator_have_files() -> None:
+def test_only_core_simulator_and_studies_have_files() -> None:
     assert file_of("ballast_core.director") is not None
     assert file_of("ballast_sim.engine") is not None
     assert file_of("ballast_sim.none_such") is None
+    assert file_of("bench.common.code") is not None
+    assert file_of("bench") is None
     assert file_of("numpy") is None

@@ -1,0 +1,233 @@
+"""What a paper's part of the report is made of: claims, and experiments whose findings speak about them.
+
+A module of a paper reads like this:
+
+    CLAIM = Claim(name="sibyl/tail-against-rr", where="section 5.4, figure 9", says="P99 TPOT is 24.5 % below ...")
+
+    def analyse(results: Results) -> Finding:
+        ours = results.change("sibyl", "round-robin", "tpot_p99_s")
+        return Finding(rows=[Row(claim=CLAIM.name, setting=Setting.THEIRS, what="P99 TPOT against round-robin",
+                                 paper="-24.5 %", ours=ours, unit="% change", verdict=judge_change(ours, -24.5))])
+
+    EXPERIMENT = Experiment(name="sibyl/figure-9", title=..., text=..., runs=[Run("sibyl", simulated(...)), ...],
+                            analyse=analyse)
+    PAPER = Paper(name="sibyl", ..., claims=(CLAIM,), experiments=(EXPERIMENT,))
+
+An analysis is a pure function of results; where runs are missing its measurements are None, and rows that carry None
+are told as not computed. All that is quoted from a paper stands in claims and rows, all that is ours comes from
+results: prose of a finding takes its numbers from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from bench.common.store import Code
+from bench.reproduce.plots import Drawing
+from bench.reproduce.results import Measured, Results
+
+REDUCED_SEEDS = (0, 1)
+FULL_SEEDS = (0, 1, 2, 3, 4)
+"""The reduced set's come first, so that its runs are among those of the full set."""
+
+STANDARD_FIGURES = (
+    "requests",
+    "completed",
+    "ttft_mean_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_mean_s",
+    "tpot_p50_s",
+    "tpot_p99_s",
+    "tpot_p999_s",
+    "e2e_mean_s",
+    "e2e_p99_s",
+    "goodput_rps",
+    "throughput_tok_s",
+    "preemptions",
+)
+"""What is recorded of a run unless its experiment names more."""
+
+HALF = 0.5
+"""An effect of the paper's direction is taken for the paper's if it is at least this share of it."""
+
+
+class Verdict(StrEnum):
+    """What became of a claim. The words stand in the report."""
+
+    HOLDS = "holds"
+    IN_PART = "holds in part"
+    FAILS = "does not hold"
+    UNTESTABLE = "cannot be tested here"
+    OPEN = "not computed yet"
+
+
+class Setting(StrEnum):
+    """Under which assumptions a row was measured."""
+
+    THEIRS = "their set-up"
+    REALISTIC = "realistic"
+    BEYOND = "not in the paper"
+    """A result that no claim of the paper is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A headline of a paper. `name` is `PAPER/SLUG`."""
+
+    name: str
+    where: str
+    """Section, figure, table."""
+    says: str
+    """What the paper says, with its numbers."""
+    cannot: str = ""
+    """Why no experiment here can test it; empty where one does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A number of ours beside the paper's."""
+
+    what: str
+    ours: Measured | None
+    unit: str
+    """`% change` (signed), `%` of a share, `ms`, `s`, `x` of a ratio, `req/s`, empty for a count ..."""
+    paper: str = ""
+    """As the paper says it; empty where it says nothing."""
+    setting: Setting
+    claim: str | None = None
+    verdict: Verdict | None = None
+    """None for a row that only informs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A chart under its experiment; the file is named after the experiment and `name`."""
+
+    name: str
+    caption: str
+    charts: Sequence[Drawing]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What an experiment comes to. `text` is Markdown: what is seen, and why, with numbers from the results."""
+
+    rows: Sequence[Row]
+    plots: Sequence[Plot] = ()
+    text: str = ""
+
+
+class Task(Protocol):
+    """One piece of work for each seed. `bench.reproduce.tasks` has the two kinds that there are."""
+
+    @property
+    def description(self) -> Mapping[str, object]:
+        """All that the figures depend on, but seed and code. Can be JSON."""
+        ...
+
+    @property
+    def code(self) -> Code:
+        """Digests of the code that the figures depend on."""
+        ...
+
+    def carry_out(self, seed: int) -> Mapping[str, float]:
+        """Figures by name. Seconds, shares, counts; the same for the same seed on any machine, but for float noise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A named task of an experiment, done with every seed."""
+
+    name: str
+    task: Task
+    reduced: bool = True
+    """Whether it belongs to the reduced set, too."""
+    needs: Path | None = None
+    """A file without which it is left out, such as a trace of `../shared`; such runs are never in the reduced set."""
+    cost_s: float = 10.0
+    """Processor seconds, about: for the first guess of how long all takes."""
+
+    @property
+    def available(self) -> bool:
+        """Whether this machine has what it needs."""
+        return self.needs is None or self.needs.exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Runs, and what they say. `name` is `PAPER/SLUG`, the slug such as `figure-8`."""
+
+    name: str
+    title: str
+    text: str
+    """The set-up in words, and where it departs from the paper's."""
+    runs: Sequence[Run]
+    analyse: Callable[[Results], Finding]
+    figures: tuple[str, ...] = STANDARD_FIGURES
+    """What is recorded of a run; an analysis can ask for no other."""
+    seeds: tuple[int, ...] = FULL_SEEDS
+    reduced_seeds: tuple[int, ...] = REDUCED_SEEDS
+
+    @property
+    def command(self) -> str:
+        """What prints its figures."""
+        return f"python -m bench.reproduce.run --only {self.name} --show"
+
+    def seeds_of(self, run: Run, *, full: bool) -> tuple[int, ...]:
+        """With which seeds a run is to be done; none where the set does not have it."""
+        if full:
+            return self.seeds
+        return self.reduced_seeds if run.reduced and run.needs is None else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """One paper's part of the report."""
+
+    name: str
+    title: str
+    set_up: str
+    """Markdown: their set-up, what ours shares with it, what the paper leaves open and how it was decided."""
+    claims: tuple[Claim, ...]
+    experiments: tuple[Experiment, ...]
+    verdict: Callable[[Mapping[str, Results]], str] = field(default=lambda results: "")
+    """Markdown under the paper's heading: what holds and what does not, from the results by experiment."""
+
+
+def judge_change(ours: Measured | None, paper: float) -> Verdict:
+    """Of a change in percent against the paper's.
+
+    Holds: the same direction, beyond noise, and at least half as large. In part: the same direction beyond noise, but
+    smaller. Noise is the 95 % interval; with two seeds it says nothing and is passed over.
+    """
+    if ours is None:
+        return Verdict.OPEN
+    direction = 1.0 if paper > 0 else -1.0
+    nearest = min(ours.low * direction, ours.high * direction) if ours.count > 2 else ours.value * direction
+    if nearest <= 0:
+        return Verdict.FAILS
+    return Verdict.HOLDS if ours.value * direction >= HALF * abs(paper) else Verdict.IN_PART
+
+
+def judge_level(ours: Measured | None, paper: float, *, within: float = 0.1) -> Verdict:
+    """Of a level, such as a share or a time: holds within a tenth of the paper's, in part within a third."""
+    if ours is None:
+        return Verdict.OPEN
+    off = abs(ours.value - paper) / abs(paper)
+    if off <= within:
+        return Verdict.HOLDS
+    return Verdict.IN_PART if off <= within * 10 / 3 else Verdict.FAILS
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of several rows about one claim: all of one kind, or in part. Those not computed do not count beside others."""
+    known = {verdict for verdict in verdicts if verdict is not Verdict.OPEN}
+    if not known:
+        return Verdict.OPEN
+    return known.pop() if len(known) == 1 else Verdict.IN_PART

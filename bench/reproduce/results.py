@@ -1,0 +1,77 @@
+"""Figures of an experiment's runs, and measurements made of them: with 95 % intervals over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bench.common.intervals import interval, reach_95
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A mean over `count` seeds with its 95 % interval; the bounds are the value itself where there is one seed."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Measured | None:
+        """Student's t on values; None for none."""
+        known = list(values)
+        if not known:
+            return None
+        middle = statistics.fmean(known)
+        reach = reach_95(known) if len(known) > 1 else 0.0
+        return cls(middle, middle - reach, middle + reach, len(known))
+
+    def times(self, factor: float) -> Measured:
+        """In another unit."""
+        low, high = sorted((self.low * factor, self.high * factor))
+        return Measured(self.value * factor, low, high, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """By run, seed and name of the figure. Whatever is asked of runs that are not there is None."""
+
+    figures: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
+
+    def values(self, run: str, figure: str) -> dict[int, float]:
+        """By seed; without the seeds in which the figure does not exist."""
+        by_seed = self.figures.get(run, {})
+        return {seed: known[figure] for seed, known in sorted(by_seed.items()) if figure in known}
+
+    def mean(self, run: str, figure: str, factor: float = 1.0) -> Measured | None:
+        """The mean over seeds, times `factor`."""
+        found = Measured.of(self.values(run, figure).values())
+        return None if found is None else found.times(factor)
+
+    def share(self, run: str, figure: str, of: str) -> Measured | None:
+        """One figure in percent of another one of the same run, over seeds."""
+        parts, wholes = self.values(run, figure), self.values(run, of)
+        return Measured.of(100 * parts[seed] / wholes[seed] for seed in parts if wholes.get(seed))
+
+    def ratio(self, run: str, against: str, figure: str) -> Measured | None:
+        """Geometric mean of ratios seed by seed: runs of one seed have the same requests.
+
+        None where no seed has both, or where a figure is 0.
+        """
+        ours, theirs = self.values(run, figure), self.values(against, figure)
+        pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+        if not pairs or any(above <= 0 or below <= 0 for above, below in pairs):
+            return None
+        found = interval([above / below for above, below in pairs])
+        if found.count == 1:
+            return Measured(found.ratio, found.ratio, found.ratio, 1)
+        return Measured(found.ratio, found.low, found.high, found.count)
+
+    def change(self, run: str, against: str, figure: str) -> Measured | None:
+        """The same in percent: -25 where a figure is a quarter less than in `against`."""
+        found = self.ratio(run, against, figure)
+        if found is None:
+            return None
+        return Measured(100 * (found.value - 1), 100 * (found.low - 1), 100 * (found.high - 1), found.count)

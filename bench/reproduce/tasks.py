@@ -1,0 +1,166 @@
+"""The two kinds of task: a run of the simulator, and a function that gives figures."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ballast_core.model import Binding
+from ballast_sim.simulation.experiment import RunSpec, Setup, run
+from ballast_sim.simulation.gateways import FleetSettings
+from ballast_sim.simulation.policy_choice import PolicyChoice, parse_policies
+from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.workloads import ArrivalProcess
+from bench.common.code import common_digest, modules_digest, profile_digest
+from bench.common.seeding import SeededTrace
+from bench.common.store import Code
+from bench.reproduce.form import FULL_SEEDS
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+"""Public data beside the checkout, where present."""
+
+_NOT_FIGURES = frozenset({"seed", "load", "rate_scale", "gateways", "sim_wall_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A run as `ballast simulate` makes it; its seed comes with each run. Figures are its JSON row, flattened.
+
+    `tpot_s: {p99: ...}` is `tpot_p99_s`; text, settings and times of this machine are left out.
+    """
+
+    spec: RunSpec
+
+    @property
+    def description(self) -> Mapping[str, object]:
+        """See `Task`. Machines are told by shape and profiles, a trace by its content."""
+        setup = self.spec.setup
+        source: Any = setup.source
+        trace = source.trace
+        if trace is not None:
+            source = replace(source, trace=Path(_file_digest(trace)))
+        bare = replace(self.spec, setup=replace(setup, machines=(), source=source), seed=0)
+        return {"spec": repr(bare), "profiles": profile_digest(machine.profile for machine in setup.machines)}
+
+    @property
+    def code(self) -> Code:
+        """See `Task`: modules of all policies and settings that the run names."""
+        return _code(*sorted(set(_modules(replace(self.spec, setup=replace(self.spec.setup, machines=()))))))
+
+    def carry_out(self, seed: int) -> Mapping[str, float]:
+        """See `Task`."""
+        return flat(run(replace(self.spec, seed=seed)).figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A function of a module, called with `seed` and these arguments.
+
+    Its whole module counts as its code, and all of core, simulator and studies that it imports. So keep such functions
+    in a module of their own (`sibyl_runs.py`), or every edited sentence of an analysis computes them anew.
+    """
+
+    function: Callable[..., Mapping[str, float]]
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def description(self) -> Mapping[str, object]:
+        """See `Task`."""
+        function = self.function
+        return {"function": f"{function.__module__}:{function.__qualname__}", "arguments": repr(self.arguments)}
+
+    @property
+    def code(self) -> Code:
+        """See `Task`."""
+        return _code(*sorted({self.function.__module__, *_modules(self.arguments)}))
+
+    def carry_out(self, seed: int) -> Mapping[str, float]:
+        """See `Task`."""
+        return self.function(seed=seed, **self.arguments)
+
+
+def simulated(
+    shape: str,
+    policy: str | PolicyChoice,
+    *,
+    workload: str | Path,
+    limit: int | None = None,
+    duration_s: float | None = None,
+    rate_rps: float | None = None,
+    rate_scale: float = 1.0,
+    arrivals: ArrivalProcess | None = None,
+    closed_loop: bool = False,
+    binding: Binding = Binding.LATE,
+    slo: str = "",
+    fleet: FleetSettings | None = None,
+    **more: Any,
+) -> Simulated:
+    """A run from what `ballast simulate` takes as options; `more` are further fields of `RunSpec`.
+
+    `workload` names a generator or a trace file, of which every seed then reads another part. Policies see no output
+    lengths and no max_tokens unless `fleet` says so.
+    """
+    source: WorkloadSource
+    if isinstance(workload, Path):
+        source = SeededTrace(trace=workload, limit=limit, seeds=FULL_SEEDS)
+    else:
+        source = WorkloadSource(
+            workload=workload,
+            rate_rps=rate_rps,
+            duration_s=duration_s,
+            limit=limit,
+            arrivals=arrivals,
+            closed_loop=closed_loop,
+        )
+    setup = Setup(
+        machines=parse_shape(shape),
+        shape=shape,
+        source=source,
+        objective=Objective.parse(slo),
+        fleet=fleet or FleetSettings(known_limits=False),
+    )
+    choice = parse_policies(policy)[0] if isinstance(policy, str) else policy
+    return Simulated(RunSpec(setup=setup, policy=choice, rate_scale=rate_scale, binding=binding, **more))
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a row of `ballast simulate --json`, by one name each; those that are null are left out."""
+    figures: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping) and name.endswith("_s"):
+            parts = {f"{name[:-2]}_{part}_s": number for part, number in value.items()}
+        else:
+            parts = {name: value}
+        for part, number in parts.items():
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and part not in _NOT_FIGURES:
+                figures[part] = float(number)
+    return figures
+
+
+def _modules(value: object) -> Iterator[str]:
+    """Of the classes of all dataclasses within."""
+    if is_dataclass(value) and not isinstance(value, type):
+        yield type(value).__module__
+        for each in fields(value):
+            yield from _modules(getattr(value, each.name))
+    elif isinstance(value, Mapping):
+        for each_value in value.values():
+            yield from _modules(each_value)
+    elif isinstance(value, (tuple, list)):
+        for each_value in value:
+            yield from _modules(each_value)
+
+
+def _code(*modules: str) -> Code:
+    return Code(modules_digest(*modules), common_digest())
+
+
+@functools.cache
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12] if path.exists() else path.name
