@@ -5,6 +5,7 @@ Everything is computed when it is first read: a policy pays for what it uses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -15,8 +16,8 @@ from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.flights import Flights
 from ballast_core.growth import Growth
 from ballast_core.inventory import Candidates, Inventory
-from ballast_core.ledger import Ledger
-from ballast_core.model import Endpoint, Request, Stage
+from ballast_core.ledger import Entry, Ledger
+from ballast_core.model import Endpoint, Request, RequestId, Stage
 
 __all__ = ["BoolArray", "FloatArray", "HashArray", "IntArray", "View"]
 
@@ -172,6 +173,11 @@ class View:
         return np.zeros(len(held), np.bool_)
 
     # --- requests -----------------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> Mapping[RequestId, Entry]:
+        """Every request in flight by id. Read only."""
+        return self._ledger.entries
 
     @property
     def flights(self) -> Flights:

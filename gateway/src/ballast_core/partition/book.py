@@ -13,6 +13,7 @@ import numpy as np
 
 from ballast_core.arrays import IntArray
 from ballast_core.model import RequestId
+from ballast_core.partition.forecast import Forecast
 from ballast_core.partition.protocol import Segment
 
 
@@ -77,6 +78,8 @@ class Book:
         self._version = 0
         self._turns: IntArray = np.zeros(16, np.int64)
         self._turn = 0
+        self.forecast = Forecast()
+        """When endpoints will have done what they have: kept here because it is good while works stay as they are."""
 
     def __len__(self) -> int:
         """Requests that are on the book."""
@@ -138,7 +141,7 @@ class Book:
         for request_id, index in list(self._works.get(slot, ())):
             self._take(request_id, index)
         self._works.pop(slot, None)
-        self._grow(slot + 1)
+        self._changed(slot)
         self._turns[slot] = 0
 
     def _put(self, request_id: RequestId, index: int, slot: int) -> None:

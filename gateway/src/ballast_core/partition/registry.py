@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ballast_core.partition.fixed import Fixed
+from ballast_core.partition.libra import Libra
 from ballast_core.partition.protocol import Partition
 
-_SHIPPED: tuple[type[Partition], ...] = (Fixed,)
+_SHIPPED: tuple[type[Partition], ...] = (Fixed, Libra)
 
 PARTITIONS: Mapping[str, type[Partition]] = MappingProxyType({policy.type: policy for policy in _SHIPPED})
 """Partitions by name."""

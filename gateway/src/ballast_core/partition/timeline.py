@@ -1,0 +1,236 @@
+"""When one endpoint will have done all that it has to do, and when with one more part (Libra section 4.1).
+
+The same virtual batches as `virtual_batches`, whose rules these are, for one endpoint and with everything ready at
+once. The timeline is simulated once, up to the moment at which nothing waits to be admitted; from there on passes only
+decode, and the time that any number of them takes is a closed form: sums over the parts in the order in which they end.
+A part more stands behind all others. So all that comes before its first token is as it was, and is not simulated
+again: what is left to do is its own prompt, a pass for each chunk, and two look-ups in the sums, those with one decode
+more while it decodes and those without after that. The result is the same as that of a simulation from the beginning.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.profiles import HardwareProfile
+
+
+class Part(NamedTuple):
+    """What is left of a micro-request, in whole tokens."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    context_tokens: int
+    """Computed already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast one endpoint goes, and what its passes hold. `others`: decodes beside ours, which are taken to stay."""
+
+    decoding: HardwareProfile
+    """The law of passes without prompts."""
+    prefilling: HardwareProfile
+    """That of passes with some; it says how many tokens a pass holds."""
+    prefill_factor: float = 1.0
+    """Seconds that pass for each second of that law."""
+    max_requests: int = 256
+    """N_max: parts that are active at a time."""
+    others: int = 0
+    others_tokens: float = 0.0
+    """Context of them all."""
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a pass."""
+        return max(self.prefilling.max_num_batched_tokens - self.others, 1)
+
+    @property
+    def most(self) -> int:
+        """Parts of ours that are active at a time."""
+        return max(self.max_requests - self.others, 1)
+
+    def mixed_s(self, prefill_tokens: int, context_tokens: float, pairs: float, decodes: int) -> float:
+        """Seconds of a pass with prompts."""
+        count = decodes + self.others
+        context = context_tokens + self.others_tokens
+        return self.prefill_factor * self.prefilling.step_s(prefill_tokens + count, context, pairs, count)
+
+    def decode_s(self, decodes: int, context_tokens: float = 0.0) -> float:
+        """Seconds of a pass without prompts."""
+        count = decodes + self.others
+        return self.decoding.step_s(count, context_tokens + self.others_tokens, 0.0, count)
+
+    @property
+    def read_s(self) -> float:
+        """Seconds for each token of context in a pass without prompts."""
+        return self.decoding.k_ms_per_kv_token / 1e3
+
+
+class _Shared(NamedTuple):
+    """The last pass with prompts, where it has room for more of them."""
+
+    now_s: float
+    passes: int
+    decodes: int
+    context_tokens: float
+    prefill_tokens: int
+    pairs: float
+    room_tokens: int
+
+
+class Timeline:
+    """One endpoint's future. Times in seconds from now."""
+
+    def __init__(self, parts: Iterable[Part], pace: Pace) -> None:
+        self._pace = pace
+        self._now_s = 0.0
+        self._passes = 0
+        self._shared: _Shared | None = None
+        self._ends: list[tuple[int, int]] = []
+        """Heap of the parts that decode: the pass after which each is done, and its context less the passes so far."""
+        self._base_tokens = 0
+        self._simulate(list(parts))
+        self._sum()
+        self.end_s = self._now_s + self._elapsed_s(self._last)
+        """When all is done."""
+
+    # --- up to the moment at which nothing waits ----------------------------------------------------------------
+
+    def _simulate(self, parts: list[Part]) -> None:
+        most, at, left = self._pace.most, 0, [part.prefill_tokens for part in parts]
+        while at < len(parts):
+            if left[at] == 0 and len(self._ends) < most:
+                self._join(parts[at])
+                self._shared = None
+                at += 1
+            elif len(self._ends) >= most:
+                self._leap()
+            else:
+                at = self._mixed_pass(parts, left, at)
+
+    def _join(self, part: Part) -> None:
+        if part.decode_tokens:
+            base = part.context_tokens + part.prefill_tokens - self._passes
+            heappush(self._ends, (self._passes + part.decode_tokens, base))
+            self._base_tokens += base
+
+    def _leap(self) -> None:
+        """Decodes alone, until the first of them ends and gives its place."""
+        decodes, passes = len(self._ends), self._ends[0][0] - self._passes
+        first_s = self._pace.decode_s(decodes, self._base_tokens + decodes * self._passes)
+        self._now_s += passes * first_s + self._pace.read_s * decodes * passes * (passes - 1) / 2
+        self._passes += passes
+        self._retire()
+
+    def _retire(self) -> None:
+        while self._ends and self._ends[0][0] <= self._passes:
+            self._base_tokens -= heappop(self._ends)[1]
+
+    def _mixed_pass(self, parts: list[Part], left: list[int], at: int) -> int:
+        """One pass with prompts. Returns the first part that has not joined after it."""
+        decodes = len(self._ends)
+        context = self._base_tokens + decodes * self._passes
+        room = max(self._pace.token_budget - decodes, 1)
+        last = min(len(parts), at + self._pace.most - decodes)
+        tokens, pairs, end = 0, 0.0, at
+        while end < last:
+            chunk = min(left[end], room)
+            part = parts[end]
+            pairs += chunk * (part.context_tokens + part.prefill_tokens - left[end] + chunk / 2)
+            left[end] -= chunk
+            room -= chunk
+            tokens += chunk
+            if left[end]:
+                break
+            end += 1
+        may_share = end == len(parts) and room > 0 and decodes + end - at < self._pace.most
+        self._shared = _Shared(self._now_s, self._passes, decodes, context, tokens, pairs, room) if may_share else None
+        self._now_s += self._pace.mixed_s(tokens, context, pairs, decodes)
+        self._passes += 1
+        self._retire()
+        for part in parts[at:end]:
+            self._join(part)
+        return end
+
+    # --- from there on ------------------------------------------------------------------------------------------
+
+    def _sum(self) -> None:
+        """The time of decodes alone, by passes: without and with one decode more, whose own context is left out.
+
+        Piece q is the passes from the end of the (q-1)th part to end to that of the qth, with all later ones.
+        """
+        ends = sorted(self._ends)
+        self._until: list[int] = [end for end, _ in ends]
+        self._last = self._until[-1] if ends else self._passes
+        self._first: list[int] = [self._passes, *self._until]
+        """The pass after which each piece begins; the last one is what comes when all are done."""
+        first, count = np.array(self._first, np.float64), len(ends)
+        decodes = count - np.arange(count + 1)
+        base = np.array([base for _, base in ends] + [0], np.float64)
+        base = np.cumsum(base[::-1])[::-1]
+        read_s = self._pace.read_s
+        reads_s = read_s * (base + decodes * first + self._pace.others_tokens)
+        growth_s = read_s * decodes
+        passes = np.diff(first)
+        extra_s = growth_s[:-1] * passes * (passes - 1) / 2
+        self._base: list[float] = base.tolist()
+        self._growth_s: list[float] = growth_s.tolist()
+        self._step_s: list[list[float]] = []
+        self._before_s: list[list[float]] = []
+        for more in (0, 1):
+            step_s = self._floor_s(decodes + more) + reads_s
+            self._step_s.append(step_s.tolist())
+            self._before_s.append([0.0, *np.cumsum(passes * step_s[:-1] + extra_s).tolist()])
+
+    def _floor_s(self, decodes: IntArray) -> FloatArray:
+        """Seconds of passes of so many decodes of ours without their context."""
+        law, count = self._pace.decoding, decodes + float(self._pace.others)
+        work = np.sqrt(np.sqrt(law.a_ms**4 + (law.d_ms_per_token * count) ** 4))
+        return np.asarray((law.overhead_ms + work + law.b_ms_per_seq * count) / 1e3, np.float64)
+
+    def _elapsed_s(self, passes: int, more: int = 0) -> float:
+        """Seconds from the moment at which nothing waits until so many passes in all are over."""
+        piece = bisect_right(self._until, passes)
+        if piece == len(self._until) and not more:
+            return self._before_s[0][piece]
+        taken = passes - self._first[piece]
+        within_s = taken * self._step_s[more][piece] + self._growth_s[piece] * taken * (taken - 1) / 2
+        return self._before_s[more][piece] + within_s
+
+    def end_with_s(self, part: Part) -> float:
+        """When all is done if this part is there too, behind all others."""
+        pace, left, context = self._pace, part.prefill_tokens, part.context_tokens
+        if not left and not part.decode_tokens:
+            return self.end_s
+        now_s, passes = self._now_s, self._passes
+        shared = self._shared
+        if shared is not None and left:
+            chunk = min(left, shared.room_tokens)
+            pairs = shared.pairs + chunk * (context + chunk / 2)
+            now_s = shared.now_s + pace.mixed_s(
+                shared.prefill_tokens + chunk, shared.context_tokens, pairs, shared.decodes
+            )
+            left, context = left - chunk, context + chunk
+        elif len(self._until) >= pace.most:
+            passes = self._until[len(self._until) - pace.most]
+            now_s += self._elapsed_s(passes)
+        while left:
+            piece = bisect_right(self._until, passes)
+            decodes = len(self._until) - piece
+            chunk = min(left, max(pace.token_budget - decodes, 1))
+            reads = self._base[piece] + decodes * passes
+            now_s += pace.mixed_s(chunk, reads, chunk * (context + chunk / 2), decodes)
+            left, context, passes = left - chunk, context + chunk, passes + 1
+        over = passes + part.decode_tokens
+        if part.decode_tokens:
+            own = part.decode_tokens * context + part.decode_tokens * (part.decode_tokens - 1) / 2
+            now_s += self._elapsed_s(over, 1) - self._elapsed_s(passes, 1) + pace.read_s * own
+        return now_s + (self._elapsed_s(self._last) - self._elapsed_s(over) if over < self._last else 0.0)
