@@ -55,6 +55,10 @@ from ballast_core.placer import Placed, Placer
 from ballast_core.policies.base import Placement
 from ballast_core.policies.suite import Suite
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_core.queueing.admission import Open
+from ballast_core.queueing.orders import Fcfs
+from ballast_core.queueing.places import Places
+from ballast_core.queueing.queue import Queue
 from ballast_core.rescheduling.rescheduler import Rescheduler
 
 _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
@@ -81,7 +85,7 @@ class DirectorSettings(Suite):
     @property
     def beliefs(self) -> Belief:
         """What is learned."""
-        parts = (self.prefill, self.decode, self.partition, self.rescheduling)
+        parts = (self.prefill, self.decode, self.queue, self.partition, self.rescheduling)
         needs = [part.needs for part in parts if part is not None]
         return reduce(or_, needs, self.learn)
 
@@ -105,7 +109,10 @@ class Director:
         self.beliefs = Beliefs(settings.beliefs, settings.profiles, settings.lengths)
         self._learner = Learner(self.beliefs, self.inventory, self.ledger)
         placements = {stage: settings.placement(stage) for stage in Stage}
-        self.placer = Placer(placements, self.inventory, self.ledger, self.beliefs)
+        self.admission = settings.admission or Open()
+        self.places = Places(self.admission, self.inventory, self.ledger)
+        self.placer = Placer(placements, self.inventory, self.ledger, self.beliefs, self.places)
+        self.queue = Queue(settings.queue or Fcfs(), self.beliefs, self.inventory)
         self.partitioner: Partitioner | None = None
         if settings.partition is not None:
             self.partitioner = Partitioner(
@@ -124,6 +131,10 @@ class Director:
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
         """Take in what happened at `now_s` (seconds on the driver's clock) and say what is to be done."""
+        effects = self._take_in(event, now_s)
+        return effects + self._serve(now_s) if self._waits_for_places() else effects
+
+    def _take_in(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case EndpointObserved() | EndpointDraining() | EndpointLost():
                 return self._on_endpoint(event, now_s)
@@ -150,7 +161,7 @@ class Director:
                 return self._with_entry(event.request_id, lambda e: self._told(e, event, now_s))
             case TimerFired():
                 moves = [] if self.rescheduler is None else self.rescheduler.on_timer(now_s)
-                return self._dispatch_held(now_s) + moves
+                return self._serve(now_s) + moves
             case _:
                 assert_never(event)
 
@@ -178,14 +189,14 @@ class Director:
         known = [(slot, seen) for endpoint, seen in answers if (slot := self.inventory.slot_as(endpoint)) is not None]
         if len(known) < len(answers):
             return [
-                effect for answer in answers for effect in self._observed(EndpointObserved(answer[0], answer[1]), now_s)
+                effect for answer in answers for effect in self.on_event(EndpointObserved(answer[0], answer[1]), now_s)
             ]
         slots = np.array([slot for slot, _ in known], np.int64)
         observations = [seen for _, seen in known]
         self.inventory.observe_all(slots, observations)
         self.ledger.observed_all(slots, observations)
         self._learner.observed_all(slots.tolist(), now_s)
-        return []
+        return self._serve(now_s) if self._waits_for_places() else []
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -197,18 +208,39 @@ class Director:
             ]
         entry = self.ledger.open(request, now_s)
         self._learner.arrived(request, now_s)
-        return self._try(entry, now_s)
+        before = self._serve(now_s) if self._waits_for_places() else []
+        return before + self._try(entry, now_s)
 
     def _try(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a held request, or hold it on, or give it up."""
         dispatch = self._place_both(entry, now_s)
         if dispatch is not None:
             return [dispatch]
+        until_s = self._may_wait_until_s(entry, now_s)
+        if until_s <= now_s or self._is_full(entry):
+            return self._give_up(entry)
+        self.queue.add(entry, until_s, now_s)
+        return [Hold(entry.request.id), WakeAt(until_s)]
+
+    def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
+        """For a place, where there are endpoints, from its arrival or its return; for an endpoint where there are none.
+
+        One whose leg has failed waits for no endpoint.
+        """
+        if self.admission.bounded and self.placer.exist_for(entry):
+            return (now_s if entry.failures else entry.arrived_s) + self.admission.max_wait_s
+        return -np.inf if entry.failures else entry.arrived_s + self.settings.hold_s
+
+    def _is_full(self, entry: Entry) -> bool:
+        """Whether too many wait for one more; a request that was admitted before comes in."""
+        return self.admission.bounded and not entry.failures and len(self.queue) >= self.admission.max_waiting
+
+    def _give_up(self, entry: Entry) -> list[Effect]:
         request_id = entry.request.id
-        deadline_s = entry.arrived_s + self.settings.hold_s
-        if entry.failures == 0 and now_s < deadline_s:
-            return [Hold(request_id), WakeAt(deadline_s)]
         self.ledger.close(request_id)
+        if self.admission.bounded and self.placer.exist_for(entry):
+            message = f"every endpoint is full and {len(self.queue)} other requests wait; retry later"
+            return [Reject(request_id, RejectReason.SATURATED, message)]
         if entry.failures:
             tried = ", ".join(sorted(entry.avoid))
             return [
@@ -216,6 +248,30 @@ class Director:
             ]
         missing = self.placer.missing_stage(entry.request)
         return [Reject(request_id, RejectReason.NO_ENDPOINTS, f"no {missing} endpoint is ready; retry later")]
+
+    def _waits_for_places(self) -> bool:
+        return self.admission.bounded and len(self.queue) > 0
+
+    def _serve(self, now_s: float) -> list[Effect]:
+        """Dispatch who waits, in the queue's order, while there are places; give up whose time is over."""
+        effects: list[Effect] = []
+        if len(self.queue) and self.places.any_free():
+            for entry in self.queue.in_turn(now_s):
+                dispatch = self._place_both(entry, now_s)
+                if dispatch is not None:
+                    self.queue.remove(entry.request.id)
+                    effects.append(dispatch)
+                    if not self.places.any_free():
+                        break
+        for entry in self.queue.expired(now_s):
+            until_s = now_s if entry.failures else self._may_wait_until_s(entry, now_s)
+            if until_s > now_s:  # what it waits for has changed
+                self.queue.extend(entry.request.id, until_s)
+                effects.append(WakeAt(until_s))
+            else:
+                self.queue.remove(entry.request.id)
+                effects += self._give_up(entry)
+        return effects
 
     def _place_both(self, entry: Entry, now_s: float) -> Dispatch | None:
         """Prefill first, because when it ends is when the decode endpoint's load counts."""
@@ -243,6 +299,7 @@ class Director:
             prefill=None if prefill is None else self.inventory.endpoint(prefill.slot),
             decode=endpoint,
             traces=(decode.trace,) if prefill is None else (prefill.trace, decode.trace),
+            priority=self.queue.priority(entry, (prefill or decode).slot, now_s),
         )
 
     def _prefill_s(self, placed: Placed) -> float:
@@ -264,6 +321,7 @@ class Director:
         self._learner.dispatched(entry.request, first.slot, now_s)
 
     def _first_token(self, entry: Entry, now_s: float) -> None:
+        self.queue.first_token(entry, now_s)
         self._prefill_over(entry, now_s)
         self._progressed(entry, 1, now_s)
 
@@ -324,6 +382,7 @@ class Director:
         entry = self.ledger.get(event.request_id)
         if entry is None:
             return []
+        self.queue.remove(event.request_id)
         slots = self._slots_of(entry)
         self.ledger.unassign(entry)
         if self.partitioner is not None:
@@ -343,6 +402,9 @@ class Director:
             return False
         slots = self._slots_of(entry)
         self._learner.ended(entry, outcome, output_tokens, now_s)
+        self.queue.remove(request_id)
+        if outcome is Outcome.COMPLETED:
+            self.queue.completed(entry, now_s)
         self.ledger.close(request_id)
         if self.partitioner is not None:
             self.partitioner.closed(request_id)
@@ -388,19 +450,12 @@ class Director:
             self.inventory.observe(slot, event.observation)
             self.ledger.observed(slot, event.observation)
             self._learner.observed(slot, now_s)
-        return self._dispatch_held(now_s) if changed else []
+        return self._serve(now_s) if changed else []
 
     def _grow(self) -> None:
         capacity = self.inventory.capacity
         self.ledger.resize(capacity)
         self.placer.grow(capacity)
-
-    def _dispatch_held(self, now_s: float) -> list[Effect]:
-        """In order of arrival: dispatch what was held, or give it up when its time is over."""
-        effects: list[Effect] = []
-        for entry in [entry for entry in self.ledger if entry.phase is Phase.HELD]:
-            effects += [effect for effect in self._try(entry, now_s) if not isinstance(effect, (Hold, WakeAt))]
-        return effects
 
     def _lose(self, slot: int) -> None:
         self.inventory.lose(slot)

@@ -93,6 +93,8 @@ class Request:
     """Output tokens that a predictor foresees (an oracle in simulations); None: only the survival curve is known."""
     movable: bool = True
     """Whether it may go on at another endpoint after its first token: not where its state cannot be carried over."""
+    ttft_objective_s: float | None = None
+    """Within which its first token is due; None: nobody said."""
 
 
 class Outcome(StrEnum):

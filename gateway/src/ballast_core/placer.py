@@ -15,6 +15,7 @@ from ballast_core.inventory import Candidates, Inventory
 from ballast_core.ledger import Entry, Ledger
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.base import Placement
+from ballast_core.queueing.places import Places
 from ballast_core.view import View
 
 
@@ -33,12 +34,18 @@ class Placer:
     """The placements of both stages, and whose turn it is where costs tie."""
 
     def __init__(
-        self, placements: Mapping[Stage, Placement], inventory: Inventory, ledger: Ledger, beliefs: Beliefs
+        self,
+        placements: Mapping[Stage, Placement],
+        inventory: Inventory,
+        ledger: Ledger,
+        beliefs: Beliefs,
+        places: Places,
     ) -> None:
         self._placements = placements
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
+        self._places = places
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number: the tie-break."""
         self._turn = 0
@@ -46,11 +53,11 @@ class Placer:
     def place(
         self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
     ) -> Placed | None:
-        """The best candidate for a stage, or None if there is none.
+        """The best candidate for a stage that has a place, or None if there is none.
 
         Ties go to `keep` if it is among them, then to the least recently chosen, then to the smallest id.
         """
-        candidates = self.allowed(self._inventory.candidates(stage), entry)
+        candidates = self._places.free(stage, self.allowed(self._inventory.candidates(stage), entry))
         if not candidates.endpoints:
             return None
         policy = self._placements[stage]
@@ -117,6 +124,13 @@ class Placer:
         blank = Entry(request=request, arrived_s=0.0)
         decode = self.allowed(self._inventory.candidates(Stage.DECODE), blank)
         return Stage.PREFILL if decode.endpoints else Stage.DECODE
+
+    def exist_for(self, entry: Entry) -> bool:
+        """Whether there are endpoints for a request, full ones too."""
+        decode = self.allowed(self._inventory.candidates(Stage.DECODE), entry).endpoints
+        if Role.PREFILL not in self._inventory.ready_roles() and any(one.role is Role.FLEXIBLE for one in decode):
+            return True
+        return bool(decode and self.allowed(self._inventory.candidates(Stage.PREFILL), entry).endpoints)
 
     def may_hand_off(self) -> bool:
         """Whether a request may be prefilled elsewhere than it is decoded: not where every endpoint does both."""

@@ -18,7 +18,7 @@ from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, 
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
 from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
 from ballast_core.policies.sibyl import Sibyl
-from ballast_core.queueing.registry import QUEUE_ORDERS
+from ballast_core.queueing.registry import ADMISSIONS, QUEUE_ORDERS
 from ballast_core.rescheduling.registry import RESCHEDULINGS
 
 _SHIPPED: tuple[type[Placement], ...] = (
@@ -68,8 +68,11 @@ class Kind(Generic[P]):
 PLACEMENT = Kind("placement", ALL_PLACEMENTS)
 QUEUE_ORDER = Kind("queue order", QUEUE_ORDERS)
 RESCHEDULING = Kind("rescheduling", RESCHEDULINGS)
+ADMISSION = Kind("admission", ADMISSIONS)
 
-PARTS: Mapping[str, Kind[Any]] = MappingProxyType({"prefill": PLACEMENT, "decode": PLACEMENT})
+PARTS: Mapping[str, Kind[Any]] = MappingProxyType(
+    {"prefill": PLACEMENT, "decode": PLACEMENT, "queue": QUEUE_ORDER, "admission": ADMISSION}
+)
 """The kind of each part of a `Suite`."""
 
 

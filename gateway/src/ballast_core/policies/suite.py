@@ -8,6 +8,8 @@ from typing import Any
 
 from ballast_core.partition.protocol import Partition
 from ballast_core.policies.base import Placement
+from ballast_core.queueing.admission import Admission
+from ballast_core.queueing.order import QueueOrder
 from ballast_core.rescheduling.protocol import Rescheduling
 
 
@@ -19,6 +21,10 @@ class Suite:
     """Chooses the endpoint that prefills."""
     decode: Placement
     """Chooses the endpoint that decodes."""
+    queue: QueueOrder | None = None
+    """In which order requests go that wait for a place; by arrival where nobody says."""
+    admission: Admission | None = None
+    """How many requests an endpoint gets at a time; any number where nobody says."""
     partition: Partition | None = None
     """Cuts a request into segments for several endpoints, and chooses these."""
     rescheduling: Rescheduling | None = None

@@ -76,6 +76,11 @@ class QueueOrder(Protocol):
         ...
 
     @property
+    def engine_priority(self) -> bool:
+        """Whether the gateway tells it to engines, as the priority of each request."""
+        ...
+
+    @property
     def preemption_margin(self) -> float:
         """By how much one that waits must be ahead of one that runs to take its place, in units of `key`; 0 or more."""
         ...

@@ -10,6 +10,7 @@ from ballast_core.policies.base import parameter
 from ballast_core.queueing.order import Service, Work
 
 _LENGTHS_IN_SECONDS = Belief.PREFILL_TIMES | Belief.RATES
+TOLD = "Whether engines that schedule by priority are told of it: vLLM's --scheduling-policy priority."
 _UNKNOWN = "Output tokens of a request for which nobody foresees any, 1 or more."
 
 
@@ -19,6 +20,7 @@ class Fcfs:
 
     type: ClassVar[str] = "fcfs"
     needs: ClassVar[Belief] = Belief.NONE
+    engine_priority: ClassVar[bool] = False
     needs_lengths: ClassVar[bool] = False
     preemption_margin: ClassVar[float] = 0.0
 
@@ -44,6 +46,7 @@ class EarliestDeadline:
     needs_lengths: ClassVar[bool] = False
     preemption_margin: ClassVar[float] = 0.0
     default_objective_s: float = parameter(5.0, "TTFT objective of a request that has none, in seconds, 0 or more.")
+    engine_priority: bool = parameter(False, TOLD)
 
     def __post_init__(self) -> None:
         if not 0 <= self.default_objective_s < float("inf"):
@@ -66,6 +69,7 @@ class ShortestPrompt:
     needs: ClassVar[Belief] = Belief.NONE
     needs_lengths: ClassVar[bool] = False
     preemption_margin: ClassVar[float] = 0.0
+    engine_priority: bool = parameter(False, TOLD)
 
     def key(self, work: Work, service: Service) -> float:
         """Its uncached prompt."""
@@ -89,6 +93,7 @@ class ShortestJob:
     needs_lengths: ClassVar[bool] = True
     preemption_margin: ClassVar[float] = 0.0
     unknown_output_tokens: int = parameter(256, _UNKNOWN)
+    engine_priority: bool = parameter(False, TOLD)
 
     def __post_init__(self) -> None:
         _check_unknown(self.unknown_output_tokens)
@@ -116,6 +121,7 @@ class ShortestRemaining:
     preemption_margin: ClassVar[float] = 0.0
     unknown_output_tokens: int = parameter(256, _UNKNOWN)
     protected_after: float = parameter(0.6, "Share of the expected output after which nobody is evicted, 0 to 1.")
+    engine_priority: bool = parameter(False, TOLD)
 
     def __post_init__(self) -> None:
         _check_unknown(self.unknown_output_tokens)
@@ -144,6 +150,7 @@ class LeastAttained:
 
     type: ClassVar[str] = "las"
     needs: ClassVar[Belief] = _LENGTHS_IN_SECONDS
+    engine_priority: ClassVar[bool] = False
     needs_lengths: ClassVar[bool] = False
     preemption_margin_s: float = parameter(0.0, "Seconds of service less that one needs to take a place, 0 or more.")
 

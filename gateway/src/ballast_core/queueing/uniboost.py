@@ -14,6 +14,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.policies.base import explained, parameter
 from ballast_core.queueing.gamma import GammaSettings
 from ballast_core.queueing.order import Service, Work
+from ballast_core.queueing.orders import TOLD
 
 _LOG_2 = math.log(2.0)
 
@@ -76,6 +77,7 @@ class UniBoost:
     gamma_smoothing: float = parameter(0.2, "Weight of a newly learned gamma against the one before, above 0, to 1.")
     gamma_min_per_s: float = parameter(0.01, "The least gamma that is learned, 1e-6 or more.")
     gamma_max_per_s: float = parameter(100.0, "The greatest gamma that is learned, 1e6 or less.")
+    engine_priority: bool = parameter(False, TOLD)
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.gamma_per_s <= 1e6:

@@ -1,0 +1,93 @@
+"""What an admission policy is: which endpoints take another request now, and how long the others wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from ballast_core.arrays import BoolArray, FloatArray, IntArray
+from ballast_core.model import Stage
+from ballast_core.policies.base import parameter
+
+
+class Admission(Protocol):
+    """Gives each endpoint a number of places per stage; who finds none waits in the gateway, in the queue's order."""
+
+    type: ClassVar[str]
+
+    @property
+    def bounded(self) -> bool:
+        """Whether an endpoint can be full at all."""
+        ...
+
+    @property
+    def max_waiting(self) -> int:
+        """How many requests may wait for a place; one more is rejected as saturated."""
+        ...
+
+    @property
+    def max_wait_s(self) -> float:
+        """How long a request waits for a place before it is rejected as saturated."""
+        ...
+
+    def has_room(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> BoolArray:
+        """Which endpoints take one more. Shapes: all (endpoints,).
+
+        `requests` are in flight there for the stage, those of others included; `kv_usage_ratio` as last observed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Every request is sent on at once: engines queue, the gateway does not."""
+
+    type: ClassVar[str] = "open"
+    bounded: ClassVar[bool] = False
+    max_waiting: ClassVar[int] = 0
+    max_wait_s: ClassVar[float] = 0.0
+
+    def has_room(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> BoolArray:
+        """Always."""
+        return np.ones(len(requests), np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """So many requests in flight per endpoint and stage; the rest waits in the gateway, in the queue's order.
+
+    An endpoint is a candidate only while it has a place of the stage: of both stages where it does both for one
+    request. Requests count from their dispatch, for decode while they are prefilled elsewhere too, and so do those of
+    others that it reports. Fewer places leave more to the queue's order, too few leave engines idle: prefill needs
+    about as many as fill one step's token budget, twice.
+    """
+
+    type: ClassVar[str] = "bounded"
+    bounded: ClassVar[bool] = True
+    max_prefill_requests: int = parameter(4, "Requests in flight for prefill on one endpoint, 1 or more.")
+    max_decode_requests: int = parameter(256, "Requests in flight for decode on one endpoint, 1 or more.")
+    max_kv_ratio: float = parameter(1.0, "Share of KV in use from which an endpoint takes no decode; 1: no limit.")
+    max_waiting: int = parameter(10_000, "Requests that may wait; one more is rejected as saturated, 0 or more.")
+    max_wait_s: float = parameter(60.0, "How long one waits before it is rejected as saturated, in seconds, above 0.")
+
+    def __post_init__(self) -> None:
+        for name in ("max_prefill_requests", "max_decode_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be 1 or more, not {getattr(self, name)!r}")
+        if not 0 < self.max_kv_ratio <= 1:
+            raise ValueError(f"max_kv_ratio: must be above 0 and at most 1, not {self.max_kv_ratio!r}")
+        if self.max_waiting < 0:
+            raise ValueError(f"max_waiting: must be 0 or more, not {self.max_waiting!r}")
+        if not 0 < self.max_wait_s < float("inf"):
+            raise ValueError(f"max_wait_s: must be finite and above 0, not {self.max_wait_s!r}")
+
+    def has_room(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> BoolArray:
+        """Fewer requests than places, and KV below its limit."""
+        if stage is Stage.PREFILL:
+            return requests < self.max_prefill_requests
+        room: BoolArray = requests < self.max_decode_requests
+        if self.max_kv_ratio < 1:
+            room &= kv_usage_ratio < self.max_kv_ratio
+        return room

@@ -1,0 +1,50 @@
+"""Which endpoints have a free place for a stage, by the books and an admission policy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ballast_core.arrays import BoolArray
+from ballast_core.inventory import Candidates, Inventory
+from ballast_core.ledger import Ledger
+from ballast_core.model import Role, Stage
+from ballast_core.queueing.admission import Admission
+
+
+class Places:
+    """Free places of the moment."""
+
+    def __init__(self, admission: Admission, inventory: Inventory, ledger: Ledger) -> None:
+        self._admission = admission
+        self._inventory = inventory
+        self._ledger = ledger
+
+    def free(self, stage: Stage, candidates: Candidates) -> Candidates:
+        """Those of the candidates that take one more."""
+        if not self._admission.bounded or not candidates.endpoints:
+            return candidates
+        room = self._room(stage, candidates)
+        if stage is Stage.DECODE:
+            room &= self._room(Stage.PREFILL, candidates) | ~self._prefills_too(candidates)
+        return candidates if room.all() else candidates.take(np.flatnonzero(room).tolist())
+
+    def any_free(self) -> bool:
+        """Whether a request that may go anywhere could be dispatched now."""
+        decode = self.free(Stage.DECODE, self._inventory.candidates(Stage.DECODE))
+        if not decode.endpoints:
+            return False
+        roles = self._inventory.ready_roles()
+        if Role.PREFILL not in roles and any(one.role is Role.FLEXIBLE for one in decode.endpoints):
+            return True
+        return bool(self.free(Stage.PREFILL, self._inventory.candidates(Stage.PREFILL)).endpoints)
+
+    def _room(self, stage: Stage, candidates: Candidates) -> BoolArray:
+        slots, ledger = candidates.slots, self._ledger
+        requests = ledger.requests[stage].take(slots) + ledger.foreign.take(slots)
+        return self._admission.has_room(stage, requests, self._inventory.kv_usage_ratio.take(slots))
+
+    def _prefills_too(self, candidates: Candidates) -> BoolArray:
+        """Who would prefill a request itself that it is to decode."""
+        if Role.PREFILL in self._inventory.ready_roles():
+            return np.zeros(len(candidates.endpoints), np.bool_)
+        return np.array([one.role is Role.FLEXIBLE for one in candidates.endpoints], np.bool_)

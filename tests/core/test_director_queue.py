@@ -1,0 +1,362 @@
+"""The Director with a bounded number of places: who waits, who goes, who is turned away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_core.director import Director, DirectorSettings
+from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
+from ballast_core.events import (
+    ClientGone,
+    DispatchFailed,
+    EndpointDraining,
+    EndpointLost,
+    EndpointObserved,
+    Event,
+    FirstToken,
+    PrefillDone,
+    Progress,
+    RequestArrived,
+    RequestEnded,
+    TimerFired,
+)
+from ballast_core.ledger import Phase
+from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.policies.placements import LeastRequests
+from ballast_core.policies.registry import QUEUE_ORDER, build
+from ballast_core.queueing.admission import Admission, Bounded
+from ballast_core.queueing.order import Work
+from ballast_core.queueing.ranking import rank
+from ballast_core.queueing.registry import QUEUE_ORDERS
+from tests.support.core_builders import endpoint, observation, only_dispatch, request
+
+SMALL = Bounded(max_prefill_requests=1, max_decode_requests=2, max_waiting=4, max_wait_s=8.0)
+
+
+def bounded(
+    names: tuple[str, ...] = ("p0", "d0"),
+    *,
+    order: str = "fcfs",
+    admission: Admission = SMALL,
+    binding: Binding = Binding.LATE,
+    hold_s: float = 0.0,
+    parameters: dict[str, object] | None = None,
+) -> Director:
+    made = Director(
+        DirectorSettings(
+            prefill=LeastRequests(),
+            decode=LeastRequests(),
+            queue=build(QUEUE_ORDER, order, parameters),
+            admission=admission,
+            binding=binding,
+            hold_s=hold_s,
+        )
+    )
+    for name in names:
+        made.on_event(EndpointObserved(endpoint(name)), 0.0)
+    return made
+
+
+def arrive(d: Director, name: str, now_s: float, tokens: int = 100, **fields: object) -> list[Effect]:
+    asked = replace(request(name, tokens), **fields)  # type: ignore[arg-type]
+    return d.on_event(RequestArrived(asked), now_s)
+
+
+def dispatched(effects: list[Effect]) -> list[str]:
+    return [effect.request_id for effect in effects if isinstance(effect, Dispatch)]
+
+
+def done(name: str) -> RequestEnded:
+    return RequestEnded(RequestId(name), Outcome.COMPLETED, 1)
+
+
+def test_who_finds_no_place_waits_until_one_is_free() -> None:
+    """The end of a prefill frees the place of the prefill stage."""
+    d = bounded()
+    assert dispatched(arrive(d, "a", 0.0)) == ["a"]
+    assert arrive(d, "b", 1.0) == [Hold(RequestId("b")), WakeAt(9.0)]
+    effects = d.on_event(PrefillDone(RequestId("a")), 2.0)
+    assert isinstance(effects[0], Handoff)
+    assert dispatched(effects) == ["b"]
+    d.on_event(PrefillDone(RequestId("b")), 3.0)
+    arrive(d, "c", 3.0)
+    assert dispatched(d.on_event(FirstToken(RequestId("a")), 4.0)) == []
+    assert dispatched(d.on_event(done("a"), 5.0)) == ["c"]
+
+
+@pytest.mark.parametrize(
+    "frees",
+    [
+        done("a"),
+        ClientGone(RequestId("a")),
+        FirstToken(RequestId("a")),
+        Progress(RequestId("a"), 3),
+        EndpointObserved(endpoint("f1")),
+    ],
+)
+def test_every_way_in_which_a_place_gets_free(frees: Event) -> None:
+    """On endpoints that do both, and by one more of them."""
+    d = bounded(("f0",))
+    arrive(d, "a", 0.0)
+    arrive(d, "b", 0.0)
+    assert dispatched(d.on_event(frees, 1.0)) == ["b"]
+
+
+def test_what_others_send_takes_places_too() -> None:
+    """Foreign requests count once they were seen twice; when they go, who waits goes on."""
+    d = bounded(("f0",))
+    for at in (1.0, 2.0):
+        d.on_scrape([(endpoint("f0"), observation(running=5, at_s=at))], at)
+    assert isinstance(arrive(d, "a", 3.0)[0], Hold)
+    assert d.on_event(TimerFired(), 3.5) == []
+    assert dispatched(d.on_scrape([(endpoint("f0"), observation(running=0, at_s=4.0))], 4.0)) == ["a"]
+
+
+def test_full_memory_is_no_place() -> None:
+    """max_kv_ratio looks at the last observation."""
+    d = bounded(("f0",), admission=replace(SMALL, max_kv_ratio=0.8))
+    full = replace(observation(at_s=1.0), kv_usage_ratio=0.8)
+    d.on_event(EndpointObserved(endpoint("f0"), full), 1.0)
+    assert isinstance(arrive(d, "a", 1.0)[0], Hold)
+    room = replace(full, kv_usage_ratio=0.7, observed_at_s=2.0)
+    assert dispatched(d.on_event(EndpointObserved(endpoint("f0"), room), 2.0)) == ["a"]
+
+
+def test_too_many_are_turned_away_and_so_is_who_waited_too_long() -> None:
+    """Both as saturated, which is a 429 at the edge."""
+    d = bounded()
+    arrive(d, "a", 0.0)
+    for number in range(4):
+        assert isinstance(arrive(d, f"w{number}", float(number))[0], Hold)
+    (effect,) = arrive(d, "late", 4.0)
+    assert isinstance(effect, Reject)
+    assert effect.reason is RejectReason.SATURATED
+    assert "4 other requests wait" in effect.message
+    assert d.on_event(TimerFired(), 7.9) == []
+    (effect,) = d.on_event(TimerFired(), 8.0)
+    assert isinstance(effect, Reject)
+    assert (effect.request_id, effect.reason) == ("w0", RejectReason.SATURATED)
+    assert dispatched(d.on_event(done("a"), 8.5)) == ["w1"]
+
+
+def test_priority_then_order() -> None:
+    """The request's own priority first, then the queue's order: here the shortest prompt."""
+    d = bounded(("f0",), order="shortest-prompt")
+    arrive(d, "first", 0.0)
+    arrive(d, "long", 0.1, 900)
+    arrive(d, "short", 0.2, 50)
+    arrive(d, "urgent", 0.3, 5000, priority=-1)
+    went = []
+    for last in ("first", "urgent", "short"):
+        went += dispatched(d.on_event(done(last), 1.0))
+    assert went == ["urgent", "short", "long"]
+
+
+def test_a_deadline_orders_by_the_objective() -> None:
+    """edf: arrival + objective, and five seconds where there is none."""
+    d = bounded(("f0",), order="edf")
+    arrive(d, "first", 0.0)
+    arrive(d, "none", 0.1)
+    arrive(d, "tight", 0.2, ttft_objective_s=1.0)
+    arrive(d, "loose", 0.3, ttft_objective_s=7.0)
+    went = []
+    for last in ("first", "tight", "none"):
+        went += dispatched(d.on_event(done(last), 1.0))
+    assert went == ["tight", "none", "loose"]
+
+
+def test_a_failed_request_comes_back_at_its_old_rank() -> None:
+    """It waits anew, past the limit on who waits, and for as long as any other."""
+    d = bounded(("f0", "f1"), admission=replace(SMALL, max_waiting=1))
+    assert only_dispatch(arrive(d, "a", 0.0)).decode.id == "f0"
+    assert only_dispatch(arrive(d, "b", 0.5)).decode.id == "f1"
+    arrive(d, "c", 1.0)
+    effects = d.on_event(DispatchFailed(RequestId("a"), Stage.DECODE, EndpointId("f0")), 20.0)
+    assert effects[:2] == [Hold(RequestId("a")), WakeAt(28.0)]
+    assert [(each.request_id, each.decode.id) for each in effects[2:] if isinstance(each, Dispatch)] == [("c", "f0")]
+    dispatch = only_dispatch(d.on_event(done("b"), 21.0))
+    assert (dispatch.request_id, dispatch.decode.id) == ("a", "f1")
+
+
+def test_a_request_for_few_endpoints_holds_nobody_up() -> None:
+    """Those that may go elsewhere go, though they rank behind it."""
+    d = bounded(("f0", "f1"))
+    only_f0 = frozenset({"f0:8000"})
+    arrive(d, "a", 0.0, subset=only_f0)
+    arrive(d, "b", 0.1)
+    arrive(d, "picky", 0.2, subset=only_f0)
+    arrive(d, "other", 0.3)
+    effects = d.on_event(done("b"), 1.0)
+    assert dispatched(effects) == ["other"]
+    assert dispatched(d.on_event(done("a"), 2.0)) == ["picky"]
+
+
+def test_waiting_for_an_endpoint_becomes_waiting_for_a_place() -> None:
+    """Endpoints appear and are full: then the longer time of the two counts."""
+    d = bounded((), hold_s=2.0)
+    d.on_event(EndpointObserved(endpoint("f0")), 0.0)
+    arrive(d, "a", 0.0)
+    d.on_event(EndpointLost(EndpointId("f0")), 0.5)
+    assert arrive(d, "b", 1.0) == [Hold(RequestId("b")), WakeAt(3.0)]
+    d.on_event(EndpointObserved(endpoint("f0")), 2.0)
+    assert d.on_event(TimerFired(), 3.0) == [WakeAt(9.0)]
+    assert dispatched(d.on_event(done("a"), 4.0)) == ["b"]
+
+
+def test_all_endpoints_gone_while_many_wait() -> None:
+    """At the end of its time each is told what is the matter then."""
+    d = bounded()
+    arrive(d, "a", 0.0)
+    arrive(d, "b", 0.0)
+    d.on_event(EndpointDraining(EndpointId("p0")), 1.0)
+    (effect,) = d.on_event(TimerFired(), 8.0)
+    assert isinstance(effect, Reject)
+    assert effect.reason is RejectReason.NO_ENDPOINTS
+
+
+def test_what_is_waited_for_in_vain_is_forgotten() -> None:
+    """A client that leaves while it waits: cancelled once, never dispatched."""
+    d = bounded()
+    arrive(d, "a", 0.0)
+    arrive(d, "b", 0.0)
+    assert d.on_event(ClientGone(RequestId("b")), 1.0) == [Cancel(RequestId("b"))]
+    assert dispatched(d.on_event(done("a"), 2.0)) == []
+    assert len(d.queue) == 0
+
+
+def test_engines_are_told_what_the_order_says() -> None:
+    """floor(1000 (arrival - b)) from the first one on; nothing unless asked for."""
+    silent = bounded(("f0",), order="uniboost", admission=replace(SMALL, max_prefill_requests=99))
+    assert only_dispatch(arrive(silent, "a", 50.0)).priority is None
+    order: dict[str, object] = {"engine_priority": True, "adaptive": False, "gamma_per_s": 1.0}
+    d = bounded(("f0",), order="uniboost", admission=Bounded(max_prefill_requests=99), parameters=order)
+    rate = float(d.beliefs.prefill_times.tokens_per_s(d.inventory.candidates(Stage.DECODE).slots)[0])
+    tokens = 16384
+    told = [only_dispatch(arrive(d, name, at, tokens)).priority for name, at in (("a", 50.0), ("b", 51.5))]
+    assert told[0] is not None
+    boost_ms = -1000 * math.log(1 - math.exp(-tokens / rate))
+    assert told == [math.floor(-boost_ms), math.floor(1500 - boost_ms)]
+    urgent = only_dispatch(arrive(d, "c", 52.0, tokens, priority=-1)).priority
+    assert urgent is not None
+    assert urgent < -(10**10)
+
+
+# --- under any sequence of events -----------------------------------------------------------------------------------
+
+NAMES = ("p0", "p1", "d0", "f0")
+REQUESTS = tuple(f"r{k}" for k in range(9))
+_endpoints, _requests = st.sampled_from(NAMES), st.sampled_from(REQUESTS)
+_subsets = st.sampled_from([None, None, None, frozenset({"p0:8000", "d0:8000"}), frozenset({"f0:8000"})])
+_make: st.SearchStrategy[Callable[[float], Event]] = st.one_of(
+    *[
+        st.builds(
+            lambda n, tokens, own, subset: (
+                lambda _: RequestArrived(
+                    Request(RequestId(n), prompt_tokens=tokens, priority=own, subset=subset, expected_output_tokens=9.0)
+                )
+            ),
+            _requests,
+            st.integers(1, 5000),
+            st.integers(-1, 1),
+            _subsets,
+        )
+    ]
+    * 3,
+    st.builds(lambda n: lambda _: PrefillDone(RequestId(n)), _requests),
+    st.builds(lambda n: lambda _: FirstToken(RequestId(n)), _requests),
+    st.builds(lambda n: lambda _: Progress(RequestId(n), 7), _requests),
+    st.builds(lambda n: lambda _: RequestEnded(RequestId(n), Outcome.COMPLETED, 9), _requests),
+    st.builds(lambda n: lambda _: ClientGone(RequestId(n)), _requests),
+    st.builds(lambda n, e: lambda _: DispatchFailed(RequestId(n), Stage.DECODE, EndpointId(e)), _requests, _endpoints),
+    st.builds(
+        lambda e, r: lambda t: EndpointObserved(endpoint(e), observation(running=r, at_s=t)),
+        _endpoints,
+        st.integers(0, 3),
+    ),
+    st.builds(lambda e: lambda _: EndpointObserved(endpoint(e)), _endpoints),
+    st.builds(lambda e: lambda _: EndpointDraining(EndpointId(e)), _endpoints),
+    st.builds(lambda e: lambda _: EndpointLost(EndpointId(e)), _endpoints),
+    st.just(lambda _: TimerFired()),
+)
+
+
+class Watcher:
+    """What must hold after every event."""
+
+    def __init__(self, d: Director) -> None:
+        self.d = d
+        self.open: set[str] = set()
+
+    def feed(self, event: Event, now_s: float) -> None:
+        if isinstance(event, RequestArrived):
+            self.open.add(event.request.id)
+        effects = self.d.on_event(event, now_s)
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                assert effect.request_id in self.open
+            if isinstance(effect, Reject):
+                self.open.remove(effect.request_id)
+        if isinstance(event, (RequestEnded, ClientGone)) and event.request_id in self.open:
+            self.open.remove(event.request_id)
+            assert isinstance(event, RequestEnded) or effects[0] == Cancel(event.request_id)
+        assert {entry.request.id for entry in self.d.ledger} == self.open
+        held = {entry.request.id for entry in self.d.ledger if entry.phase is Phase.HELD}
+        assert {name for name in self.open if RequestId(name) in self.d.queue} == held
+        assert len(self.d.queue) == len(held)
+        self._places_are_kept()
+        self._nobody_was_passed_over(effects)
+
+    def _places_are_kept(self) -> None:
+        requests = self.d.ledger.requests
+        assert (requests[Stage.PREFILL] <= SMALL.max_prefill_requests).all()
+        assert (requests[Stage.DECODE] <= SMALL.max_decode_requests).all()
+
+    def _nobody_was_passed_over(self, effects: list[Effect]) -> None:
+        """Who was dispatched ranks before everybody who waits and may go to the same endpoints."""
+        went = [self.d.ledger.get(each.request_id) for each in effects if isinstance(each, Dispatch)]
+        for entry in went:
+            assert entry is not None
+            mine = self._rank(entry.request, entry.arrived_s)
+            for other in self.d.ledger:
+                if other.phase is Phase.HELD and (other.request.subset, other.avoid) == (
+                    entry.request.subset,
+                    entry.avoid,
+                ):
+                    assert mine < self._rank(other.request, other.arrived_s)
+
+    def _rank(self, asked: Request, arrived_s: float) -> tuple[int, float, float, str]:
+        work = Work(
+            arrived_s, asked.prompt_tokens, expected_output_tokens=asked.expected_output_tokens, priority=asked.priority
+        )
+        return rank(self.d.queue.order, asked.id, work, self.d.queue.service)
+
+
+@pytest.mark.parametrize("order", sorted(QUEUE_ORDERS))
+@settings(max_examples=60, deadline=None)
+@given(script=st.lists(_make, max_size=80), binding=st.sampled_from(Binding))
+def test_nobody_is_lost_doubled_or_passed_over(
+    order: str, script: list[Callable[[float], Event]], binding: Binding
+) -> None:
+    """Each request ends in exactly one way, places are never exceeded, and the order is kept."""
+    d = bounded(("p0", "d0"), order=order, binding=binding, hold_s=3.0)
+    watcher = Watcher(d)
+    for k, make in enumerate(script):
+        event = make(float(k))
+        if isinstance(event, RequestArrived) and event.request.id in watcher.open:
+            continue
+        watcher.feed(event, float(k))
+    end_s = float(len(script))
+    for name in sorted(watcher.open):
+        if RequestId(name) not in d.queue:
+            watcher.feed(done(name), end_s)
+    watcher.feed(TimerFired(), end_s + 100)
+    for name in sorted(watcher.open):
+        watcher.feed(done(name), end_s + 100)
+    assert len(d.ledger) == len(d.queue) == 0
+    assert not d.queue._rooms
