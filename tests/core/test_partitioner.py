@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from ballast_core.events import (
     TimerFired,
 )
 from ballast_core.model import Binding, Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
-from ballast_core.partition.book import Work, works_of
+from ballast_core.partition.book import Book, Work, works_of
 from ballast_core.partition.fixed import Fixed
 from ballast_core.partition.protocol import Partition, Segment
 from ballast_core.partition.registry import PARTITIONS
@@ -212,6 +213,21 @@ def test_works_of_segments() -> None:
     assert works_of(within, 100, 160, 30) == [Work(50, 0, 30), Work(20, 60, 80)]
     assert works_of(beyond, 100, 160) == [Work(100, 20, 0), Work(0, 40, 120, 20)]
     assert works_of(three, 100, 160) == [Work(100, 0, 0), Work(0, 40, 100), Work(0, 20, 140, 40)]
+
+
+def test_the_book_follows_a_migration() -> None:
+    """What a rescheduler moved is work of its new endpoint, and ends there."""
+    book = Book()
+    book.open(ID, [(0, Work(100, 0, 0)), (1, Work(0, 60, 100))])
+    book.ended(ID)
+    book.moved(ID, 2)
+    assert [list(book.works(each)) for each in range(3)] == [[], [], [(ID, 1)]]
+    before = int(book.versions(np.array([2]))[0])
+    book.moved(ID, 2)
+    assert int(book.versions(np.array([2]))[0]) == before
+    book.close(ID)
+    assert not book.works(2)
+    assert len(book) == 0
 
 
 # --- under any sequence of events ------------------------------------------------------------------------------------

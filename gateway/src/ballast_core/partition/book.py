@@ -128,6 +128,13 @@ class Book:
             self._take(request_id, share.at)
             self._put(request_id, share.at, next_slot)
 
+    def moved(self, request_id: RequestId, slot: int) -> None:
+        """The micro-request that runs goes on in this slot."""
+        share = self._shares.get(request_id)
+        if share is not None and share.slots[share.at] != slot:
+            self._take(request_id, share.at)
+            self._put(request_id, share.at, slot)
+
     def close(self, request_id: RequestId) -> None:
         """The request is over, or has lost its endpoints. Idempotent."""
         share = self._shares.get(request_id)

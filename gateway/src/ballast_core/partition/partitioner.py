@@ -127,6 +127,11 @@ class Partitioner:
         self.book.ended(entry.request.id, slot)
         return Handoff(entry.request.id, target)
 
+    def moved(self, entry: Entry) -> None:
+        """A migration has brought what runs of the request to the endpoint that the ledger now names."""
+        if entry.decode_slot is not None:
+            self.book.moved(entry.request.id, entry.decode_slot)
+
     def closed(self, request_id: RequestId) -> None:
         """The request is over, or has lost its endpoints. Idempotent."""
         self.book.close(request_id)

@@ -96,6 +96,8 @@ class Rescheduler:
         until_s = now_s + self.policy.min_stay_s
         if isinstance(event, Migrated):
             self._ledger.move(entry, target_slot, now_s)
+            if self._partitioner is not None:
+                self._partitioner.moved(entry)
             self._stays_until_s[entry.request.id] = until_s
         else:
             self._ledger.release(entry)
