@@ -11,6 +11,7 @@ import numpy as np
 from ballast_core.arrays import BoolArray, FloatArray, IntArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.policies.base import parameter
+from ballast_core.rescheduling.gains import Gains
 from ballast_core.rescheduling.load_curves import Horizon, LoadCurves
 from ballast_core.rescheduling.protocol import Decodes, Move, Round
 
@@ -19,8 +20,6 @@ _CHUNK = 256
 """Requests weighed against all targets at once."""
 _NOISE_RATIO = 1e-9
 """A gain below this share of the objective is rounding."""
-_PIECE = 200_000
-"""Multiplications of a matrix product: OpenBLAS uses threads from 262,144 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,39 +162,27 @@ class _Search:
     def _best(self, rows: IntArray, targets: IntArray, least_gain: float) -> Move | None:
         """The pair with the highest gain above `least_gain`; the first of equal ones.
 
-        With d the loads less their mean, a the request's load at its source and b at its target, moving it lowers the
-        variance across n endpoints at each point by 1/n of 2 a d_i - a^2 - 2 b d_j - b^2 + (b - a)^2 / n. A source that
-        drains is not among the n: a = 0. Targets of one rate and scale share b, and no request gains more among them
-        than at their lowest d of each point: most pairs are never looked at.
+        Pairs are looked at in the order of what their request could gain at most: most are never looked at.
         """
-        curves = self._curves
-        count = len(curves.takes)
+        count = len(self._curves.takes)
         if not len(rows) or not len(targets):
             return None
-        beta, centred = curves.horizon.weights, curves.centred()
-        source = curves.endpoint[rows]
-        given = curves.load_where(rows, source)
-        given *= self._decodes.takes[source][:, None]
-        relief = np.einsum("rh,rh,h->r", given, 2.0 * centred[source] - given, beta)
+        gains = Gains(self._curves, rows)
+        groups = [gains.pairs(group) for group in self._alike(targets)]
+        groups.sort(key=lambda pairs: -float(pairs.bounds.max()))
         best, floor = None, least_gain * count
-        for group in self._alike(targets):
-            taken = curves.load_at(rows, curves.rates[group[0]], curves.scale[group[0]])
-            weighed = taken * beta
-            own = relief - np.einsum("rh,rh->r", weighed, taken)
-            own += np.einsum("rh,h->r", (taken - given) ** 2, beta) / count
-            weighed *= 2.0
-            bound = own - weighed @ centred[group].min(axis=0)
-            order = np.argsort(-bound, kind="stable")
+        for pairs in groups:
+            promising = np.flatnonzero(pairs.bounds > floor)
+            promising = promising[np.argsort(-pairs.bounds[promising], kind="stable")]
             start, size = 0, _FIRST_CHUNK
-            while start < len(order) and bound[order[start]] > floor:
-                chunk = order[start : start + size]
-                gains = own[chunk][:, None] - _product(weighed[chunk], centred[group].T)
-                gains[~self._allowed(rows[chunk], group)] = -np.inf
-                at = int(gains.argmax())
-                if gains.flat[at] > floor:
-                    floor = float(gains.flat[at])
-                    row, target = divmod(at, len(group))
-                    best = Move(int(rows[chunk[row]]), int(group[target]), floor / count)
+            while start < len(promising) and pairs.bounds[promising[start]] > floor:
+                chunk = promising[start : start + size]
+                found = np.where(self._allowed(rows[chunk], pairs.targets), gains.of(pairs, chunk), -np.inf)
+                at = int(found.argmax())
+                if found.flat[at] > floor:
+                    floor = float(found.flat[at])
+                    row, target = divmod(at, len(pairs.targets))
+                    best = Move(int(rows[chunk[row]]), int(pairs.targets[target]), floor / count)
                 start, size = start + size, _CHUNK
         return best
 
@@ -215,12 +202,3 @@ class _Search:
         allowed &= decodes.migration_s[np.ix_(source, targets)] < self._slowest_s[rows][:, None]
         allowed &= source[:, None] != targets
         return np.asarray(allowed, np.bool_)
-
-
-def _product(left: FloatArray, right: FloatArray) -> FloatArray:
-    """left @ right in pieces that a BLAS computes on the calling thread: waking up others takes longer."""
-    rows = max(_PIECE // max(right.size, 1), 1)
-    answer = np.empty((len(left), right.shape[1]))
-    for start in range(0, len(left), rows):
-        np.matmul(left[start : start + rows], right, out=answer[start : start + rows])
-    return answer

@@ -48,13 +48,6 @@ class Horizon:
         life_s = remaining_tokens / tokens_per_s
         return np.maximum(np.searchsorted(self.times_s, life_s, side="left"), 1)
 
-    def curves(self, tokens: FloatArray, alive: IntArray, tokens_per_s: FloatArray) -> FloatArray:
-        """Tokens that each request holds at each point, shape (requests, points)."""
-        curves = tokens_per_s[:, None] * self.times_s
-        curves += tokens[:, None]
-        curves *= np.arange(len(self.times_s)) < alive[:, None]
-        return curves
-
 
 def rate_classes(tokens_per_s: FloatArray) -> FloatArray:
     """Each endpoint's rate, with those that are about the same made the same: the mean of their class."""
@@ -82,14 +75,15 @@ class LoadCurves:
         held = np.bincount(decodes.endpoint, decodes.tokens, minlength=len(capacity))
         self.held_tokens: FloatArray = held + decodes.other_tokens
         """KV tokens held by now, with those promised to requests that were moved there; shape (E,)."""
+        self.alive: IntArray = horizon.alive(decodes.remaining_tokens, self.rates[decodes.endpoint])
+        """Points at which each request still runs where it is."""
         self.loads: FloatArray = self._sums() * self.scale[:, None]
         """Shape (E, H)."""
 
     def _sums(self) -> FloatArray:
         """Tokens over time, from sums by endpoint and last point: nothing here is by request and point."""
         decodes, points = self.decodes, len(self.horizon.times_s)
-        alive = self.horizon.alive(decodes.remaining_tokens, self.rates[decodes.endpoint])
-        cells = decodes.endpoint * points + alive - 1
+        cells = decodes.endpoint * points + self.alive - 1
         size = len(decodes.kv_tokens) * points
         shape = (len(decodes.kv_tokens), points)
         ending = np.bincount(cells, minlength=size).reshape(shape)
@@ -111,26 +105,18 @@ class LoadCurves:
         """The weighted variance, in tokens squared; 0 without endpoints that take work."""
         return float(self.loads[self.takes].var(axis=0) @ self.horizon.weights) if len(self.takes) else 0.0
 
-    def load_at(self, rows: IntArray, rate: FloatArray | float, scale: FloatArray | float) -> FloatArray:
-        """Load that requests are on endpoints of this rate and scale, by request or the same for all.
-
-        Shape (rows, H).
-        """
-        decodes = self.decodes
-        rates = np.broadcast_to(np.asarray(rate, np.float64), rows.shape)
-        alive = self.horizon.alive(decodes.remaining_tokens[rows], rates)
-        curves = self.horizon.curves(decodes.tokens[rows], alive, rates)
-        curves *= np.broadcast_to(np.asarray(scale, np.float64), rows.shape)[:, None]
-        return curves
-
-    def load_where(self, rows: IntArray, endpoints: IntArray) -> FloatArray:
-        """Load that each request is on its endpoint of `endpoints`, shape (rows, H)."""
-        return self.load_at(rows, self.rates[endpoints], self.scale[endpoints])
+    def load_of(self, row: int, alive: int, endpoint: int) -> FloatArray:
+        """Load that a request is on an endpoint where it runs for so many points, shape (H,)."""
+        curve = self.decodes.tokens[row] + self.rates[endpoint] * self.horizon.times_s
+        curve[alive:] = 0.0
+        return np.asarray(self.scale[endpoint] * curve, np.float64)
 
     def move(self, row: int, target: int, promised_tokens: float) -> None:
         """Count a request at its target, where so many tokens are promised to it; its source keeps its memory yet."""
-        rows, source = np.array([row]), self.endpoint[row]
-        self.loads[source] -= self.load_where(rows, np.array([source]))[0]
-        self.loads[target] += self.load_where(rows, np.array([target]))[0]
+        source = int(self.endpoint[row])
+        self.loads[source] -= self.load_of(row, int(self.alive[row]), source)
+        remaining_tokens, rate = self.decodes.remaining_tokens[row : row + 1], self.rates[target : target + 1]
+        self.alive[row] = self.horizon.alive(remaining_tokens, rate)[0]
+        self.loads[target] += self.load_of(row, int(self.alive[row]), target)
         self.held_tokens[target] += promised_tokens
         self.endpoint[row] = target
