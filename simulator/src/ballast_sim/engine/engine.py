@@ -98,6 +98,16 @@ class Engine:
         self._inbox.append(_Message("abort", state))
         return True
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request is in the batch, with its KV."""
+        state = self._requests.get(request_id)
+        return state is not None and state.status is Status.RUNNING
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether KV of requests that have ended can be found again by their tokens."""
+        return self.config.prefix_caching
+
     def release(self, request_id: str, now_s: float) -> bool:
         """The KV held for another engine was pulled; False if it is not held (any more).
 

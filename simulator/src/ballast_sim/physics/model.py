@@ -34,6 +34,19 @@ class EngineModel(Protocol):
         """Hand over a request. Raises ValueError naming the field of one that could never run."""
         ...
 
+    def abort(self, request_id: str, now_s: float) -> bool:
+        """End a request: it gets no more tokens; False if there is none of this id any more."""
+        ...
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request is in the batch, with its KV."""
+        ...
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether KV of requests that have ended can be found again by their tokens."""
+        ...
+
     def release(self, request_id: str, now_s: float) -> bool:
         """The KV held for another engine was pulled; False if it is not held (any more)."""
         ...

@@ -31,7 +31,7 @@ from ballast_sim.physics.laws import DecodeLaw
 BLOCK_SIZE = 16
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sequence:
     request: EngineRequest
     joined: float = math.nan
@@ -135,6 +135,41 @@ class SharingEngine:
         sequence.scheduled_s = now_s
         ends_s = now_s + self._batch.factor * self.prefill_s(request.input_tokens)
         heapq.heappush(self._prefilling, (ends_s, next(self._numbers), sequence))
+
+    def abort(self, request_id: str, now_s: float) -> bool:
+        """See `EngineModel.abort`; what there is of its next token is lost."""
+        sequence = self._requests.get(request_id)
+        if sequence is None:
+            return False
+        self._move(now_s)
+        self._now_s = max(self._now_s, now_s)
+        sequence.tokens, decodes = self._generated(sequence), self.is_running(request_id)
+        del self._requests[request_id]
+        if decodes:
+            held = sequence.request.input_tokens + self._batch.progress - sequence.joined
+            self._batch.change(-1, -held)
+            self._due = [due for due in self._due if due[2] is not sequence]
+            self._mark_due = [due for due in self._mark_due if due[2] is not sequence]
+            heapq.heapify(self._due)
+            heapq.heapify(self._mark_due)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self._prefilling = [entry for entry in self._prefilling if entry[2] is not sequence]
+            heapq.heapify(self._prefilling)
+        self._events.append(Finished(now_s, request_id, FinishReason.ABORT, sequence.stats(sequence.tokens)))
+        self._admit(now_s)
+        return True
+
+    def is_running(self, request_id: str) -> bool:
+        """See `EngineModel.is_running`."""
+        sequence = self._requests.get(request_id)
+        return sequence is not None and not math.isnan(sequence.joined)
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Nothing is kept."""
+        return False
 
     def release(self, request_id: str, now_s: float) -> bool:
         """Nothing is ever held."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ballast_core.beliefs.block_hashes import trace_block_hashes
 from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
+from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.events import (
     DispatchFailed,
     Event,
@@ -22,12 +22,14 @@ from ballast_core.events import (
     SegmentDone,
     TimerFired,
 )
-from ballast_core.model import Outcome, Request, RequestId, Stage
-from ballast_sim.engine import BlockHashes, EngineRequest, Finished, FinishReason, TraceContent, UniqueContent
+from ballast_core.model import EndpointId, Outcome, Request, RequestId, Stage
+from ballast_sim.engine import EngineRequest, Finished, FinishReason
 from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.gaps import TokenGaps
 from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways
 from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.legs import EngineLeg, LegKind, engine_request, later_request, leg_content, leg_id
+from ballast_sim.simulation.migrations import Migrations
 from ballast_sim.simulation.outages import schedule
 from ballast_sim.simulation.records import Arrival, Record
 from ballast_sim.simulation.shapes import Machine
@@ -40,35 +42,6 @@ PROGRESS_EVERY_TOKENS = 16
 """How often a running request's tokens are reported to the Director."""
 
 _ARRIVE = 2  # after what is observed and what runs at the same time
-
-
-def leg_id(index: int, *, prefill: bool, attempt: int = 1, segment: int = 0) -> str:
-    """The id under which an engine knows one leg of a request; later attempts and segments have ids of their own."""
-    number = str(index) if attempt == 1 else f"{index}.{attempt}"
-    if segment:
-        number += f"s{segment}"
-    return number + ("p" if prefill else "d")
-
-
-def engine_request(
-    arrival: Arrival, index: int, *, prefill: bool, pull: bool, block_size: int, now_s: float, attempt: int = 1
-) -> EngineRequest:
-    """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV."""
-    return EngineRequest(
-        request_id=leg_id(index, prefill=prefill, attempt=attempt),
-        input_tokens=arrival.input_tokens,
-        max_tokens=1 if prefill else arrival.output_tokens,
-        content=_content(arrival, index, block_size),
-        arrival_s=now_s,
-        hold=prefill,
-        pull=pull,
-    )
-
-
-def _content(arrival: Arrival, index: int, block_size: int) -> BlockHashes:
-    if arrival.hash_ids and arrival.block_size:
-        return TraceContent(arrival.hash_ids, arrival.block_size, arrival.input_tokens, block_size, index)
-    return UniqueContent(index)
 
 
 class Fleet:
@@ -114,12 +87,10 @@ class Fleet:
         self._stopwatch = stopwatch
         self._arrivals: list[Arrival] = []
         self._ids: list[RequestId] = []
-        self._legs: dict[str, Record] = {}
+        self._legs: dict[str, EngineLeg] = {}
         """By the id under which an engine knows, or knew, a leg."""
-        self._before: dict[str, int] = {}
-        """Output tokens of earlier legs, where there are any."""
-        self._unseen: set[str] = set()
-        """Legs whose tokens come to the gateway at their end only."""
+        self._decoding: dict[int, EngineLeg] = {}
+        """The leg that decodes each request now, or will; of those that may move."""
         self._turn_after: dict[int, tuple[int, float]] = {}
         self._caught_up = (-1.0, False)
         self._late: list[tuple[float, str, int]] = []
@@ -131,6 +102,7 @@ class Fleet:
             carry_out=self._carry_out_all,
             catch_up=self._catch_up,
         )
+        self.migrations = Migrations(self.settings.migration, self.kernel, self.world, self)
         self._gateways.start()
         schedule(self.settings.failures, self.kernel, self.world, self._gateways)
 
@@ -202,14 +174,15 @@ class Fleet:
             self._late = []
         if not marks:
             return
-        legs, ids, unseen, before = self._legs, self._ids, self._unseen, self._before.get
+        legs, ids = self._legs, self._ids
         reports: list[list[tuple[float, RequestId, int]]] = [[] for _ in range(self.settings.gateways)]
-        for at_s, leg, tokens in marks:
-            record = legs[leg]
-            if leg in unseen:
+        for at_s, name, tokens in marks:
+            leg = legs[name]
+            if leg.unseen:
                 continue
-            total = tokens + before(leg, 0)
-            record.generated_tokens = max(record.generated_tokens, total)  # it may have ended meanwhile
+            leg.tokens = max(leg.tokens, tokens)  # it may have ended meanwhile
+            record, total = leg.record, leg.before + tokens
+            record.generated_tokens = max(record.generated_tokens, total)
             reports[record.gateway].append((at_s, ids[record.index], total))
         for gateway, told in enumerate(reports):
             if told:
@@ -250,6 +223,8 @@ class Fleet:
             case WakeAt():
                 at_s = max(effect.at_s, self.kernel.now_s)
                 self.kernel.at(at_s, lambda: self._gateways.feed(gateway, TimerFired()))
+            case Migrate():
+                self.migrations.begin(self._record(effect.request_id), effect)
             case Hold() | Cancel():
                 pass
 
@@ -304,8 +279,43 @@ class Fleet:
             now_s=self.kernel.now_s,
             attempt=record.dispatches,
         )
-        self._legs[request.request_id] = record
+        leg = EngineLeg(request.request_id, record, LegKind.PREFILL if prefill else LegKind.DECODE)
+        self._legs[leg.id] = leg
+        if not prefill:
+            self._decoding[record.index] = leg
         self.world.submit(endpoint_id, request, source)
+
+    # --- requests that move (`migrations.Host`) -------------------------------------------------------------------
+
+    def decode_leg(self, record: Record) -> EngineLeg | None:
+        """See `migrations.Host`."""
+        return self._decoding.get(record.index)
+
+    def begin_leg(
+        self, record: Record, kind: LegKind, endpoint_id: EndpointId, tokens: int, *, pull: bool, source: Source | None
+    ) -> EngineLeg:
+        """See `migrations.Host`."""
+        leg = EngineLeg(f"{record.index}.{record.dispatches}.{len(self._legs)}", record, kind, before=tokens)
+        self._legs[leg.id] = leg
+        request = later_request(
+            self._arrivals[record.index],
+            leg,
+            tokens=tokens,
+            pull=pull,
+            block_size=self.world.block_size(endpoint_id),
+            now_s=self.kernel.now_s,
+        )
+        if kind is LegKind.DECODE:
+            self._decoding[record.index] = leg
+            record.decode = endpoint_id
+        self.world.submit(endpoint_id, request, source)
+        return leg
+
+    def tell(self, record: Record, event: Event) -> None:
+        """See `migrations.Host`."""
+        self._feed(record, event)
+
+    # --- requests that are cut ------------------------------------------------------------------------------------
 
     def _submit_segment(self, record: Record, split: Split, *, planned: bool) -> None:
         """The leg of the segment whose turn it is; `planned`: its endpoint was known when the one before began."""
@@ -321,17 +331,16 @@ class Fleet:
             input_tokens=leg.input_tokens,
             max_tokens=leg.max_tokens,
             stop_after=leg.stop_after,
-            content=_content(arrival, record.index, self.world.block_size(endpoint_id)),
+            content=leg_content(arrival, record.index, self.world.block_size(endpoint_id)),
             arrival_s=self.kernel.now_s,
             pull=source is not None,
             pull_tokens=leg.pull_tokens or None,
             hold=leg.hold,
         )
-        self._legs[request.request_id] = record
-        if record.generated_tokens:
-            self._before[request.request_id] = record.generated_tokens
-        if leg.decodes and not split.is_last and self.settings.cut_tokens == "at-cut":
-            self._unseen.add(request.request_id)
+        kind = LegKind.DECODE if leg.decodes else LegKind.PREFILL
+        begun = EngineLeg(request.request_id, record, kind, before=record.generated_tokens)
+        begun.unseen = leg.decodes and not split.is_last and self.settings.cut_tokens == "at-cut"
+        self._legs[begun.id] = begun
         self.world.submit(endpoint_id, request, source)
 
     def _leg_of(self, record: Record, split: Split, at: int) -> Leg:
@@ -358,69 +367,80 @@ class Fleet:
 
     def token(self, request_id: str, at_s: float) -> None:
         """See `world.Listener`."""
-        if request_id[-1] == "p" or request_id in self._unseen:
+        leg = self._legs[request_id]
+        if leg.kind is not LegKind.DECODE or leg.unseen:
             return
-        record = self._legs[request_id]
-        record.generated_tokens += 1
+        record = leg.record
+        leg.tokens += 1
+        record.generated_tokens = max(record.generated_tokens, leg.before + leg.tokens)
         self.gaps.token(record, at_s)
+        if leg.tokens == 1 and leg.before:
+            self.migrations.began(leg, at_s)
         if record.generated_tokens == 1:
             record.first_token_s = at_s
             self._feed(record, FirstToken(self._ids[record.index]))
-        elif self._follows_progress:
-            own = record.generated_tokens - self._before.get(request_id, 0)
-            if own % PROGRESS_EVERY_TOKENS == 0:
-                self._feed(record, Progress(self._ids[record.index], record.generated_tokens))
+        elif self._follows_progress and leg.tokens % PROGRESS_EVERY_TOKENS == 0:
+            self._feed(record, Progress(self._ids[record.index], record.generated_tokens))
 
     def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
         """See `world.LateListener`."""
-        if request_id[-1] == "p" or request_id in self._unseen:
+        leg = self._legs[request_id]
+        if leg.kind is not LegKind.DECODE or leg.unseen:
             return
-        record, every, total = self._legs[request_id], PROGRESS_EVERY_TOKENS, first + len(times_s)
-        before = self._before.get(request_id, 0)
-        self.gaps.tokens(record, times_s)
+        every, total = PROGRESS_EVERY_TOKENS, first + len(times_s)
+        self.gaps.tokens(leg.record, times_s)
         if self._follows_progress:
-            for tokens in range((record.generated_tokens - before) // every * every + every, total + 1, every):
+            for tokens in range(leg.tokens // every * every + every, total + 1, every):
                 self._late.append((times_s[tokens - first - 1], request_id, tokens))
             self._caught_up = (-1.0, False)
-        record.generated_tokens = before + total
+        leg.tokens = total
+        leg.record.generated_tokens = max(leg.record.generated_tokens, leg.before + total)
 
     def finished(self, event: Finished) -> None:
         """See `world.Listener`."""
-        record, stage = self._legs[event.request_id], Stage.PREFILL if event.request_id[-1] == "p" else Stage.DECODE
+        leg = self._legs[event.request_id]
+        record, well = leg.record, event.reason in (FinishReason.LENGTH, FinishReason.STOP)
         record.preemptions += event.stats.preemptions
-        if event.reason not in (FinishReason.LENGTH, FinishReason.STOP):
-            seen = 0 if event.request_id in self._unseen else event.stats.output_tokens
-            self._leg_failed(record, stage, self._before.get(event.request_id, 0) + seen)
+        if leg.kind is LegKind.WARM:
+            self.migrations.copied(leg, well=well)
+            return
+        prefills_here = leg.kind is LegKind.DECODE and record.prefill is None and not leg.before
+        if prefills_here and record.split is None and (well or leg.over):
+            record.cached_tokens = event.stats.cached_tokens
+        if leg.over:
+            return
+        tokens = leg.before + event.stats.output_tokens
+        if not well:
+            if not self.migrations.rescued(leg, tokens):
+                stage = Stage.PREFILL if leg.kind is LegKind.PREFILL else Stage.DECODE
+                self._leg_failed(record, stage, leg.before if leg.unseen else tokens)
             return
         if record.split is not None:
-            self._segment_finished(record, record.split, event)
+            self._segment_finished(record, record.split, leg, event)
             return
-        if stage is Stage.PREFILL:
+        if leg.kind is LegKind.PREFILL:
             record.cached_tokens = event.stats.cached_tokens
             record.optimal = record.decode is not None and self.world.is_least_loaded(record.decode)
             self._feed(record, PrefillDone(self._ids[record.index]))
             return
-        if record.prefill is None:
-            record.cached_tokens = event.stats.cached_tokens
-        record.generated_tokens = event.stats.output_tokens
+        record.generated_tokens = tokens
         record.last_token_s = event.stats.last_token_s
         self._end(record, Outcome.COMPLETED)
 
-    def _segment_finished(self, record: Record, split: Split, event: Finished) -> None:
+    def _segment_finished(self, record: Record, split: Split, leg: EngineLeg, event: Finished) -> None:
         """At its cut the next segment follows; the request may end before it, and what is held then waits in vain."""
-        leg, stats = event.request_id, event.stats
+        stats = event.stats
         if split.at == 0:
             record.cached_tokens = stats.cached_tokens
-        if leg[-1] != "p":
-            before = self._before.get(leg, 0)
-            record.generated_tokens = before + stats.output_tokens
-            if leg in self._unseen:
+        if leg.kind is LegKind.DECODE:
+            record.generated_tokens = leg.before + stats.output_tokens
+            if leg.unseen:
                 self.gaps.together(record, stats.output_tokens, event.at_s)
-                if before == 0:
+                if leg.before == 0:
                     record.first_token_s = event.at_s
                     self._feed(record, FirstToken(self._ids[record.index]))
             if record.generated_tokens >= record.output_tokens:
-                record.last_token_s = event.at_s if leg in self._unseen else stats.last_token_s
+                record.last_token_s = event.at_s if leg.unseen else stats.last_token_s
                 self._end(record, Outcome.COMPLETED)
                 return
         self._feed(record, SegmentDone(self._ids[record.index], record.generated_tokens))
@@ -432,12 +452,15 @@ class Fleet:
             if record.split is not None:
                 endpoint_id = record.split.segment.endpoint.id
             assert endpoint_id is not None
+            self._decoding.pop(record.index, None)
             self._feed(record, DispatchFailed(self._ids[record.index], stage, endpoint_id))
             return
         record.broken, record.generated_tokens = True, output_tokens
         self._end(record, Outcome.FAILED)
 
     def _end(self, record: Record, outcome: Outcome) -> None:
+        self.migrations.ended(record)
+        self._decoding.pop(record.index, None)
         self._feed(record, RequestEnded(self._ids[record.index], outcome, record.generated_tokens))
         self._ended(record)
 

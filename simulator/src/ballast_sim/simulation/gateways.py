@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -22,6 +22,7 @@ from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.length_hints import NO_HINTS, LengthHints
 from ballast_sim.simulation.links import KV_TRANSFERS, KvTransfer
+from ballast_sim.simulation.migrations import MigrationSettings
 from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.watch import Watch
 from ballast_sim.simulation.world import World
@@ -67,6 +68,8 @@ class FleetSettings:
     """Whether KV moves once its source is done, or chunk by chunk while that still computes (Libra section 4.3)."""
     kv_chunk_tokens: int = 256
     """Tokens of one such chunk."""
+    migration: MigrationSettings = field(default_factory=MigrationSettings)
+    """How running requests are moved, where a policy asks for it."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""

@@ -60,6 +60,8 @@ class Record:
     rejected: str | None = None
     broken: bool = False
     """Whether its stream broke after the first token."""
+    migrations: int = 0
+    """How often it went on at another endpoint while it decoded."""
     dispatches: int = 0
     """How often it was sent out; more than once after failed legs."""
     told_s: float | None = None

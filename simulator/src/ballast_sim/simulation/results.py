@@ -87,11 +87,11 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "attainment": met / len(records) if records else None,
         "throughput_tok_s": sum(record.generated_tokens for record in records) / span_s if span_s else 0.0,
         "preemptions": fleet.world.preemptions(),
-        "migrations": 0,
         "split_requests": len(cut),
         "segments_run": sum(split.at + 1 for split in cut),
         "kv_exposed_s": fleet.world.transfers.exposed_s,
         "kv_hidden_ratio": fleet.world.transfers.hidden_ratio,
+        **_migrations(fleet, records),
         "kv_hit_ratio": _hit_ratio(records),
         "optimal_assignment_ratio": sum(optimal) / len(optimal) if optimal else None,
         "decision_us": {
@@ -99,6 +99,18 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
             for name, share in (("p50", 50), ("p99", 99))
         },
         "duration_s": span_s,
+    }
+
+
+def _migrations(fleet: Fleet, records: Iterable[Record]) -> dict[str, object]:
+    """Requests moved; those not moved by reason; from the cut to the next token; KV that went over links for it."""
+    found = fleet.migrations.figures
+    pauses = distribution(found.pauses_s)
+    return {
+        "migrations": sum(record.migrations for record in records),
+        "migrations_failed": {why.value: found.not_moved[why] for why in sorted(found.not_moved)},
+        "migration_pause_s": {name: pauses[name] for name in ("p50", "p99")},
+        "migrated_bytes": fleet.world.copied_bytes,
     }
 
 

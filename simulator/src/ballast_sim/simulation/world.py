@@ -23,6 +23,7 @@ from ballast_sim.engine import (
     TokensAdvanced,
 )
 from ballast_sim.physics import VLLM, EngineModel, Physics
+from ballast_sim.simulation.bandwidth import Bandwidth
 from ballast_sim.simulation.links import Computed, KvTransfer, Link, TransferTimes
 from ballast_sim.simulation.shapes import Machine
 
@@ -74,6 +75,8 @@ class Source:
     request_id: str
     foreseen: bool = False
     """Whether the endpoint that pulls was known when this leg began: only then can chunks leave before it ends."""
+    running: bool = False
+    """The leg goes on decoding there: its KV may be lost to a preemption while it is copied, and copies share links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class _Origin:
     source: Source
     engine: EngineModel
     """Another one stands in its place after a crash."""
+    preemptions: int = 0
+    """Of the leg, when the copy was asked for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +137,11 @@ class World:
         self._chunk_tokens = kv_chunk_tokens if kv_transfer == "chunked" else 0
         self._computed: dict[str, Computed] = {}
         self.transfers = TransferTimes()
+        self.copied_bytes = 0.0
+        """KV of running requests that went over links."""
+        self._bandwidth = Bandwidth(clock, ENGINE_PRIORITY)
+        for machine in self.machines:
+            self._bandwidth.link(machine.endpoint.id, machine.profile.link_gbps * 1e9 / 8)
         self._servers = {machine.endpoint.id: _Server(machine, self._new_engine(machine)) for machine in self.machines}
 
         roles = STAGE_ROLES[Stage.DECODE]
@@ -165,10 +175,55 @@ class World:
             self._clock.at(self._clock.now_s, lambda: self._broke(request.request_id, stats), ENGINE_PRIORITY)
             return
         if source is not None:
-            self._origins[request.request_id] = _Origin(source, self._servers[source.endpoint_id].engine)
+            holder = self._servers[source.endpoint_id].engine
+            held = holder.stats(source.request_id) if source.running else None
+            self._origins[request.request_id] = _Origin(source, holder, held.preemptions if held else 0)
         self._catch_up(server)
         server.engine.add(request, self._clock.now_s)
         self._run(server)
+
+    def tell_all(self, endpoint_id: EndpointId, request_id: str) -> RequestStats | None:
+        """Have the listener told whatever an engine did so far, and say how far this request has come.
+
+        None if it is not there (any more).
+        """
+        server = self._servers[endpoint_id]
+        if not server.up:
+            return None
+        self._settle(server)
+        self._run(server)
+        return server.engine.stats(request_id)
+
+    def abort(self, endpoint_id: EndpointId, request_id: str) -> None:
+        """Stop a request: no more tokens come. Its end is told, now or with the end of the step under way."""
+        server = self._servers[endpoint_id]
+        self._catch_up(server)
+        server.engine.abort(request_id, self._clock.now_s)
+        self._run(server)
+
+    def stats(self, endpoint_id: EndpointId, request_id: str) -> RequestStats | None:
+        """A request's life so far; None if it is not there (any more)."""
+        server = self._servers[endpoint_id]
+        self._catch_up(server)
+        return server.engine.stats(request_id)
+
+    def is_running(self, endpoint_id: EndpointId, request_id: str) -> bool:
+        """Whether a request is in an engine's batch, with its KV."""
+        server = self._servers[endpoint_id]
+        self._catch_up(server)
+        return server.engine.is_running(request_id)
+
+    def keeps_kv(self, endpoint_id: EndpointId) -> bool:
+        """Whether KV of requests that have ended can be found again there."""
+        return self._servers[endpoint_id].engine.keeps_kv
+
+    def copy(self, source: EndpointId, target: EndpointId, tokens: int, ended: Callable[[], None]) -> None:
+        """Have the KV of so many tokens of a running request on the link; no engine takes notice."""
+        profile = self._servers[target].machine.profile
+        size = tokens * profile.kv_bytes_per_token
+        self.copied_bytes += size
+        begins_s = self._clock.now_s + profile.link_setup_s
+        self._clock.at(begins_s, lambda: self._bandwidth.start(source, target, size, ended), ENGINE_PRIORITY)
 
     def observe(self) -> list[tuple[Machine, Observation | None]]:
         """What a scrape of every engine would say now; None of one that is down."""
@@ -292,15 +347,17 @@ class World:
                 self._listener.finished(event)
 
     def _pull(self, server: _Server, event: PullStarted) -> None:
-        """The link between two engines is as fast as the slower end, and each pull has it for itself.
+        """The link between two engines is as fast as the slower end, and each pull has it for itself, but for `copy`.
 
         It fails, when it would have ended, where its source has crashed since the KV was computed.
         """
         origin, engine = self._origins[event.request_id], server.engine
         source = self._servers[origin.source.endpoint_id]
         link = Link.between(source.machine.profile, server.machine.profile)
-        computed = self._computed.pop(origin.source.request_id, None)
-        lasts_s = self._lasts_s(link, event, computed if origin.source.foreseen else None) if event.tokens else 0.0
+        lasts_s = 0.0
+        if event.tokens and not origin.source.running:
+            computed = self._computed.pop(origin.source.request_id, None)
+            lasts_s = self._lasts_s(link, event, computed if origin.source.foreseen else None)
 
         def ended() -> None:
             self._catch_up(source)
@@ -308,14 +365,20 @@ class World:
             if server.engine is not engine:
                 return
             alive = source.engine is origin.engine
-            if alive:
+            if origin.source.running:
+                held = source.engine.stats(origin.source.request_id)
+                alive = alive and held is not None and held.preemptions == origin.preemptions
+            elif alive:
                 source.engine.release(origin.source.request_id, self._clock.now_s)
             if event.tokens:
                 engine.pull_ended(event.request_id, self._clock.now_s, failed=not alive)
             self._run(source)
             self._run(server)
 
-        self._clock.at(self._clock.now_s + lasts_s, ended, ENGINE_PRIORITY)
+        if origin.source.running:
+            self.copy(origin.source.endpoint_id, server.machine.endpoint.id, event.tokens, ended)
+        else:
+            self._clock.at(self._clock.now_s + lasts_s, ended, ENGINE_PRIORITY)
 
     def _lasts_s(self, link: Link, event: PullStarted, computed: Computed | None) -> float:
         """How long a pull that begins now lasts; what chunks brought before is there already."""
