@@ -91,7 +91,7 @@ def test_what_recommend_answers_is_accepted(cluster: Cluster, definitions: None,
     manifests = tmp_path / "recommended.yaml"
     small = ("--budget", "a100=4,h20=4", "--limit", "60", "--seed", "0", "--output", str(manifests))
     ballast = Path(sys.executable).with_name("ballast")
-    command = [ballast, "recommend", "--workload", workload, *small]
+    command = [str(ballast), "recommend", "--workload", workload, *small]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ran.returncode in (0, 1), ran.stderr
     kinds = [item["kind"] for item in yaml.safe_load_all(manifests.read_text())]

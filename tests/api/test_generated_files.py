@@ -76,7 +76,7 @@ def by_types_alone(mutation: Mutation) -> bool:
         "did you mean",
         "a percentage",
         "no parameter",
-        "no queue",
+        "no scaling",
         "a field here",
     )
     return bool(mutation.field) and not mutation.server_message and not any(w in mutation.message for w in by_others)

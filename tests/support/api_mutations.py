@@ -11,6 +11,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from ballast_api.policy_parameters import manifest_words
+from ballast_core.policies.composing import NOTHING_WAITS
 from tests.support.api_objects import ABSENT, Object, edit, full, valid
 
 
@@ -42,6 +44,9 @@ class Mutation:
     @property
     def expected_server_field(self) -> str:
         return self.server_field or self.field or ""
+
+
+_NOTHING_WAITS = manifest_words(NOTHING_WAITS)
 
 
 def _pool(path: str, value: Any, **also: Any) -> dict[str, Any]:
@@ -340,7 +345,48 @@ OTHER_KINDS: tuple[Mutation, ...] = (
             "spec.decode.parameters.normalise",
             "must be one of raw, largest, range",
         ),
-        ("policy-queue", {"spec.queue": {"type": "fcfs"}}, "spec.queue", "this release has no queue-order policies"),
+        ("policy-scaling", {"spec.scaling": {"type": "x"}}, "spec.scaling", "this release has no scaling policies"),
+        ("policy-queue-unknown", {"spec.queue": {"type": "lifo"}}, "spec.queue.type", "unknown queue order 'lifo'"),
+        (
+            "policy-admission-unknown",
+            {"spec.admission": {"type": "x"}},
+            "spec.admission.type",
+            "known: bounded, open",
+        ),
+        ("policy-partition-unknown", {"spec.partition": {"type": "ares"}}, "spec.partition.type", "unknown partition"),
+        (
+            "policy-rescheduling-parameter",
+            {"spec.rescheduling": {"type": "ares", "parameters": {"thetha": 0.1}}},
+            "spec.rescheduling.parameters.thetha",
+            "ares has no parameter 'thetha'",
+        ),
+        (
+            "policy-rescheduling-choice",
+            {"spec.rescheduling": {"type": "ares", "parameters": {"predictor": "crystal-ball"}}},
+            "spec.rescheduling.parameters.predictor",
+            "must be one of",
+        ),
+        (
+            "policy-oracle",
+            {"spec.decode.type": "oracle"},
+            "spec.decode.type",
+            "only `ballast simulate --policy` can do that",
+        ),
+        ("policy-queue-fcfs", {"spec.queue": {"type": "fcfs"}}, None, ""),
+        ("policy-queue-bounded", {"spec.queue": {"type": "sjf"}, "spec.admission": {"type": "bounded"}}, None, ""),
+        ("policy-queue-told", {"spec.queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}, None, ""),
+        ("policy-queue-null", {"spec.queue": {"type": "fcfs", "parameters": None}, "spec.admission": None}, None, ""),
+        ("policy-partition-alone", {"spec.partition": {"type": "fixed"}}, None, ""),
+        ("policy-rescheduling-alone", {"spec.rescheduling": {"type": "ares"}}, None, ""),
+    ),
+    *(
+        Mutation(id_, "SchedulingPolicy", edits, "spec.queue", _NOTHING_WAITS, server_message=_NOTHING_WAITS)
+        for id_, edits in (
+            ("policy-nothing-waits", {"spec.queue": {"type": "uniboost"}}),
+            ("policy-nothing-waits-open", {"spec.queue": {"type": "las"}, "spec.admission": {"type": "open"}}),
+            ("policy-nothing-waits-untold", {"spec.queue": {"type": "sjf", "parameters": {"enginePriority": False}}}),
+            ("policy-nothing-waits-null", {"spec.queue": {"type": "sjf", "parameters": {"enginePriority": None}}}),
+        )
     ),
 )
 

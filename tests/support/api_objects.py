@@ -113,7 +113,14 @@ _FULL_SPECS: Mapping[str, Object] = {
         "rollout": {"maxSurge": "25%", "maxUnavailable": 0, "maxSkew": 0.25},
         "gpuBudget": 100,
     },
-    "SchedulingPolicy": {"prefill": {"type": "least-requests", "parameters": {}}, "decode": {"type": "round-robin"}},
+    "SchedulingPolicy": {
+        "prefill": {"type": "least-requests", "parameters": {}},
+        "decode": {"type": "round-robin"},
+        "queue": {"type": "uniboost", "parameters": {"gammaPerS": 0.5, "enginePriority": True}},
+        "admission": {"type": "bounded", "parameters": {"maxPrefillRequests": 2}},
+        "partition": {"type": "fixed", "parameters": {"at": "ratio", "ratio": 0.25}},
+        "rescheduling": {"type": "ares", "parameters": {"theta": 0.2, "predictor": "survival", "prediction": False}},
+    },
     "ServiceLevelObjective": {
         "ttftS": 2.0,
         "tpotS": 0.05,

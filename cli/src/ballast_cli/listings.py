@@ -26,17 +26,20 @@ def workloads_command(json_out: JsonOption = False) -> None:
 
 
 def policies_command(json_out: JsonOption = False) -> None:
-    """List the placement policies: any of them may place prefills and decodes.
+    """List the policies of every kind. Any placement may place prefills and decodes.
 
     Those that take other policies are written in a SchedulingPolicy manifest (`simulate --policy-file`); `oracle` is
     for `simulate` alone.
     """
-    from ballast_core.policies.registry import ALL_PLACEMENTS
+    from ballast_core.policies.registry import PARTS, PLACEMENT
     from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY
 
+    tables = {kind.name: dict(kind.types) for kind in PARTS.values()}
+    tables[PLACEMENT.name] |= SIMULATOR_ONLY
     rows = [
-        {"name": name, "explanation": _first_line(policy), "parameters": _parameters(policy)}
-        for name, policy in sorted({**ALL_PLACEMENTS, **SIMULATOR_ONLY}.items())
+        {"kind": kind, "name": name, "explanation": _first_line(policy), "parameters": _parameters(policy)}
+        for kind, types in tables.items()
+        for name, policy in sorted(types.items())
     ]
 
     def line(row: Mapping[str, Any]) -> str:
@@ -89,5 +92,9 @@ def _print(rows: Sequence[Mapping[str, Any]], json_out: bool, line: Callable[[Ma
         typer.echo(json.dumps(rows, indent=1))
         return
     width = max(len(row["name"]) for row in rows)
+    kind = None
     for row in rows:
+        if row.get("kind") != kind:
+            typer.echo(f"{'' if kind is None else chr(10)}{str(row['kind']).capitalize()}")
+            kind = row["kind"]
         typer.echo(f"{row['name']:<{width}}  {line(row)}")

@@ -36,6 +36,12 @@ def simulate_command(
         str | None, typer.Option(help="Policies to compare: NAME places decodes, PREFILL/DECODE names both.")
     ] = None,
     policy_file: Annotated[Path | None, typer.Option(help="Compare the SchedulingPolicies of a manifest.")] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Queue order of all policies: TYPE, TYPE:name=value,... or none.")
+    ] = None,
+    admission: Annotated[str | None, typer.Option(help="Admission of all policies, in the same way.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition of all policies, in the same way.")] = None,
+    rescheduling: Annotated[str | None, typer.Option(help="Rescheduling of all policies, in the same way.")] = None,
     load: Annotated[
         float | None, typer.Option(help="Scale arrivals to this share of the capacity of least-requests, measured.")
     ] = None,
@@ -94,6 +100,7 @@ def simulate_command(
     from ballast_sim.simulation.experiment import Setup
     from ballast_sim.simulation.gateways import FleetSettings
     from ballast_sim.simulation.length_hints import LengthHints
+    from ballast_sim.simulation.policy_choice import check_composition, with_parts
     from ballast_sim.simulation.pool import WorkerDied, default_jobs
     from ballast_sim.simulation.results import Objective
     from ballast_sim.simulation.shapes import parse_shape
@@ -133,9 +140,15 @@ def simulate_command(
                 length_hints=LengthHints.parse(lengths),
             ),
         )
+        policies = with_parts(
+            _policies(policy, policy_file),
+            {"queue": queue, "admission": admission, "partition": partition, "rescheduling": rescheduling},
+        )
+        for remark in check_composition(policies, machines):
+            view.note(remark)
         asked = Comparison(
             setup=setup,
-            policies=_policies(policy, policy_file),
+            policies=policies,
             seeds=seeds,
             bindings=_bindings(binding),
             curves=html_out is not None,

@@ -6,9 +6,7 @@ Pure: it never asks for the time, and the same events give the same effects. One
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import numpy as np
@@ -85,9 +83,7 @@ class DirectorSettings(Suite):
     @property
     def beliefs(self) -> Belief:
         """What is learned."""
-        parts = (self.prefill, self.decode, self.queue, self.partition, self.rescheduling)
-        needs = [part.needs for part in parts if part is not None]
-        return reduce(or_, needs, self.learn)
+        return self.needs | self.learn
 
     @property
     def follows_progress(self) -> bool:
@@ -277,7 +273,9 @@ class Director:
         """Prefill first, because when it ends is when the decode endpoint's load counts."""
         cut = None if self.partitioner is None else self.partitioner.dispatch(entry, now_s)
         if cut is not None:
-            return cut
+            first = self.inventory.slot_of((cut.prefill or cut.decode).id)
+            assert first is not None
+            return replace(cut, priority=self.queue.priority(entry, first, now_s))
         prefill = self.placer.place(Stage.PREFILL, entry, now_s) if self.placer.may_hand_off() else None
         handoff_s = None if prefill is None else self._prefill_s(prefill)
         decode = self.placer.place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)

@@ -114,6 +114,10 @@ class Placer:
         ]
         return candidates.take(kept)
 
+    def with_places(self, candidates: Candidates) -> Candidates:
+        """Those that have a place for both stages."""
+        return self._places.free(Stage.PREFILL, self._places.free(Stage.DECODE, candidates))
+
     def chosen(self, stage: Stage, slot: int) -> None:
         """The slot was taken: with equal costs, others come first from now on."""
         self._turn += 1

@@ -9,6 +9,8 @@ from typing import Final
 REQUEST_ID: Final = b"x-request-id"
 OBJECTIVES: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 """The name of a request's objective; the first is llm-d's, the second the inference extension's."""
+PRIORITY: Final = b"x-vllm-priority"
+"""Tells an engine that schedules by priority when a request's turn is, lower first; it wins over the body's field."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 HOP_BY_HOP: Final = frozenset(
@@ -48,14 +50,14 @@ _NOT_UP: Final = HOP_BY_HOP | CONTROL | _REWRITTEN
 _NOT_DOWN: Final = HOP_BY_HOP | {b"content-length", REQUEST_ID, b"endpoint-load-metrics"}
 
 
-def to_engine(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The lines of a client's headers that an engine may see. Names are in lower case already."""
+def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: bytes = b"") -> bytes:
+    """The lines of a client's headers that an engine may see, but the one `without`. Names are in lower case."""
     listed: set[bytes] = set()
     lines = []
     for name, value in headers:
         if name == b"connection":
             listed |= {item.strip().lower() for item in value.split(b",")}
-        elif name not in _NOT_UP and not name.startswith(CONTROL_PREFIX):
+        elif name not in _NOT_UP and name != without and not name.startswith(CONTROL_PREFIX):
             lines.append((name, value))
     return b"".join([b"%b: %b\r\n" % line for line in lines if line[0] not in listed])
 

@@ -61,6 +61,7 @@ class Reason(StrEnum):
     REFS_RESOLVED = "RefsResolved"
     POLICY_NOT_FOUND = "PolicyNotFound"
     POLICY_INVALID = "PolicyInvalid"
+    POLICY_UNSUITED = "PolicyUnsuited"
     PROFILE_NOT_FOUND = "ProfileNotFound"
     PROFILE_INVALID = "ProfileInvalid"
     SLO_NOT_FOUND = "SLONotFound"
@@ -103,6 +104,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.REFS_RESOLVED: "Every object that the spec names was found and is usable.",
     Reason.POLICY_NOT_FOUND: "The SchedulingPolicy of spec.policyRef does not exist.",
     Reason.POLICY_INVALID: "The SchedulingPolicy of spec.policyRef is not usable.",
+    Reason.POLICY_UNSUITED: "The SchedulingPolicy asks for what this gateway, its endpoints or engines cannot do.",
     Reason.PROFILE_NOT_FOUND: "A HardwareProfile that a pool names does not exist.",
     Reason.PROFILE_INVALID: "A HardwareProfile that a pool names is not usable.",
     Reason.SLO_NOT_FOUND: "The ServiceLevelObjective of spec.sloRef does not exist.",

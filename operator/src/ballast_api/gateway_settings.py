@@ -7,10 +7,10 @@ The operator renders it into a ConfigMap; by hand it is a YAML file (`ballast ga
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ballast_api import names
@@ -25,8 +25,10 @@ from ballast_api.common import (
     PositiveInt,
     Rule,
     Seq,
+    raise_at,
 )
 from ballast_api.hardware_profile import EngineProfile
+from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_core.model import Endpoint, EndpointId, Role
 
@@ -164,7 +166,7 @@ class GatewaySettings(ApiModel):
     face: Literal["Proxy", "Picker", "Both"] = "Proxy"
     """Which faces are served."""
     policy: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
-    """Placement policies, as in a SchedulingPolicy's spec."""
+    """What decides, as in a SchedulingPolicy's spec. Policies that the face cannot carry out are refused."""
     connector: Literal["NixlConnector"] = "NixlConnector"
     """KV connector of the engines: decides how a prefill is handed to a decode."""
     discovery: Discovery
@@ -183,6 +185,12 @@ class GatewaySettings(ApiModel):
     """Request and decision logs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
+
+    @model_validator(mode="after")
+    def _check_that_the_face_can(self) -> Self:
+        if found := misfits(self.policy.build(), self.face):
+            raise_at("GatewaySettings", [(f"policy.{each.part}", "policy", each.reason, None) for each in found])
+        return self
 
     def to_yaml(self) -> str:
         """The file's text; `load_settings` of it gives an equal value."""

@@ -1,6 +1,7 @@
-"""SchedulingPolicy: which policies place prefills and decodes, with which parameters.
+"""SchedulingPolicy: which policies decide what becomes of requests, with which parameters.
 
-The core's registry is the authority: types and parameters are those of its dataclasses, in the schema and here.
+The core is the authority: types and parameters are those of its dataclasses, in the schema and here, and which policies
+go together is for `ballast_core.policies.composing` to say.
 """
 
 from __future__ import annotations
@@ -12,41 +13,96 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from ballast_api.common import API_VERSION, ApiModel, NonEmptyStr, PrinterColumn, Resource, raise_at
+from ballast_api.common import API_VERSION, ApiModel, NonEmptyStr, PrinterColumn, Resource, Rule, raise_at
 from ballast_api.conditions import AcceptedStatus
+from ballast_api.policy_fit import composition_rules
 from ballast_api.policy_parameters import manifest_words, parameters_schema
-from ballast_core.policies.base import Placement
-from ballast_core.policies.registry import ALL_PLACEMENTS, PolicyError, build_placement
+from ballast_core.policies.registry import (
+    ADMISSION,
+    PARTITION,
+    PARTS,
+    PLACEMENT,
+    QUEUE_ORDER,
+    RESCHEDULING,
+    Kind,
+    PolicyError,
+    build,
+)
 from ballast_core.policies.suite import Suite
 
 
-class PlacementSpec(ApiModel):
-    """One placement policy: its type, and its parameters where it has some."""
+class PolicySpec(ApiModel):
+    """One policy: its type, and its parameters where it has some."""
+
+    kind_of_policy: ClassVar[Kind[Any]]
 
     type: NonEmptyStr
-    """Type name of the policy, such as `least-requests`."""
+    """Type name of the policy; the policy reference lists them."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of that type, in camelCase; the policy reference lists them. Compositions take policies here."""
+    """Parameters of that type, in camelCase; the policy reference lists them."""
 
     @model_validator(mode="after")
     def _check_against_the_core(self) -> Self:
         try:
             self.build()
         except PolicyError as error:
-            raise_at("PlacementSpec", [(error.field, "policy", manifest_words(str(error)), None)])
+            message = manifest_words(str(error))
+            if self.type == SIMULATED_ONLY and error.field == "type":
+                message = "oracle is told how long every output will be: only `ballast simulate --policy` can do that"
+            raise_at(type(self).__name__, [(error.field, "policy", message, None)])
         return self
 
-    def build(self) -> Placement:
+    def build(self) -> Any:
         """The core's policy."""
-        return build_placement(self.type, self.parameters, spell=to_camel)
+        return build(self.kind_of_policy, self.type, self.parameters, spell=to_camel)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         json_schema = super().__get_pydantic_json_schema__(schema, handler)
+        types = cls.kind_of_policy.types
         target = handler.resolve_ref_schema(json_schema)
-        target["properties"]["type"]["enum"] = sorted(ALL_PLACEMENTS)
-        target["properties"]["parameters"] |= parameters_schema(ALL_PLACEMENTS)
+        target["properties"]["type"]["enum"] = sorted(types)
+        target["properties"]["parameters"] |= parameters_schema(types)
         return json_schema
+
+
+SIMULATED_ONLY = "oracle"
+"""A placement that is told every output's length: no manifest may name it, because no gateway can run it."""
+
+
+class PlacementSpec(PolicySpec):
+    """One placement policy: its type, and its parameters where it has some."""
+
+    kind_of_policy = PLACEMENT
+
+    type: NonEmptyStr
+    """Type name of the policy, such as `least-requests`."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of that type, in camelCase; the policy reference lists them. Compositions take policies here."""
+
+
+class QueueOrderSpec(PolicySpec):
+    """One queue order: its type, and its parameters where it has some."""
+
+    kind_of_policy = QUEUE_ORDER
+
+
+class AdmissionSpec(PolicySpec):
+    """One admission policy: its type, and its parameters where it has some."""
+
+    kind_of_policy = ADMISSION
+
+
+class PartitionSpec(PolicySpec):
+    """One partition policy: its type, and its parameters where it has some."""
+
+    kind_of_policy = PARTITION
+
+
+class ReschedulingSpec(PolicySpec):
+    """One rescheduling policy: its type, and its parameters where it has some."""
+
+    kind_of_policy = RESCHEDULING
 
 
 class SchedulingPolicySpec(ApiModel):
@@ -56,10 +112,22 @@ class SchedulingPolicySpec(ApiModel):
     """Chooses the endpoint that prefills a request."""
     decode: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="ballast"))
     """Chooses the endpoint that decodes it."""
+    queue: QueueOrderSpec | None = None
+    """In which order requests get their turn that wait, in the gateway or (as priorities) in engines; default: fcfs."""
+    admission: AdmissionSpec | None = None
+    """How many requests an endpoint gets at a time, so that the others wait in the gateway; by default any number."""
+    partition: PartitionSpec | None = None
+    """Cuts requests into parts for several endpoints that both prefill and decode; by default requests stay whole."""
+    rescheduling: ReschedulingSpec | None = None
+    """Moves running decodes to other endpoints; by default they stay."""
+
+    rules: ClassVar[tuple[Rule, ...]] = composition_rules()
 
     def build(self) -> Suite:
         """The core's policies."""
-        return Suite(prefill=self.prefill.build(), decode=self.decode.build())
+        specs: dict[str, PolicySpec | None] = {part: getattr(self, part) for part in PARTS}
+        made: dict[str, Any] = {part: None if spec is None else spec.build() for part, spec in specs.items()}
+        return Suite(**made)
 
     @model_validator(mode="before")
     @classmethod
@@ -75,18 +143,12 @@ class SchedulingPolicySpec(ApiModel):
         return value
 
 
-PLANNED_PARTS = {
-    "queue": "queue-order policies",
-    "admission": "admission policies",
-    "partition": "partition policies",
-    "rescheduling": "rescheduling policies",
-    "scaling": "scaling policies",
-}
+PLANNED_PARTS = {"scaling": "scaling policies"}
 """Parts of a policy that are planned and not yet implemented: refused with a reason, as the server refuses them."""
 
 
 class SchedulingPolicy(Resource):
-    """How requests are placed. Without one: least-uncached-tokens for prefill, ballast for decode."""
+    """What becomes of requests. Without one: least-uncached-tokens places prefills, ballast decodes, and no more."""
 
     kind_name: ClassVar[str] = "SchedulingPolicy"
     plural: ClassVar[str] = "schedulingpolicies"
@@ -94,6 +156,10 @@ class SchedulingPolicy(Resource):
     printer_columns: ClassVar[tuple[PrinterColumn, ...]] = (
         PrinterColumn("PREFILL", ".spec.prefill.type", description="Places prefills."),
         PrinterColumn("DECODE", ".spec.decode.type", description="Places decodes."),
+        PrinterColumn("QUEUE", ".spec.queue.type", description="Orders who waits.", priority=1),
+        PrinterColumn("ADMISSION", ".spec.admission.type", description="Says who waits.", priority=1),
+        PrinterColumn("PARTITION", ".spec.partition.type", description="Cuts requests.", priority=1),
+        PrinterColumn("RESCHEDULING", ".spec.rescheduling.type", description="Moves decodes.", priority=1),
         PrinterColumn("AGE", ".metadata.creationTimestamp", type="date"),
     )
 

@@ -21,6 +21,7 @@ from ballast_api.serving_pool import PoolSpec, ServingPool, ServingPoolSpec
 from ballast_operator import status
 from ballast_operator.kinds import DEPLOYMENT, Manifest, ObjectKey, key_of
 from ballast_operator.observed import Input
+from ballast_operator.policies import policy_problems, policy_remarks
 from ballast_operator.references import Problem, References, parse_pool, resolve
 from ballast_operator.routing import routing
 from ballast_operator.specs import disruption_budgets, gateway_rbac, services
@@ -67,9 +68,10 @@ def _plan_valid(observed: Input, pool: ServingPool) -> Plan:
     references = resolve(pool.spec, observed)
     wanted = _wanted_replicas(observed, pool)
     over_budget = _over_budget(pool.spec, references, wanted)
+    unsuited = policy_problems(pool.spec, references)
     owner = Owner(name=pool.name, namespace=pool.namespace, uid=str(pool.metadata.uid))
     routes = routing(owner, pool.spec, observed.optional_kinds, observed.missing_parents)
-    gateway, held_gateway = _gateway_objects(owner, pool.spec, references, observed)
+    gateway, held_gateway = _gateway_objects(owner, pool.spec, references, observed, hold=bool(unsuited))
     engines, held_engines = _engine_objects(owner, pool.spec, references, wanted, hold=over_budget is not None)
     objects = (*gateway, *engines, *routes.objects)
     seen = status.Seen(
@@ -77,9 +79,9 @@ def _plan_valid(observed: Input, pool: ServingPool) -> Plan:
         spec=pool.spec,
         wanted=wanted,
         references=references,
-        problems=(*references.problems, *routes.problems, *([over_budget] if over_budget else [])),
+        problems=(*references.problems, *unsuited, *routes.problems, *([over_budget] if over_budget else [])),
         held=bool(held_gateway or held_engines),
-        notes=(*routes.notes, *_not_yet(pool.spec)),
+        notes=(*routes.notes, *policy_remarks(pool.spec, references, wanted), *_not_yet(pool.spec)),
     )
     return Plan(
         apply=tuple(sorted(objects, key=_writing_order)),
@@ -106,7 +108,7 @@ def _writing_order(manifest: Manifest) -> tuple[int, str]:
 
 
 def _gateway_objects(
-    owner: Owner, spec: ServingPoolSpec, references: References, observed: Input
+    owner: Owner, spec: ServingPoolSpec, references: References, observed: Input, *, hold: bool
 ) -> tuple[list[Manifest], set[ObjectKey]]:
     objects = [
         gateway_rbac.gateway_service_account(owner),
@@ -116,7 +118,7 @@ def _gateway_objects(
         services.gateway_admin_service(owner),
         disruption_budgets.gateway_disruption_budget(owner),
     ]
-    if references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
+    if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
         name = names.gateway_object_name(owner.name)
         return objects, {ObjectKey("ConfigMap", name), ObjectKey("Deployment", name)}
     settings = gateway_settings(owner, spec, references.policy, references.profiles)

@@ -61,8 +61,11 @@ class Partitioner:
         """Of these candidates, the flexible ones."""
 
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """Plan a held request and book it; None where no flexible endpoint is ready: it is placed as if uncut."""
-        candidates = self._placer.allowed(self._candidates(), entry)
+        """Plan a held request and book it; None where no flexible endpoint is ready and has a place.
+
+        It is then placed as if uncut.
+        """
+        candidates = self._placer.with_places(self._placer.allowed(self._candidates(), entry))
         view = self._placer.view(Stage.DECODE, entry.request, candidates, now_s)
         plan = self.policy.plan(view, self.book) if candidates.endpoints else None
         if plan is None:

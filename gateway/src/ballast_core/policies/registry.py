@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from ballast_core.partition.registry import PARTITIONS
 from ballast_core.policies.ballast import Ballast
 from ballast_core.policies.base import Placement
 from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
@@ -67,11 +68,19 @@ class Kind(Generic[P]):
 
 PLACEMENT = Kind("placement", ALL_PLACEMENTS)
 QUEUE_ORDER = Kind("queue order", QUEUE_ORDERS)
-RESCHEDULING = Kind("rescheduling", RESCHEDULINGS)
 ADMISSION = Kind("admission", ADMISSIONS)
+PARTITION = Kind("partition", PARTITIONS)
+RESCHEDULING = Kind("rescheduling", RESCHEDULINGS)
 
 PARTS: Mapping[str, Kind[Any]] = MappingProxyType(
-    {"prefill": PLACEMENT, "decode": PLACEMENT, "queue": QUEUE_ORDER, "admission": ADMISSION}
+    {
+        "prefill": PLACEMENT,
+        "decode": PLACEMENT,
+        "queue": QUEUE_ORDER,
+        "admission": ADMISSION,
+        "partition": PARTITION,
+        "rescheduling": RESCHEDULING,
+    }
 )
 """The kind of each part of a `Suite`."""
 

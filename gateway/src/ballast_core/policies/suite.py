@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import reduce
+from operator import or_
 from typing import Any
 
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.partition.protocol import Partition
 from ballast_core.policies.base import Placement
 from ballast_core.queueing.admission import Admission
@@ -29,6 +32,12 @@ class Suite:
     """Cuts a request into segments for several endpoints, and chooses these."""
     rescheduling: Rescheduling | None = None
     """Moves running decodes."""
+
+    @property
+    def needs(self) -> Belief:
+        """The beliefs that any of them reads."""
+        reading = (self.prefill, self.decode, self.queue, self.partition, self.rescheduling)
+        return reduce(or_, (policy.needs for policy in reading if policy is not None), Belief.NONE)
 
     def parts(self) -> Mapping[str, Any]:
         """Every policy by the name of its part, None where there is none: what `DirectorSettings` takes."""

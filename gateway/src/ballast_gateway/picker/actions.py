@@ -42,3 +42,5 @@ class Destination:
 
     decode: str
     prefill: str | None = None
+    priority: int | None = None
+    """For engines that schedule by priority; None says nothing."""

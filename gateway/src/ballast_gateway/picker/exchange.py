@@ -220,6 +220,8 @@ class Exchange:
         ours = {protocol.DESTINATION: destination.decode}
         if destination.prefill is not None and self._has_body:
             ours[protocol.PREFILLER] = destination.prefill
+        if destination.priority is not None:
+            ours[protocol.PRIORITY] = str(destination.priority)
         if headers is not None and not headers.get(protocol.REQUEST_ID):
             ours[protocol.REQUEST_ID] = request_id
         if self._facts.cleaned is not None and self._asked_by is Kind.REQUEST_BODY:

@@ -175,7 +175,7 @@ class _StreamSession:
                 prompt_tokens=body.prompt_tokens,
             )
         )
-        return self._exchange.routed(Destination(self._decode, prefill), record.id)
+        return self._exchange.routed(Destination(self._decode, prefill, dispatch.priority), record.id)
 
     def _open(self, query: Query) -> Ticket:
         """Ids of clients need not be unique; the Director's must be."""

@@ -19,6 +19,8 @@ SERVED: Final = "x-gateway-destination-endpoint-served"
 PREFILLER: Final = "x-prefiller-host-port"
 """Picker -> llm-d sidecar in the decode pod: where to prefill."""
 REQUEST_ID: Final = "x-request-id"
+PRIORITY: Final = "x-vllm-priority"
+"""Picker -> engine: when a request's turn is, lower first, where the engine schedules by priority."""
 OBJECTIVES: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 """Client -> picker: the name of the request's objective, as llm-d and the inference extension call it."""
 

@@ -74,6 +74,8 @@ class ProxyFace:
         self._on_record = on_record
         self._served = settings.model.served_names
         self._prompts = PromptReader(driver.director.beliefs.kinds)
+        queue = driver.director.settings.queue
+        self._not_forwarded = headers.PRIORITY if queue is not None and queue.engine_priority else b""
         self._models = _models_body(self._served, created_s)
         self._generator = Generator(
             pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s, idle_timeout_s=limits.idle_timeout_s
@@ -205,7 +207,7 @@ class ProxyFace:
                     traffic_class=facts.traffic_class,
                 )
             ) as ticket:
-                forwarded = headers.to_engine(request.headers) + id_line
+                forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
                 await self._generator.run(Job(client, path, forwarded, generation, record), ticket)
         except asyncio.CancelledError:
             record.outcome, record.reason = "cancelled", "client-gone"

@@ -188,7 +188,7 @@ class Generator:
         if dispatch.prefill is not None:
             if generation.can_hand_off:
                 record.prefill = dispatch.prefill.id
-                payload = _payload(job, dispatch.prefill, generation.prefill_body())
+                payload = _payload(job, dispatch.prefill, generation.prefill_body(), dispatch.priority)
                 reply = await self._collect(Stage.PREFILL, dispatch.prefill, payload)
                 record.prefilled_s = ticket.now_s()
                 if reply.status != 200:
@@ -199,7 +199,9 @@ class Generator:
             if decode.id == dispatch.prefill.id:
                 handle = None  # its KV is where it is needed: the prefix cache has it
         record.decode = decode.id
-        await self._decode(job, ticket, decode, _payload(job, decode, generation.decode_body(handle)))
+        await self._decode(
+            job, ticket, decode, _payload(job, decode, generation.decode_body(handle), dispatch.priority)
+        )
 
     async def _collect(self, stage: Stage, endpoint: Endpoint, payload: bytes) -> Collect:
         exchange = Collect(self._loop.time() + self._prefill_timeout_s)
@@ -242,11 +244,13 @@ class Generator:
             _pass_on(job, ticket, exchange)
 
 
-def _payload(job: Job, endpoint: Endpoint, body: bytes) -> bytes:
-    return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (
+def _payload(job: Job, endpoint: Endpoint, body: bytes, priority: int | None) -> bytes:
+    turn = b"" if priority is None else b"%b: %d\r\n" % (headers.PRIORITY, priority)
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b" % (
         job.path,
         endpoint.address.encode(),
         len(body),
+        turn,
         job.forwarded,
         body,
     )

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import SchedulingPolicy
 from ballast_core.policies.base import Placement
-from ballast_core.policies.registry import COMPOSITIONS, PLACEMENTS, build_placement
+from ballast_core.policies.composing import problems, remarks
+from ballast_core.policies.registry import COMPOSITIONS, PARTS, PLACEMENTS, PolicyError, build, build_placement
 from ballast_core.policies.suite import Suite
 from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY
+from ballast_sim.simulation.shapes import Machine
 
 PREFILL_PREFERENCE = ("least-uncached-tokens", "least-requests")
 """The prefill placement beside a decode placement that is named alone: the first of these that is registered."""
+
+NO_POLICY = "none"
+"""On a command line: without this part."""
 
 
 class PolicyChoiceError(ValueError):
@@ -82,6 +92,43 @@ def parse_policies(text: str) -> tuple[PolicyChoice, ...]:
 def _placement(name: str) -> Placement:
     special = SIMULATOR_ONLY.get(name)
     return build_placement(name) if special is None else special()
+
+
+def parse_part(part: str, text: str) -> Any:
+    """A policy for a part of a suite from `TYPE` or `TYPE:name=value,...`; None from `none`, which leaves it out.
+
+    Raises `PolicyChoiceError` naming the option.
+    """
+    if text == NO_POLICY:
+        return None
+    type_name, _, rest = text.partition(":")
+    parameters: dict[str, object] = {}
+    for item in filter(None, rest.split(",")):
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise PolicyChoiceError(f"--{part}: cannot read {item!r} in {text!r}; write such as {type_name}:name=value")
+        parameters[name.strip()] = yaml.safe_load(value)
+    try:
+        return build(PARTS[part], type_name, parameters)
+    except PolicyError as error:
+        raise PolicyChoiceError(f"--{part}: {error}") from None
+
+
+def with_parts(choices: Sequence[PolicyChoice], texts: Mapping[str, str | None]) -> tuple[PolicyChoice, ...]:
+    """The choices with these parts, read by `parse_part`, in place of their own. None keeps a part as it is."""
+    parts: dict[str, Any] = {part: parse_part(part, text) for part, text in texts.items() if text is not None}
+    return tuple(replace(choice, suite=replace(choice.suite, **parts)) for choice in choices)
+
+
+def check_composition(choices: Iterable[PolicyChoice], machines: Iterable[Machine]) -> list[str]:
+    """What parts of the policies do not do in such a fleet. Raises `PolicyChoiceError` for what makes no sense."""
+    endpoints = Counter(machine.endpoint.role for machine in machines)
+    said: dict[str, None] = {}
+    for choice in choices:
+        for problem in problems(choice.suite, endpoints):
+            raise PolicyChoiceError(f"policy {choice.name}: {problem.part} {problem.reason}")
+        said |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
+    return list(said)
 
 
 def read_policy_file(path: Path) -> tuple[PolicyChoice, ...]:
