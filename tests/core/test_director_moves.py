@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Effect, Migrate, WakeAt
+from ballast_core.effects import Dispatch, Effect, Migrate, WakeAt
 from ballast_core.events import (
     ClientGone,
     EndpointDraining,
@@ -26,11 +26,13 @@ from ballast_core.events import (
     Progress,
     RequestArrived,
     RequestEnded,
+    SegmentDone,
     TimerFired,
 )
 from ballast_core.inventory import Readiness
 from ballast_core.ledger import Phase
 from ballast_core.model import EndpointId, Outcome, RequestId, Role, Stage
+from ballast_core.partition.fixed import Fixed
 from ballast_core.policies.placements import LeastRequests
 from ballast_core.rescheduling.ares import Ares
 from tests.support.core_builders import endpoint, request
@@ -301,3 +303,30 @@ def test_unlike_caches_have_no_link() -> None:
         d.on_event(EndpointObserved(replace(endpoint(name), profile=profile)), 0.0)
     crowded(d)
     assert moves(d.on_event(TimerFired(), 1.0)) == []
+
+
+def test_what_is_yet_to_be_cut_stays() -> None:
+    """A request with a planned cut before it moves by its plan only; after the cut it is like any other."""
+    least = LeastRequests()
+    cut = Fixed(at="ratio", ratio=0.9, margin_tokens=0)
+    d = Director(
+        DirectorSettings(prefill=least, decode=least, partition=cut, rescheduling=Ares(theta=0.0, min_stay_s=0.0))
+    )
+    for name in ("f0", "f1"):
+        d.on_event(EndpointObserved(endpoint(name)), 0.0)
+    planned: dict[str, str] = {}
+    for k in range(3):
+        asked = replace(request(f"r{k}", 4000), expected_output_tokens=5000.0)
+        (dispatch,) = (e for e in d.on_event(RequestArrived(asked), 0.0) if isinstance(e, Dispatch))
+        d.on_event(FirstToken(asked.id), 0.0)
+        entry = d.ledger.get(asked.id)
+        assert entry is not None
+        d.ledger.move(entry, slot_of(d, "f0"), 0.0)
+        planned[asked.id] = dispatch.segments[-1].endpoint.id
+    assert moves(d.on_event(TimerFired(), 1.0)) == []
+    for request_id in planned:
+        d.on_event(SegmentDone(RequestId(request_id), 4100), 1.5)
+        entry = d.ledger.get(RequestId(request_id))
+        assert entry is not None
+        d.ledger.move(entry, slot_of(d, "f0"), 1.5)
+    assert len(moves(d.on_event(TimerFired(), 2.0))) == 1
