@@ -227,6 +227,38 @@ def test_three_segments_with_a_relaxed_slo_while_it_thinks() -> None:
     assert list(d.partitioner.book) == ["a"]
 
 
+def test_a_request_may_say_how_long_it_thinks() -> None:
+    """The second cut is there; a request that says that it does not think is cut in two."""
+    for thinking, cuts in ((300.0, [1024, 1324]), (0.0, []), (5000.0, [])):
+        d = fleet(Libra(segments=3), 3)
+        come(d, "a")
+        request = Request(
+            RequestId("b"),
+            1024,
+            expected_output_tokens=1000.0,
+            expected_thinking_tokens=thinking,
+            max_output_tokens=2000,
+        )
+        dispatch = only_dispatch(d.on_event(RequestArrived(request), 0.0))
+        found = [end for _, end in ends(dispatch)[:-1]]
+        assert found == cuts if cuts else len(found) <= 1
+
+
+def test_a_long_queue_of_prompts_takes_no_first_part() -> None:
+    """One endpoint has four seconds of prompts and is done first; the other one has only decodes, for much longer."""
+    began = []
+    for slo_s in (0.0, 1.0):
+        d = fleet(Libra(ttft_slo_s=0.0))
+        come(d, "decodes", prompt=1, output=4000.0)
+        d.on_event(FirstToken(RequestId("decodes")), 0.0)
+        come(d, "prompts", prompt=20_000, output=1.0)
+        assert d.partitioner is not None
+        d.partitioner.policy = Libra(ttft_slo_s=slo_s, cuts="prompt")
+        dispatch = come(d, "new", prompt=2000, output=300.0)
+        began.append((dispatch.prefill or dispatch.decode).id)
+    assert began == ["f1", "f0"]
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 800), st.integers(0, 4)), min_size=1, max_size=12),
@@ -268,6 +300,7 @@ def test_numbers_that_cannot_be_are_refused() -> None:
     for wrong, message in (
         ({"max_probes": 0}, "max_probes: must be 1 or more, not 0"),
         ({"eps_s": -1.0}, "eps_s: must be finite and 0 or more, not -1"),
+        ({"ttft_slo_s": -1.0}, "ttft_slo_s: must be finite"),
         ({"block_tokens": 0}, "block_tokens: must be 1 or more"),
         ({"segments": 4}, "segments: must be 2 or 3, not 4"),
         ({"think_ratio": 1.0}, "think_ratio: must be above 0 and below 1"),

@@ -91,6 +91,8 @@ class Request:
     """Requests whose output lengths are learned together (model, adapter, objective); empty: with all others."""
     expected_output_tokens: float | None = None
     """Output tokens that a predictor foresees (an oracle in simulations); None: only the survival curve is known."""
+    expected_thinking_tokens: float | None = None
+    """How many of the first ones of these are thinking, which nobody waits for token by token; None: not known."""
     movable: bool = True
     """Whether it may go on at another endpoint after its first token: not where its state cannot be carried over."""
     ttft_objective_s: float | None = None

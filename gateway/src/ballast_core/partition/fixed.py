@@ -18,8 +18,9 @@ from ballast_core.view import View
 class Fixed:
     """The same cut for every request: at the end of its prompt, or after a share of all its tokens.
 
-    The two endpoints with the fewest tokens in flight take it, the emptiest one first; ties by turns. At the end of the
-    prompt this is plain disaggregation over endpoints that do both; a share of 0 or 1 leaves requests whole.
+    The endpoint with the fewest prompt tokens to compute takes the first part, of the others the one with the fewest
+    tokens in flight the second; ties of the first go to fewer tokens, all others by turns. At the end of the prompt
+    this is plain disaggregation over endpoints that do both; a share of 0 or 1 leaves requests whole.
     Example: 300 prompt tokens, 100 to come, ratio 0.85 -> the first 340 on one endpoint, the rest on the other.
     """
 
@@ -41,13 +42,16 @@ class Fixed:
     def plan(self, view: View, book: Book) -> Plan | None:
         if not view.endpoints:
             return None
+        # By prompts still to compute, then by all tokens: the integers that order both at once.
         loads = view.tokens.astype(float)
-        chosen = [int(at) for at in least_loaded(view, book, loads, 2)]
+        queued = view.uncached_tokens * (1.0 + loads.max()) + loads
+        first = int(least_loaded(view, book, queued, 1)[0])
+        chosen = [first, *(int(at) for at in least_loaded(view, book, loads, 2) if at != first)][:2]
         traces = tuple(trace(self.type, view, loads, at) for at in chosen)
         prompt = view.request.prompt_tokens
         length = prompt + foreseen_tokens(view, self.margin_tokens)
         position = prompt if self.at == "prompt" else math.ceil(self.ratio * length)
         if len(chosen) < 2 or not 0 < position < length:
             return Plan((Segment(view.endpoints[chosen[0]], None),), length, traces=traces[:1])
-        first, second = (view.endpoints[at] for at in chosen)
-        return Plan((Segment(first, position), Segment(second, None)), length, traces=traces)
+        one, other = (view.endpoints[at] for at in chosen)
+        return Plan((Segment(one, position), Segment(other, None)), length, traces=traces)

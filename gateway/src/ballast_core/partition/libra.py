@@ -10,6 +10,7 @@ from itertools import product
 from typing import ClassVar, Literal, NamedTuple
 
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.flights import NO_LIMIT
 from ballast_core.partition.base import foreseen_tokens, least_loaded, trace
 from ballast_core.partition.book import Book, Work, works_of
 from ballast_core.partition.forecast import outstanding, pace
@@ -66,9 +67,11 @@ class Libra:
     Of the flexible endpoints the two that will be done first are taken, ties by turns. For each order of these two, a
     share of all tokens, first P / (P + D), goes to the first endpoint and the rest to the second; virtual batches say
     when each of them will have done all its work (`partition/timeline.py`), and bisection moves the cut until the two
-    times differ by eps_s at most. The best probe is kept: smallest difference, then the earlier end of both, then the
-    order that begins on the endpoint that is done first. Requests stay whole where that is as good: within eps_s, or
-    where nothing is to be done on either endpoint (the paper's cold start).
+    times differ by eps_s at most. The best probe is kept: least beyond the time to first token, then the smallest
+    difference, then the earlier end of both, then the order that begins on the endpoint that is done first. Requests
+    stay whole where that is as good: within eps_s, or where nothing is to be done on either endpoint (cold start).
+    The time to first token is "the request's SLO" of section 3.2, without a form in Algorithm 1: without it an endpoint
+    that only prefills gets a queue of prompts as long as others take to finish their decodes.
     Parts are predicted as if all were ready at once: that the second one waits for the first says when it is done, but
     not how much work an endpoint has, which is what is balanced.
     Example: 1,024 prompt tokens and 1,024 to come, two endpoints with as much to do -> cut beyond the prompt.
@@ -82,12 +85,13 @@ class Libra:
     eps_s: float = parameter(0.1, "Difference of completion times in seconds that counts as balanced, 0 or more.")
     max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 or more.")
     margin_tokens: int = parameter(20, "Added to every predicted output length, 0 or more.")
+    ttft_slo_s: float = parameter(1.0, "Time to first token that no cut should exceed, in seconds; 0: any will do.")
     cuts: Literal["any", "prompt"] = parameter(
         "any", "Where to cut: anywhere, or within the prompt and at its end, as clients that stream need it."
     )
     block_tokens: int = parameter(1, "Cuts within the prompt are multiples of so many tokens, 1 or more.")
     segments: int = parameter(2, "Parts of a request, 2 or 3: prefill, thinking and answer.")
-    think_ratio: float = parameter(0.8, "Share of the output that is thinking, above 0 and below 1; for 3 segments.")
+    think_ratio: float = parameter(0.8, "Share of the output that is thinking where requests do not say, 0 to 1.")
     think_tbt_slo_s: float = parameter(0.2, "Time between tokens that suffices while it thinks; for 3 segments.")
 
     def __post_init__(self) -> None:
@@ -96,8 +100,9 @@ class Libra:
                 raise ValueError(f"{name}: must be {least} or more, not {getattr(self, name)!r}")
         if self.segments not in {2, 3}:
             raise ValueError(f"segments: must be 2 or 3, not {self.segments!r}")
-        if not 0 <= self.eps_s < math.inf:
-            raise ValueError(f"eps_s: must be finite and 0 or more, not {self.eps_s!r}")
+        for name in ("eps_s", "ttft_slo_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: must be finite and 0 or more, not {getattr(self, name)!r}")
         if not 0 < self.think_ratio < 1:
             raise ValueError(f"think_ratio: must be above 0 and below 1, not {self.think_ratio!r}")
         if not 0 < self.think_tbt_slo_s < math.inf:
@@ -138,7 +143,7 @@ class _Planning:
     def _two(self, pair: list[int]) -> tuple[tuple[Segment, ...], float]:
         policy = self._policy
         highest = min(self._prompt, self._length - 1) if policy.cuts == "prompt" else self._length - 1
-        best: tuple[tuple[float, float, int], tuple[Segment, ...]] | None = None
+        best: tuple[tuple[float, float, float, int], tuple[Segment, ...], float] | None = None
         for order, (first, second) in enumerate((pair, pair[::-1])):
             whole = self._probe(first, second, self._length)
             found = [whole]
@@ -154,11 +159,27 @@ class _Planning:
             for probe in found:
                 is_whole = probe.position == self._length
                 balanced = is_whole and probe.gap_s <= policy.eps_s
-                key = (0.0 if balanced else probe.gap_s, max(probe.first_s, probe.second_s), 2 * order + (not is_whole))
+                key = (
+                    self._late_s(first, second, probe.position),
+                    0.0 if balanced else probe.gap_s,
+                    max(probe.first_s, probe.second_s),
+                    2 * order + (not is_whole),
+                )
                 if best is None or key < best[0]:
-                    best = key, self._segments((first, second), (probe.position,))
+                    best = key, self._segments((first, second), (probe.position,)), probe.gap_s
         assert best is not None, "two orders were tried"
-        return best[1], best[0][0]
+        return best[1], best[2]
+
+    def _late_s(self, first: int, second: int, position: int) -> float:
+        """How much later than its SLO the first token is expected, by the prompts queued and this one."""
+        if not self._policy.ttft_slo_s:
+            return 0.0
+        own_s, until_s = self._view.own_prefill_s, self._view.prefill_s
+        share = min(position / max(self._prompt, 1), 1.0)
+        first_s = float(until_s[first] - own_s[first] * (1.0 - share))
+        if share < 1:
+            first_s = max(first_s, float(until_s[second] - own_s[second])) + float(own_s[second]) * (1.0 - share)
+        return max(first_s - self._policy.ttft_slo_s, 0.0)
 
     def _three(self, chosen: list[int], thinking: int) -> tuple[tuple[Segment, ...], float]:
         """Prefill, thinking and answer over the least-loaded endpoints: neighbours apart, and the most even way."""
@@ -220,5 +241,7 @@ class _Planning:
         if self._policy.segments != 3 or not self._prompt:
             return None
         output = self._length - self._prompt
-        thinking = int(self._policy.think_ratio * output)
+        hint = self._view.request.expected_thinking_tokens
+        share = self._policy.think_ratio * (output - self._policy.margin_tokens)
+        thinking = int(share if hint is None else min(hint, NO_LIMIT))
         return thinking if 0 < thinking < output else None
