@@ -44,6 +44,7 @@ class Plan:
     pull: bool
     pull_ratio: float | None
     hold: bool
+    tbt_slo_s: float | None
     abort_after_ms: float | None
     probe_after_ms: float
 
@@ -65,6 +66,7 @@ PLANS = st.lists(
         pull=st.booleans(),
         pull_ratio=st.none() | st.floats(0, 1),
         hold=st.booleans(),
+        tbt_slo_s=st.none() | st.sampled_from([0.005, 0.05]),
         abort_after_ms=st.none() | st.integers(0, 200) | st.floats(0, 400),
         probe_after_ms=st.floats(0, 600),
     ),
@@ -86,6 +88,7 @@ SETTINGS = st.fixed_dictionaries(
         "watermark_blocks": st.integers(0, 1),
         "long_prefill_token_threshold": st.sampled_from([0, 4]),
         "lease_s": st.sampled_from([0.05, 1.0]),
+        "tbt_slo_s": st.none() | st.sampled_from([0.004, 0.008, 0.02]),
         "jump_idle_steps": st.booleans(),
     }
 )
@@ -141,6 +144,8 @@ def play(plans: Sequence[Plan], changes: dict[str, Any], new_engine: NewEngine) 
         times = (now_s, batch.starts_s, batch.ends_s)
         history.steps.append((batch.number, *work, *times, batch.resumed, batch.preempted))
 
+    if not isinstance(changes["timer"], HardwareProfile):
+        changes = {**changes, "tbt_slo_s": None}
     engine = new_engine(config(pull_setup_s=0.003, pull_s_per_token=0.0002, **changes), on_step)
     for due_s, number, action in script_of(plans):
         while (wake_s := engine.next_event_s()) < due_s:
@@ -190,6 +195,7 @@ def _tell(engine: Engine, plan: Plan, number: int, action: str, at_s: float) -> 
                 pull=plan.pull and engine.config.pulls_kv,
                 pull_tokens=plan.pull_tokens,
                 hold=plan.hold,
+                tbt_slo_s=plan.tbt_slo_s,
             )
             engine.add(item, at_s)
             return True

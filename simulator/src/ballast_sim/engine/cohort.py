@@ -9,9 +9,10 @@ settles the requests that it touches; then the rules of `scheduler` apply to the
 block by block.
 """
 
+import math
 from array import array
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -52,6 +53,7 @@ class CohortScheduler(Scheduler):
         self._marked = 0  # the last step whose marks were reported
         self._ends: dict[int, list[RequestState]] = {}  # by the step that brings the last token
         self._in_flight: deque[Batch] = deque()
+        self._slos_s: Counter[float] = Counter()  # times between tokens that members ask for, where the engine has one
 
     # -- members -----------------------------------------------------------------------------------------------------
 
@@ -83,6 +85,8 @@ class CohortScheduler(Scheduler):
         state.joined = number
         self.size += 1
         self._context += state.computed
+        if self.config.tbt_slo_s is not None:
+            self._slos_s[state.request.tbt_slo_s or self.config.tbt_slo_s] += 1
         place = (number - state.computed) % self.config.block_size
         self._takers[place].append(state)
         self._taken = None
@@ -115,6 +119,8 @@ class CohortScheduler(Scheduler):
         state.joined = joined
         self.size -= 1
         self._context -= state.computed
+        if self.config.tbt_slo_s is not None:
+            self._slos_s[state.request.tbt_slo_s or self.config.tbt_slo_s] -= 1
         if done:
             state.last_token_s = self.ended_s[self._processed_steps - 1]
             self._on_settled(state, first, self.ended_s[before : self._processed_steps])
@@ -178,6 +184,14 @@ class CohortScheduler(Scheduler):
             for state in self.running[self._front :]:
                 blocks += max(0, self.pool.blocks_for(state.num_tokens + state.placeholders) - len(state.blocks))
         return blocks <= self.pool.free_blocks
+
+    def _members_work(self) -> tuple[int, int, float]:
+        """See `Scheduler._members_work`."""
+        return (
+            self.size,
+            self._context,
+            min((slo_s for slo_s, count in self._slos_s.items() if count), default=math.inf),
+        )
 
     def _fill(self, batch: Batch, chosen: dict[RequestState, int]) -> None:
         """The members' part of the batch is three numbers."""

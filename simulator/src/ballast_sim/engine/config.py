@@ -53,7 +53,8 @@ class EngineConfig:
     its hand-over must not end with blocks that are gone. A pull lasts `pull_setup_s` + tokens * `pull_s_per_token`;
     with `pull_setup_s` None its end is the driver's to say (`Engine.pull_ended`). `jump_idle_steps` repeats an
     artefact of some recorded runs: their clock jumps in a step that schedules nothing, also while the report of an
-    ended pull waits in the batch queue (real vLLM sleeps 1 ms there).
+    ended pull waits in the batch queue (real vLLM sleeps 1 ms there). With `tbt_slo_s` a step holds no more prompt
+    tokens than this time between tokens leaves room for (see `batching`); the timer must be a profile then.
     """
 
     timer: StepTimer
@@ -75,6 +76,7 @@ class EngineConfig:
     hands_over_kv: bool = False
     lease_s: float = 30.0
     jump_idle_steps: bool = False
+    tbt_slo_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
@@ -86,6 +88,8 @@ class EngineConfig:
                 f"max_model_len: {self.max_model_len} tokens do not fit the KV cache of {self.usable_tokens} tokens; "
                 "lower max_model_len or give the engine more KV blocks"
             )
+        if self.tbt_slo_s is not None and not (self.tbt_slo_s > 0 and isinstance(self.timer, HardwareProfile)):
+            raise ValueError(f"tbt_slo_s: must be above 0, with a profile as timer, not {self.tbt_slo_s!r}")
         if self.lease_s <= 0:
             raise ValueError(f"lease_s: must be above 0, not {self.lease_s!r}")
 
@@ -111,6 +115,7 @@ class EngineConfig:
         hands_over_kv: bool = False,
         lease_s: float = 30.0,
         external_pulls: bool = False,
+        tbt_slo_s: float | None = None,
     ) -> "EngineConfig":
         """The engine that a hardware profile describes; None takes the profile's own value.
 
@@ -135,4 +140,5 @@ class EngineConfig:
             recompute_failed_pulls=recompute_failed_pulls,
             hands_over_kv=hands_over_kv,
             lease_s=lease_s,
+            tbt_slo_s=tbt_slo_s,
         )

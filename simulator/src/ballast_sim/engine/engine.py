@@ -325,6 +325,7 @@ class Engine:
             if message.kind == "abort":
                 self._abort(message.state)
         output = self.scheduler.process(batch, self._now_s)
+        self.scheduler.measured(batch)
         if output.tokens or (batch.tokens and self._tells_every_step):
             self._events.append(StepEnded(self._now_s, output.tokens, batch.tokens))
         for state, reason in output.finished:

@@ -20,7 +20,8 @@ class EngineRequest:
     It ends after `max_tokens` outputs, or after `stop_after` of them by a stop token, which asynchronous scheduling
     does not foresee. `pull` takes the prompt's KV from another engine, all of it or that of the first `pull_tokens`
     tokens, and computes the rest here; `hold` keeps this one's KV for another engine to pull. Lower `priority` goes
-    first where the policy is "priority".
+    first where the policy is "priority". `tbt_slo_s` relaxes, or tightens, what its decode asks of an engine that has a
+    `tbt_slo_s` itself.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class EngineRequest:
     pull: bool = False
     pull_tokens: int | None = None
     hold: bool = False
+    tbt_slo_s: float | None = None
 
 
 class Status(IntEnum):

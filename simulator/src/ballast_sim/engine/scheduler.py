@@ -5,15 +5,21 @@ multi-modal input and pipeline parallelism. Asynchronous scheduling composes ste
 *placeholder* stands for each output token that is not known yet.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from ballast_core.partition.batch_budget import StepTimeTable
+from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine.batch import Batch, Counters, Output
+from ballast_sim.engine.batching import PullsFirst
 from ballast_sim.engine.config import EngineConfig
 from ballast_sim.engine.events import FinishReason
 from ballast_sim.engine.kv import BlockPool
 from ballast_sim.engine.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from ballast_sim.engine.requests import RequestState, Status
+
+_NO_LIMIT = 1 << 62
 
 
 class Scheduler:
@@ -25,6 +31,11 @@ class Scheduler:
         self.pool = BlockPool(config.kv_blocks, config.block_size, config.prefix_caching)
         make_queue: Callable[[], WaitingQueue] = PriorityQueue if config.policy == "priority" else FcfsQueue
         self.waiting = make_queue()
+        self._step_times: StepTimeTable | None = None
+        self._prefill_left = _NO_LIMIT  # prompt tokens that the step being composed may still take
+        if config.tbt_slo_s is not None and isinstance(config.timer, HardwareProfile):
+            self._step_times = StepTimeTable(config.timer)
+            self.waiting = PullsFirst(self.waiting, make_queue())
         self.holding = make_queue()  # waits with blocks in hand: pulling, or pulled and not admitted yet
         self.running: list[RequestState] = []
         self.counters = Counters()
@@ -83,6 +94,9 @@ class Scheduler:
         config, pool, running = self.config, self.pool, self.running
         budget, threshold = config.max_num_batched_tokens - used_tokens, self._prefill_threshold()
         block_size, longest = config.block_size, config.max_model_len
+        by_slo = self._step_times is not None
+        if by_slo:
+            self._prefill_left = self._prefill_allowed(index)
         while index < len(running) and budget > 0:
             state = running[index]
             held_back = state.placeholders
@@ -92,6 +106,9 @@ class Scheduler:
             count = state.num_tokens + held_back - state.computed
             if 0 < threshold < count:
                 count = threshold
+            prefills = by_slo and count > 1
+            if prefills:
+                count = min(count, self._prefill_left)
             computed = state.computed
             count = min(count, budget)
             count = min(count, longest - computed - 1)
@@ -113,8 +130,42 @@ class Scheduler:
                 pool.cache(state, cacheable)
             chosen[state] = count
             budget -= count
+            self._prefill_left -= count if prefills else 0
             index += 1
         return budget
+
+    def _prefill_allowed(self, index: int) -> int:
+        """Prompt tokens that the next step may compute beside all its decodes: Algorithm 2, line 3."""
+        slo_s, table = self.config.tbt_slo_s, self._step_times
+        if slo_s is None or table is None:
+            return _NO_LIMIT
+        decodes, context, least_s = self._members_work()
+        prompts = len(self.waiting) + len(self.holding) > 0
+        for state in self.running[index:]:
+            held_back = state.placeholders
+            if held_back and state.computed + 2 - held_back >= state.length_limit:
+                continue
+            if state.num_tokens + held_back - state.computed > 1:
+                prompts = True
+                continue
+            decodes += 1
+            context += state.computed
+            least_s = min(least_s, state.request.tbt_slo_s or slo_s)
+        if not prompts:
+            return 0
+        room = self.config.max_num_batched_tokens - decodes
+        mean = context / decodes if decodes else 0.0
+        return table.max_prefill_tokens(mean, decodes, least_s if decodes else slo_s, room)
+
+    def _members_work(self) -> tuple[int, int, float]:
+        """Of requests whose decodes are booked together: how many, their contexts, the least time between tokens."""
+        return 0, 0, math.inf
+
+    def measured(self, batch: Batch) -> None:
+        """A step has ended: what it took corrects the table (Algorithm 2, line 1)."""
+        if self._step_times is not None and batch.tokens > batch.decodes:
+            mean = batch.decode_context_tokens / batch.decodes if batch.decodes else 0.0
+            self._step_times.observe(batch.tokens - batch.decodes, mean, batch.decodes, batch.ends_s - batch.starts_s)
 
     def _make_room(
         self, state: RequestState, missing: int, index: int, chosen: dict[RequestState, int]
@@ -166,7 +217,7 @@ class Scheduler:
             if not len(queue):
                 break
             state = queue.peek()
-            if state.status is Status.PULLING and not self._promote(state):
+            if queue is self.holding and not self._may_go(state):
                 skipped_holding.append(queue.pop())
                 continue
             if state.stale and not self.config.hands_over_kv:
@@ -181,9 +232,12 @@ class Scheduler:
                     batch.pulls.append(state)
                     skipped_holding.append(queue.pop())
                     continue
-            count = self._admit(state, budget, threshold)
+            ready = state.num_tokens - state.computed == 1
+            room = budget if ready else min(budget, self._prefill_left)
+            count = self._admit(state, room, threshold) if room > 0 else 0
             if not count:
                 break
+            self._prefill_left -= 0 if ready else count
             queue.pop()
             self.running.append(state)
             self._admissions += 1
@@ -234,6 +288,12 @@ class Scheduler:
         state.cached_blocks = len(hit)
 
     # -- pulls -------------------------------------------------------------------------------------------------------
+
+    def _may_go(self, state: RequestState) -> bool:
+        """Whether the pull of a request is over, and the step has room for what it left of its prompt, if anything."""
+        if state.status is Status.PULLING and not self._promote(state):
+            return False
+        return self._prefill_left > 0 or state.num_tokens - state.computed == 1
 
     def _needs_no_pull(self, state: RequestState) -> bool:
         """Whether all that a request would pull a part of its prompt for is in the cache here; then it need not try."""

@@ -9,16 +9,24 @@ from ballast_core.model import Role
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig
+from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
 
 
 @dataclass(frozen=True, slots=True)
 class VllmPhysics:
     """Engines as pods of their role are configured: kv_producer, kv_consumer, or kv_both for a flexible one."""
 
+    batching: LocalBatching = PROFILES_OWN
+
     def engine(self, profile: HardwareProfile, role: Role, *, coarse: bool, mark_every_tokens: int) -> Engine:
         """See `Physics.engine`."""
         config = EngineConfig.from_profile(
-            profile, pulls_kv=role is not Role.PREFILL, hands_over_kv=role is not Role.DECODE, external_pulls=True
+            profile,
+            pulls_kv=role is not Role.PREFILL,
+            hands_over_kv=role is not Role.DECODE,
+            external_pulls=True,
+            max_num_batched_tokens=self.batching.chunk_tokens,
+            tbt_slo_s=self.batching.tbt_slo_s,
         )
         return CoarseEngine(config, mark_every_tokens=mark_every_tokens) if coarse else Engine(config)
 

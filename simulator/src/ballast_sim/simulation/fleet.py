@@ -24,7 +24,6 @@ from ballast_core.events import (
 )
 from ballast_core.model import EndpointId, Outcome, Request, RequestId, Stage
 from ballast_sim.engine import EngineRequest, Finished, FinishReason
-from ballast_sim.physics import PHYSICS
 from ballast_sim.simulation.gaps import TokenGaps
 from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways
 from ballast_sim.simulation.kernel import Kernel
@@ -67,14 +66,13 @@ class Fleet:
         self.kernel = Kernel()
         self._follows_progress = director_settings.follows_progress
         marks = PROGRESS_EVERY_TOKENS if self._follows_progress else 0
-        physics = PHYSICS[self.settings.physics]
         self.world = World(
             machines,
             self.kernel,
             self,
             None if stepwise else self,
             marks,
-            physics=physics,
+            physics=self.settings.engines,
             kv_transfer=self.settings.kv_transfer,
             kv_chunk_tokens=self.settings.kv_chunk_tokens,
         )
@@ -336,6 +334,7 @@ class Fleet:
             pull=source is not None,
             pull_tokens=leg.pull_tokens or None,
             hold=leg.hold,
+            tbt_slo_s=split.segment.tbt_slo_s,
         )
         kind = LegKind.DECODE if leg.decodes else LegKind.PREFILL
         begun = EngineLeg(request.request_id, record, kind, before=record.generated_tokens)

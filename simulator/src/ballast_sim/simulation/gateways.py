@@ -17,7 +17,8 @@ from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Effect
 from ballast_core.events import EndpointObserved, Event
 from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
-from ballast_sim.physics import PHYSICS
+from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
+from ballast_sim.physics import PHYSICS, Physics, VllmPhysics
 from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.length_hints import NO_HINTS, LengthHints
@@ -70,6 +71,8 @@ class FleetSettings:
     """Tokens of one such chunk."""
     migration: MigrationSettings = field(default_factory=MigrationSettings)
     """How running requests are moved, where a policy asks for it."""
+    local_batching: LocalBatching = PROFILES_OWN
+    """How many prompt tokens engines let into a step."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
@@ -83,6 +86,10 @@ class FleetSettings:
             raise ValueError(f"scrape_loss_ratio: must lie in 0..1, not {self.scrape_loss_ratio!r}")
         if self.physics not in PHYSICS:
             raise ValueError(f"physics: unknown physics {self.physics!r}; {known_names(self.physics, PHYSICS)}")
+        if self.physics != "vllm" and self.local_batching != PROFILES_OWN:
+            raise ValueError(
+                f"local_batching: {self.local_batching} is for engines with a scheduler, not for physics {self.physics}"
+            )
         if self.cut_tokens not in CUT_TOKENS:
             raise ValueError(f"cut_tokens: must be {' or '.join(CUT_TOKENS)}, not {self.cut_tokens!r}")
         if self.kv_transfer not in KV_TRANSFERS:
@@ -97,6 +104,11 @@ class FleetSettings:
             raise ValueError(f"gateways: must be 1 or more, not {self.gateways!r}")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens: must be 1 or more, not {self.max_tokens!r}")
+
+    @property
+    def engines(self) -> Physics:
+        """What makes the engines."""
+        return PHYSICS[self.physics] if self.local_batching == PROFILES_OWN else VllmPhysics(self.local_batching)
 
 
 class Gateways:
