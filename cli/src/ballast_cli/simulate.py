@@ -77,6 +77,15 @@ def simulate_command(
     lengths: Annotated[
         str, typer.Option(help="Predicted output lengths: none, oracle, ares, noisy:100 (mean error), noisy:60%.")
     ] = "none",
+    local_batching: Annotated[
+        str, typer.Option(help="Prompt tokens in a step: default, chunk:512, or slo:0.1 (seconds between tokens).")
+    ] = "default",
+    cut_tokens: Annotated[
+        str, typer.Option(help="Tokens before a cut in the output: streams (connector plug-in), at-cut (stock vLLM).")
+    ] = "streams",
+    kv_transfer: Annotated[
+        str, typer.Option(help="KV between endpoints: whole after the source's end, or chunked while it computes.")
+    ] = "whole",
     failures: Annotated[
         Path | None,
         typer.Option(help="Script of failures (JSON or YAML): crashes, drains, slow endpoints, lost scrapes."),
@@ -95,6 +104,7 @@ def simulate_command(
     from ballast_cli.interrupts import stop_on_interrupt
     from ballast_cli.output import check_outputs
     from ballast_cli.simulate_view import View
+    from ballast_sim.engine.batching import LocalBatching
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.simulation.comparison import Comparison, check_fits, parse_seeds
     from ballast_sim.simulation.experiment import Setup
@@ -138,6 +148,9 @@ def simulate_command(
                 physics=physics,
                 failures=_failures(failures, machines),
                 length_hints=LengthHints.parse(lengths),
+                local_batching=LocalBatching.parse(local_batching),
+                cut_tokens=cut_tokens,  # type: ignore[arg-type]
+                kv_transfer=kv_transfer,  # type: ignore[arg-type]
             ),
         )
         policies = with_parts(
@@ -318,6 +331,9 @@ def _with_dashes(message: str) -> str:
         "gateways:": "--gateways:",
         "physics:": "--physics:",
         "lengths:": "--lengths:",
+        "local_batching:": "--local-batching:",
+        "cut_tokens:": "--cut-tokens:",
+        "kv_transfer:": "--kv-transfer:",
     }
     first, _, rest = message.partition(" ")
     return f"{renamed.get(first, first)} {rest}"

@@ -62,5 +62,7 @@ MODELS: Mapping[str, ModelShape] = {
     "llama3-8b": ModelShape(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=14336, vocabulary=128256),
     "qwen3-14b": ModelShape(layers=40, hidden=5120, heads=40, kv_heads=8, feed_forward=17408, vocabulary=151936),
     "qwen3-32b": ModelShape(layers=64, hidden=5120, heads=64, kv_heads=8, feed_forward=25600, vocabulary=151936),
+    "qwen2.5-14b": ModelShape(layers=48, hidden=5120, heads=40, kv_heads=8, feed_forward=13824, vocabulary=152064),
+    "qwen2.5-32b": ModelShape(layers=64, hidden=5120, heads=40, kv_heads=8, feed_forward=27648, vocabulary=152064),
     "llama3-70b": ModelShape(layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward=28672, vocabulary=128256),
 }

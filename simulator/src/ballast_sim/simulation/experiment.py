@@ -139,6 +139,9 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
         "gateways": spec.setup.fleet.gateways,
         "physics": spec.setup.fleet.physics,
         "lengths": str(spec.setup.fleet.length_hints),
+        "local_batching": str(spec.setup.fleet.local_batching),
+        "cut_tokens": spec.setup.fleet.cut_tokens,
+        "kv_transfer": spec.setup.fleet.kv_transfer,
         "interrupted": fleet.stopped,
     }
     return Outcome(figures, _curves(fleet.records, timeline) if timeline else None)

@@ -20,7 +20,10 @@ _PATIENCE = 4096
 
 
 class TokenGaps:
-    """The gaps of one run. With `limit_s` each record also counts those of its own that were longer."""
+    """The gaps of one run. With `limit_s` each record also counts those of its own that were longer.
+
+    A segment that asks for less itself, such as the thinking part of an answer, is late by its own measure.
+    """
 
     def __init__(self, limit_s: float | None = None) -> None:
         """Nothing counted yet."""
@@ -39,7 +42,7 @@ class TokenGaps:
             return
         gap_s = at_s - before_s
         self._waiting.append(gap_s)
-        if gap_s > self._limit_s:
+        if gap_s > self._limit_of(record):
             record.late_gaps += 1
             self.late += 1
         if len(self._waiting) >= _PATIENCE:
@@ -53,7 +56,7 @@ class TokenGaps:
         first_s = times[0] if record.told_s is None else record.told_s
         gaps = np.diff(times, prepend=first_s)[record.told_s is None :]
         record.told_s = float(times[-1])
-        late = int(np.count_nonzero(gaps > self._limit_s))
+        late = int(np.count_nonzero(gaps > self._limit_of(record)))
         record.late_gaps += late
         self.late += late
         self._add(gaps)
@@ -61,6 +64,11 @@ class TokenGaps:
     def together(self, record: Record, tokens: int, at_s: float) -> None:
         """A request's next tokens came all at once."""
         self.tokens(record, np.full(tokens, at_s))
+
+    def _limit_of(self, record: Record) -> float:
+        """What suffices for the stretch of tokens that it is in (Libra section 4.4), where that is known."""
+        relaxed_s = None if record.split is None else record.split.segment.tbt_slo_s
+        return self._limit_s if relaxed_s is None else max(relaxed_s, self._limit_s)
 
     @property
     def late_ratio(self) -> float | None:
