@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ballast_cli.main import app
-from ballast_core.policies.registry import ALL_PLACEMENTS, PLACEMENTS
+from ballast_core.policies.registry import ALL_PLACEMENTS, PARTS, PLACEMENT, PLACEMENTS
 
 CLI = [sys.executable, "-m", "ballast_cli"]
 FLEET = ["--endpoints", "2P2D", "--profile", "a100-qwen3-32b"]
@@ -212,6 +212,54 @@ def test_a_policy_file_takes_compositions(tmp_path: Path) -> None:
     assert "spec.decode.parameters.parts[1].parameters.parts[0].weigth: is not a field here" in answer.output
 
 
+ALL_PARTS = Path(__file__).resolve().parents[2] / "manifests" / "policies" / "all-parts.yaml"
+FLEXIBLE = ("--workload", "chat", "--limit", "30", "--endpoints", "4F@h20-qwen3-32b")
+
+
+def test_a_policy_file_takes_all_parts_and_options_replace_them() -> None:
+    """The same requests are served; the JSON names each policy."""
+    (row,) = simulate(*FLEXIBLE, "--policy-file", str(ALL_PARTS))
+    assert row["policies"] == {
+        "prefill": "least-uncached-tokens",
+        "decode": "ballast",
+        "queue": "uniboost",
+        "admission": "bounded",
+        "partition": "libra",
+        "rescheduling": "ares",
+    }
+    assert row["completed"] == 30
+    parts = ("--queue", "sjf:unknown_output_tokens=64", "--partition", "none", "--rescheduling", "none")
+    (row,) = simulate(*FLEXIBLE, "--policy-file", str(ALL_PARTS), *parts)
+    kept = {"prefill": "least-uncached-tokens", "decode": "ballast", "admission": "bounded"}
+    assert row["policies"] == {**kept, "queue": "sjf"}
+    assert row["completed"] == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--queue", "lifo"), "--queue: unknown queue order 'lifo'; known: edf, fcfs"),
+        (("--admission", "bounded:places=3"), "--admission: bounded has no parameter 'places'; it takes "),
+        (("--admission", "bounded:max_wait_s"), "--admission: cannot read 'max_wait_s' in"),
+        (("--queue", "sjf"), "policy ballast: queue orders nobody: without an admission that bounds"),
+        (("--partition", "fixed", "--endpoints", "2P2D@h20-qwen3-32b"), "policy ballast: partition cuts nothing"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused_with_the_reason(options: tuple[str, ...], words: str) -> None:
+    """Before anything runs."""
+    answer = CliRunner().invoke(app, ["simulate", *FLEXIBLE, "--policy", "ballast", *options])
+    assert answer.exit_code == 2
+    assert words in " ".join(answer.output.split())
+
+
+def test_a_part_without_effect_is_worth_a_note() -> None:
+    """It runs all the same."""
+    command = ["simulate", "--workload", "chat", "--limit", "10", "--endpoints", "1F@h20-qwen3-32b"]
+    answer = CliRunner().invoke(app, [*command, "--policy", "ballast", "--partition", "fixed"])
+    assert answer.exit_code == 0
+    assert "partition cuts nothing while there is one flexible endpoint only" in " ".join(answer.output.split())
+
+
 BAD = {
     "no workload": ([*FLEET, "--policy", "round-robin"], "--trace, --workload: give one of them"),
     "two workloads": ([*SHORT, "--trace", "x.csv", "--policy", "round-robin"], "--trace, --workload: give one"),
@@ -378,13 +426,17 @@ def test_colocated_and_flexible_fleets_run(shape: str) -> None:
 
 @pytest.mark.parametrize("command", ["workloads", "policies", "profiles"])
 def test_listings_explain_each_entry_in_a_line(command: str) -> None:
-    """As text, a line each; as JSON, the same names."""
-    lines = CliRunner().invoke(app, [command]).stdout.splitlines()
+    """As text, a line each, policies under their kind; as JSON, the same names."""
+    said = CliRunner().invoke(app, [command]).stdout.splitlines()
+    lines = [line for line in said if not line.endswith(":")]
     rows = json.loads(CliRunner().invoke(app, [command, "--json"]).stdout)
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
     assert all(len(line.split()) > 3 for line in lines)
     if command == "policies":
-        assert {row["name"] for row in rows} == {*ALL_PLACEMENTS, "oracle"}
+        by_kind = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in (row["kind"] for row in rows)}
+        assert by_kind.pop("placement") == {*ALL_PLACEMENTS, "oracle"}
+        assert by_kind == {kind.name: set(kind.types) for kind in PARTS.values() if kind is not PLACEMENT}
+        assert [line.removesuffix(":").lower() for line in said if line not in lines] == ["placement", *by_kind]
 
 
 @pytest.mark.shared

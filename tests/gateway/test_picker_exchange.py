@@ -281,6 +281,17 @@ def test_a_spoofed_prefiller_is_removed_where_there_is_none() -> None:
     assert "x-prefiller-host-port" in reply.change.remove
 
 
+@pytest.mark.parametrize(("priority", "expected"), [(-7, "-7"), (0, "0"), (None, None)])
+def test_an_engine_is_told_the_turn_of_a_request(priority: int | None, expected: str | None) -> None:
+    """In the header that vLLM puts above the body's field."""
+    exchange = Exchange(SETTINGS)
+    exchange.receive(Inbound(kind=Kind.REQUEST_HEADERS, headers=HEADERS, modes=Modes(BodyMode.NONE, BodyMode.NONE)))
+    (reply,) = exchange.routed(Destination("a:1", priority=priority), "id")
+    assert isinstance(reply, HeadersReply)
+    assert reply.change is not None
+    assert dict(reply.change.set).get("x-vllm-priority") == expected
+
+
 @pytest.mark.parametrize(("headers", "expected"), [({}, "made-id"), ({"x-request-id": "theirs"}, None)])
 def test_a_request_without_an_id_gets_one(headers: dict[str, str], expected: str | None) -> None:
     """An id that is there stays."""

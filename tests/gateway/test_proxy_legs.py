@@ -141,6 +141,19 @@ async def test_several_choices_skip_the_prefill_leg(tmp_path: Path) -> None:
         await drained(gateway)
 
 
+@pytest.mark.parametrize("told", [True, False])
+async def test_engines_are_told_the_turn_of_a_request_where_the_policy_says_so(tmp_path: Path, told: bool) -> None:
+    """On both legs, in place of what the client says; else the client's own word passes."""
+    queue = {"type": "shortest-prompt", "parameters": {"enginePriority": True}}
+    async with Fleet(tmp_path, **({"policy": {"queue": queue}} if told else {})) as fleet:
+        gateway = await fleet.serve(p0=prefill_script, d0=decode_script)
+        await raw_exchange(gateway.port, post(PATH, COMPLETION, "x-vllm-priority: -99"), answers=1)
+        seen = [fleet.engines[name].asked[0].headers["x-vllm-priority"] for name in ("p0", "d0")]
+        assert seen[0] == seen[1]
+        assert (seen[0] == "-99") is not told
+        assert int(seen[0]) >= 0 or not told
+
+
 async def test_control_fields_and_headers_of_clients_are_stripped(tmp_path: Path) -> None:
     """On both legs: nobody outside chooses an endpoint or reads another's KV."""
     evil = [

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ballast_api.loading import parse_settings
+from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_operator.kinds import (
     EXTENSION_POLICY,
     GATEWAY,
@@ -377,6 +379,16 @@ CONDITIONS: list[tuple[str, Input, dict[str, tuple[str, str]]]] = [
         {"Degraded": ("True", "PolicyInvalid"), "ResolvedRefs": ("False", "PolicyInvalid")},
     ),
     (
+        "policy-that-this-fleet-cannot-carry-out",
+        observed(serving_pool(policyRef={"name": "fair"}), policy=policy(partition={"type": "fixed"})),
+        {"Degraded": ("True", "PolicyUnsuited"), "ResolvedRefs": ("True", "RefsResolved")},
+    ),
+    (
+        "policy-that-makes-no-sense",
+        observed(serving_pool(policyRef={"name": "fair"}), policy=policy(queue={"type": "las"})),
+        {"Degraded": ("True", "PolicyInvalid"), "ResolvedRefs": ("False", "PolicyInvalid")},
+    ),
+    (
         "no-objective",
         observed(serving_pool(sloRef={"name": "fast"}), children=all_ready()),
         {
@@ -538,3 +550,29 @@ def test_only_what_is_not_settled_is_looked_at_again_soon() -> None:
     """A settled pool costs nothing between resyncs."""
     assert plan(observed(children=all_ready())).requeue_s is None
     assert plan(observed()).requeue_s is not None
+
+
+PRIORITY = {"type": "uniboost", "parameters": {"enginePriority": True}}
+
+
+def test_a_policy_that_does_not_suit_leaves_the_gateway_as_it_is_and_engines_alone() -> None:
+    """What runs goes on with the policy that it has; the condition says what to do."""
+    result = plan(observed(serving_pool(policyRef={"name": "fair"}), policy=policy(queue=PRIORITY)))
+    kinds = {(item["kind"], item["metadata"]["name"]) for item in result.apply}
+    assert ("Deployment", "chat-decode") in kinds
+    assert not kinds & {("ConfigMap", "chat-gateway"), ("Deployment", "chat-gateway")}
+    assert result.prune == ()
+    (degraded,) = [item for item in result.status["conditions"] if item["type"] == "Degraded"]  # type: ignore[index]
+    for words in ("SchedulingPolicy fair", "queue.parameters.enginePriority", "--scheduling-policy priority"):
+        assert words in degraded["message"]
+
+
+def test_all_parts_of_a_policy_that_suits_reach_the_gateway() -> None:
+    """In its configuration file, parameters included."""
+    engine = {"image": "registry.test/engine:1", "args": ["--scheduling-policy", "priority"]}
+    admission = {"type": "bounded", "parameters": {"maxPrefillRequests": 3}}
+    named = policy(queue=PRIORITY, admission=admission)
+    result = plan(observed(serving_pool(policyRef={"name": "fair"}, engine=engine), policy=named))
+    (config,) = [item for item in result.apply if item["kind"] == "ConfigMap"]
+    (text,) = config["data"].values()
+    assert parse_settings(text).policy == SchedulingPolicySpec.parse(named["spec"])

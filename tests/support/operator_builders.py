@@ -62,10 +62,10 @@ def profile(name: str, *, gpus: int = 1, **spec: Any) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": "HardwareProfile", "metadata": metadata, "spec": numbers}
 
 
-def policy(name: str = "fair", placement: str = "round-robin") -> Manifest:
-    """A SchedulingPolicy."""
+def policy(name: str = "fair", placement: str = "round-robin", **parts: Manifest) -> Manifest:
+    """A SchedulingPolicy; `parts` are those beyond placements."""
     metadata = {"name": name, "namespace": NAMESPACE, "uid": f"policy-{name}", "generation": 1}
-    spec = {"prefill": {"type": placement}, "decode": {"type": placement}}
+    spec = {"prefill": {"type": placement}, "decode": {"type": placement}, **parts}
     return {"apiVersion": API_VERSION, "kind": "SchedulingPolicy", "metadata": metadata, "spec": spec}
 
 

@@ -95,6 +95,6 @@ def _print(rows: Sequence[Mapping[str, Any]], json_out: bool, line: Callable[[Ma
     kind = None
     for row in rows:
         if row.get("kind") != kind:
-            typer.echo(f"{'' if kind is None else chr(10)}{str(row['kind']).capitalize()}")
             kind = row["kind"]
+            typer.echo(f"{str(kind).capitalize()}:")
         typer.echo(f"{row['name']:<{width}}  {line(row)}")
