@@ -28,6 +28,7 @@ MEANS = {
     "sharegpt-reasoning": (183, 5657),
     "zeta": (345, 4500),
     "alpaca-reasoning": (11, 8596),
+    "sharegpt-32k": (305, 7542),
     "sibyl-random": (256, 4096),
     "multi-turn": (1500, 250),
     "hotspot-prefix": (2304, 150),

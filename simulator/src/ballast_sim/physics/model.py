@@ -118,6 +118,10 @@ class Physics(Protocol):
         """Tokens of prompt and output that one request may have on this hardware."""
         ...
 
+    def decode_step_s(self, profile: HardwareProfile, sequences: int, context_tokens: float) -> float:
+        """How long a step lasts in which so many sequences decode; 0 for none."""
+        ...
+
     def prefill_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:
         """Requests a second that these prefill endpoints carry."""
         ...

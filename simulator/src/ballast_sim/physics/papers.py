@@ -32,6 +32,10 @@ class PaperPhysics:
         """See `Physics.max_model_len`."""
         return DEFAULT_MAX_MODEL_LEN
 
+    def decode_step_s(self, profile: HardwareProfile, sequences: int, context_tokens: float) -> float:
+        """See `Physics.decode_step_s`."""
+        return self.law.seconds(1, sequences, context_tokens) if sequences else 0.0
+
     def prefill_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:
         """Without a queue there is no limit."""
         return math.inf

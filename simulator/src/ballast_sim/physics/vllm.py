@@ -34,6 +34,10 @@ class VllmPhysics:
         """See `Physics.max_model_len`."""
         return EngineConfig.from_profile(profile).max_model_len
 
+    def decode_step_s(self, profile: HardwareProfile, sequences: int, context_tokens: float) -> float:
+        """See `Physics.decode_step_s`."""
+        return profile.step_s(sequences, context_tokens, 0.0, sequences) if sequences else 0.0
+
     def prefill_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:
         """See `Physics.prefill_rps`."""
         return sum(prefill_rps(profile, lengths) for profile in profiles)

@@ -13,6 +13,7 @@ import numpy as np
 from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.director import DirectorSettings
 from ballast_core.model import Binding
+from ballast_sim.simulation.balance import EVERY_S, Balance
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
 from ballast_sim.simulation.length_hints import NO_HINTS
 from ballast_sim.simulation.policy_choice import PolicyChoice
@@ -120,12 +121,15 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
     if spec.curves:
         timeline = Timeline.of(fleet.world, max(0.1, load.requests[-1].arrival_s / 240))
         fleet.every(timeline.every_s, lambda: timeline.sample(fleet.world, fleet.kernel.now_s))
+    balance = Balance(max(request.arrival_s for request in load.requests))
+    fleet.every(EVERY_S, lambda: balance.sample(fleet))
     fleet.run()
     figures = {
         "policy": spec.policy.name,
         "placements": spec.policy.placements,
         "policies": spec.policy.types,
         **summarise(fleet, spec.setup.objective),
+        **balance.figures(),
         "sim_wall_s": time.perf_counter() - started_s,
         "rate_rps": mean_rate_rps([record.arrival_s for record in fleet.records if record.arrived]),
         "load": spec.load,

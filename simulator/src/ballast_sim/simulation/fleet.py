@@ -15,6 +15,7 @@ from ballast_core.events import (
     DispatchFailed,
     Event,
     FirstToken,
+    LengthPredicted,
     PrefillDone,
     Progress,
     RequestArrived,
@@ -185,6 +186,18 @@ class Fleet:
         for gateway, told in enumerate(reports):
             if told:
                 self._gateways.progress(gateway, told)
+                if self.settings.length_hints.changes:
+                    for at_s, request_id, total in told:
+                        self._predict(self.records[int(request_id)], total, at_s)
+
+    def _predict(self, record: Record, tokens: int, at_s: float) -> None:
+        """The predictor looks at a request again, with so many output tokens."""
+        predicted = self.settings.length_hints.output_tokens(
+            self.settings.seed, record.index, record.output_tokens, tokens
+        )
+        if predicted is not None and tokens < record.output_tokens:
+            event = LengthPredicted(self._ids[record.index], predicted - tokens)
+            self._gateways.tell(record.gateway, event, at_s)
 
     def _carry_out_all(self, gateway: int, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -380,6 +393,8 @@ class Fleet:
             self._feed(record, FirstToken(self._ids[record.index]))
         elif self._follows_progress and leg.tokens % PROGRESS_EVERY_TOKENS == 0:
             self._feed(record, Progress(self._ids[record.index], record.generated_tokens))
+            if self.settings.length_hints.changes:
+                self._predict(record, record.generated_tokens, at_s)
 
     def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
         """See `world.LateListener`."""

@@ -233,6 +233,15 @@ class World:
             for server in self._servers.values()
         ]
 
+    def decode_loads(self) -> list[tuple[Machine, int, float]]:
+        """Of each engine that decodes and is up: its running requests and its KV tokens in use."""
+        now_s = self._clock.now_s
+        return [
+            (server.machine, server.engine.load(now_s).running, server.kv_tokens_used(now_s))
+            for server in self._decoders
+            if server.up
+        ]
+
     def is_least_loaded(self, decode: EndpointId) -> bool:
         """Whether no other engine that decodes and is up has fewer KV tokens in use."""
         now_s, chosen = self._clock.now_s, self._servers[decode]
