@@ -233,3 +233,11 @@ def test_any_bytes_are_refused_without_another_exception(raw: bytes) -> None:
     """A body of nothing in particular."""
     with pytest.raises(InvalidBody):
         read_generation(raw, chat=False)
+
+
+@pytest.mark.parametrize(("value", "own"), [(3, 3), (-2, -2), (True, 0), ("1", 0), (1.5, 0), (None, 0), ([1], 0)])
+def test_a_clients_own_priority_is_known(value: object, own: int) -> None:
+    """It ranks before the queue's order; what is no whole number is the engine's to refuse."""
+    made = generation({**OK, "priority": value})
+    assert made.priority == own
+    assert json.loads(made.decode_body(None))["priority"] == value

@@ -14,6 +14,7 @@ import pytest
 
 from ballast_core.beliefs.survival_book import POOLED
 from ballast_gateway.traffic_classes import LEAST_REQUESTS
+from ballast_sim.engine import EngineRequest
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
@@ -23,12 +24,13 @@ ROLES = {"p": "kv_producer", "d": "kv_consumer"}
 
 
 @asynccontextmanager
-async def engine_sim(name: str) -> AsyncIterator[EngineSimServer]:
+async def engine_sim(name: str, *options_: str) -> AsyncIterator[EngineSimServer]:
     transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": ROLES[name[0]]})
     options, _ = parse_options(
         [
             *("model", "--served-model-name", "tiny", "tiny-alias", "--host", "127.0.0.1", "--port", "0"),
             *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer),
+            *options_,
         ],
         {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
     )
@@ -236,3 +238,35 @@ async def test_no_message_breaks_a_gateway_that_reads_prompts(tmp_path: Path, me
             good = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2}
             assert (await client.post(f"{gateway.url}/v1/completions", json=good)).status_code == 200
         await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+async def test_engines_get_the_queue_orders_priority_in_both_legs(tmp_path: Path) -> None:
+    """Whatever the client wrote into its body or vLLM's header; its own class still comes first."""
+    told: dict[str, list[int]] = {}
+    async with AsyncExitStack() as stack:
+        addresses = {}
+        for name in ("p0", "d0"):
+            engine = await stack.enter_async_context(engine_sim(name, "--scheduling-policy", "priority"))
+            addresses[name] = f"127.0.0.1:{engine.port}"
+            told[name] = []
+
+            def submit(spec: EngineRequest, sink: Any, *, name: str = name, add: Any = engine.service.submit) -> None:
+                told[name].append(spec.priority)
+                add(spec, sink)
+
+            engine.service.submit = submit  # type: ignore[method-assign,assignment]
+        placement = {"type": "least-requests"}
+        queue = {"type": "uniboost", "parameters": {"enginePriority": True}}
+        policy = {"prefill": placement, "decode": placement, "queue": queue}
+        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy))
+        async with httpx.AsyncClient(timeout=60) as client:
+            for own, header in ((None, None), (0, None), (5, None), (None, "-2")):
+                body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3}
+                body |= {} if own is None else {"priority": own}
+                headers = {} if header is None else {"x-vllm-priority": header}
+                answer = await client.post(f"{gateway.url}/v1/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+    assert told["p0"] == told["d0"]
+    first, second, behind, urgent = told["p0"]
+    assert max(abs(first), abs(second)) < 10**5  # milliseconds since the first one, less a boost
+    assert urgent < -(10**11) < first < 10**11 < behind

@@ -72,8 +72,12 @@ def simulate_command(
     scrape_delay: Annotated[float, typer.Option(help="Age of what a scrape says, in seconds.")] = 0.005,
     scrape_loss: Annotated[float, typer.Option(help="Share of the scrapes that get lost, 0 to 1.")] = 0.0,
     physics: Annotated[
-        str, typer.Option(help="How engines work: vllm, or as in a paper: sibyl-printed, sibyl-held, ares-linear.")
+        str,
+        typer.Option(help="How engines work: vllm, or as in a paper: sibyl-printed, sibyl-held, ares-linear."),
     ] = "vllm",
+    engine_policy: Annotated[
+        str, typer.Option(help="vLLM's --scheduling-policy: fcfs, or priority, for queue orders with engine_priority.")
+    ] = "fcfs",
     lengths: Annotated[
         str, typer.Option(help="Predicted output lengths: none, oracle, ares, noisy:100 (mean error), noisy:60%.")
     ] = "none",
@@ -146,6 +150,7 @@ def simulate_command(
                 known_limits=max_tokens == "exact",
                 max_tokens=_max_tokens(max_tokens),
                 physics=physics,
+                engine_policy=engine_policy,  # type: ignore[arg-type]  # checked there
                 failures=_failures(failures, machines),
                 length_hints=LengthHints.parse(lengths),
                 local_batching=LocalBatching.parse(local_batching),
@@ -330,6 +335,7 @@ def _with_dashes(message: str) -> str:
         "scrape_loss_ratio:": "--scrape-loss:",
         "gateways:": "--gateways:",
         "physics:": "--physics:",
+        "engine_policy:": "--engine-policy:",
         "lengths:": "--lengths:",
         "local_batching:": "--local-batching:",
         "cut_tokens:": "--cut-tokens:",

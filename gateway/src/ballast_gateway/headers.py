@@ -11,6 +11,7 @@ OBJECTIVES: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-objec
 """The name of a request's objective; the first is llm-d's, the second the inference extension's."""
 PRIORITY: Final = b"x-vllm-priority"
 """Tells an engine that schedules by priority when a request's turn is, lower first; it wins over the body's field."""
+_PRIORITY = re.compile(rb"[+-]?[0-9]{1,18}")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 HOP_BY_HOP: Final = frozenset(
@@ -72,6 +73,14 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     for name, value in headers:
         if name == REQUEST_ID:
             return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else None
+    return None
+
+
+def priority(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """The priority that the client names in a header; None where there is none, or none that can be read."""
+    for name, value in headers:
+        if name == PRIORITY:
+            return int(value) if _PRIORITY.fullmatch(value.strip()) else None
     return None
 
 

@@ -43,6 +43,8 @@ class Generation:
     """The client's body without control fields."""
     raw: bytes
     """The same as bytes."""
+    priority: int = 0
+    """The client's own, as in vLLM: lower is more urgent."""
 
     @property
     def can_hand_off(self) -> bool:
@@ -90,7 +92,14 @@ def read_generation(raw: bytes, *, chat: bool) -> Generation:
         choices=max(n, best_of) * batch,
         document=document,
         raw=raw,
+        priority=_priority(document),
     )
+
+
+def _priority(document: JsonObject) -> int:
+    """What is no whole number is the engine's to refuse."""
+    value = document.get("priority")
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _check_common(document: JsonObject) -> None:

@@ -194,6 +194,7 @@ class ProxyFace:
         facts = self._prompts.read(
             generation.document, model=generation.model, objective=headers.objective(request.headers)
         )
+        named = headers.priority(request.headers)
         self.in_flight += 1
         try:
             with self._driver.open(
@@ -205,6 +206,7 @@ class ProxyFace:
                     block_hashes=facts.block_hashes,
                     block_size=facts.block_size,
                     traffic_class=facts.traffic_class,
+                    priority=generation.priority if named is None else named,
                 )
             ) as ticket:
                 forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line

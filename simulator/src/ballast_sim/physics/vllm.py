@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ballast_core.model import Role
 from ballast_core.profiles import HardwareProfile
@@ -17,6 +18,8 @@ class VllmPhysics:
     """Engines as pods of their role are configured: kv_producer, kv_consumer, or kv_both for a flexible one."""
 
     batching: LocalBatching = PROFILES_OWN
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    """vLLM's --scheduling-policy."""
 
     def engine(self, profile: HardwareProfile, role: Role, *, coarse: bool, mark_every_tokens: int) -> Engine:
         """See `Physics.engine`."""
@@ -27,6 +30,7 @@ class VllmPhysics:
             external_pulls=True,
             max_num_batched_tokens=self.batching.chunk_tokens,
             tbt_slo_s=self.batching.tbt_slo_s,
+            policy=self.policy,
         )
         return CoarseEngine(config, mark_every_tokens=mark_every_tokens) if coarse else Engine(config)
 

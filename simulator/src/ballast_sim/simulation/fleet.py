@@ -90,6 +90,8 @@ class Fleet:
         """By the id under which an engine knows, or knew, a leg."""
         self._decoding: dict[int, EngineLeg] = {}
         """The leg that decodes each request now, or will; of those that may move."""
+        self._priorities: dict[int, int] = {}
+        """What the Director tells engines of a request's turn, by its index."""
         self._turn_after: dict[int, tuple[int, float]] = {}
         self._caught_up = (-1.0, False)
         self._late: list[tuple[float, str, int]] = []
@@ -214,6 +216,8 @@ class Fleet:
                 record.prefill = effect.prefill.id if effect.prefill else None
                 record.split = None
                 record.generated_tokens = 0
+                if effect.priority is not None:
+                    self._priorities[record.index] = effect.priority
                 if len(effect.segments) > 1:
                     record.split = Split(effect.segments)
                     self._submit_segment(record, record.split, planned=True)
@@ -289,6 +293,7 @@ class Fleet:
             block_size=self.world.block_size(endpoint_id),
             now_s=self.kernel.now_s,
             attempt=record.dispatches,
+            priority=self._priorities.get(record.index, 0),
         )
         leg = EngineLeg(request.request_id, record, LegKind.PREFILL if prefill else LegKind.DECODE)
         self._legs[leg.id] = leg

@@ -30,6 +30,7 @@ from ballast_sim.simulation.world import World
 
 CutTokens: TypeAlias = Literal["streams", "at-cut"]
 CUT_TOKENS: tuple[CutTokens, ...] = get_args(CutTokens)
+ENGINE_POLICIES = ("fcfs", "priority")
 SHORTEST_SCRAPE_INTERVAL_S = 1e-3
 OBSERVE = 0  # order at one time: what is known first, then what runs, then what is new
 
@@ -57,6 +58,8 @@ class FleetSettings:
     """Of losses, and of which gateway gets a request."""
     physics: str = "vllm"
     """How engines work: a name in `ballast_sim.physics.PHYSICS`."""
+    engine_policy: Literal["fcfs", "priority"] = "fcfs"
+    """vLLM's --scheduling-policy; with `priority` engines follow what a queue order tells them."""
     failures: tuple[Failure, ...] = ()
     """What befalls endpoints."""
     length_hints: LengthHints = NO_HINTS
@@ -86,14 +89,17 @@ class FleetSettings:
             raise ValueError(f"scrape_loss_ratio: must lie in 0..1, not {self.scrape_loss_ratio!r}")
         if self.physics not in PHYSICS:
             raise ValueError(f"physics: unknown physics {self.physics!r}; {known_names(self.physics, PHYSICS)}")
-        if self.physics != "vllm" and self.local_batching != PROFILES_OWN:
-            raise ValueError(
-                f"local_batching: {self.local_batching} is for engines with a scheduler, not for physics {self.physics}"
-            )
-        if self.cut_tokens not in CUT_TOKENS:
-            raise ValueError(f"cut_tokens: must be {' or '.join(CUT_TOKENS)}, not {self.cut_tokens!r}")
-        if self.kv_transfer not in KV_TRANSFERS:
-            raise ValueError(f"kv_transfer: must be {' or '.join(KV_TRANSFERS)}, not {self.kv_transfer!r}")
+        for name, default in (("local_batching", PROFILES_OWN), ("engine_policy", "fcfs")):
+            value = getattr(self, name)
+            if self.physics != "vllm" and value != default:
+                raise ValueError(f"{name}: {value} is for engines with a scheduler, not for physics {self.physics}")
+        for name, choices in (
+            ("engine_policy", ENGINE_POLICIES),
+            ("cut_tokens", CUT_TOKENS),
+            ("kv_transfer", KV_TRANSFERS),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: must be {' or '.join(choices)}, not {getattr(self, name)!r}")
         if self.kv_chunk_tokens < 1:
             raise ValueError(f"kv_chunk_tokens: must be 1 or more, not {self.kv_chunk_tokens!r}")
         if not 0 < self.scrape_timeout_s < float("inf"):
@@ -108,7 +114,9 @@ class FleetSettings:
     @property
     def engines(self) -> Physics:
         """What makes the engines."""
-        return PHYSICS[self.physics] if self.local_batching == PROFILES_OWN else VllmPhysics(self.local_batching)
+        if self.local_batching == PROFILES_OWN and self.engine_policy == "fcfs":
+            return PHYSICS[self.physics]
+        return VllmPhysics(self.local_batching, self.engine_policy)
 
 
 class Gateways:

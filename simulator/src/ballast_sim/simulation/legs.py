@@ -58,7 +58,15 @@ def leg_content(arrival: Arrival, index: int, block_size: int, *, shared: bool =
 
 
 def engine_request(
-    arrival: Arrival, index: int, *, prefill: bool, pull: bool, block_size: int, now_s: float, attempt: int = 1
+    arrival: Arrival,
+    index: int,
+    *,
+    prefill: bool,
+    pull: bool,
+    block_size: int,
+    now_s: float,
+    attempt: int = 1,
+    priority: int = 0,
 ) -> EngineRequest:
     """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV."""
     return EngineRequest(
@@ -67,6 +75,7 @@ def engine_request(
         max_tokens=1 if prefill else arrival.output_tokens,
         content=leg_content(arrival, index, block_size),
         arrival_s=now_s,
+        priority=priority,
         hold=prefill,
         pull=pull,
     )
