@@ -100,14 +100,11 @@ class FleetSettings:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: must be {' or '.join(choices)}, not {getattr(self, name)!r}")
-        if self.kv_chunk_tokens < 1:
-            raise ValueError(f"kv_chunk_tokens: must be 1 or more, not {self.kv_chunk_tokens!r}")
         if not 0 < self.scrape_timeout_s < float("inf"):
             raise ValueError(f"scrape_timeout_s: must be above 0, not {self.scrape_timeout_s!r}")
-        if self.failures_until_lost < 1:
-            raise ValueError(f"failures_until_lost: must be 1 or more, not {self.failures_until_lost!r}")
-        if self.gateways < 1:
-            raise ValueError(f"gateways: must be 1 or more, not {self.gateways!r}")
+        for name in ("kv_chunk_tokens", "failures_until_lost", "gateways"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be 1 or more, not {getattr(self, name)!r}")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens: must be 1 or more, not {self.max_tokens!r}")
 
