@@ -151,7 +151,7 @@ def _effects(record: Sequence[Mapping[str, Any]]) -> list[str]:
         "| --- | --- | --- | --- | --- |",
     ]
     for name, cases in sorted(changes.items()):
-        points, ttft, tpot = ([case[k] for case in cases] for k in range(3))
+        points, ttft, tpot = [case[0] for case in cases], [case[1] for case in cases], [case[2] for case in cases]
         best, worst = max(cases), min(cases)
         lines.append(
             f"| {name} | {len(cases)} | {statistics.median(points):+.1f} (best {best[0]:+.1f}: {best[3]}; worst "

@@ -241,6 +241,7 @@ def _plain(answer: "Answer", assumed: list[str]) -> dict[str, Any]:
             {
                 "endpoints": candidate.shape,
                 "policy": candidate.variant.name,
+                "obstacle": candidate.variant.obstacle,
                 "spec": candidate.variant.spec.dump(),
                 "attainment": candidate.attainment,
                 "strain": candidate.strain(answer.question.objective),

@@ -40,7 +40,7 @@ class View:
         for each in answer.candidates[:ROWS]:
             table.add_row(
                 each.shape,
-                each.variant.name,
+                each.variant.name + ("*" if each.variant.obstacle else ""),
                 f"{each.attainment:.1%}",
                 f"{each.mean('ttft_s', 'p99'):.2f}",
                 f"{1e3 * each.mean('tpot_s', 'p99'):.1f}",
@@ -49,5 +49,8 @@ class View:
                 f"{each.mean('migrations'):.0f}",
             )
         self._errors.print(table)
+        for obstacle in dict.fromkeys(each.variant.obstacle for each in answer.candidates[:ROWS]):
+            if obstacle:
+                self.note(f"* simulated to be compared, not recommended: {obstacle}")
         if len(answer.candidates) > ROWS:
             self.note(f"({len(answer.candidates) - ROWS} more; --json has all)")

@@ -1,7 +1,8 @@
 """Runs candidates and chooses: layouts under the default policy first, then policies on the best layouts.
 
 The rule: the highest attainment, to within `SAME_ATTAINMENT`; among those, whichever is within `SAME_RATIO` of the best
-P99 against the SLO and has the fewest parts. So a migration or a queue is recommended only where it shows.
+P99 against the SLO and has the fewest parts, the default's before others. So a migration, a queue or another placement
+is recommended only where it shows.
 """
 
 from __future__ import annotations
@@ -132,16 +133,20 @@ def search(question: Question, jobs: int, stop: threading.Event, tell: Tell) -> 
 
 
 def ranked(candidates: Sequence[Candidate], objective: Objective) -> list[Candidate]:
-    """In order of preference: the module's rule for the first place, then by attainment and strain."""
+    """In order of preference: the module's rule for the first place, then by attainment and strain.
+
+    The first place is for a policy that a gateway carries out.
+    """
     order = sorted(candidates, key=lambda each: (-round(each.attainment, 4), each.strain(objective), each.shape))
-    top = order[0]
+    able = [each for each in order if not each.variant.obstacle]
+    top = able[0]
     same = [
         each
-        for each in order
+        for each in able
         if each.attainment >= top.attainment - SAME_ATTAINMENT
         and each.strain(objective) <= SAME_RATIO * min(top.strain(objective), 1e9)
     ]
-    best = min(same, key=lambda each: (each.variant.extras, order.index(each)))
+    best = min(same, key=lambda each: (each.variant.extras, each.variant.name != "default", order.index(each)))
     return [best, *(each for each in order if each is not best)]
 
 

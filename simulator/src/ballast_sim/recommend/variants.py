@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from ballast_api.policy_fit import Face, misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_sim.recommend.layouts import Layout
+
+FACE: Face = "Proxy"
+"""The gateway of the manifests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +21,13 @@ class Variant:
     name: str
     spec: SchedulingPolicySpec
     extras: int = 0
-    flexible: bool = field(default=False)
+    flexible: bool = False
     """Whether every engine must be able to hand off to every other one."""
+
+    @property
+    def obstacle(self) -> str:
+        """Why no gateway of this release carries it out: it is simulated to be compared. Empty: one does."""
+        return "; ".join(f"{each.part}: {each.reason}" for each in misfits(self.spec.build(), FACE))
 
 
 def default_variant() -> Variant:
@@ -28,15 +37,22 @@ def default_variant() -> Variant:
 
 def variants(layout: Layout, *, shares_prefixes: bool) -> list[Variant]:
     """The default first, then what may beat it on such a layout."""
+    queue = {"queue": _typed("uniboost"), "admission": _typed("bounded")}
+    migrations = _variant("ares migrations", {"rescheduling": _typed("ares")}, extras=1)
     if layout.colocated:
         tried = [
             _variant("lmetric", _placements("lmetric")),
             _variant("least-requests", _placements("least-requests")),
+            _variant("uniboost queue", queue, extras=2),
+            migrations,
+            _variant("libra partition", {"partition": _typed("libra")}, extras=1, flexible=True),
         ]
     else:
         tried = [
             _variant("sibyl", {"decode": _typed("sibyl")}),
             _variant("least-requests", {"decode": _typed("least-requests")}),
+            _variant("uniboost queue", queue, extras=2),
+            migrations,
         ]
         if shares_prefixes:
             tried.insert(0, _variant("lmetric prefill", {"prefill": _typed("lmetric")}))
