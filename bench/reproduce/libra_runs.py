@@ -35,7 +35,7 @@ TBT_S = 0.1
 LOCAL_SLO = "slo:0.08"
 """Algorithm 2 aims at the mean of what it predicts; with the objective itself as aim 3 to 10 % of the gaps miss it."""
 QUEUE_S = 2.0
-LASTS_S = 40.0
+LASTS_S = 60.0
 """Seconds of arrivals in a probe, between `requests` and four times as many."""
 STEP, TOLERANCE = 1.25, 1.04
 

@@ -1,0 +1,500 @@
+"""Libra: requests cut at any token over endpoints that do both stages, and steps sized by the time between tokens."""
+
+from __future__ import annotations
+
+from ballast_core.partition.libra import Libra
+from bench.reproduce.form import Claim, Experiment, Finding, Paper, Plot, Row, Run, Setting, judge_change, judge_level
+from bench.reproduce.libra_runs import CHUNKED, LOCAL_SLO, System, capacity, chunks, fixed_rate, pinned, systems, unlike
+from bench.reproduce.plots import Whisker, Whiskers, colour
+from bench.reproduce.results import Results
+from bench.reproduce.tasks import Called
+
+WORKLOADS = {
+    "libra-chat": ("BurstGPT", 15.0),
+    "libra-code": ("Azure Code", 4.0),
+    "libra-summary": ("arXiv", 3.0),
+    "libra-reasoning": ("Mini Reasoning", 3.0),
+}
+"""The paper's name, and where the search for the capacity begins (requests a second)."""
+CHUNKS = (256, 512, 1024, 2048)
+REDUCED_CHUNKS = (512, 2048)
+SYSTEMS = systems()
+MIXED = "libra-code+libra-reasoning"
+REQUESTS = {"libra-reasoning": 1000, "P219/D1467": 1000, "P2048/D512": 400, MIXED: 500}
+"""In a probe, at least: some times as many as can run at once, or an overload would not show; else 200."""
+
+CAPACITY = Claim(
+    name="libra/capacity",
+    where="6.3, figure 9",
+    says="serving capacity under 100 ms P99 TBT is on average 2.37 times that of colocation and 1.37 times that of "
+    "disaggregation (14B, four workloads)",
+)
+GOODPUT = Claim(
+    name="libra/goodput",
+    where="6.2, figure 8",
+    says="goodput is up to 1.91 times that of colocation and 1.61 times that of disaggregation",
+)
+RIGIDITY = Claim(
+    name="libra/rigidity",
+    where="2.4, table 1",
+    says="at saturation, on two GPUs, colocation (chunks of 2,048) serves 1.49 / 2.83 / 2.86 requests/s with a P99 TBT "
+    "of 353 / 337 / 163 ms, disaggregation 0.83 / 2.56 / 1.68 within 75 ms",
+)
+ERRORS = Claim(
+    name="libra/prediction-errors",
+    where="6.5, table 5",
+    says="goodput falls by 2.9 % when output lengths deviate by sigma = 100 tokens from the 1,467 predicted",
+)
+UNLIKE = Claim(
+    name="libra/unlike-tensor-parallelism",
+    where="6.6, table 6",
+    says="goodput per GPU is 18.6 to 74.2 % above that of disaggregation at any tensor parallelism (4P1D 68.8, 1P4D "
+    "33.1, 2P1D 73.2, 1P2D 49.8, 1P1D 65.1, Libra 86.8 tokens/s)",
+)
+THREE = Claim(
+    name="libra/three-segments",
+    where="6.7, table 7",
+    says="a third segment for thinking brings goodput from 336 to 366 tokens/s, 9.0 % (the text says 12)",
+)
+SPLIT = Claim(
+    name="libra/best-cut",
+    where="4.1, figure 5",
+    says="1,024 in and 1,024 out on two A100 (32B): the best cut, 1,358, lies beyond the prompt's end",
+)
+TRANSFER = Claim(
+    name="libra/chunked-transfer",
+    where="6.5",
+    says="KV in chunks leaves 6 % of the transfer time exposed (Mini Reasoning)",
+)
+
+FIGURES = (
+    "capacity_rps",
+    "goodput_most_tok_s",
+    "tbt_p99_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "goodput_tok_s",
+    "split_ratio",
+)
+FIXED_FIGURES = (
+    "tbt_p99_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "goodput_tok_s",
+    "late_ratio",
+    "kv_exposed_s",
+    "throughput_tok_s",
+)
+
+
+def _capacity(
+    name: str, system: System, workload: str, start_rps: float, *, reduced: bool = True, tbt: bool = True
+) -> Run:
+    arguments = {
+        "system": system,
+        "workload": workload,
+        "start_rps": start_rps,
+        "tbt": tbt,
+        "requests": REQUESTS.get(workload, 200),
+    }
+    return Run(name, Called(capacity, arguments), reduced, cost_s=8.0)
+
+
+def _tuned(results: Results, place: str, figure: str) -> str:
+    """The run with the best chunk there; the first one where nothing is known."""
+    names = [f"{place}/colocated-{chunk}" for chunk in CHUNKS]
+    known = [(measured.value, name) for name in names if (measured := results.mean(name, figure)) is not None]
+    return max(known)[1] if known else names[1]
+
+
+# --- figures 8 and 9 --------------------------------------------------------------------------------------------------
+
+
+def _capacity_runs() -> list[Run]:
+    others = ("disaggregated", "libra", "libra-prompt-cuts", "colocated-slo")
+    return [
+        *(
+            _capacity(
+                f"{workload}/colocated-{size}",
+                SYSTEMS[f"colocated-{size}"],
+                workload,
+                start,
+                reduced=size in REDUCED_CHUNKS,
+            )
+            for workload, (_, start) in WORKLOADS.items()
+            for size in CHUNKS
+        ),
+        *(
+            _capacity(f"{workload}/{name}", SYSTEMS[name], workload, start)
+            for workload, (_, start) in WORKLOADS.items()
+            for name in others
+        ),
+        *(
+            _capacity(f"{workload}/libra-at-cut", SYSTEMS["libra-at-cut"], workload, start, reduced=False)
+            for workload, (_, start) in WORKLOADS.items()
+        ),
+    ]
+
+
+def _capacities(results: Results) -> Finding:
+    rows, whiskers = [], []
+    for workload, (data, _) in WORKLOADS.items():
+        for figure, claim, title, against_paper in (
+            ("capacity_rps", CAPACITY, "capacity", {"disaggregated": 37.0, "tuned": 137.0}),
+            ("goodput_most_tok_s", GOODPUT, "most goodput", {"disaggregated": 61.0, "tuned": 91.0}),
+        ):
+            for against, paper in against_paper.items():
+                name = _tuned(results, workload, figure) if against == "tuned" else f"{workload}/{against}"
+                ours = results.change(f"{workload}/libra", name, figure)
+                label = "colocation at its best chunk" if against == "tuned" else "disaggregation"
+                rows.append(
+                    Row(
+                        what=f"{title}, {data}, Libra against {label}",
+                        ours=ours,
+                        unit="% change",
+                        paper=f"{paper:+.0f} % ({'on average' if claim is CAPACITY else 'at most'})",
+                        setting=Setting.THEIRS,
+                        claim=claim.name,
+                        verdict=judge_change(ours, paper),
+                    )
+                )
+            for other, label in (
+                ("colocated-2048", "colocation with vLLM's 2,048"),
+                ("colocated-slo", "colocation with Libra's own local scheduler"),
+                ("libra-prompt-cuts", "Libra cut within the prompt only, as stock vLLM streams"),
+            ):
+                rows.append(
+                    Row(
+                        what=f"{title}, {data}, Libra against {label}",
+                        ours=results.change(f"{workload}/libra", f"{workload}/{other}", figure),
+                        unit="% change",
+                        setting=Setting.BEYOND,
+                    )
+                )
+        rows.append(
+            Row(
+                what=f"P99 TTFT at its capacity, {data}, Libra over colocation at its best chunk",
+                ours=results.ratio(f"{workload}/libra", _tuned(results, workload, "capacity_rps"), "ttft_p99_s"),
+                unit="x",
+                setting=Setting.BEYOND,
+            )
+        )
+        for number, name in enumerate(("colocated-512", "colocated-2048", "colocated-slo", "disaggregated", "libra")):
+            whiskers.append(
+                Whisker(f"{data}: {name}", results.mean(f"{workload}/{name}", "capacity_rps"), style=colour(number))
+            )
+    chart = Whiskers("Highest rate with P99 TBT within 100 ms", "requests/s", whiskers, log=True)
+    return Finding(
+        rows=rows,
+        plots=[Plot(name="capacity", caption="serving capacity on two A100, Qwen2.5-14B", charts=[chart])],
+        text=""
+        if not results.figures
+        else "Colocation with chunks of 512 is within the objective at every rate that it can serve: what the paper "
+        "measures against is a chunk too large. Given Libra's own local scheduler, colocation loses nothing to Libra: "
+        "on like endpoints, placing whole requests on the emptier one balances them, too, and pulls nothing.",
+    )
+
+
+FIGURE_9 = Experiment(
+    name="libra/figure-9",
+    title="Serving capacity and goodput (figures 8 and 9)",
+    text="Two A100 with Qwen2.5-14B, Poisson arrivals, our generators for the four data sets, output lengths known to "
+    "Libra's predictor. Capacity as Sarathi-Serve defines it: P99 TBT within 100 ms and a median TTFT of at most 2 s. "
+    "Libra's engines aim at 80 ms, so that the 99th percentile lies within 100; KV moves in chunks.",
+    runs=_capacity_runs(),
+    analyse=_capacities,
+    figures=FIGURES,
+)
+
+# --- table 1 ----------------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "P8192/D32": (1.0, 0.83, 1.49, 353),
+    "P2048/D512": (2.5, 2.56, 2.83, 337),
+    "P219/D1467": (2.0, 1.68, 2.86, 163),
+}
+"""Where to begin, disaggregation's and colocation's requests/s, colocation's P99 TBT in ms."""
+
+
+def _shapes(results: Results) -> Finding:
+    rows = []
+    for shape, (_, apart, together, tbt_ms) in SHAPES.items():
+        for name, label, figure, paper, unit, factor in (
+            ("disaggregated", "disaggregation", "capacity_rps", apart, "req/s", 1.0),
+            ("colocated-2048", "colocation", "capacity_rps", together, "req/s", 1.0),
+            ("colocated-2048", "colocation, P99 TBT", "tbt_p99_s", tbt_ms, "ms", 1e3),
+        ):
+            ours = results.mean(f"{shape}/{name}", figure, factor)
+            rows.append(
+                Row(
+                    what=f"{shape}, {label}",
+                    ours=ours,
+                    unit=unit,
+                    paper=f"{paper:g} {unit}",
+                    setting=Setting.THEIRS,
+                    claim=RIGIDITY.name,
+                    verdict=judge_level(ours, paper),
+                )
+            )
+        rows += [
+            Row(
+                what=f"{shape}, {name}, {title}",
+                ours=results.mean(f"{shape}/{name}", figure, factor),
+                unit=unit,
+                setting=Setting.BEYOND,
+            )
+            for name in ("libra", "colocated-512")
+            for figure, title, unit, factor in (
+                ("capacity_rps", "saturation", "req/s", 1.0),
+                ("tbt_p99_s", "P99 TBT", "ms", 1e3),
+            )
+        ]
+    return Finding(rows=rows)
+
+
+TABLE_1 = Experiment(
+    name="libra/table-1",
+    title="Three shapes on two GPUs (table 1)",
+    text="Rates at which the median TTFT reaches 2 s, whatever the time between tokens.",
+    runs=[
+        _capacity(f"{shape}/{name}", SYSTEMS[name], shape, start, tbt=False)
+        for shape, (start, *_) in SHAPES.items()
+        for name in ("disaggregated", "colocated-2048", "colocated-512", "libra")
+    ],
+    analyse=_shapes,
+    figures=FIGURES,
+)
+
+# --- tables 5, 6, 7, figure 5, chunked transfer -----------------------------------------------------------------------
+
+SIGMAS = {0: 3606.93, 10: 3591.00, 50: 3564.90, 100: 3501.85}
+
+
+def _errors(results: Results) -> Finding:
+    rows = []
+    for sigma, goodput in list(SIGMAS.items())[1:]:
+        ours, paper = results.ratio(f"sigma-{sigma}", "sigma-0", "goodput_tok_s"), goodput / SIGMAS[0]
+        rows.append(
+            Row(
+                what=f"goodput, sigma {sigma} over 0",
+                ours=ours,
+                unit="x",
+                paper=f"{paper:.3f} x",
+                setting=Setting.THEIRS,
+                claim=ERRORS.name,
+                verdict=judge_level(ours, paper, within=0.03),
+            )
+        )
+    return Finding(rows=rows)
+
+
+TABLE_5 = Experiment(
+    name="libra/table-5",
+    title="Wrong predictions (table 5)",
+    text="219 tokens in, 1,467 out and a predictor that always says so; the outputs deviate. 3 requests/s.",
+    runs=[
+        Run(
+            f"sigma-{sigma}",
+            Called(
+                fixed_rate,
+                {
+                    "system": SYSTEMS["libra"],
+                    "workload": "P219/D1467",
+                    "rate_rps": 3.0,
+                    "sigma": float(sigma),
+                    "told_tokens": 1467.0,
+                },
+            ),
+            cost_s=3.0,
+        )
+        for sigma in SIGMAS
+    ],
+    analyse=_errors,
+    figures=FIXED_FIGURES,
+)
+
+TENSOR_PARALLEL = {
+    "4P1D": (4, 1, 68.8),
+    "1P4D": (1, 4, 33.1),
+    "2P1D": (2, 1, 73.2),
+    "1P2D": (1, 2, 49.8),
+    "1P1D": (1, 1, 65.1),
+}
+"""GPUs of the prefill and of the decode endpoint; goodput per GPU."""
+LIBRA_PER_GPU = 86.8
+
+
+def _unlike(results: Results) -> Finding:
+    rows = []
+    for name, (prefill, decode, paper) in TENSOR_PARALLEL.items():
+        ratio = results.ratio("libra", name, "goodput_most_tok_s")
+        ours = None if ratio is None else ratio.times((prefill + decode) / 2)
+        value = LIBRA_PER_GPU / paper
+        rows.append(
+            Row(
+                what=f"goodput per GPU, Libra over {name}",
+                ours=ours,
+                unit="x",
+                paper=f"{value:.2f} x",
+                setting=Setting.THEIRS,
+                claim=UNLIKE.name,
+                verdict=judge_level(ours, value),
+            )
+        )
+    ratio = results.ratio("libra", "colocated-512", "goodput_most_tok_s")
+    rows.append(
+        Row(what="goodput per GPU, Libra over colocation, chunks of 512", ours=ratio, unit="x", setting=Setting.BEYOND)
+    )
+    return Finding(rows=rows)
+
+
+TABLE_6 = Experiment(
+    name="libra/table-6",
+    title="Disaggregation with unlike tensor parallelism (table 6)",
+    text="Half Azure Code, half Mini Reasoning. 4P1D is a prefill endpoint of four GPUs and a decode endpoint of one. "
+    "14B on two and four GPUs is taken to gain what 32B gains in the public tables. Goodput is the most at any rate.",
+    runs=[
+        *(
+            _capacity(name, unlike(prefill, decode), MIXED, 2.0)
+            for name, (prefill, decode, _) in TENSOR_PARALLEL.items()
+        ),
+        _capacity("libra", SYSTEMS["libra"], MIXED, 2.0),
+        _capacity("colocated-512", SYSTEMS["colocated-512"], MIXED, 2.0),
+    ],
+    analyse=_unlike,
+    figures=FIGURES,
+)
+
+
+def _three(results: Results) -> Finding:
+    ours = results.change("three", "two", "goodput_most_tok_s")
+    against = results.change("two", "disaggregated", "goodput_most_tok_s")
+    return Finding(
+        rows=[
+            Row(
+                what="goodput, three segments against two",
+                ours=ours,
+                unit="% change",
+                paper="+9.0 %",
+                setting=Setting.THEIRS,
+                claim=THREE.name,
+                verdict=judge_change(ours, 9.0),
+            ),
+            Row(
+                what="goodput, two segments against disaggregation",
+                ours=against,
+                unit="% change",
+                paper="+29.3 %",
+                setting=Setting.THEIRS,
+                claim=THREE.name,
+                verdict=judge_change(against, 29.3),
+            ),
+        ]
+    )
+
+
+TABLE_7 = Experiment(
+    name="libra/table-7",
+    title="Prefill, thinking and answer apart (table 7)",
+    text="Mini Reasoning on three GPUs (1P2D, 3F); 80 % of the output is thinking, for which 200 ms between tokens do.",
+    runs=[
+        _capacity("disaggregated", System("1P2D@14b-tp1"), "libra-reasoning", 4.0),
+        _capacity("two", System("3F@14b-tp1", LOCAL_SLO, Libra(), CHUNKED), "libra-reasoning", 4.0),
+        _capacity("three", SYSTEMS["libra-3"], "libra-reasoning", 4.0),
+    ],
+    analyse=_three,
+    figures=FIGURES,
+)
+
+CUTS = {512: None, 1024: 1.7, 1200: None, 1358: 2.5, 1536: None}
+"""Positions, and the slower endpoint's requests/s where the paper gives them."""
+
+
+def _cuts(results: Results) -> Finding:
+    gain = results.change("1358", "1024", "capacity_rps")
+    rows = [
+        Row(
+            what="requests/s, cut at 1,358 against 1,024",
+            ours=gain,
+            unit="% change",
+            paper="+47 %",
+            setting=Setting.THEIRS,
+            claim=SPLIT.name,
+            verdict=judge_change(gain, 47.0),
+        )
+    ]
+    rows += [
+        Row(
+            what=f"cut at {position:,}",
+            ours=results.mean(str(position), "capacity_rps"),
+            unit="req/s",
+            paper="" if paper is None else f"{paper} req/s",
+            setting=Setting.THEIRS,
+        )
+        for position, paper in CUTS.items()
+    ]
+    whiskers = [
+        Whisker(f"{position:,}", results.mean(str(position), "capacity_rps"), paper) for position, paper in CUTS.items()
+    ]
+    chart = Whiskers("1,024 in, 1,024 out, by position of the cut", "requests/s", whiskers)
+    return Finding(rows=rows, plots=[Plot(name="cuts", caption="throughput by cut", charts=[chart])])
+
+
+FIGURE_5 = Experiment(
+    name="libra/figure-5",
+    title="Where to cut (figure 5)",
+    text="Qwen2.5-32B, two endpoints of one A100 each (32,664 KV tokens by our arithmetic; not in the paper), the "
+    "first part always on the first one. The rate at which the median TTFT reaches 2 s.",
+    runs=[_capacity(str(position), pinned(position), "P1024/D1024", 1.0, tbt=False) for position in CUTS],
+    analyse=_cuts,
+    figures=FIGURES,
+)
+
+
+def _exposed(results: Results) -> Finding:
+    ours = results.change("chunked", "whole", "kv_exposed_s")
+    return Finding(
+        rows=[
+            Row(
+                what="transfer time that is exposed, in chunks against whole",
+                ours=ours,
+                unit="% change",
+                paper="-94 %",
+                setting=Setting.THEIRS,
+                claim=TRANSFER.name,
+                verdict=judge_change(ours, -94.0),
+            )
+        ]
+    )
+
+
+CHUNKED_TRANSFER = Experiment(
+    name="libra/chunked-transfer",
+    title="KV transfer in chunks (section 6.5)",
+    text="Mini Reasoning at 3 requests/s, chunks of 256 tokens, 200 Gbit/s after 5 ms.",
+    runs=[
+        Run(
+            transfer,
+            Called(
+                fixed_rate,
+                {"system": chunks(SYSTEMS["libra"], transfer), "workload": "libra-reasoning", "rate_rps": 3.0},
+            ),
+            cost_s=3.0,
+        )
+        for transfer in ("whole", "chunked")
+    ],
+    analyse=_exposed,
+    figures=FIXED_FIGURES,
+)
+
+PAPER = Paper(
+    name="libra",
+    title="Libra: requests cut at any token",
+    set_up="Qwen2.5-14B on two A100 80 GB, 100 ms between tokens, Poisson arrivals; profiles scaled from Qwen3's, for "
+    "which tables are public. Colocation, disaggregation and Libra run on the same engines and links. Not given and "
+    "decided: which endpoint takes the first part (the better one by prediction), the load that names the pair "
+    "(predicted completion), the think part's time between tokens (200 ms). What this needs of vLLM: cuts within the "
+    "prompt work on stock vLLM; a cut in the output of a client that streams needs a small connector plug-in.",
+    claims=(CAPACITY, GOODPUT, RIGIDITY, ERRORS, UNLIKE, THREE, SPLIT, TRANSFER),
+    experiments=(FIGURE_9, TABLE_1, TABLE_5, TABLE_6, TABLE_7, FIGURE_5, CHUNKED_TRANSFER),
+)
