@@ -192,7 +192,7 @@ class Queue:
             decode_tokens_per_s=self._decode_rate(now_s),
             gamma_per_s=self._gamma.gamma_per_s if self._gamma is not None and self._gamma.updates else None,
         )
-        if not self._waiting:
+        if not self._waiting or not self.order.needs:  # nobody is to be ordered anew, or nobody would be
             self._keyed_with = self.service
         elif _moved(self._keyed_with, self.service):
             self._keyed_with = self.service
