@@ -1,0 +1,308 @@
+"""ARES: running decodes move, by predicted load.
+
+First placement is `ils`: fewest KV tokens of running requests, the paper's "real-time KV cache load balancing" (6.1).
+The paper gives no thresholds for its goodput: here a request counts whose TPOT is 12.5 ms or less on the paper's
+physics, of which an even fleet at its rate keeps all, and 26 ms or less on realistic endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ballast_core.model import Binding
+from ballast_sim.simulation.gateways import FleetSettings
+from ballast_sim.simulation.length_hints import LengthHints
+from ballast_sim.simulation.policy_choice import PolicyChoice, parse_policies, with_parts
+from bench.reproduce.form import STANDARD_FIGURES, Claim, Experiment, Finding, Paper, Plot, Row, Run, Setting
+from bench.reproduce.form import judge_change as judged
+from bench.reproduce.plots import Whisker, Whiskers, colour
+from bench.reproduce.results import Results
+from bench.reproduce.tasks import Simulated, simulated
+
+FIGURES = (
+    *STANDARD_FIGURES,
+    "attainment",
+    "migrations",
+    "migration_pause_p50_s",
+    "migration_pause_p99_s",
+    "migrated_bytes",
+    "step_variance_ms2",
+    "kv_imbalance",
+)
+DATA = {"sharegpt-32k": "ShareGPT", "alpaca-reasoning": "Alpaca"}
+ENDPOINTS = (8, 16, 32, 64, 128, 256)
+RATE_PER_ENDPOINT = 0.3 / 8
+DURATION_S = 2000.0
+REDUCED_S = 600.0
+
+MOVES: Mapping[str, tuple[str, str]] = {
+    "vllm": ("none", "none"),
+    "rescheduling": ("ares:prediction=false", "none"),
+    "ares-oracle": ("ares", "oracle"),
+    "ares-predictor": ("ares", "ares"),
+    "ares-survival": ("ares:predictor=survival", "none"),
+}
+"""`--rescheduling` and `--lengths` of each variant, by the paper's names; `ares-predictor` errs as the paper's."""
+LABELS = {
+    "vllm": "no rescheduling",
+    "rescheduling": "rescheduling without prediction",
+    "ares-oracle": "ARES, oracle",
+    "ares-predictor": "ARES, the paper's errors",
+    "ares-survival": "ARES, survival curves",
+}
+ERRORS = ("noisy:25%", "noisy:50%", "noisy:100%", "noisy:200%")
+
+TAIL = Claim(
+    name="ares/tail",
+    where="6.2, figure 10",
+    says="P99 TPOT on ShareGPT at 0.17 req/s falls from 96.3 to 28.3 ms by rescheduling and to 24.3 ms (-74.77 %) "
+    "with predictions: three decode endpoints short of memory",
+)
+VARIANCE = Claim(
+    name="ares/variance",
+    where="6.4",
+    says="simulated on 8 to 256 endpoints, rescheduling lowers the variance of step times over decode endpoints, and "
+    "predictions lower it further",
+)
+GOODPUT = Claim(
+    name="ares/goodput",
+    where="6.2",
+    says="goodput is 1.93 times (abstract: up to 2.24 times) that without rescheduling, 1.16 times that without "
+    "prediction",
+)
+
+
+def choice(decode: str, rescheduling: str) -> PolicyChoice:
+    """A placement of decodes with a rescheduler."""
+    return with_parts(parse_policies(decode), {"rescheduling": rescheduling})[0]
+
+
+def paper_run(workload: str, endpoints: int, variant: str, *, lengths: str = "", duration_s: float) -> Simulated:
+    """Section 6.4: step times linear in tokens, 0.3 requests a second for 8 endpoints."""
+    rescheduling, hints = MOVES[variant]
+    return simulated(
+        f"1P@a100-qwen3-32b,{endpoints}D@a100-qwen3-32b",
+        choice("ils", rescheduling),
+        workload=workload,
+        rate_rps=RATE_PER_ENDPOINT * endpoints,
+        duration_s=duration_s,
+        binding=Binding.EARLY,
+        slo="tpot=0.0125",
+        fleet=FleetSettings(
+            known_limits=False, physics="ares-linear", length_hints=LengthHints.parse(lengths or hints)
+        ),
+    )
+
+
+def real_run(decode: str, variant: str, *, gbps: float | None = None, copy: str = "pull") -> Simulated:
+    """vLLM's scheduler and memory on four H20 that KV nearly fills, prefill on an A100; links as fast as asked."""
+    rescheduling, hints = MOVES[variant]
+    made = simulated(
+        "1P@a100-qwen3-32b,4D@h20-qwen3-32b",
+        choice(decode, rescheduling),
+        workload="sharegpt-32k",
+        rate_rps=0.4,
+        duration_s=REDUCED_S,
+        slo="tpot=0.026",
+        fleet=FleetSettings(known_limits=False, length_hints=LengthHints.parse(hints)),
+    )
+    if gbps is None:
+        return made
+    setup = made.spec.setup
+    linked = tuple(replace(machine, profile=replace(machine.profile, link_gbps=gbps)) for machine in setup.machines)
+    return Simulated(replace(made.spec, setup=replace(setup, machines=linked)))
+
+
+# --- their simulation -------------------------------------------------------------------------------------------------
+
+PLACED_FIGURES = (
+    ("tpot_p99_s", "P99 TPOT", TAIL.name, -74.77),
+    ("goodput_rps", "goodput", GOODPUT.name, 93.0),
+    ("step_variance_ms2", "step-time variance", None, None),
+)
+COMPARED = ("rescheduling", "ares-oracle", "ares-predictor", "ares-survival")
+
+
+def _sizes_runs() -> list[Run]:
+    runs = [
+        Run(f"{data}/{count}/{variant}", paper_run(workload, count, variant, duration_s=DURATION_S), False, None, count)
+        for workload, data in DATA.items()
+        for count in ENDPOINTS
+        for variant in MOVES
+    ]
+    runs += [
+        Run(f"{data}/8/short/{variant}", paper_run(workload, 8, variant, duration_s=REDUCED_S))
+        for workload, data in DATA.items()
+        for variant in MOVES
+    ]
+    return runs
+
+
+def _sizes(results: Results) -> Finding:
+    rows, whiskers = [], []
+    for data in DATA.values():
+        for place in (f"{data}/8/short", *(f"{data}/{count}" for count in ENDPOINTS)):
+            for variant in COMPARED:
+                changed = results.change(f"{place}/{variant}", f"{place}/vllm", "step_variance_ms2")
+                rows.append(
+                    Row(
+                        what=f"step-time variance, {place} endpoints, {LABELS[variant]}",
+                        ours=changed,
+                        unit="% change",
+                        paper="lower",
+                        setting=Setting.THEIRS,
+                        claim=VARIANCE.name,
+                        verdict=judged(changed, -25.0),
+                    )
+                )
+                for figure, title, claim, paper in PLACED_FIGURES[:2]:
+                    changed = results.change(f"{place}/{variant}", f"{place}/vllm", figure)
+                    told = variant == "ares-oracle" and paper is not None
+                    rows.append(
+                        Row(
+                            what=f"{title}, {place} endpoints, {LABELS[variant]}",
+                            ours=changed,
+                            unit="% change",
+                            paper=f"{paper:+.4g} %" if told else "",
+                            setting=Setting.THEIRS,
+                            claim=claim if told else None,
+                            verdict=judged(changed, paper) if told and paper is not None else None,
+                        )
+                    )
+        for number, variant in enumerate(MOVES):
+            ours = results.mean(f"{data}/8/short/{variant}", "step_variance_ms2")
+            whiskers.append(Whisker(f"{data}: {LABELS[variant]}", ours, style=colour(number)))
+    chart = Whiskers("Variance of step time over 8 decode endpoints", "ms^2", whiskers)
+    return Finding(rows=rows, plots=[Plot(name="variance", caption="step times on ARES's line", charts=[chart])])
+
+
+SIZES = Experiment(
+    name="ares/section-6.4",
+    title="8 to 256 endpoints, step times linear in tokens (6.4)",
+    text="Lengths of table 2, 0.3 requests a second for 8 endpoints, 2,000 s (`short`: 600 s). No memory limit here, "
+    "and the line is derived from one published point: where the paper's gain comes from memory, this cannot show it.",
+    runs=_sizes_runs(),
+    analyse=_sizes,
+    figures=FIGURES,
+)
+
+
+def _errors(results: Results) -> Finding:
+    rows = [
+        Row(
+            what=f"{title}, mean error {hints.removeprefix('noisy:')} of the output to come",
+            ours=results.change(hints, "oracle", figure),
+            unit="% change",
+            setting=Setting.THEIRS,
+        )
+        for hints in ERRORS
+        for figure, title in (("step_variance_ms2", "step-time variance"), ("tpot_p99_s", "P99 TPOT"))
+    ]
+    return Finding(rows=rows)
+
+
+PREDICTOR_ERROR = Experiment(
+    name="ares/predictor-error",
+    title="Errors of the predictor",
+    text="ShareGPT on 8 endpoints, 600 s; relative errors that never shrink, against exact lengths.",
+    runs=[
+        Run("oracle", paper_run("sharegpt-32k", 8, "ares-oracle", duration_s=REDUCED_S)),
+        *(
+            Run(hints, paper_run("sharegpt-32k", 8, "ares-oracle", lengths=hints, duration_s=REDUCED_S))
+            for hints in ERRORS
+        ),
+    ],
+    analyse=_errors,
+    figures=FIGURES,
+)
+
+# --- realistic endpoints ----------------------------------------------------------------------------------------------
+
+PLACEMENTS = ("round-robin", "ils", "least-requests", "ballast")
+LINKS = (25.0, 100.0, 200.0, 400.0)
+
+
+def _placed(results: Results) -> Finding:
+    rows, whiskers = [], []
+    for number, decode in enumerate(PLACEMENTS):
+        for variant in COMPARED:
+            for figure, title, claim, paper in PLACED_FIGURES:
+                changed = results.change(f"{decode}/{variant}", f"{decode}/vllm", figure)
+                told = decode == "ils" and variant == "ares-oracle" and paper is not None
+                rows.append(
+                    Row(
+                        what=f"{title}, {decode}, {LABELS[variant]}",
+                        ours=changed,
+                        unit="% change",
+                        paper=f"{paper:+.4g} %" if told else "",
+                        setting=Setting.REALISTIC if decode == "ils" else Setting.BEYOND,
+                        claim=claim if told else None,
+                        verdict=judged(changed, paper) if told and paper is not None else None,
+                    )
+                )
+        for variant in ("vllm", "rescheduling", "ares-oracle"):
+            ours = results.mean(f"{decode}/{variant}", "tpot_p99_s", 1e3)
+            whiskers.append(Whisker(f"{decode}: {LABELS[variant]}", ours, style=colour(number)))
+    chart = Whiskers("P99 TPOT on vLLM engines, four H20", "ms", whiskers)
+    return Finding(rows=rows, plots=[Plot(name="tail", caption="does moving help a good placement?", charts=[chart])])
+
+
+PLACED = Experiment(
+    name="ares/first-placement",
+    title="Does moving still help where the first placement is good?",
+    text="vLLM's scheduler with KV limits and preemption, 4 H20, ShareGPT lengths up to 32K, KV nearly full, late "
+    "binding; moves over the profile's links, copied while the source decodes.",
+    runs=[
+        Run(f"{decode}/{variant}", real_run(decode, variant), variant in ("vllm", "rescheduling", "ares-oracle"))
+        for decode in PLACEMENTS
+        for variant in MOVES
+    ],
+    analyse=_placed,
+    figures=FIGURES,
+)
+
+
+def _links(results: Results) -> Finding:
+    rows = [
+        Row(
+            what=f"{title}, ils, ARES with oracle, {gbps:g} Gbit/s",
+            ours=results.mean(f"{gbps:g}", figure, 1e3)
+            if figure == "migration_pause_p99_s"
+            else results.change(f"{gbps:g}", f"{gbps:g}/still", figure),
+            unit="ms" if figure == "migration_pause_p99_s" else "% change",
+            setting=Setting.REALISTIC,
+        )
+        for gbps in LINKS
+        for figure, title in (
+            ("tpot_p99_s", "P99 TPOT"),
+            ("step_variance_ms2", "step-time variance"),
+            ("migration_pause_p99_s", "P99 pause of a moving request"),
+        )
+    ]
+    return Finding(rows=rows)
+
+
+LINK_SPEEDS = Experiment(
+    name="ares/links",
+    title="Slow and fast links",
+    text="The same endpoints with links of 25 to 400 Gbit/s, with and without moving; the paper simulates 25 Gbit/s.",
+    runs=[
+        Run(f"{gbps:g}{suffix}", real_run("ils", variant, gbps=gbps))
+        for gbps in LINKS
+        for suffix, variant in (("", "ares-oracle"), ("/still", "vllm"))
+    ],
+    analyse=_links,
+    figures=FIGURES,
+)
+
+PAPER = Paper(
+    name="ares",
+    title="ARES: running decodes move to where load will be low",
+    set_up="vLLM 0.9.2 with NIXL, one prefill and three decode RTX 4090D, DeepSeek-R1-Distill-Qwen-7B with 32K, and a "
+    "simulator with exact lengths. Not given: theta, weights and length of the horizon, the cost of a move, the "
+    "memory limit, the thresholds of goodput. Ours: defaults of `ares` (`ballast policies`). The real set-up's 1P3D is "
+    "not rerun: no profile of that card and quantised model is at hand.",
+    claims=(VARIANCE, TAIL, GOODPUT),
+    experiments=(SIZES, PREDICTOR_ERROR, PLACED, LINK_SPEEDS),
+)
