@@ -16,6 +16,7 @@ import pytest
 
 from kit import Cluster, Kubectl, wait_until
 from kit.api_relay import ApiRelay
+from kit.commands import CommandError
 from kit.local_operator import LocalOperator
 from kit.quickstart import condition, objects
 from kit.release import NAME as RELEASE
@@ -244,6 +245,28 @@ def test_a_missing_reference_is_named_and_heals(
     wait_until(said, 60, f"ResolvedRefs names {missing['kind']} {name}")
     kubectl.apply({key: missing[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": {"name": name}})
     wait_until(lambda: settled(kubectl), 30, "healed")
+
+
+def test_policies_that_make_no_sense_or_do_not_suit_are_refused_with_the_reason(
+    operator: LocalOperator, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """The server refuses an order that orders nobody; what this fleet cannot do is in the ServingPool's conditions."""
+    policy = kubectl.get("schedulingpolicy", NAME)
+    bare = {key: policy[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": NAME}}
+    with pytest.raises(CommandError, match="orders nobody"):
+        kubectl.apply({**bare, "spec": {**policy["spec"], "queue": {"type": "uniboost"}}})
+    parts = {"queue": {"type": "uniboost"}, "admission": {"type": "bounded"}}
+    kubectl.apply({**bare, "spec": {**policy["spec"], **parts, "partition": {"type": "libra"}}})
+    kubectl.apply(referred)
+    operator.start()
+
+    def said(reason: str) -> bool:
+        return condition(kubectl.get("servingpool", NAME), "Degraded").get("reason") == reason
+
+    wait_until(lambda: said("PolicyUnsuited"), 60, "Degraded says PolicyUnsuited")
+    assert condition(kubectl.get("schedulingpolicy", NAME), "Accepted").get("status") == "True"
+    kubectl.apply({**bare, "spec": {**policy["spec"], **parts}})
+    wait_until(lambda: settled(kubectl), 60, "healed")
 
 
 def test_a_taken_name_is_a_condition_and_nobodys_object_is_lost(

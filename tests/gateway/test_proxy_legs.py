@@ -151,7 +151,6 @@ async def test_engines_are_told_the_turn_of_a_request_where_the_policy_says_so(t
         seen = [fleet.engines[name].asked[0].headers["x-vllm-priority"] for name in ("p0", "d0")]
         assert seen[0] == seen[1]
         assert (seen[0] == "-99") is not told
-        assert int(seen[0]) >= 0 or not told
 
 
 async def test_control_fields_and_headers_of_clients_are_stripped(tmp_path: Path) -> None:

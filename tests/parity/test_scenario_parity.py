@@ -20,7 +20,8 @@ from ballast_core.director import Director, DirectorSettings
 from ballast_core.effects import Dispatch, Effect, Handoff
 from ballast_core.events import EndpointObserved
 from ballast_core.model import Binding, Outcome, Request, RequestId
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.registry import PLACEMENTS, QUEUE_ORDER, build, build_placement
+from ballast_core.queueing.admission import Bounded
 from ballast_gateway.driver import Driver, Ticket
 from ballast_sim.engine import Finished
 from ballast_sim.simulation.fleet import (
@@ -194,4 +195,20 @@ def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> No
     settings = DirectorSettings(prefill=placement, decode=placement, binding=binding)
     expected = simulated(scenario, settings)
     assert len(expected) == 2 * scenario["arrivals"]["count"]
+    assert run_virtually(_Gateway(scenario, settings).run()) == expected
+
+
+@pytest.mark.parametrize("order", ["fcfs", "shortest-prompt", "uniboost"])
+def test_they_let_requests_wait_and_go_alike(order: str) -> None:
+    """With so few places that most wait in the gateway: who goes next, and when."""
+    scenario = yaml.safe_load(SCENARIO.read_text())
+    placement = build_placement("least-requests")
+    admission = Bounded(max_prefill_requests=1, max_decode_requests=2)
+    settings = DirectorSettings(
+        prefill=placement, decode=placement, queue=build(QUEUE_ORDER, order), admission=admission
+    )
+    expected = simulated(scenario, settings)
+    unbounded = simulated(scenario, DirectorSettings(prefill=placement, decode=placement))
+    assert expected != unbounded
+    assert len(expected) == len(unbounded)
     assert run_virtually(_Gateway(scenario, settings).run()) == expected

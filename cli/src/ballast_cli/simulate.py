@@ -162,7 +162,7 @@ def simulate_command(
             _policies(policy, policy_file),
             {"queue": queue, "admission": admission, "partition": partition, "rescheduling": rescheduling},
         )
-        for remark in check_composition(policies, machines):
+        for remark in check_composition(policies, machines, engine_policy):
             view.note(remark)
         asked = Comparison(
             setup=setup,

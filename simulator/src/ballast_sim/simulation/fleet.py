@@ -7,6 +7,7 @@ counts is the decode endpoint's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ballast_core.beliefs.block_hashes import trace_block_hashes
 from ballast_core.director import Director, DirectorSettings
@@ -293,13 +294,18 @@ class Fleet:
             block_size=self.world.block_size(endpoint_id),
             now_s=self.kernel.now_s,
             attempt=record.dispatches,
-            priority=self._priorities.get(record.index, 0),
         )
         leg = EngineLeg(request.request_id, record, LegKind.PREFILL if prefill else LegKind.DECODE)
         self._legs[leg.id] = leg
         if not prefill:
             self._decoding[record.index] = leg
-        self.world.submit(endpoint_id, request, source)
+        self._ask(record, endpoint_id, request, source)
+
+    def _ask(self, record: Record, endpoint_id: EndpointId, request: EngineRequest, source: Source | None) -> None:
+        """Every leg of a request has the priority that its dispatch told."""
+        priority = self._priorities.get(record.index)
+        told = request if priority is None else replace(request, priority=priority)
+        self.world.submit(endpoint_id, told, source)
 
     # --- requests that move (`migrations.Host`) -------------------------------------------------------------------
 
@@ -324,7 +330,7 @@ class Fleet:
         if kind is LegKind.DECODE:
             self._decoding[record.index] = leg
             record.decode = endpoint_id
-        self.world.submit(endpoint_id, request, source)
+        self._ask(record, endpoint_id, request, source)
         return leg
 
     def tell(self, record: Record, event: Event) -> None:
@@ -358,7 +364,7 @@ class Fleet:
         begun = EngineLeg(request.request_id, record, kind, before=record.generated_tokens)
         begun.unseen = leg.decodes and not split.is_last and self.settings.cut_tokens == "at-cut"
         self._legs[begun.id] = begun
-        self.world.submit(endpoint_id, request, source)
+        self._ask(record, endpoint_id, request, source)
 
     def _leg_of(self, record: Record, split: Split, at: int) -> Leg:
         return leg_of(

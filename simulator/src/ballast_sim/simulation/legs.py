@@ -66,7 +66,6 @@ def engine_request(
     block_size: int,
     now_s: float,
     attempt: int = 1,
-    priority: int = 0,
 ) -> EngineRequest:
     """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV."""
     return EngineRequest(
@@ -75,7 +74,6 @@ def engine_request(
         max_tokens=1 if prefill else arrival.output_tokens,
         content=leg_content(arrival, index, block_size),
         arrival_s=now_s,
-        priority=priority,
         hold=prefill,
         pull=pull,
     )

@@ -120,13 +120,20 @@ def with_parts(choices: Sequence[PolicyChoice], texts: Mapping[str, str | None])
     return tuple(replace(choice, suite=replace(choice.suite, **parts)) for choice in choices)
 
 
-def check_composition(choices: Iterable[PolicyChoice], machines: Iterable[Machine]) -> list[str]:
+def check_composition(
+    choices: Iterable[PolicyChoice], machines: Iterable[Machine], engine_policy: str = "priority"
+) -> list[str]:
     """What parts of the policies do not do in such a fleet. Raises `PolicyChoiceError` for what makes no sense."""
     endpoints = Counter(machine.endpoint.role for machine in machines)
     said: dict[str, None] = {}
     for choice in choices:
         for problem in problems(choice.suite, endpoints):
             raise PolicyChoiceError(f"policy {choice.name}: {problem.part} {problem.reason}")
+        if choice.suite.queue is not None and choice.suite.queue.engine_priority and engine_policy != "priority":
+            raise PolicyChoiceError(
+                f"policy {choice.name}: queue tells engines its order, and they do not listen; "
+                "add --engine-policy priority, or leave engine_priority out"
+            )
         said |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
     return list(said)
 
