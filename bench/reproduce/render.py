@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.reproduce import record as recorded
-from bench.reproduce.form import FULL_SEEDS, Claim, Experiment, Finding, Paper, Row, Setting, Verdict, together
+from bench.reproduce.form import FULL_SEEDS, Claim, Experiment, Finding, Paper, Plot, Row, Setting, Verdict, together
 from bench.reproduce.papers import PAPERS
 from bench.reproduce.plots import svg_file
 from bench.reproduce.record import CHECKOUT, Record
@@ -156,7 +156,7 @@ def _experiment(experiment: Experiment, finding: Finding, record: Record) -> Ite
     yield f"`{experiment.command}`\n"
     yield from table(finding)
     yield ""
-    for plot in finding.plots:
+    for plot in _drawn(finding):
         yield f"![{plot.caption}](reproduction/{plot_file(experiment, plot.name)})\n"
     if finding.text:
         yield finding.text.strip() + "\n"
@@ -164,6 +164,11 @@ def _experiment(experiment: Experiment, finding: Finding, record: Record) -> Ite
     missing = [run.name for run in experiment.runs if run.name not in known]
     if missing:
         yield f"Not computed yet: {len(missing)} of {len(experiment.runs)} runs.\n"
+
+
+def _drawn(finding: Finding) -> list[Plot]:
+    """Those that have something to show."""
+    return [plot for plot in finding.plots if plot.charts]
 
 
 def plot_file(experiment: Experiment, name: str) -> str:
@@ -211,7 +216,7 @@ def plots(record: Record, papers: Sequence[Paper] = PAPERS) -> dict[str, str]:
         plot_file(experiment, plot.name): svg_file(plot.caption, plot.charts)
         for paper in papers
         for experiment in paper.experiments
-        for plot in found[experiment.name].plots
+        for plot in _drawn(found[experiment.name])
     }
 
 

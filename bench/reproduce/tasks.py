@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Simulated:
         if trace is not None:
             source = replace(source, trace=Path(_file_digest(trace)))
         bare = replace(self.spec, setup=replace(setup, machines=(), source=source), seed=0)
-        return {"spec": repr(bare), "profiles": profile_digest(machine.profile for machine in setup.machines)}
+        return {"spec": told(bare), "profiles": profile_digest(machine.profile for machine in setup.machines)}
 
     @property
     def code(self) -> Code:
@@ -55,7 +55,11 @@ class Simulated:
 
     def carry_out(self, seed: int) -> Mapping[str, float]:
         """See `Task`."""
-        return flat(run(replace(self.spec, seed=seed)).figures)
+        return flat(run(self.with_seed(seed)).figures)
+
+    def with_seed(self, seed: int) -> RunSpec:
+        """For functions that run it in their own way."""
+        return replace(self.spec, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,11 @@ class Called:
     def description(self) -> Mapping[str, object]:
         """See `Task`."""
         function = self.function
-        return {"function": f"{function.__module__}:{function.__qualname__}", "arguments": repr(self.arguments)}
+        given = {
+            name: value.description if isinstance(value, Simulated) else told(value)
+            for name, value in self.arguments.items()
+        }
+        return {"function": f"{function.__module__}:{function.__qualname__}", "arguments": given}
 
     @property
     def code(self) -> Code:
@@ -99,12 +107,13 @@ def simulated(
     binding: Binding = Binding.LATE,
     slo: str = "",
     fleet: FleetSettings | None = None,
+    hardware: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Simulated:
     """A run from what `ballast simulate` takes as options; `more` are further fields of `RunSpec`.
 
     `workload` names a generator or a trace file, of which every seed then reads another part. Policies see no output
-    lengths and no max_tokens unless `fleet` says so.
+    lengths and no max_tokens unless `fleet` says so. `hardware` are fields of all profiles that are other than shipped.
     """
     source: WorkloadSource
     if isinstance(workload, Path):
@@ -119,7 +128,9 @@ def simulated(
             closed_loop=closed_loop,
         )
     setup = Setup(
-        machines=parse_shape(shape),
+        machines=tuple(
+            replace(machine, profile=replace(machine.profile, **hardware or {})) for machine in parse_shape(shape)
+        ),
         shape=shape,
         source=source,
         objective=Objective.parse(slo),
@@ -141,6 +152,28 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
             if isinstance(number, (int, float)) and not isinstance(number, bool) and part not in _NOT_FIGURES:
                 figures[part] = float(number)
     return figures
+
+
+def told(value: object) -> str:
+    """As `repr`, but fields of dataclasses that have their default are left out: a new one changes no description."""
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [
+            f"{each.name}={told(getattr(value, each.name))}"
+            for each in fields(value)
+            if not _is_default(each, getattr(value, each.name))
+        ]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(told, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {told(each)}' for name, each in value.items())}}}"
+    return repr(value)
+
+
+def _is_default(each: Field[Any], value: object) -> bool:
+    if each.default is not MISSING:
+        return bool(value == each.default)
+    return each.default_factory is not MISSING and bool(value == each.default_factory())
 
 
 def _modules(value: object) -> Iterator[str]:

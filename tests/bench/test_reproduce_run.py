@@ -1,6 +1,7 @@
 """Runs are kept one by one, a kill loses nothing that was finished, and the page is what the record says."""
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from bench.reproduce.plots import Whisker, Whiskers, lines
 from bench.reproduce.record import FILE, Done, Record, RecordedRun
 from bench.reproduce.results import Results
 from bench.reproduce.run import compare
-from bench.reproduce.tasks import Called, Simulated, flat, simulated
+from bench.reproduce.tasks import Called, Simulated, flat, simulated, told
 
 CLAIM = Claim(name="tiny/tail", where="nowhere", says="P99 TPOT 1 % below round-robin")
 
@@ -237,6 +238,28 @@ def test_runs_are_told_apart_by_all_that_matters() -> None:
     assert base.description != tiny("least-requests", limit=41).description
     assert base.code != tiny("sibyl").code
     assert base.code.common == tiny("sibyl").code.common
+
+
+@dataclass(frozen=True)
+class Old:
+    """Settings as they were."""
+
+    name: str
+    parts: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class New(Old):
+    """The same with a field that did not exist."""
+
+    extra: dict[str, int] = field(default_factory=dict)
+
+
+def test_a_field_with_a_default_that_is_new_changes_no_description() -> None:
+    assert told(Old("a")) == "Old(name='a')"
+    assert told([New("a"), {"b": New("c", (3,), {"d": 4})}]) == (
+        "[New(name='a'), {'b': New(name='c', parts=[3], extra={'d': 4})}]"
+    )
 
 
 def test_rows_are_flattened_to_numbers() -> None:

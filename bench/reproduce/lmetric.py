@@ -1,0 +1,523 @@
+"""LMetric: prefill tokens times batch size, lowest wins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ballast_core.policies.base import Placement
+from ballast_core.policies.registry import build_placement
+from ballast_core.policies.suite import Suite
+from ballast_sim.simulation.policy_choice import PolicyChoice
+from bench.reproduce.form import (
+    STANDARD_FIGURES,
+    Claim,
+    Experiment,
+    Finding,
+    Paper,
+    Plot,
+    Row,
+    Run,
+    Setting,
+    judge_change,
+)
+from bench.reproduce.plots import Whisker, Whiskers, colour
+from bench.reproduce.results import Results
+from bench.reproduce.tasks import TRACES, Simulated, simulated
+
+FLEET = "16C@h20-llama3-8b"
+HARDWARE = {"kv_tokens": 530_000}
+"""What 90 % of 96 GB leave beside the weights."""
+FIGURES = (*STANDARD_FIGURES, "ttft_p90_s", "tpot_p90_s", "kv_hit_ratio")
+
+MAXIMUM_RPS = 139.0
+"""Multi-turn on `FLEET`: `ballast simulate --workload multi-turn --limit 3000 --endpoints 16C@h20-llama3-8b --load "
+"1`."""
+RATES = {"half": 0.5 * MAXIMUM_RPS, "nine tenths": 0.9 * MAXIMUM_RPS}
+WEIGHTS = (0.4, 0.55, 0.7, 0.9)
+RANGES = (4, 8, 16)
+PREFILL_WEIGHTS = (0.3, 0.5, 0.7)
+
+
+def same(name: str, placement: Placement) -> PolicyChoice:
+    """One placement for both stages: an endpoint does both."""
+    return PolicyChoice(name, Suite(prefill=placement, decode=placement))
+
+
+def placed(name: str, type_name: str, **parameters: Any) -> PolicyChoice:
+    """A shipped placement for both stages."""
+    return same(name, build_placement(type_name, parameters))
+
+
+def multiplied(name: str, cache: Mapping[str, Any], load: Mapping[str, Any]) -> PolicyChoice:
+    """Two indicators multiplied, the load with the request itself in it."""
+    parts = [{**cache}, {**load, "offset": 1.0}]
+    return same(name, build_placement("product", {"parts": parts}))
+
+
+BASELINES: dict[str, PolicyChoice] = {
+    "vllm-jsq": placed("vllm-jsq", "vllm-jsq"),
+    **{f"linear-kv {weight:g}": placed(f"linear-kv {weight:g}", "linear-kv", kv_weight=weight) for weight in WEIGHTS},
+    **{
+        f"range-filter-kv {most}": placed(f"range-filter-kv {most}", "range-filter-kv", max_range=most)
+        for most in RANGES
+    },
+    **{
+        f"dynamo-cost {weight:g}": placed(f"dynamo-cost {weight:g}", "dynamo-cost", prefill_weight=weight)
+        for weight in PREFILL_WEIGHTS
+    },
+    "predicted-ttft": placed("predicted-ttft", "predicted-ttft"),
+}
+STRONG = {name: placed(name, name) for name in ("least-requests", "ballast")}
+LMETRIC = placed("lmetric", "lmetric")
+POLICIES = {"lmetric": LMETRIC, **BASELINES, **STRONG}
+REDUCED = {"lmetric", "vllm-jsq", "linear-kv 0.4", "linear-kv 0.7", "range-filter-kv 8", "dynamo-cost 0.5"} | {
+    "predicted-ttft",
+    "least-requests",
+    "ballast",
+}
+
+CHATBOT = Claim(
+    name="lmetric/chatbot",
+    where="6, figure 21",
+    says="ChatBot: mean TTFT 92 % and mean TPOT 24 % below vLLM; P99 TPOT 13 % below llm-d, with a similar TTFT",
+)
+UNTUNED = Claim(
+    name="lmetric/no-tuning",
+    where="abstract, 4.4, 6",
+    says="without a parameter it beats the production scheduler (a linear combination): mean TTFT 52 % and mean TPOT "
+    "20 % below",
+)
+TOOLAGENT = Claim(
+    name="lmetric/toolagent",
+    where="6, figure 25",
+    says="ToolAgent: mean TTFT 10 % above llm-d (worse), mean TPOT 30 % below",
+)
+P_TOKEN = Claim(
+    name="lmetric/p-token",
+    where="5.1, figure 18",
+    says="prefill tokens as the cache indicator: P50 TTFT 14.4 %, P95 TTFT 42.8 % below 1 - hit ratio",
+)
+BATCH = Claim(
+    name="lmetric/batch-size",
+    where="5.1, figure 19",
+    says="batch size as the load indicator is better than the total of tokens (a plot, no number)",
+)
+HOTSPOT = Claim(
+    name="lmetric/hotspot",
+    where="5.2, figure 20",
+    says="where multiplication fails, at a prefix hotspot, a two-phase detector notices and filters; none of their "
+    "traces has one",
+)
+
+
+def colocated(policy: PolicyChoice, rate_rps: float, workload: str = "multi-turn", limit: int = 7000) -> Simulated:
+    """16 colocated endpoints of about the paper's size."""
+    return simulated(FLEET, policy, workload=workload, rate_rps=rate_rps, limit=limit, hardware=HARDWARE)
+
+
+# --- end to end -------------------------------------------------------------------------------------------------------
+
+
+def _change_row(
+    results: Results,
+    run: str,
+    against: str,
+    figure: str,
+    what: str,
+    *,
+    paper: float | None,
+    claim: Claim | None,
+    **more: Any,
+) -> Row:
+    ours = results.change(run, against, figure)
+    return Row(
+        what=what,
+        ours=ours,
+        unit="% change",
+        paper="" if paper is None else f"{paper:+.1f} %",
+        claim=None if claim is None else claim.name,
+        verdict=None if claim is None or paper is None else judge_change(ours, paper),
+        **more,
+    )
+
+
+def _end_to_end(results: Results) -> Finding:
+    rows, whiskers_ttft, whiskers_tpot = [], [], []
+    for rate in RATES:
+        at = "" if rate == "half" else f", {rate} of the maximum"
+        mine = f"{rate}/lmetric"
+        for against, figure, title, paper in (
+            ("vllm-jsq", "ttft_mean_s", "mean TTFT", -92.0),
+            ("vllm-jsq", "tpot_mean_s", "mean TPOT", -24.0),
+            ("predicted-ttft", "tpot_p99_s", "P99 TPOT", -13.0),
+        ):
+            what = f"{title} against {against}{at}"
+            rows.append(
+                _change_row(
+                    results, mine, f"{rate}/{against}", figure, what, paper=paper, claim=CHATBOT, setting=Setting.THEIRS
+                )
+            )
+        rows.append(
+            _change_row(
+                results,
+                mine,
+                f"{rate}/predicted-ttft",
+                "ttft_mean_s",
+                f"mean TTFT against predicted-ttft{at}",
+                paper=None,
+                claim=None,
+                setting=Setting.THEIRS,
+            )
+        )
+        for name in BASELINES:
+            if name.startswith(("linear-kv", "range-filter", "dynamo")):
+                for figure, title, paper in (("ttft_mean_s", "mean TTFT", -52.0), ("tpot_mean_s", "mean TPOT", -20.0)):
+                    linear = name.startswith("linear-kv")
+                    rows.append(
+                        _change_row(
+                            results,
+                            mine,
+                            f"{rate}/{name}",
+                            figure,
+                            f"{title} against {name}{at}",
+                            paper=paper if linear else None,
+                            claim=UNTUNED if linear else None,
+                            setting=Setting.THEIRS,
+                        )
+                    )
+        for name in STRONG:
+            for figure, title, paper in (("ttft_mean_s", "mean TTFT", -92.0), ("tpot_mean_s", "mean TPOT", -24.0)):
+                rows.append(
+                    _change_row(
+                        results,
+                        mine,
+                        f"{rate}/{name}",
+                        figure,
+                        f"{title} against {name}{at}",
+                        paper=paper,
+                        claim=CHATBOT,
+                        setting=Setting.REALISTIC,
+                    )
+                )
+    for place, name in enumerate(POLICIES):
+        ttft, tpot = (results.mean(f"half/{name}", figure, 1e3) for figure in ("ttft_mean_s", "tpot_mean_s"))
+        whiskers_ttft.append(Whisker(name, ttft, style=colour(place)))
+        whiskers_tpot.append(Whisker(name, tpot, style=colour(place)))
+    charts = [
+        Whiskers("Mean TTFT, half of the maximum rate", "ms", whiskers_ttft, log=True),
+        Whiskers("Mean TPOT, half of the maximum rate", "ms", whiskers_tpot, from_zero=False),
+    ]
+    return Finding(rows=rows, plots=[Plot(name="latency", caption="TTFT and TPOT", charts=charts)])
+
+
+FIGURE_21 = Experiment(
+    name="lmetric/figure-21",
+    title="Conversations on 16 colocated endpoints (figures 11, 12, 21, 25)",
+    text=(
+        "Multi-turn conversations with shared history in place of the ChatBot trace; half of the highest rate that "
+        "least-requests sustains, and nine tenths of it. Every parameter that the paper tunes is swept."
+    ),
+    runs=[
+        Run(f"{rate}/{name}", colocated(policy, rps), rate == "half" and name in REDUCED, cost_s=9.0)
+        for rate, rps in RATES.items()
+        for name, policy in POLICIES.items()
+    ],
+    analyse=_end_to_end,
+    figures=FIGURES,
+)
+
+# --- figures 18 and 19 ------------------------------------------------------------------------------------------------
+
+P_TOKENS = {"type": "least-uncached-tokens"}
+MISSES = {"type": "linear-kv", "parameters": {"kv_weight": 1.0}}
+REQUESTS = {"type": "least-requests"}
+TOKENS = {"type": "least-tokens"}
+INDICATORS = {
+    "P-token x BS": multiplied("P-token x BS", P_TOKENS, REQUESTS),
+    "(1 - hit) x BS": multiplied("(1 - hit) x BS", MISSES, REQUESTS),
+    "P-token x tokens": multiplied("P-token x tokens", P_TOKENS, TOKENS),
+    "(1 - hit) x tokens": multiplied("(1 - hit) x tokens", MISSES, TOKENS),
+}
+
+
+def _indicators(results: Results) -> Finding:
+    rows = []
+    for rate in RATES:
+        at = f"{rate} of the maximum"
+        for figure, title, paper in (
+            ("ttft_p50_s", "P50 TTFT", -14.4),
+            ("ttft_p90_s", "P90 TTFT (the paper: P95)", -42.8),
+        ):
+            rows.append(
+                _change_row(
+                    results,
+                    f"{rate}/P-token x BS",
+                    f"{rate}/(1 - hit) x BS",
+                    figure,
+                    f"{title}, P-token instead of 1 - hit, {at}",
+                    paper=paper,
+                    claim=P_TOKEN,
+                    setting=Setting.THEIRS,
+                )
+            )
+        for figure, title in (("ttft_mean_s", "mean TTFT"), ("tpot_mean_s", "mean TPOT"), ("tpot_p99_s", "P99 TPOT")):
+            ours = results.change(f"{rate}/P-token x BS", f"{rate}/P-token x tokens", figure)
+            rows.append(
+                Row(
+                    what=f"{title}, batch size instead of tokens, {at}",
+                    ours=ours,
+                    unit="% change",
+                    paper="lower",
+                    setting=Setting.THEIRS,
+                    claim=BATCH.name,
+                    verdict=judge_change(ours, -0.01),
+                )
+            )
+    return Finding(rows=rows)
+
+
+FIGURE_18 = Experiment(
+    name="lmetric/figure-18",
+    title="Which indicators are multiplied (figures 18 and 19)",
+    text="The same conversations; the four products of two cache and two load indicators, as compositions.",
+    runs=[
+        Run(f"{rate}/{name}", colocated(policy, rps), rate == "half", cost_s=9.0)
+        for rate, rps in RATES.items()
+        for name, policy in INDICATORS.items()
+    ],
+    analyse=_indicators,
+    figures=FIGURES,
+)
+
+# --- a hotspot --------------------------------------------------------------------------------------------------------
+
+HOTSPOT_RPS = {"moderate": 60.0, "heavy": 100.0}
+HOTSPOT_POLICIES = {
+    "lmetric": LMETRIC,
+    "lmetric without detector": placed("lmetric without detector", "lmetric", hotspot_filter=False),
+    **{name: POLICIES[name] for name in ("vllm-jsq", "linear-kv 0.7", "predicted-ttft", "least-requests", "ballast")},
+}
+
+
+def _hotspot(results: Results) -> Finding:
+    rows = []
+    for load in HOTSPOT_RPS:
+        for figure, title in (("ttft_p99_s", "P99 TTFT"), ("tpot_p99_s", "P99 TPOT"), ("ttft_mean_s", "mean TTFT")):
+            ours = results.change(f"{load}/lmetric", f"{load}/lmetric without detector", figure)
+            rows.append(
+                Row(
+                    what=f"{title}, {load}, detector on instead of off",
+                    ours=ours,
+                    unit="% change",
+                    paper="lower",
+                    setting=Setting.THEIRS,
+                    claim=HOTSPOT.name,
+                    verdict=judge_change(ours, -0.01),
+                )
+            )
+        for name in HOTSPOT_POLICIES:
+            rows += [
+                Row(
+                    what=f"{load}, {name}: P99 {title}",
+                    ours=results.mean(f"{load}/{name}", figure, 1e3),
+                    unit="ms",
+                    setting=Setting.BEYOND,
+                )
+                for figure, title in (("ttft_p99_s", "TTFT"), ("tpot_p99_s", "TPOT"))
+            ]
+    return Finding(rows=rows)
+
+
+HOTSPOTS = Experiment(
+    name="lmetric/hotspot",
+    title="A hotspot, with and without the detector",
+    text=(
+        "16 tenants with prompts of 2,048 tokens of their own; in every other minute one of them sends 60 % of all "
+        "requests. The paper describes this case and has no run of it: figure 20 shows that its traces are benign."
+    ),
+    runs=[
+        Run(f"{load}/{name}", colocated(policy, rps, "hotspot-prefix", int(130 * rps)), load == "moderate", cost_s=9.0)
+        for load, rps in HOTSPOT_RPS.items()
+        for name, policy in HOTSPOT_POLICIES.items()
+    ],
+    analyse=_hotspot,
+    figures=FIGURES,
+)
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+TRACE_RUNS = {
+    "Mooncake": ("mooncake_conversation_w1.jsonl.gz", FLEET, 1300, 1.2),
+    "agent": ("agent_miniswe.jsonl.gz", "4C@h20-llama3-8b", 402, 3.0),
+}
+"""File, fleet, requests, rate scale."""
+TRACE_POLICIES = (
+    "lmetric",
+    "vllm-jsq",
+    "linear-kv 0.55",
+    "linear-kv 0.7",
+    "dynamo-cost 0.5",
+    "predicted-ttft",
+    *STRONG,
+)
+
+
+def _traces(results: Results) -> Finding:
+    rows = []
+    for trace in TRACE_RUNS:
+        for figure, title, paper in (("ttft_mean_s", "mean TTFT", 10.0), ("tpot_mean_s", "mean TPOT", -30.0)):
+            rows.append(
+                _change_row(
+                    results,
+                    f"{trace}/lmetric",
+                    f"{trace}/predicted-ttft",
+                    figure,
+                    f"{title}, {trace}, against predicted-ttft",
+                    paper=paper,
+                    claim=TOOLAGENT,
+                    setting=Setting.THEIRS,
+                )
+            )
+        for against in TRACE_POLICIES[1:]:
+            rows += [
+                _change_row(
+                    results,
+                    f"{trace}/lmetric",
+                    f"{trace}/{against}",
+                    figure,
+                    f"{title}, {trace}, against {against}",
+                    paper=None,
+                    claim=None,
+                    setting=Setting.BEYOND,
+                )
+                for figure, title in (("ttft_p99_s", "P99 TTFT"), ("tpot_p99_s", "P99 TPOT"))
+            ]
+    return Finding(rows=rows)
+
+
+TRACED = Experiment(
+    name="lmetric/traces",
+    title="Public traces with prefix blocks",
+    text=(
+        "Mooncake's conversation trace on 16 colocated endpoints, and an agent trace on four. ToolAgent itself is "
+        "not at "
+        "hand; Mooncake's conversations come from the same operator. Every seed reads another part, or moves sessions."
+    ),
+    runs=[
+        Run(
+            f"{trace}/{name}",
+            simulated(
+                fleet,
+                POLICIES[name],
+                workload=TRACES / file,
+                limit=limit,
+                rate_scale=scale,
+                hardware=HARDWARE,
+            ),
+            reduced=False,
+            needs=TRACES / file,
+            cost_s=6.0,
+        )
+        for trace, (file, fleet, limit, scale) in TRACE_RUNS.items()
+        for name in TRACE_POLICIES
+    ],
+    analyse=_traces,
+    figures=FIGURES,
+)
+
+# --- prefill and decode apart -----------------------------------------------------------------------------------------
+
+APART = "12P4D@h20-llama3-8b"
+APART_RPS = {"half": 45.0, "nine tenths": 80.0}
+APART_POLICIES = (
+    "lmetric/least-requests",
+    "lmetric/lmetric",
+    "least-uncached-tokens/least-requests",
+    "predicted-ttft/least-requests",
+    "least-requests/least-requests",
+    "least-uncached-tokens/ballast",
+)
+
+
+def _apart(results: Results) -> Finding:
+    rows = []
+    for rate in APART_RPS:
+        for against in APART_POLICIES[2:]:
+            strong = against != "least-requests/least-requests"
+            for figure, title, paper in (("ttft_mean_s", "mean TTFT", -92.0), ("ttft_p99_s", "P99 TTFT", None)):
+                rows.append(
+                    _change_row(
+                        results,
+                        f"{rate}/lmetric/least-requests",
+                        f"{rate}/{against}",
+                        figure,
+                        f"{title}, {rate}: lmetric/least-requests against {against}",
+                        paper=paper if strong else None,
+                        claim=CHATBOT if strong and paper is not None else None,
+                        setting=Setting.REALISTIC if strong and paper is not None else Setting.BEYOND,
+                    )
+                )
+        rows.append(
+            _change_row(
+                results,
+                f"{rate}/lmetric/lmetric",
+                f"{rate}/lmetric/least-requests",
+                "tpot_p99_s",
+                f"P99 TPOT, {rate}: lmetric/lmetric against lmetric/least-requests",
+                paper=None,
+                claim=None,
+                setting=Setting.BEYOND,
+            )
+        )
+    return Finding(rows=rows)
+
+
+DISAGGREGATED = Experiment(
+    name="lmetric/disaggregated",
+    title="Prefill and decode apart",
+    text=(
+        "The paper leaves disaggregated serving out. Here the prefill stage multiplies with the prefill queue: the "
+        "same "
+        "conversations on 12P4D, at two rates."
+    ),
+    runs=[
+        Run(
+            f"{rate}/{policy}",
+            simulated(APART, policy, workload="multi-turn", rate_rps=rps, limit=5000, hardware=HARDWARE),
+            rate == "half" and policy != "lmetric/lmetric",
+            cost_s=8.0,
+        )
+        for rate, rps in APART_RPS.items()
+        for policy in APART_POLICIES
+    ],
+    analyse=_apart,
+    figures=FIGURES,
+)
+
+
+def _verdict(results: Mapping[str, Results]) -> str:
+    return ""
+
+
+PAPER = Paper(
+    name="lmetric",
+    title="LMetric: prefill tokens times batch size",
+    set_up=(
+        "Theirs: 16 colocated H20 of 96 GB, Qwen3-30B MoE and Qwen2-7B, vLLM; ChatBot, Agent, Coder and ToolAgent "
+        "traces; "
+        "half of the highest rate that the testbed sustains. Ours: 16 colocated endpoints of Llama-3-8B on an H20 "
+        "with the "
+        "KV that 96 GB leave (between their two models in cost a token), vLLM's scheduler with prefix caches; "
+        "conversations and hotspots from generators, public traces in the full set.\n\n"
+        "Not given, and decided here: under which policy the highest rate was measured (least-requests, queue not "
+        "growing); how an idle endpoint scores (batch size counts the request itself); when a hotspot's filter ends "
+        "(when "
+        "its share is one that its holders can take). Their production scheduler is taken for the linear combination "
+        "that "
+        "figure 6b says it is like, llm-d for the least predicted TTFT, with an exact predictor of a vLLM step."
+    ),
+    claims=(CHATBOT, UNTUNED, TOOLAGENT, P_TOKEN, BATCH, HOTSPOT),
+    experiments=(FIGURE_21, FIGURE_18, HOTSPOTS, TRACED, DISAGGREGATED),
+    verdict=_verdict,
+)
