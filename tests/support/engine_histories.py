@@ -103,6 +103,7 @@ class Snapshot:
     pool: tuple[list[int], list[int | None], list[int]]
     held: list[list[int]]
     counters: tuple[int, ...]
+    queued: list[str]
 
 
 @dataclass(slots=True)
@@ -196,6 +197,8 @@ def _tell(engine: Engine, plan: Plan, number: int, action: str, at_s: float) -> 
                 pull_tokens=plan.pull_tokens,
                 hold=plan.hold,
                 tbt_slo_s=plan.tbt_slo_s,
+                expected_output_tokens=float(plan.max_tokens),
+                deadline_s=at_s + 0.1 * (number % 3),
             )
             engine.add(item, at_s)
             return True
@@ -235,4 +238,5 @@ def _snapshot(engine: Engine, at_s: float) -> Snapshot:
         scheduler.pool.contents(),
         [list(state.blocks) for state in scheduler.running],
         (counters.preemptions, counters.prefix_queries, counters.prefix_hits, counters.external_queries),
+        [state.request_id for state in scheduler.waiting],
     )

@@ -90,6 +90,12 @@ def simulate_command(
     kv_transfer: Annotated[
         str, typer.Option(help="KV between endpoints: whole after the source's end, or chunked while it computes.")
     ] = "whole",
+    engine_scheduler: Annotated[
+        str,
+        typer.Option(
+            help="Order inside engines: fcfs, sarathi:512, edf, sjf, srpt, las, uniboost:gamma=1,k=256,delta=0.1."
+        ),
+    ] = "fcfs",
     failures: Annotated[
         Path | None,
         typer.Option(help="Script of failures (JSON or YAML): crashes, drains, slow endpoints, lost scrapes."),
@@ -111,6 +117,7 @@ def simulate_command(
     from ballast_sim.engine.batching import LocalBatching
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.simulation.comparison import Comparison, check_fits, parse_seeds
+    from ballast_sim.simulation.engine_scheduler import parse_scheduler
     from ballast_sim.simulation.experiment import Setup
     from ballast_sim.simulation.gateways import FleetSettings
     from ballast_sim.simulation.length_hints import LengthHints
@@ -156,6 +163,7 @@ def simulate_command(
                 local_batching=LocalBatching.parse(local_batching),
                 cut_tokens=cut_tokens,  # type: ignore[arg-type]
                 kv_transfer=kv_transfer,  # type: ignore[arg-type]
+                engine_scheduler=parse_scheduler(engine_scheduler),
             ),
         )
         policies = with_parts(
@@ -340,6 +348,7 @@ def _with_dashes(message: str) -> str:
         "local_batching:": "--local-batching:",
         "cut_tokens:": "--cut-tokens:",
         "kv_transfer:": "--kv-transfer:",
+        "engine_scheduler:": "--engine-scheduler:",
     }
     first, _, rest = message.partition(" ")
     return f"{renamed.get(first, first)} {rest}"

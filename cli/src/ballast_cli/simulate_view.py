@@ -83,6 +83,8 @@ class View:
             title += f", load {first['load']:g}"
         if first["physics"] != "vllm":
             title += f", physics {first['physics']}"
+        if first["engine_scheduler"] != "fcfs":
+            title += f", engines by {first['engine_scheduler']}"
         columns = [column for column in COLUMNS if column.shown(rows)]
         cells = [[column.title for column in columns], *([column.text(row) for column in columns] for row in rows)]
         across, down = _table(title, cells), _table(title, [list(line) for line in zip(*cells, strict=True)])

@@ -96,3 +96,8 @@ class PullsFirst:
     def remove(self, state: RequestState) -> None:
         """Take one out, wherever it stands."""
         (self._pulls if state in set(self._pulls) else self._others).remove(state)
+
+    def reorder(self) -> None:
+        """See `WaitingQueue`."""
+        self._pulls.reorder()
+        self._others.reorder()

@@ -18,6 +18,7 @@ from itertools import accumulate
 
 from ballast_sim.engine.batch import Batch, Output, ScheduledChunk
 from ballast_sim.engine.config import EngineConfig
+from ballast_sim.engine.ordering import Ranks
 from ballast_sim.engine.requests import RequestState, Status
 from ballast_sim.engine.scheduler import Scheduler
 
@@ -78,6 +79,7 @@ class CohortScheduler(Scheduler):
             and state.computed == tokens - 1 + lag
             and len(state.blocks) == -(-state.computed // size)
             and (state.cached_blocks == (tokens - 1) // size or not self.config.prefix_caching)
+            and state not in self._prefills  # the last token of a prompt can look like a decode
         )
 
     def _add(self, state: RequestState) -> None:
@@ -156,6 +158,21 @@ class CohortScheduler(Scheduler):
         self._ends.clear()
         self._front = 0
 
+    def _reach(self, state: RequestState) -> int:
+        """See `Scheduler._reach`."""
+        ahead = self._composed_steps - state.joined + 1 if state.joined > 0 else 0
+        return max(state.reach, state.computed + ahead)
+
+    def _is_ending(self, state: RequestState) -> bool:
+        """See `Scheduler._is_ending`."""
+        if state.joined <= 0:
+            return super()._is_ending(state)
+        return self._lag > 0 and state.computed + self._composed_steps - state.joined + 2 >= state.length_limit
+
+    def _settle_all(self) -> None:
+        """See `Scheduler._settle_all`."""
+        self.dissolve()
+
     # -- the scheduler's steps ---------------------------------------------------------------------------------------
 
     def _schedule_running(self, chosen: dict[RequestState, int], index: int = 0, used_tokens: int = 0) -> int:
@@ -180,7 +197,7 @@ class CohortScheduler(Scheduler):
 
         Under fcfs the newest goes first, who is no member while there are others.
         """
-        if self.config.policy == "priority":
+        if self._by_rank:
             for state in self.running[self._front :]:
                 blocks += max(0, self.pool.blocks_for(state.num_tokens + state.placeholders) - len(state.blocks))
         return blocks <= self.pool.free_blocks
@@ -263,6 +280,8 @@ class CohortScheduler(Scheduler):
         if any(chunk[0].joined <= 0 for batch in self._in_flight for chunk in batch.chunks):
             return 0
         steps = min(most, min(self._ends) - self._composed_steps)
+        if self._ranks is not None:
+            steps = self._steps_in_order(steps, self._ranks)
         if steps <= 0 or not self._admits_nobody():
             return 0
         free, size = self.pool.free_blocks, self.config.block_size
@@ -271,6 +290,15 @@ class CohortScheduler(Scheduler):
             while self.blocks_of(steps + 1) <= free:
                 steps += 1
         return steps
+
+    def _steps_in_order(self, most: int, ranks: Ranks) -> int:
+        """How many more steps can be composed before one that waits may displace a member; at most `most`."""
+        if self._swapped_tokens:
+            return 0
+        head = self._next_up()
+        if head is None:
+            return most
+        return 0 if self._rivals(head, ranks) else min(most, self._ranks_hold_until - self._composed_steps)
 
     def blocks_of(self, steps: int) -> int:
         """KV blocks that the members take in the next so many steps."""
@@ -326,19 +354,14 @@ class CohortScheduler(Scheduler):
         """Whether the head of a queue does not fit, and will not before somebody gives blocks back."""
         if state.stale:
             return False
-        pool, pulls = self.pool, not state.pull_tried
-        hit = pool.longest_hit(state) if state.computed == 0 or pulls else []
+        pulls = not state.pull_tried
+        hit = self.pool.longest_hit(state) if state.computed == 0 or pulls else []
         if pulls and len(hit) * self.config.block_size >= state.pull_tokens:
             return False  # it need not pull: whether it is admitted is for the next step to say
-        tokens = state.input_tokens if pulls else state.num_tokens
         may_grow = self.config.prefix_caching and len(hit) < (state.num_tokens - 1) // self.config.block_size
         if may_grow and state.content.shared and self._may_fill(len(hit)):
             return False  # a member may come to fill a block with just what is looked for
-        watermark = self.config.watermark_blocks if self.running else 0
-        room = pool.free_blocks - pool.free_among(hit) - watermark
-        if pulls:
-            room -= sum(max(0, pool.blocks_for(other.num_tokens) - len(other.blocks)) for other in self._prefills)
-        return pool.blocks_for(tokens) - len(hit) - len(state.blocks) > room
+        return self._lacking(state, hit) > 0
 
     def _may_fill(self, block: int) -> bool:
         """Whether a member has still to fill this block, of its own, with what others may look for."""

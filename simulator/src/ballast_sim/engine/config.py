@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from ballast_core.profiles import HardwareProfile
+from ballast_sim.engine.ordering import Ordering
 
 DEFAULT_MAX_MODEL_LEN = 131_072
 
@@ -54,7 +55,8 @@ class EngineConfig:
     with `pull_setup_s` None its end is the driver's to say (`Engine.pull_ended`). `jump_idle_steps` repeats an
     artefact of some recorded runs: their clock jumps in a step that schedules nothing, also while the report of an
     ended pull waits in the batch queue (real vLLM sleeps 1 ms there). With `tbt_slo_s` a step holds no more prompt
-    tokens than this time between tokens leaves room for (see `batching`); the timer must be a profile then.
+    tokens than this time between tokens leaves room for (see `batching`); the timer must be a profile then. An
+    `ordering` takes the place of `policy`: the scheduler follows a queue order, which no vLLM does.
     """
 
     timer: StepTimer
@@ -66,6 +68,7 @@ class EngineConfig:
     prefix_caching: bool = True
     async_scheduling: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
+    ordering: Ordering | None = None
     watermark_blocks: int = 0
     long_prefill_token_threshold: int = 0
     long_prefill_token_threshold_adaptive: bool = False
@@ -90,6 +93,8 @@ class EngineConfig:
             )
         if self.tbt_slo_s is not None and not (self.tbt_slo_s > 0 and isinstance(self.timer, HardwareProfile)):
             raise ValueError(f"tbt_slo_s: must be above 0, with a profile as timer, not {self.tbt_slo_s!r}")
+        if self.ordering is not None and self.tbt_slo_s is not None:
+            raise ValueError("ordering: cannot be had with tbt_slo_s; both decide what a step holds")
         if self.lease_s <= 0:
             raise ValueError(f"lease_s: must be above 0, not {self.lease_s!r}")
 
@@ -108,6 +113,7 @@ class EngineConfig:
         max_num_batched_tokens: int | None = None,
         block_size: int | None = None,
         policy: Literal["fcfs", "priority"] = "fcfs",
+        ordering: Ordering | None = None,
         prefix_caching: bool = True,
         async_scheduling: bool = True,
         pulls_kv: bool = False,
@@ -134,6 +140,7 @@ class EngineConfig:
             prefix_caching=prefix_caching,
             async_scheduling=async_scheduling,
             policy=policy,
+            ordering=ordering,
             pulls_kv=pulls_kv,
             pull_setup_s=None if external_pulls else profile.link_setup_s,
             pull_s_per_token=profile.kv_bytes_per_token / (profile.link_gbps * 1e9 / 8),

@@ -295,7 +295,7 @@ class Engine:
         lasts_s = self.config.timer.step_s(
             batch.tokens, batch.decode_context_tokens, batch.prefill_pairs, batch.decodes
         )
-        batch.ends_s = batch.starts_s + lasts_s
+        batch.ends_s = batch.starts_s + lasts_s + self.scheduler.take_swap_s()
         self._gpu_free_s = batch.ends_s
         if self._on_step is not None:
             self._on_step(self._now_s, batch)
@@ -347,7 +347,7 @@ class Engine:
         for message in inbox:
             match message.kind:
                 case "add":
-                    self.scheduler.waiting.add(message.state)
+                    self.scheduler.add(message.state)
                 case "abort":
                     self._abort(message.state)
 

@@ -79,6 +79,8 @@ class RequestStats:
     cached_tokens: int
     pulled_tokens: int
     preemptions: int
+    forced_preemptions: int = 0
+    """Those for want of KV while the order protected everybody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,11 @@ class BlockPool:
         references = self._references
         return [references[block] for block in blocks].count(0)
 
+    def held_alone(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks have one holder: as many are free once it gives them back."""
+        references = self._references
+        return [references[block] for block in blocks].count(1)
+
     def touch(self, blocks: Sequence[int]) -> None:
         """Share hit blocks with one more request."""
         for block in blocks:

@@ -19,6 +19,7 @@ class WaitingQueue(Protocol):
     def prepend(self, state: RequestState) -> None: ...
     def put_back(self, skipped: Sequence[RequestState]) -> None: ...
     def remove(self, state: RequestState) -> None: ...
+    def reorder(self) -> None: ...
 
 
 class FcfsQueue:
@@ -62,9 +63,12 @@ class FcfsQueue:
         """Take one out, wherever it stands."""
         self._queue.remove(state)
 
+    def reorder(self) -> None:
+        """Nothing: arrival does not change."""
+
 
 class PriorityQueue:
-    """By (priority, arrival, id), smallest first; there is no front to be put to."""
+    """By rank (`RequestState.key`), smallest first; there is no front to be put to."""
 
     __slots__ = ("_heap",)
 
@@ -104,4 +108,8 @@ class PriorityQueue:
     def remove(self, state: RequestState) -> None:
         """Take one out, wherever it stands."""
         self._heap.remove(state)
+        heapq.heapify(self._heap)
+
+    def reorder(self) -> None:
+        """After keys of its members have changed."""
         heapq.heapify(self._heap)

@@ -20,8 +20,9 @@ class EngineRequest:
     It ends after `max_tokens` outputs, or after `stop_after` of them by a stop token, which asynchronous scheduling
     does not foresee. `pull` takes the prompt's KV from another engine, all of it or that of the first `pull_tokens`
     tokens, and computes the rest here; `hold` keeps this one's KV for another engine to pull. Lower `priority` goes
-    first where the policy is "priority". `tbt_slo_s` relaxes, or tightens, what its decode asks of an engine that has a
-    `tbt_slo_s` itself.
+    first where the policy is "priority" or an order is set; `expected_output_tokens` (what a predictor says) and
+    `deadline_s` of its first token are read by orders only. `tbt_slo_s` relaxes, or tightens, what its decode asks of
+    an engine that has a `tbt_slo_s` itself.
     """
 
     request_id: str
@@ -35,6 +36,8 @@ class EngineRequest:
     pull_tokens: int | None = None
     hold: bool = False
     tbt_slo_s: float | None = None
+    expected_output_tokens: float | None = None
+    deadline_s: float | None = None
 
 
 class Status(IntEnum):
@@ -51,13 +54,18 @@ class RequestState:
     """The scheduler's own account of a request; names follow vLLM's v1/request.py."""
 
     __slots__ = (
+        "attained_at_dispatch",
         "blocks",
         "cached_blocks",
         "cached_tokens",
         "computed",
         "content",
+        "crosses_at",
         "ends_after",
+        "evictable",
         "first_token_s",
+        "forced_preemptions",
+        "hit_tokens",
         "in_flight",
         "input_tokens",
         "joined",
@@ -77,6 +85,7 @@ class RequestState:
         "pull_tokens",
         "pull_tried",
         "pulled_tokens",
+        "reach",
         "request",
         "request_id",
         "scheduled_s",
@@ -93,7 +102,12 @@ class RequestState:
         self.max_tokens = min(request.max_tokens, max_model_len - request.input_tokens)
         self.ends_after = min(self.max_tokens, request.stop_after or self.max_tokens)
         self.length_limit = self.input_tokens + self.max_tokens
-        self.key = (request.priority, request.arrival_s, request.request_id)
+        self.key: tuple[int, float, float, str] = (
+            request.priority,
+            request.arrival_s,
+            request.arrival_s,
+            request.request_id,
+        )
         self.status = Status.WAITING
         self.blocks: list[int] = []
         self.cached_blocks = 0
@@ -114,12 +128,19 @@ class RequestState:
         self.pulled_tokens = 0
         self.prefill_steps: list[tuple[Batch, int]] | None = [] if request.hold else None
         self.cached_tokens = 0
+        # What `ordering` knows of it.
+        self.hit_tokens = 0  # of the prompt, without computing
+        self.reach = 0  # the most tokens that were ever computed, when it last stopped running
+        self.crosses_at = 0  # the tokens computed at which its rank changes
+        self.attained_at_dispatch = 0
+        self.evictable = False
+        self.forced_preemptions = 0
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
 
     def __lt__(self, other: RequestState) -> bool:
-        """Order of the priority policy: (priority, arrival, id)."""
+        """By rank: (priority, the order's key or else the arrival, arrival, id)."""
         return self.key < other.key
 
     def stats(self) -> RequestStats:
@@ -134,4 +155,5 @@ class RequestState:
             cached_tokens=self.cached_tokens,
             pulled_tokens=self.pulled_tokens,
             preemptions=self.preemptions,
+            forced_preemptions=self.forced_preemptions,
         )

@@ -3,6 +3,12 @@
 The rules of vLLM 0.32 (v1/core/sched/scheduler.py and async_scheduler.py), without speculative decoding, LoRA,
 multi-modal input and pipeline parallelism. Asynchronous scheduling composes step k+1 when step k starts: a
 *placeholder* stands for each output token that is not known yet.
+
+With an `ordering` in the place of vLLM's policies (UniBoost, sections 3.2 and 3.3): the waiting queue goes by rank; the
+best that waits takes the places of running ones that rank worse by more than the order's margin and may be evicted,
+where it fits no other way and fits then; where chunks yield, running prefills go by rank, and it goes before the next
+chunk of those that it overtakes; and when KV runs out, the worst that may be evicted goes, or else the worst (a
+*forced* preemption).
 """
 
 import math
@@ -16,6 +22,7 @@ from ballast_sim.engine.batching import PullsFirst
 from ballast_sim.engine.config import EngineConfig
 from ballast_sim.engine.events import FinishReason
 from ballast_sim.engine.kv import BlockPool
+from ballast_sim.engine.ordering import Ranks
 from ballast_sim.engine.queues import FcfsQueue, PriorityQueue, WaitingQueue
 from ballast_sim.engine.requests import RequestState, Status
 
@@ -29,7 +36,9 @@ class Scheduler:
         """An idle engine with an empty cache."""
         self.config = config
         self.pool = BlockPool(config.kv_blocks, config.block_size, config.prefix_caching)
-        make_queue: Callable[[], WaitingQueue] = PriorityQueue if config.policy == "priority" else FcfsQueue
+        self._ranks = Ranks(config.ordering) if config.ordering is not None else None
+        self._by_rank = self._ranks is not None or config.policy == "priority"
+        make_queue: Callable[[], WaitingQueue] = PriorityQueue if self._by_rank else FcfsQueue
         self.waiting = make_queue()
         self._step_times: StepTimeTable | None = None
         self._prefill_left = _NO_LIMIT  # prompt tokens that the step being composed may still take
@@ -49,6 +58,9 @@ class Scheduler:
         self._processed_steps = 0
         self._admissions = 0
         self._preempted_now = 0
+        self._yielding: set[RequestState] = set()  # prefills that let one who waits go first in this step
+        self._ranks_hold_until = 0  # no running request's rank changes before so many steps are composed
+        self._swapped_tokens = 0  # by steps composed since `take_swap_s`
 
     # -- what the loop asks ------------------------------------------------------------------------------------------
 
@@ -65,18 +77,39 @@ class Scheduler:
         for _, blocks in self._deferred:
             yield blocks
 
+    def add(self, state: RequestState) -> None:
+        """A new request waits."""
+        if self._ranks is not None:
+            hit = len(self.pool.longest_hit(state)) * self.config.block_size
+            state.hit_tokens = max(hit, state.pull_tokens) if state.request.pull else hit
+            self._ranks.rank(state, 0)
+        self.waiting.add(state)
+
+    def take_swap_s(self) -> float:
+        """How much longer the step just composed lasts, as KV is copied to the host and back."""
+        ordering, tokens = self.config.ordering, self._swapped_tokens
+        if not tokens or ordering is None or ordering.swap_s_per_token is None:
+            return 0.0
+        self._swapped_tokens = 0
+        return tokens * ordering.swap_s_per_token
+
     # -- composing ---------------------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> Batch:
         """Compose the next step. Running requests come first, then, if none was preempted, waiting ones."""
         batch = Batch()
-        self._preempted_now = 0
+        self._preempted_now = displaced = 0
         chosen: dict[RequestState, int] = {}
+        if self._ranks is not None:
+            displaced = self._follow_order(self._ranks)
         budget = self._schedule_running(chosen)
         if not self._preempted_now:
-            self._schedule_waiting(chosen, budget, batch, now_s)
+            budget = self._schedule_waiting(chosen, budget, batch, now_s)
+        if self._yielding:
+            self._schedule_yielding(chosen, budget)
+            chosen = dict(sorted(chosen.items(), key=lambda item: item[0].order))
         self._fill(batch, chosen)
-        batch.preempted = self._preempted_now
+        batch.preempted = self._preempted_now + displaced
         self.finished_unflushed = False
         return batch
 
@@ -97,8 +130,12 @@ class Scheduler:
         by_slo = self._step_times is not None
         if by_slo:
             self._prefill_left = self._prefill_allowed(index)
+        yielding = self._yielding
         while index < len(running) and budget > 0:
             state = running[index]
+            if yielding and state in yielding:
+                index += 1
+                continue
             held_back = state.placeholders
             if held_back and state.computed + 2 - held_back >= state.length_limit:
                 index += 1  # its last token is in flight already
@@ -173,13 +210,15 @@ class Scheduler:
         """Preempt until `missing` blocks are free: the request's new index and the budget given back, or None."""
         running, restored = self.running, 0
         while missing > self.pool.free_blocks:
-            if self.config.policy == "priority":
+            if self._ranks is not None:
+                victim = self._worst(self._ranks)
+            elif self._by_rank:
                 victim = max(running, key=lambda candidate: candidate.key[:2])
             else:
                 victim = running[-1]
             if not self._freeable(victim):
                 return None
-            position = running.index(victim) if self.config.policy == "priority" else len(running) - 1
+            position = running.index(victim) if self._by_rank else len(running) - 1
             del running[position]
             if position < index:
                 index -= 1
@@ -197,7 +236,10 @@ class Scheduler:
         self._free(victim)
         self._prefills.pop(victim, None)
         victim.status = Status.PREEMPTED
-        victim.computed = 0
+        if self._ranks is None:
+            victim.computed = 0
+        else:
+            self._step_back(victim, self._ranks)
         victim.stale = victim.in_flight
         victim.placeholders = 0
         victim.preemptions += 1
@@ -207,8 +249,11 @@ class Scheduler:
         self._preempted_now += 1
         self.counters.preemptions += 1
 
-    def _schedule_waiting(self, chosen: dict[RequestState, int], budget: int, batch: Batch, now_s: float) -> None:
-        """Admit in order; the first that does not fit ends the scan. Those that cannot go yet are passed over."""
+    def _schedule_waiting(self, chosen: dict[RequestState, int], budget: int, batch: Batch, now_s: float) -> int:
+        """Admit in order; the first that does not fit ends the scan. Those that cannot go yet are passed over.
+
+        Returns the token budget left.
+        """
         threshold = self._prefill_threshold()
         skipped: list[RequestState] = []
         skipped_holding: list[RequestState] = []
@@ -239,20 +284,27 @@ class Scheduler:
                 break
             self._prefill_left -= 0 if ready else count
             queue.pop()
-            self.running.append(state)
-            self._admissions += 1
-            state.order = self._admissions
-            if state.status is Status.PREEMPTED:
-                batch.resumed += 1
-            state.status = Status.RUNNING
-            if state.scheduled_s is None:
-                state.scheduled_s = now_s
-            if state.computed + count < state.num_tokens:
-                self._prefills[state] = None
+            self._begin(state, count, batch, now_s)
             chosen[state] = count
             budget -= count
         self.holding.put_back(skipped_holding)
         self.waiting.put_back(skipped)
+        return budget
+
+    def _begin(self, state: RequestState, count: int, batch: Batch, now_s: float) -> None:
+        """A request was admitted with its first `count` tokens."""
+        self.running.append(state)
+        self._admissions += 1
+        state.order = self._admissions
+        if state.status is Status.PREEMPTED:
+            batch.resumed += 1
+        state.status = Status.RUNNING
+        if self._ranks is not None:
+            self._dispatched(state, self._ranks)
+        if state.scheduled_s is None:
+            state.scheduled_s = now_s
+        if state.computed + count < state.num_tokens:
+            self._prefills[state] = None
 
     def _admit(self, state: RequestState, budget: int, threshold: int) -> int:
         """Take the blocks of a waiting request's first chunk: its tokens, or 0 where it does not fit."""
@@ -269,6 +321,8 @@ class Scheduler:
         # The whole sequence must fit, though only the chunk's blocks are taken.
         if pool.blocks_for(state.num_tokens) - have > room:
             return 0
+        if state.computed and not state.blocks:
+            self._swapped_tokens += state.computed
         self._take_hit(state, hit)
         if state.scheduled_s is None:
             state.cached_tokens = computed
@@ -286,6 +340,153 @@ class Scheduler:
         self.pool.touch(hit)
         state.blocks += hit
         state.cached_blocks = len(hit)
+
+    def _lacking(self, state: RequestState, hit: list[int]) -> int:
+        """Blocks that are missing to admit a waiting request, or to start its pull; 0 or less where it fits."""
+        pool, pulls = self.pool, not state.pull_tried
+        tokens = state.input_tokens if pulls else state.num_tokens
+        watermark = self.config.watermark_blocks if self.running else 0
+        room = pool.free_blocks - pool.free_among(hit) - watermark
+        if pulls:
+            room -= sum(max(0, pool.blocks_for(other.num_tokens) - len(other.blocks)) for other in self._prefills)
+        return pool.blocks_for(tokens) - len(hit) - len(state.blocks) - room
+
+    # -- an order ----------------------------------------------------------------------------------------------------
+
+    def _follow_order(self, ranks: Ranks) -> int:
+        """Sort the running prefills, and make way for the best that waits. Returns how many it displaced."""
+        self._yielding.clear()
+        if ranks.chunks_yield and len(self._prefills) > 1:
+            self._sort_prefills()
+        head = self._next_up()
+        if head is None or len(self.running) >= self.config.max_num_batched_tokens:
+            return 0
+        rivals = self._rivals(head, ranks)
+        prefills = [other for other in self._prefills if other.status is Status.RUNNING] if ranks.chunks_yield else []
+        slower = [other for other in prefills if ranks.overtakes(head, other)]
+        if not rivals and not slower:
+            return 0
+        hit = self.pool.longest_hit(head) if head.computed == 0 else []
+        lacking, seats = self._lacking(head, hit), self.config.max_num_seqs - len(self.running)
+        victims: list[RequestState] = []
+        if lacking > 0 or seats < 1:
+            lacking -= sum(len(blocks) for _, blocks in self._deferred)
+            for rival in rivals:
+                if lacking <= 0 and seats >= 1:
+                    break
+                victims.append(rival)
+                lacking -= self.pool.held_alone(rival.blocks)
+                seats += 1
+            if lacking > 0 or seats < 1:
+                return 0
+            self._settle_all()
+            for victim in victims:
+                self.running.remove(victim)
+                self._preempt(victim)
+            self._preempted_now = 0
+        self._yielding.update(other for other in slower if other.status is Status.RUNNING)
+        return len(victims)
+
+    def _sort_prefills(self) -> None:
+        """Better ones first, in the places (and with the numbers) that prefills have among the running."""
+        places = [place for place, state in enumerate(self.running) if state in self._prefills]
+        orders = [self.running[place].order for place in places]
+        ranked = sorted(self.running[place] for place in places)
+        for place, order, state in zip(places, orders, ranked, strict=True):
+            self.running[place], state.order = state, order
+
+    def _next_up(self) -> RequestState | None:
+        """The best that waits, if it holds no blocks yet and could go now."""
+        for state in self.holding:
+            if state.status is not Status.PULLING or state.pull_reported:
+                return None
+        if not len(self.waiting):
+            return None
+        head = self.waiting.peek()
+        return None if head.stale and not self.config.hands_over_kv else head
+
+    def _rivals(self, head: RequestState, ranks: Ranks) -> list[RequestState]:
+        """Running requests that may have to make way, the worst first."""
+        self._refresh_ranks(ranks)
+        rivals = [other for other in self.running if other.evictable and ranks.overtakes(head, other)]
+        return sorted((other for other in rivals if not self._is_ending(other)), reverse=True)
+
+    def _schedule_yielding(self, chosen: dict[RequestState, int], budget: int) -> None:
+        """What is left of the budget goes to the prefills that let another one go first, as far as KV allows."""
+        threshold, pool = self._prefill_threshold(), self.pool
+        for state in self.running:
+            if state not in self._yielding or budget <= 0:
+                continue
+            count = min(state.num_tokens + state.placeholders - state.computed, budget)
+            count = min(count, threshold) if threshold else count
+            missing = max(0, pool.blocks_for(state.computed + count) - len(state.blocks))
+            if count <= 0 or missing > pool.free_blocks:
+                continue
+            state.blocks += pool.take(missing)
+            pool.cache(state, min(state.num_tokens, state.computed + count))
+            chosen[state] = count
+            budget -= count
+
+    def _worst(self, ranks: Ranks) -> RequestState:
+        """Who goes when KV runs out."""
+        self._refresh_ranks(ranks)
+        allowed = [state for state in self.running if state.evictable]
+        victim = max(allowed or self.running)
+        if not allowed:
+            victim.forced_preemptions += 1
+        return victim
+
+    def _step_back(self, victim: RequestState, ranks: Ranks) -> None:
+        """Rank one that was preempted, by all the work it ever had; swapped out, it keeps what it has computed."""
+        victim.reach = self._reach(victim)
+        ranks.rank(victim, victim.reach)
+        ordering, computed = self.config.ordering, 0
+        if ordering is not None and ordering.swap_s_per_token is not None:
+            computed = victim.computed
+            if self.config.hands_over_kv:
+                computed = min(computed, victim.num_tokens - 1)  # output in flight is dropped
+            self._swapped_tokens += computed
+        victim.computed = computed
+
+    def _dispatched(self, state: RequestState, ranks: Ranks) -> None:
+        """Rank one that begins to run."""
+        if state.scheduled_s is None:
+            state.hit_tokens = state.cached_tokens
+        ranks.dispatched(state, self._reach(state))
+        self._ranks_hold_until = 0
+
+    def _refresh_ranks(self, ranks: Ranks) -> None:
+        """Rank those anew whose work has crossed a threshold."""
+        if self._composed_steps < self._ranks_hold_until:
+            return
+        steps = self.config.max_model_len
+        for state in self.running:
+            reach = self._reach(state)
+            if reach >= state.crosses_at:
+                ranks.rank(state, reach)
+            steps = min(steps, state.crosses_at - reach)
+        self._ranks_hold_until = self._composed_steps + (1 if self._prefills else steps)
+
+    def _rank_all(self, ranks: Ranks) -> None:
+        """After what ranks are made of has changed."""
+        for queue in (self.waiting, self.holding):
+            for state in queue:
+                ranks.rank(state, state.reach)
+            queue.reorder()
+        for state in self.running:
+            ranks.rank(state, self._reach(state))
+
+    def _reach(self, state: RequestState) -> int:
+        """The most tokens of a request that were ever computed, those in flight included."""
+        return max(state.reach, state.computed)
+
+    def _is_ending(self, state: RequestState) -> bool:
+        """Whether its last token is in flight."""
+        held_back = state.placeholders
+        return held_back > 0 and state.computed + 2 - held_back >= state.length_limit
+
+    def _settle_all(self) -> None:
+        """Before requests are displaced."""
 
     # -- pulls -------------------------------------------------------------------------------------------------------
 
@@ -430,8 +631,17 @@ class Scheduler:
                     self.waiting.remove(state)
                 self._end(state)
         if output.finished:
+            self._learn(output, now_s)
             self.running = [state for state in self.running if state.status is not Status.FINISHED]
         return output
+
+    def _learn(self, output: Output, now_s: float) -> None:
+        """From the ends of requests, where the order learns."""
+        if self._ranks is None:
+            return
+        learned = [self._ranks.completed(state, now_s) for state, _ in output.finished]
+        if any(learned):
+            self._rank_all(self._ranks)
 
     def abort(self, state: RequestState) -> None:
         """End a request at any point. The blocks of a pull under way come back when the pull has ended."""

@@ -11,15 +11,20 @@ from ballast_core.profiles import HardwareProfile
 from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig
 from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
+from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling
 
 
 @dataclass(frozen=True, slots=True)
 class VllmPhysics:
-    """Engines as pods of their role are configured: kv_producer, kv_consumer, or kv_both for a flexible one."""
+    """Engines as pods of their role are configured: kv_producer, kv_consumer, or kv_both for a flexible one.
+
+    `scheduling` may put a queue order in the place of vLLM's scheduler.
+    """
 
     batching: LocalBatching = PROFILES_OWN
     policy: Literal["fcfs", "priority"] = "fcfs"
     """vLLM's --scheduling-policy."""
+    scheduling: Scheduling = VLLM_OWN
 
     def engine(self, profile: HardwareProfile, role: Role, *, coarse: bool, mark_every_tokens: int) -> Engine:
         """See `Physics.engine`."""
@@ -28,9 +33,10 @@ class VllmPhysics:
             pulls_kv=role is not Role.PREFILL,
             hands_over_kv=role is not Role.DECODE,
             external_pulls=True,
-            max_num_batched_tokens=self.batching.chunk_tokens,
+            max_num_batched_tokens=self.scheduling.chunk_tokens or self.batching.chunk_tokens,
             tbt_slo_s=self.batching.tbt_slo_s,
             policy=self.policy,
+            ordering=self.scheduling.ordering(profile),
         )
         return CoarseEngine(config, mark_every_tokens=mark_every_tokens) if coarse else Engine(config)
 

@@ -13,6 +13,7 @@ import numpy as np
 from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.director import DirectorSettings
 from ballast_core.model import Binding
+from ballast_sim.engine.scheduling import VLLM_OWN
 from ballast_sim.simulation.balance import EVERY_S, Balance
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
 from ballast_sim.simulation.length_hints import NO_HINTS
@@ -43,8 +44,8 @@ class Setup:
 
     @property
     def unharmed(self) -> Setup:
-        """The same without failures and predicted lengths: what capacity is measured on."""
-        return replace(self, fleet=replace(self.fleet, failures=(), length_hints=NO_HINTS))
+        """The same without failures, predicted lengths and queue orders: what capacity is measured on."""
+        return replace(self, fleet=replace(self.fleet, failures=(), length_hints=NO_HINTS, engine_scheduler=VLLM_OWN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +147,7 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
         "local_batching": str(spec.setup.fleet.local_batching),
         "cut_tokens": spec.setup.fleet.cut_tokens,
         "kv_transfer": spec.setup.fleet.kv_transfer,
+        "engine_scheduler": spec.setup.fleet.engine_scheduler.name,
         "interrupted": fleet.stopped,
     }
     return Outcome(figures, _curves(fleet.records, timeline) if timeline else None)

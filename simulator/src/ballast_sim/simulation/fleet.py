@@ -269,10 +269,17 @@ class Fleet:
             max_output_tokens=self._limit_of(record),
             block_hashes=hashes,
             block_size=arrival.block_size or 0 if hashes else 0,
-            expected_output_tokens=self.settings.length_hints.output_tokens(
-                self.settings.seed, record.index, record.output_tokens
-            ),
+            expected_output_tokens=self._foreseen(record),
         )
+
+    def _foreseen(self, record: Record) -> float | None:
+        """The output tokens that a predictor tells at arrival."""
+        return self.settings.length_hints.output_tokens(self.settings.seed, record.index, record.output_tokens)
+
+    def _left(self, record: Record) -> float | None:
+        """What is left of it."""
+        foreseen = self._foreseen(record)
+        return None if foreseen is None else max(1.0, foreseen - record.generated_tokens)
 
     def _limit_of(self, record: Record) -> int | None:
         if self.settings.known_limits:
@@ -294,6 +301,7 @@ class Fleet:
             block_size=self.world.block_size(endpoint_id),
             now_s=self.kernel.now_s,
             attempt=record.dispatches,
+            expected_output_tokens=self._foreseen(record),
         )
         leg = EngineLeg(request.request_id, record, LegKind.PREFILL if prefill else LegKind.DECODE)
         self._legs[leg.id] = leg
@@ -326,6 +334,7 @@ class Fleet:
             pull=pull,
             block_size=self.world.block_size(endpoint_id),
             now_s=self.kernel.now_s,
+            expected_output_tokens=self._left(record),
         )
         if kind is LegKind.DECODE:
             self._decoding[record.index] = leg
@@ -359,6 +368,7 @@ class Fleet:
             pull_tokens=leg.pull_tokens or None,
             hold=leg.hold,
             tbt_slo_s=split.segment.tbt_slo_s,
+            expected_output_tokens=leg.stop_after or self._left(record),
         )
         kind = LegKind.DECODE if leg.decodes else LegKind.PREFILL
         begun = EngineLeg(request.request_id, record, kind, before=record.generated_tokens)

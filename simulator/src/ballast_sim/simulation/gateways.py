@@ -18,6 +18,7 @@ from ballast_core.effects import Effect
 from ballast_core.events import EndpointObserved, Event
 from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
 from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
+from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling
 from ballast_sim.physics import PHYSICS, Physics, VllmPhysics
 from ballast_sim.simulation.failures import Failure
 from ballast_sim.simulation.kernel import Kernel
@@ -76,6 +77,8 @@ class FleetSettings:
     """How running requests are moved, where a policy asks for it."""
     local_batching: LocalBatching = PROFILES_OWN
     """How many prompt tokens engines let into a step."""
+    engine_scheduler: Scheduling = VLLM_OWN
+    """How engines order their requests."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
@@ -100,6 +103,7 @@ class FleetSettings:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+        self._check_engines()
         if not 0 < self.scrape_timeout_s < float("inf"):
             raise ValueError(f"scrape_timeout_s: must be above 0, not {self.scrape_timeout_s!r}")
         for name in ("kv_chunk_tokens", "failures_until_lost", "gateways"):
@@ -108,12 +112,35 @@ class FleetSettings:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ValueError(f"max_tokens: must be 1 or more, not {self.max_tokens!r}")
 
+    def _check_engines(self) -> None:
+        if self.physics != "vllm" and not self.engine_scheduler.is_plain:
+            raise ValueError(
+                f"engine_scheduler: {self.engine_scheduler.name} is for engines with a scheduler, not for physics "
+                f"{self.physics}; leave one of the two out"
+            )
+        if self.local_batching != PROFILES_OWN and not self.engine_scheduler.is_plain:
+            raise ValueError(
+                f"engine_scheduler: {self.engine_scheduler.name} and local_batching both decide what a step holds; "
+                "give one of them"
+            )
+        if self.engine_policy != "fcfs" and self.engine_scheduler.order is not None:
+            raise ValueError(
+                f"engine_scheduler: {self.engine_scheduler.name} takes the place of engine_policy "
+                f"{self.engine_policy}; give one of them"
+            )
+        if self.engine_scheduler.needs_lengths and not self.length_hints.known:
+            raise ValueError(
+                f"engine_scheduler: {self.engine_scheduler.name} goes by predicted output lengths; "
+                "say what they are with lengths, such as oracle or noisy:60%"
+            )
+
     @property
     def engines(self) -> Physics:
         """What makes the engines."""
-        if self.local_batching == PROFILES_OWN and self.engine_policy == "fcfs":
+        plain = self.engine_policy == "fcfs" and self.engine_scheduler.is_plain
+        if self.local_batching == PROFILES_OWN and plain:
             return PHYSICS[self.physics]
-        return VllmPhysics(self.local_batching, self.engine_policy)
+        return VllmPhysics(self.local_batching, self.engine_policy, self.engine_scheduler)
 
 
 class Gateways:

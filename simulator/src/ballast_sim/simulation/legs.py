@@ -66,8 +66,12 @@ def engine_request(
     block_size: int,
     now_s: float,
     attempt: int = 1,
+    expected_output_tokens: float | None = None,
 ) -> EngineRequest:
-    """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV."""
+    """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV.
+
+    `expected_output_tokens` is what a predictor says of the whole output.
+    """
     return EngineRequest(
         request_id=leg_id(index, prefill=prefill, attempt=attempt),
         input_tokens=arrival.input_tokens,
@@ -76,13 +80,24 @@ def engine_request(
         arrival_s=now_s,
         hold=prefill,
         pull=pull,
+        expected_output_tokens=1.0 if prefill else expected_output_tokens,
     )
 
 
 def later_request(
-    arrival: Arrival, leg: EngineLeg, *, tokens: int, pull: bool, block_size: int, now_s: float
+    arrival: Arrival,
+    leg: EngineLeg,
+    *,
+    tokens: int,
+    pull: bool,
+    block_size: int,
+    now_s: float,
+    expected_output_tokens: float | None = None,
 ) -> EngineRequest:
-    """A leg of a request that decodes already and has `tokens` output tokens: to warm an engine, or to go on there."""
+    """A leg of a request that decodes already and has `tokens` output tokens: to warm an engine, or to go on there.
+
+    `expected_output_tokens` are foreseen from here on.
+    """
     warm = leg.kind is LegKind.WARM
     return EngineRequest(
         request_id=leg.id,
@@ -91,4 +106,5 @@ def later_request(
         content=leg_content(arrival, leg.record.index, block_size, shared=warm),
         arrival_s=now_s,
         pull=pull,
+        expected_output_tokens=1.0 if warm else expected_output_tokens,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +87,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "attainment": met / len(records) if records else None,
         "throughput_tok_s": sum(record.generated_tokens for record in records) / span_s if span_s else 0.0,
         "preemptions": fleet.world.preemptions(),
+        "preemptions_per_request": _per_request([record.preemptions for record in done]),
         "split_requests": len(cut),
         "segments_run": sum(split.at + 1 for split in cut),
         "kv_exposed_s": fleet.world.transfers.exposed_s,
@@ -100,6 +101,10 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         },
         "duration_s": span_s,
     }
+
+
+def _per_request(counts: Sequence[int]) -> dict[str, float | None]:
+    return {"mean": sum(counts) / len(counts), "max": max(counts)} if counts else {"mean": None, "max": None}
 
 
 def _migrations(fleet: Fleet, records: Iterable[Record]) -> dict[str, object]:
