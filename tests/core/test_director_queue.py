@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.ledger import Phase
+from ballast_core.ledger import Entry, Phase
 from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Stage
 from ballast_core.policies.placements import LeastRequests
 from ballast_core.policies.registry import QUEUE_ORDER, build
@@ -253,37 +254,62 @@ NAMES = ("p0", "p1", "d0", "f0")
 REQUESTS = tuple(f"r{k}" for k in range(9))
 _endpoints, _requests = st.sampled_from(NAMES), st.sampled_from(REQUESTS)
 _subsets = st.sampled_from([None, None, None, frozenset({"p0:8000", "d0:8000"}), frozenset({"f0:8000"})])
-_make: st.SearchStrategy[Callable[[float], Event]] = st.one_of(
-    *[
-        st.builds(
-            lambda n, tokens, own, subset: (
-                lambda _: RequestArrived(
-                    Request(RequestId(n), prompt_tokens=tokens, priority=own, subset=subset, expected_output_tokens=9.0)
-                )
-            ),
-            _requests,
-            st.integers(1, 5000),
-            st.integers(-1, 1),
-            _subsets,
+Step: TypeAlias = Callable[[Director, float], Event | None]
+
+
+def _of_dispatched(make: Callable[[Entry], Event]) -> st.SearchStrategy[Step]:
+    """Something happens to one of the requests that are not waiting."""
+
+    def step(number: int) -> Step:
+        def event(d: Director, _: float) -> Event | None:
+            going = [entry for entry in d.ledger if entry.phase is not Phase.HELD]
+            return make(going[number % len(going)]) if going else None
+
+        return event
+
+    return st.builds(step, st.integers(0, 8))
+
+
+def _fails(entry: Entry, d_name: str) -> Event:
+    return DispatchFailed(entry.request.id, Stage.DECODE, EndpointId(d_name))
+
+
+_arrives: st.SearchStrategy[Step] = st.builds(
+    lambda n, tokens, own, subset: (
+        lambda _d, _t: RequestArrived(
+            Request(RequestId(n), prompt_tokens=tokens, priority=own, subset=subset, expected_output_tokens=tokens % 97)
         )
-    ]
-    * 3,
-    st.builds(lambda n: lambda _: PrefillDone(RequestId(n)), _requests),
-    st.builds(lambda n: lambda _: FirstToken(RequestId(n)), _requests),
-    st.builds(lambda n: lambda _: Progress(RequestId(n), 7), _requests),
-    st.builds(lambda n: lambda _: RequestEnded(RequestId(n), Outcome.COMPLETED, 9), _requests),
-    st.builds(lambda n: lambda _: ClientGone(RequestId(n)), _requests),
-    st.builds(lambda n, e: lambda _: DispatchFailed(RequestId(n), Stage.DECODE, EndpointId(e)), _requests, _endpoints),
+    ),
+    _requests,
+    st.integers(1, 5000),
+    st.integers(-1, 1),
+    _subsets,
+)
+_goes_on: st.SearchStrategy[Step] = st.one_of(
+    _of_dispatched(lambda entry: PrefillDone(entry.request.id)),
+    _of_dispatched(lambda entry: FirstToken(entry.request.id)),
+    _of_dispatched(lambda entry: RequestEnded(entry.request.id, Outcome.COMPLETED, 9)),
+    _of_dispatched(lambda entry: _fails(entry, "d0")),
+)
+_anything: st.SearchStrategy[Step] = st.one_of(
+    st.builds(lambda n: lambda _d, _t: PrefillDone(RequestId(n)), _requests),
+    st.builds(lambda n: lambda _d, _t: Progress(RequestId(n), 7), _requests),
+    st.builds(lambda n: lambda _d, _t: ClientGone(RequestId(n)), _requests),
     st.builds(
-        lambda e, r: lambda t: EndpointObserved(endpoint(e), observation(running=r, at_s=t)),
+        lambda n, e: lambda _d, _t: DispatchFailed(RequestId(n), Stage.DECODE, EndpointId(e)), _requests, _endpoints
+    ),
+    st.builds(
+        lambda e, r: lambda _d, t: EndpointObserved(endpoint(e), observation(running=r, at_s=t)),
         _endpoints,
         st.integers(0, 3),
     ),
-    st.builds(lambda e: lambda _: EndpointObserved(endpoint(e)), _endpoints),
-    st.builds(lambda e: lambda _: EndpointDraining(EndpointId(e)), _endpoints),
-    st.builds(lambda e: lambda _: EndpointLost(EndpointId(e)), _endpoints),
-    st.just(lambda _: TimerFired()),
+    st.builds(lambda e: lambda _d, _t: EndpointObserved(endpoint(e)), _endpoints),
+    st.builds(lambda e: lambda _d, _t: EndpointDraining(EndpointId(e)), _endpoints),
+    st.builds(lambda e: lambda _d, _t: EndpointLost(EndpointId(e)), _endpoints),
+    st.just(lambda _d, _t: TimerFired()),
 )
+_steps = st.lists(st.one_of(_arrives, _arrives, _goes_on, _goes_on, _anything), max_size=60)
+_crowd = st.lists(_arrives, min_size=8, max_size=16)
 
 
 class Watcher:
@@ -339,19 +365,21 @@ class Watcher:
 
 @pytest.mark.parametrize("order", sorted(QUEUE_ORDERS))
 @settings(max_examples=60, deadline=None)
-@given(script=st.lists(_make, max_size=80), binding=st.sampled_from(Binding))
+@given(crowd=_crowd, steps=_steps, binding=st.sampled_from(Binding))
 def test_nobody_is_lost_doubled_or_passed_over(
-    order: str, script: list[Callable[[float], Event]], binding: Binding
+    order: str, crowd: list[Step], steps: list[Step], binding: Binding
 ) -> None:
     """Each request ends in exactly one way, places are never exceeded, and the order is kept."""
     d = bounded(("p0", "d0"), order=order, binding=binding, hold_s=3.0)
     watcher = Watcher(d)
+    script = crowd + steps
     for k, make in enumerate(script):
-        event = make(float(k))
-        if isinstance(event, RequestArrived) and event.request.id in watcher.open:
+        now_s = 0.5 * k
+        event = make(d, now_s)
+        if event is None or (isinstance(event, RequestArrived) and event.request.id in watcher.open):
             continue
-        watcher.feed(event, float(k))
-    end_s = float(len(script))
+        watcher.feed(event, now_s)
+    end_s = 0.5 * len(script)
     for name in sorted(watcher.open):
         if RequestId(name) not in d.queue:
             watcher.feed(done(name), end_s)
