@@ -143,7 +143,8 @@ class Plan:
 
     def cpu_left_s(self) -> float:
         """About how much processor time the rest takes: what the same run took with another seed, or its own guess."""
-        return sum(self.cost_s(job) for job in (*self.left, *self.under_way))
+        once = {digest_of(job.description): job for job in (*self.left, *self.under_way)}
+        return sum(map(self.cost_s, once.values()))
 
     def cost_s(self, job: Job) -> float:
         """Of one job, about."""

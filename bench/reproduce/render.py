@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,19 @@ class Judged:
         """None where no row judges."""
         verdicts = [row.verdict for row in self.rows if row.verdict is not None]
         return together(verdicts) if verdicts else None
+
+    @property
+    def told(self) -> str:
+        """The verdict, with a count where rows differ."""
+        verdict = self.verdict
+        if verdict is None:
+            return ""
+        judged_rows = [row.verdict for row in self.rows if row.verdict is not None]
+        known = Counter[Verdict](each for each in judged_rows if each is not Verdict.OPEN)
+        if len(known) < 2:
+            return f"**{verdict}**"
+        counts = ", ".join(f"{known[each]} {each}" for each in Verdict if known[each])
+        return f"**{verdict}**: {counts}"
 
     @property
     def text(self) -> str:
@@ -122,15 +136,14 @@ def _summary(papers: Sequence[Paper], found: Mapping[str, Finding]) -> Iterator[
     for paper in papers:
         for claim in paper.claims:
             theirs, real = (judged(claim, paper, found, setting) for setting in (Setting.THEIRS, Setting.REALISTIC))
-            first = Verdict.UNTESTABLE if claim.cannot else theirs.verdict
             yield _row(
                 paper.name,
                 claim.says,
                 claim.where,
                 claim.cannot or theirs.text,
-                _bold(first),
+                f"**{Verdict.UNTESTABLE}**" if claim.cannot else theirs.told,
                 real.text,
-                _bold(real.verdict),
+                real.told,
             )
 
 
@@ -144,10 +157,6 @@ def judged(claim: Claim, paper: Paper, found: Mapping[str, Finding], setting: Se
             if row.claim == claim.name and row.setting is setting
         ]
     )
-
-
-def _bold(verdict: Verdict | None) -> str:
-    return "" if verdict is None else f"**{verdict}**"
 
 
 def _experiment(experiment: Experiment, finding: Finding, record: Record) -> Iterator[str]:
