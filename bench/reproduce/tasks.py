@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ballast_core.model import Binding
+from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_sim.simulation.experiment import RunSpec, Setup, run
 from ballast_sim.simulation.gateways import FleetSettings
 from ballast_sim.simulation.policy_choice import PolicyChoice, parse_policies
@@ -108,12 +109,14 @@ def simulated(
     slo: str = "",
     fleet: FleetSettings | None = None,
     hardware: Mapping[str, Any] | None = None,
+    profiles: Sequence[HardwareProfile] = (),
     **more: Any,
 ) -> Simulated:
     """A run from what `ballast simulate` takes as options; `more` are further fields of `RunSpec`.
 
-    `workload` names a generator or a trace file, of which every seed then reads another part. Policies see no output
-    lengths and no max_tokens unless `fleet` says so. `hardware` are fields of all profiles that are other than shipped.
+    `profiles` are known to the shape beside the shipped ones. `workload` names a generator or a trace file, of which
+    every seed then reads another part. Policies see no output lengths and no max_tokens unless `fleet` says so.
+    `hardware` are fields of all profiles that are other than theirs.
     """
     source: WorkloadSource
     if isinstance(workload, Path):
@@ -129,7 +132,8 @@ def simulated(
         )
     setup = Setup(
         machines=tuple(
-            replace(machine, profile=replace(machine.profile, **hardware or {})) for machine in parse_shape(shape)
+            replace(machine, profile=replace(machine.profile, **hardware or {}))
+            for machine in parse_shape(shape, profiles={**SHIPPED_PROFILES, **{each.name: each for each in profiles}})
         ),
         shape=shape,
         source=source,
