@@ -230,8 +230,8 @@ SMALL = Experiment(
     name="ares/section-6.2",
     title="One prefill and three decode cards, short of memory (6.2)",
     text="vLLM's scheduler on a profile of the paper's card made from data sheets (`bench/reproduce/ares_card.py`): a "
-    "step with KV half full takes 18.6 ms, theirs 18.23. ShareGPT lengths up to 32K, 2,000 s, moves over PCIe. Requests "
-    "that do not fit are preempted and computed anew: what the paper calls OOM.",
+    "step with KV half full takes 18.6 ms, theirs 18.23. ShareGPT lengths up to 32K, 2,000 s, moves over PCIe. "
+    "Requests that do not fit are preempted and computed anew: what the paper calls OOM.",
     runs=_card_runs(),
     analyse=_card,
     figures=FIGURES,

@@ -31,8 +31,9 @@ def test_descriptions_are_the_same_when_read_again() -> None:
 
 
 def test_every_built_in_workload_but_none_twice_is_there() -> None:
+    """All but ARES's lengths up to 32K: the reproduction report runs them, three decode cards at a time."""
     generators = [cell.workload.source for cell in BALANCED if cell.workload.trace is None]
-    assert sorted(generators) == sorted(GENERATORS)
+    assert sorted(generators) == sorted(GENERATORS.keys() - {"sharegpt-32k"})
 
 
 @pytest.mark.shared
