@@ -75,3 +75,9 @@ class Results:
         if found is None:
             return None
         return Measured(100 * (found.value - 1), 100 * (found.low - 1), 100 * (found.high - 1), found.count)
+
+
+def known(*measurements: Measured | None) -> tuple[Measured, ...] | None:
+    """All of them, for prose that needs each; None where one is missing."""
+    found = tuple(each for each in measurements if each is not None)
+    return found if len(found) == len(measurements) else None
