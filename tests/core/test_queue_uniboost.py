@@ -156,13 +156,17 @@ def test_gamma_of_an_exponential_tail_is_its_rate() -> None:
 
 
 def test_gamma_follows_the_tail_and_stays_in_its_bounds() -> None:
-    """Nothing from fewer than 100; then with smoothing; a tail without width is the upper bound."""
+    """Nothing from fewer than 100; the first replaces the guess, then smoothing; a tail without width is the bound."""
     estimator = GammaEstimator(1.0)
     samples = np.random.default_rng(2).exponential(5.0, 20_000)
     changed = [estimator.completed(float(sample)) for sample in samples[:100]]
     assert changed == [False] * 99 + [True]
-    assert estimator.gamma_per_s == pytest.approx(0.8 * 1.0 + 0.2 * tail_slope_per_s(samples[:100]))
-    for sample in samples[100:]:
+    first = tail_slope_per_s(samples[:100])
+    assert estimator.gamma_per_s == pytest.approx(first)
+    for sample in samples[100:200]:
+        estimator.completed(float(sample))
+    assert estimator.gamma_per_s == pytest.approx(0.8 * first + 0.2 * tail_slope_per_s(samples[:200]))
+    for sample in samples[200:]:
         estimator.completed(float(sample))
     assert estimator.updates == 200
     assert estimator.gamma_per_s == pytest.approx(0.2, rel=0.3)

@@ -5,7 +5,8 @@ UPDATEGAMMA in appendix A.1 prints ln 99 - ln 95 for the numerator, which is no 
 
 The paper gives neither window nor smoothing nor bounds nor a first value. Here: the last 1,000 completions; nothing
 is learned from fewer than 100, of which the 99th percentile is the greatest but one; a new estimate after every 100;
-0.2 of it and 0.8 of the gamma before; at least 0.01 /s and at most 100 /s, the ends of figure 3.
+0.2 of it and 0.8 of the gamma before, but the first one takes the place of the initial value, which is a guess that
+may be off by orders of magnitude; at least 0.01 /s and at most 100 /s, the ends of figure 3.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class GammaEstimator:
         self._since = 0
         least, most = self.settings.gamma_min_per_s, self.settings.gamma_max_per_s
         seen = min(max(tail_slope_per_s(self._recent), least), most)
-        weight = self.settings.gamma_smoothing
+        weight = self.settings.gamma_smoothing if self.updates else 1.0
         self.gamma_per_s = min(max((1 - weight) * self.gamma_per_s + weight * seen, least), most)
         self.updates += 1
         return True
