@@ -98,7 +98,7 @@ def simulated(
     shape: str,
     policy: str | PolicyChoice,
     *,
-    workload: str | Path,
+    workload: str | Path | WorkloadSource,
     limit: int | None = None,
     duration_s: float | None = None,
     rate_rps: float | None = None,
@@ -114,12 +114,14 @@ def simulated(
 ) -> Simulated:
     """A run from what `ballast simulate` takes as options; `more` are further fields of `RunSpec`.
 
-    `profiles` are known to the shape beside the shipped ones. `workload` names a generator or a trace file, of which
-    every seed then reads another part. Policies see no output lengths and no max_tokens unless `fleet` says so.
-    `hardware` are fields of all profiles that are other than theirs.
+    `profiles` are known to the shape beside the shipped ones. `workload` names a generator, is a trace file of which
+    every seed then reads another part, or a whole source. Policies see no output lengths and no max_tokens unless
+    `fleet` says so. `hardware` are fields of all profiles that are other than theirs.
     """
     source: WorkloadSource
-    if isinstance(workload, Path):
+    if isinstance(workload, WorkloadSource):
+        source = workload
+    elif isinstance(workload, Path):
         source = SeededTrace(trace=workload, limit=limit, seeds=FULL_SEEDS)
     else:
         source = WorkloadSource(

@@ -1,0 +1,60 @@
+"""A hotspot that no built-in workload has: a long document that many ask about at once, another one every minute."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from ballast_sim.simulation.source import Load, WorkloadSource
+from ballast_sim.workloads import WorkloadRequest
+
+BLOCK_TOKENS = 64
+QUESTION_TOKENS = 128
+OTHER_TOKENS = 2048
+ANSWER_TOKENS = 150
+_OWN_IDS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotDocuments(WorkloadSource):
+    """Poisson arrivals; `hot_ratio` of them ask about the document of the minute, all others share nothing.
+
+    Every document is asked about once, half a period before its own, so that one endpoint holds it when all come: a
+    document that nobody holds is read by several at once, and is no hotspot then. Takes `rate_rps` and `limit`; the
+    rest of a source is unused. Answers are exponential, mean 150 tokens.
+    """
+
+    document_tokens: int
+    hot_ratio: float = 0.6
+    period_s: float = 60.0
+
+    @property
+    def name(self) -> str:
+        """See `WorkloadSource`."""
+        return f"hot documents of {self.document_tokens} tokens"
+
+    def load(self, seed: int, rate_scale: float) -> Load:
+        """See `WorkloadSource`."""
+        assert self.rate_rps is not None
+        assert self.limit is not None
+        rng = random.Random(f"hot documents {seed}")
+        blocks = self.document_tokens // BLOCK_TOKENS
+        requests, at_s, announced = [], 0.0, 0
+        for number in range(self.limit):
+            at_s += rng.expovariate(self.rate_rps * rate_scale)
+            hot = rng.random() < self.hot_ratio
+            document = int(at_s / self.period_s)
+            if hot and announced <= document and at_s > (document + 0.5) * self.period_s:
+                document = announced = document + 1
+            first = document * blocks if hot else _OWN_IDS * (number + 1)
+            tokens = self.document_tokens if hot else OTHER_TOKENS
+            requests.append(
+                WorkloadRequest(
+                    arrival_s=at_s,
+                    input_tokens=tokens + QUESTION_TOKENS,
+                    output_tokens=1 + int(rng.expovariate(1 / ANSWER_TOKENS)),
+                    hash_ids=tuple(range(first, first + tokens // BLOCK_TOKENS)),
+                    block_size=BLOCK_TOKENS,
+                )
+            )
+        return Load(tuple(requests), {})
