@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from ballast_core.effects import Dispatch, Effect, Handoff, Reject
 from ballast_core.model import Endpoint, RejectReason, Stage
 from ballast_gateway.observe.fleet import Fleet, Member
-from ballast_gateway.records import RequestRecord
+from ballast_gateway.records import MoveOutcome, RequestRecord
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _GAPS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
@@ -53,6 +53,25 @@ class Metrics:
         )
         self._retries = Counter(
             "ballast_gateway_retries", "Requests sent to another endpoint after a leg failed.", registry=registry
+        )
+        self._migrations = Counter(
+            "ballast_gateway_migrations",
+            "Orders to move a running decode, by outcome.",
+            ("outcome",),
+            registry=registry,
+        )
+        for outcome in MoveOutcome:
+            self._migrations.labels(str(outcome))
+        self._pauses = Histogram(
+            "ballast_gateway_migration_pause_seconds",
+            "From the cut of a stream to the target's first token.",
+            buckets=_GAPS,
+            registry=registry,
+        )
+        self._rescues = Counter(
+            "ballast_gateway_rescues",
+            "Streams that went on at another endpoint after theirs failed.",
+            registry=registry,
         )
         self._rejections = Counter(
             "ballast_gateway_rejections", "Requests that got no endpoint.", ("reason",), registry=registry
@@ -96,6 +115,12 @@ class Metrics:
         self._child(self._requests, model, record.outcome, record.reason).inc()
         if record.retries:
             self._retries.inc(record.retries)
+        for move in record.moves:
+            self._child(self._migrations, str(move.outcome)).inc()
+            if move.pause_s is not None:
+                self._pauses.observe(move.pause_s)
+        if record.rescues:
+            self._rescues.inc(record.rescues)
         if not record.dispatches:
             return
         ttft, tpot, e2e, prompt, output = self._of_model(model)

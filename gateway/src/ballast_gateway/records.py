@@ -3,6 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class MoveOutcome(StrEnum):
+    """How the move of a running decode ended."""
+
+    MOVED = "moved"
+    FAILED = "failed"
+    """It went on where it was, or, if that engine failed meanwhile, another way."""
+    ENDED = "ended"
+    """The request came to its end first."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """One move."""
+
+    outcome: MoveOutcome
+    pause_s: float | None = None
+    """From the cut to the target's first token, if it moved."""
 
 
 @dataclass(slots=True)
@@ -31,6 +51,10 @@ class RequestRecord:
     reason: str = ""
     """The error's code if it did not complete."""
     detail: str = ""
+    moves: tuple[MoveRecord, ...] = ()
+    """Each order to move it, and what became of it."""
+    rescues: int = 0
+    """How often its engine failed after the first token and the stream went on."""
 
     @property
     def retries(self) -> int:
@@ -74,6 +98,8 @@ class RequestRecord:
             "prefill": self.prefill,
             "decode": self.decode,
             "retries": self.retries,
+            "migrations": sum(move.outcome is MoveOutcome.MOVED for move in self.moves),
+            "rescues": self.rescues,
             "prefill_s": None if self.prefilled_s is None else round(self.prefilled_s - self.arrived_s, 6),
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
             "tpot_s": None if self.tpot_s is None else round(self.tpot_s, 6),

@@ -133,6 +133,14 @@ class Limits(ApiModel):
     """Seconds that running requests get after that."""
 
 
+class Streams(ApiModel):
+    """Streams of the proxy face."""
+
+    rescue: bool = True
+    """Whether a stream whose engine fails after the first token goes on at another one, from its tokens; only streams
+    whose state is all in their tokens can."""
+
+
 class Admin(ApiModel):
     """The admin API."""
 
@@ -179,6 +187,8 @@ class GatewaySettings(ApiModel):
     """Reading of the engines' metrics."""
     limits: Limits = Field(default_factory=Limits)
     """Limits and timeouts."""
+    streams: Streams = Field(default_factory=Streams)
+    """Going on elsewhere."""
     admin: Admin = Field(default_factory=Admin)
     """The admin API."""
     logs: Logs = Field(default_factory=Logs)

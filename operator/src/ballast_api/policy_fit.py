@@ -32,7 +32,11 @@ class Ability(StrEnum):
 
 
 FACES: Mapping[Face, frozenset[Ability]] = MappingProxyType(
-    {face: frozenset({Ability.PRIORITIES}) for face in ("Proxy", "Picker", "Both")}
+    {
+        "Proxy": frozenset({Ability.PRIORITIES, Ability.MIGRATIONS}),
+        "Picker": frozenset({Ability.PRIORITIES}),
+        "Both": frozenset({Ability.PRIORITIES}),
+    }
 )
 """What each face does beyond placing requests and letting them wait; `Both` is what both do.
 

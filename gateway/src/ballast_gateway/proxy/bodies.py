@@ -16,7 +16,7 @@ from typing import Final
 from ballast_gateway import openai_body
 from ballast_gateway.openai_body import InvalidBody, JsonObject
 
-_ASK_FOR_HANDLE: Final[JsonObject] = {
+ASK_FOR_HANDLE: Final[JsonObject] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -55,7 +55,7 @@ class Generation:
         """The prefill leg: one token, no stream, and a KV handle please."""
         dropped = {"stream", "stream_options", "min_tokens", "max_tokens", "max_completion_tokens"}
         document = {key: value for key, value in self.document.items() if key not in dropped}
-        document |= {"max_tokens": 1, "stream": False, "kv_transfer_params": _ASK_FOR_HANDLE}
+        document |= {"max_tokens": 1, "stream": False, "kv_transfer_params": ASK_FOR_HANDLE}
         if self.chat:
             document["max_completion_tokens"] = 1
         return openai_body.dump(document)

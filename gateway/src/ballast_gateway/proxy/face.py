@@ -25,7 +25,10 @@ from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.connection import ClientConnection
-from ballast_gateway.proxy.legs import Generator, Job
+from ballast_gateway.proxy.decode_leg import Job
+from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.legs import Generator
+from ballast_gateway.proxy.replayable import is_replayable
 from ballast_gateway.proxy.requests import HttpRequest
 from ballast_gateway.proxy.upstream import UpstreamPool
 from ballast_gateway.records import RequestRecord
@@ -78,8 +81,14 @@ class ProxyFace:
         self._not_forwarded = headers.PRIORITY if queue is not None and queue.engine_priority else b""
         self._models = _models_body(self._served, created_s)
         self._generator = Generator(
-            pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s, idle_timeout_s=limits.idle_timeout_s
+            pool,
+            self._loop,
+            prefill_timeout_s=limits.prefill_timeout_s,
+            idle_timeout_s=limits.idle_timeout_s,
+            rescue=settings.streams.rescue,
         )
+        self._moves = driver.director.rescheduler is not None
+        self._holds = self._moves or settings.streams.rescue
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -195,6 +204,10 @@ class ProxyFace:
             generation.document, model=generation.model, objective=headers.objective(request.headers)
         )
         named = headers.priority(request.headers)
+        held = HeldStream(generation) if self._holds and is_replayable(generation) else None
+        forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
+        job = Job(client, path, forwarded, generation, record, held)
+        mover = self._generator.mover(job) if self._moves else None
         self.in_flight += 1
         try:
             with self._driver.open(
@@ -207,10 +220,11 @@ class ProxyFace:
                     block_size=facts.block_size,
                     traffic_class=facts.traffic_class,
                     priority=generation.priority if named is None else named,
-                )
+                    movable=mover is not None,
+                ),
+                mover=None if mover is None else mover.begin,
             ) as ticket:
-                forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
-                await self._generator.run(Job(client, path, forwarded, generation, record), ticket)
+                await self._generator.run(job, ticket, mover)
         except asyncio.CancelledError:
             record.outcome, record.reason = "cancelled", "client-gone"
             raise

@@ -1,0 +1,251 @@
+"""Running streams are moved between engines, or saved when one dies; clients see the bytes of a stream unmoved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import numpy as np
+import pytest
+
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.model import EndpointId
+from ballast_core.rescheduling.protocol import Decodes, Move, Round
+from ballast_sim.engine_sim.options import parse_options
+from ballast_sim.engine_sim.server import EngineSimServer
+from tests.support.gateway_kit import RunningGateway, running_gateway, until
+
+ROLES = {"p": "kv_producer", "d": "kv_consumer"}
+PROMPT = list(range(1000, 1200))
+TOKENS = 80
+CREATED = re.compile(rb'"created":\d+')
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """A rescheduling policy for tests: everything that may move moves to the next endpoint, all the time."""
+
+    type: ClassVar[str] = "shuffle"
+    needs: ClassVar[Belief] = Belief.PROGRESS
+    predictor: ClassVar[str] = "hinted"
+    min_stay_s: ClassVar[float] = 0.0
+    interval_s: float = 0.05
+
+    def decide(self, decodes: Decodes) -> Round:
+        count = len(decodes.takes)
+        loads = np.zeros(count)
+        if count < 2:
+            return Round((), loads, 0.0, "nowhere to go")
+        rows = np.flatnonzero(decodes.may_move)
+        moves = tuple(Move(int(row), (int(decodes.endpoint[row]) + 1) % count, 1.0) for row in rows)
+        return Round(moves, loads, 0.0, "all")
+
+
+@asynccontextmanager
+async def engine_sim(name: str, *more: str) -> AsyncIterator[EngineSimServer]:
+    transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": ROLES[name[0]]})
+    options, _ = parse_options(
+        [
+            *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0", *more),
+            *("--profile", "h200-llama3-8b", "--kv-transfer-config", transfer),
+        ],
+        {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
+    )
+    server = EngineSimServer(options)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+class Line(AsyncExitStack):
+    """One prefill and two decode engines, and a gateway that moves what it can, or one that moves nothing."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__()
+        self._tmp_path = tmp_path
+        self.engines: dict[str, EngineSimServer] = {}
+
+    async def start(
+        self, *names: str, shuffle_s: float | None = 0.05, slower: float = 1, **settings: Any
+    ) -> RunningGateway:
+        for name in names or ("p0", "d0", "d1"):
+            slow = ("--time-scale", str(slower)) if name.startswith("d") else ()
+            self.engines[name] = await self.enter_async_context(engine_sim(name, *slow))
+        addresses = {name: f"127.0.0.1:{engine.port}" for name, engine in self.engines.items()}
+        if shuffle_s is not None:
+            settings["policy"] = {"rescheduling": {"type": "ares"}, **settings.get("policy", {})}
+        gateway = await self.enter_async_context(running_gateway(self._tmp_path, addresses, **settings))
+        rescheduler = gateway.gateway.driver.director.rescheduler
+        if rescheduler is not None and shuffle_s is not None:
+            rescheduler.policy = Shuffle(shuffle_s)
+        return gateway
+
+    async def unmoved(self, path: str, body: dict[str, Any], request_id: str) -> bytes:
+        """What one engine alone answers."""
+        engine = next(engine for name, engine in self.engines.items() if name.startswith("p"))
+        return await stream(f"http://127.0.0.1:{engine.port}{path}", body, request_id)
+
+    def kill(self, name: str) -> None:
+        """The engine hangs up on everybody and listens no more."""
+        engine = self.engines[name]
+        for listener in engine._listeners:
+            listener.close()
+        for connection in list(engine._connections):
+            connection.abort()
+
+
+async def stream(url: str, body: dict[str, Any], request_id: str, on_bytes: Callable[[bytes], None] = len) -> bytes:
+    """The bytes of a whole stream, but for when it began."""
+    got = b""
+    async with (
+        httpx.AsyncClient(timeout=60, trust_env=False) as client,
+        client.stream("POST", url, json=body, headers={"x-request-id": request_id}) as answer,
+    ):
+        assert answer.status_code == 200, await answer.aread()
+        async for data in answer.aiter_bytes():
+            got += data
+            on_bytes(got)
+    return CREATED.sub(b'"created":0', got)
+
+
+def request(path: str, number: int = 0, **more: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "tiny", "stream": True, "max_tokens": TOKENS + number, **more}
+    if "chat" in path:
+        return {**body, "messages": [{"role": "user", "content": f"Tell me number {number}. " * 20}]}
+    return {**body, "prompt": [number, *PROMPT]}
+
+
+@pytest.fixture
+async def line(tmp_path: Path) -> AsyncIterator[Line]:
+    async with Line(tmp_path) as made:
+        yield made
+
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+USAGE = {"include_usage": True}
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "usage": {"stream_options": USAGE},
+    "usage in every event": {"stream_options": USAGE | {"continuous_usage_stats": True}},
+    "token ids": {"return_token_ids": True},
+    "least tokens": {"min_tokens": 70},
+    "own end": {"vllm_xargs": {"ballast_output_tokens": 60}},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+async def test_a_stream_that_moves_all_the_time_is_the_stream_of_one_engine(
+    line: Line, path: str, shape: dict[str, Any]
+) -> None:
+    """Byte by byte: every event, the usage, the reason of its end."""
+    gateway = await line.start()
+    body = request(path, **shape)
+    moved = await stream(f"{gateway.url}{path}", body, "one")
+    assert moved == await line.unmoved(path, body, "one")
+    (entry,) = gateway.requests()
+    assert entry["migrations"] >= 2
+    assert entry["outcome"] == "completed"
+    assert entry["output_tokens"] == (60 if "vllm_xargs" in shape else TOKENS)
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_under_load_every_stream_is_whole_however_often_it_moves(line: Line, path: str) -> None:
+    """Twenty streams at once over three decode engines that take their time."""
+    gateway = await line.start("p0", "d0", "d1", "d2", slower=4)
+    bodies = {f"r{number}": request(path, number) for number in range(20)}
+    url = f"{gateway.url}{path}"
+    names = list(bodies)
+    moved = await asyncio.gather(*(stream(url, bodies[name], name) for name in names))
+    alone = await asyncio.gather(*(line.unmoved(path, bodies[name], name) for name in names))
+    assert dict(zip(names, moved, strict=True)) == dict(zip(names, alone, strict=True))
+    entries = gateway.requests()
+    assert sum(entry.get("migrations", 0) for entry in entries) > 20
+    assert {entry["outcome"] for entry in entries} == {"completed"}
+    page = gateway.gateway.registry.get_sample_value("ballast_gateway_migrations_total", {"outcome": "moved"})
+    assert page == sum(entry.get("migrations", 0) for entry in entries)
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+    assert gateway.gateway.driver.director.ledger.decoding_tokens.sum() == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shuffle_s", [None, 0.05], ids=["still", "moving"])
+async def test_a_decode_engine_that_dies_takes_no_stream_with_it(
+    line: Line, path: str, shuffle_s: float | None
+) -> None:
+    """Fourteen streams over two engines, one of which hangs up in the middle: each goes on at the other one."""
+    gateway = await line.start(shuffle_s=shuffle_s, slower=4)
+    bodies = {f"r{number}": request(path, number, stream_options=USAGE) for number in range(14)}
+    url = f"{gateway.url}{path}"
+    alive = True
+
+    def watch(got: bytes) -> None:
+        nonlocal alive
+        if alive and got.count(b"data: ") > 30:
+            alive = False
+            line.kill("d0")
+
+    moved = await asyncio.gather(*(stream(url, body, name, watch) for name, body in bodies.items()))
+    alone = await asyncio.gather(*(line.unmoved(path, body, name) for name, body in bodies.items()))
+    assert moved == list(alone)
+    entries = gateway.requests()
+    assert {entry["outcome"] for entry in entries} == {"completed"}
+    assert {entry["decode"] for entry in entries} == {"d1"}
+    if shuffle_s is None:
+        assert sum(entry.get("rescues", 0) for entry in entries) >= 3
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+async def test_a_client_that_leaves_while_it_is_moved_leaves_nothing_behind(line: Line) -> None:
+    """Neither in the ledger nor on any engine."""
+    gateway = await line.start(shuffle_s=0.02)
+    body = request(PATHS[0], max_tokens=50_000)
+
+    async def leave_after(events: int) -> None:
+        count = 0
+        async with (
+            httpx.AsyncClient(timeout=60, trust_env=False) as client,
+            client.stream("POST", f"{gateway.url}{PATHS[0]}", json=body) as answer,
+        ):
+            async for _ in answer.aiter_bytes():
+                count += 1
+                if count >= events:
+                    return
+
+    await asyncio.gather(*(leave_after(5 + 3 * number) for number in range(12)))
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+    await until(lambda: not any(engine._answers for engine in line.engines.values()))
+    assert {entry["outcome"] for entry in gateway.requests()} == {"cancelled"}
+
+
+async def test_what_cannot_be_replayed_stays(line: Line) -> None:
+    """A seed with a temperature: as if there were no rescheduling."""
+    gateway = await line.start()
+    body = request(PATHS[0], seed=5, temperature=0.8)
+    assert await stream(f"{gateway.url}{PATHS[0]}", body, "one") == await line.unmoved(PATHS[0], body, "one")
+    assert "migrations" not in gateway.requests()[0]
+
+
+async def test_the_director_and_the_engines_agree_where_a_request_is(line: Line) -> None:
+    """While it moves to and fro, it runs in one place, and that is where the books have it in the end."""
+    gateway = await line.start()
+    director = gateway.gateway.driver.director
+    places: set[EndpointId] = set()
+
+    def look(_: bytes) -> None:
+        for entry in director.ledger:
+            if entry.decode_slot is not None:
+                places.add(director.inventory.endpoint(entry.decode_slot).id)
+
+    await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", look)
+    assert places == {"d0", "d1"}
