@@ -105,7 +105,7 @@ async def test_prefill_hands_its_handle_to_decode(tmp_path: Path) -> None:
         prefill, decode = fleet.engines["p0"].asked[0], fleet.engines["d0"].asked[0]
         assert (prefill.body["max_tokens"], prefill.body["stream"]) == (1, False)
         assert prefill.body["kv_transfer_params"]["do_remote_decode"] is True
-        assert decode.body == {**STREAM, "kv_transfer_params": HANDLE}
+        assert decode.body == {**STREAM, "kv_transfer_params": HANDLE, "return_token_ids": True}
         assert prefill.headers["x-request-id"] == decode.headers["x-request-id"] == answer.headers["x-request-id"]
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.body == b"".join(sse_events(["a", "b", "c"]))

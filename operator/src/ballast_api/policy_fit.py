@@ -40,8 +40,9 @@ FACES: Mapping[Face, frozenset[Ability]] = MappingProxyType(
 )
 """What each face does beyond placing requests and letting them wait; `Both` is what both do.
 
-`ballast_gateway.driver` says what a face must do for each. The picker never holds the stream of a request: cutting and
-moving take the agent in the pods, which this release does not have.
+`ballast_gateway.driver` says what a face must do for each. The proxy moves streams by replaying their tokens; it
+runs no cuts, because vLLM gives no KV handle of a request that streams. The picker never holds the stream of a request:
+cutting and moving take the agent in the pods, which this release does not have.
 """
 
 

@@ -122,9 +122,9 @@ class HeldStream:
             if self.broken:
                 self._partial = b""
                 break
-            if kept:
+            if kept is not None:
                 shown.append(kept)
-        if self.lost or (not self.begun and (b"\r\n\r\n" in self._partial)):
+        if self.lost or (not self.begun and b"\r\n\r\n" in self._partial):
             self.lost = True
             shown.append(self._partial)
             self._partial = b""
@@ -136,21 +136,22 @@ class HeldStream:
         shown.append(b"")
         return _SEPARATOR.join(shown)
 
-    def _event(self, event: bytes) -> bytes:
+    def _event(self, event: bytes) -> bytes | None:
+        """What the client sees of an event; None: nothing. Sets `lost` or `broken` where it is of no use."""
         if not event.startswith(b"data: {"):
             self.done = self.done or event == _DONE
             return event
         at = event.find(_CHOICES)
         if at < 0:
-            self.broken = f"an event that is none: {event[6:206].decode(errors='replace')}"
-            return b""
+            return self._give_up(event, f"an event without choices: {event[6:206].decode(errors='replace')}")
         if _ABORTED in event:
             self.broken = "the engine aborted the request"
-            return b""
+            return None
         if self._first_of_leg:
-            event = self._opening(event)
-            if self.lost or self.broken or not event:
-                return event
+            opening = self._opening(event)
+            if self.lost or self.broken or opening is None:
+                return opening
+            event = opening
             at = event.find(_CHOICES)
         if not self._head:
             self._head = event[:at]
@@ -160,7 +161,13 @@ class HeldStream:
                 event = self._with_true_usage(event)
         return self._take_ids(event)
 
-    def _opening(self, event: bytes) -> bytes:
+    def _give_up(self, event: bytes, problem: str) -> bytes:
+        """An engine that nothing was taken from yet may answer as it likes: its bytes go to the client."""
+        self.lost = not self._later and not self.tokens
+        self.broken = "" if self.lost else problem
+        return event
+
+    def _opening(self, event: bytes) -> bytes | None:
         """The events up to the first token. In a later leg the role is known, and the prompt must be ours."""
         at = event.find(_PROMPT_IDS)
         if at >= 0:
@@ -172,19 +179,19 @@ class HeldStream:
                 self._expected = b""
             else:
                 self.broken = "the engine went on from other tokens than it was given"
-                return b""
+                return None
             if not self._asked_ids or self._later:
                 event = event[: at + len(_PROMPT_IDS) - 1] + b"null" + event[end + 1 :]
         if _IDS not in event and _FINISHED not in event:
             if self._chat and b'"role":' in event:
-                return b"" if self._later else event
-            self.lost = not self._later
-            self.broken = "the engine gives no token ids" if self._later else ""
-            return event
+                return None if self._later else event
+            return self._give_up(event, "the engine gives no token ids")
         self._first_of_leg = False
         if self._expected:
             self.broken = "the engine does not say which tokens it went on from"
-        elif self._later and len(_text_of(event)) > _CHARS_PER_TOKEN * max(1, event.count(b",")):
+        elif self._later and len(_text_of(event)) > _CHARS_PER_TOKEN * max(
+            1, len(_choice_of(event)["token_ids"] or ())
+        ):
             self.broken = "the engine repeats the prompt"
         return event
 
