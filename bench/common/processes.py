@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from typing import Any, TypeAlias, TypeVar
+
+from ballast_sim.simulation.pool import end_with_parent
 
 INTERRUPTED = 130
 
@@ -75,8 +78,10 @@ def compute(
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(processes, get_context("spawn"), _die_at_interrupts)
+    return ProcessPoolExecutor(processes, get_context("spawn"), _start_worker)
 
 
-def _die_at_interrupts() -> None:
+def _start_worker() -> None:
+    """A worker ends at once at an interrupt, and with its parent, however that ended."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=end_with_parent, daemon=True).start()

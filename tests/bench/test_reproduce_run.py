@@ -1,6 +1,9 @@
 """Runs are kept one by one, a kill loses nothing that was finished, and the page is what the record says."""
 
 import os
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -277,3 +280,34 @@ def test_the_papers_render_without_a_single_run() -> None:
     text = render.page(Record({"ballast": "0"}, "2026-01-01", "2 cores"))
     assert all(f"## {each.title}" in text for each in PAPERS)
     assert "not computed yet" in text
+
+
+PARENT = """
+import os, time
+from bench.common.processes import compute
+
+def sleep(job):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    compute(iter([1, None]).__next__, sleep, print, print, processes=1)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to see which processes run")
+def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    """Whoever kills a run of hours finds no process left that goes on for nobody."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        worker = Path("/proc", parent.stdout.readline().strip())
+        assert worker.exists()
+        parent.kill()
+    until_s = time.monotonic() + 30
+    while worker.exists() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not worker.exists()

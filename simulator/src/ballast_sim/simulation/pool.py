@@ -90,11 +90,11 @@ class _Worker:
 
 def _start_worker(stop: Event, progress: SimpleQueue[tuple[int, float]]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     _Worker.stop, _Worker.progress = stop, progress
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A killed parent cannot tell: its workers would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
