@@ -32,6 +32,10 @@ from ballast_gateway.proxy.upstream import Collect, Headers, UpstreamPool
 METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
 HANDLE = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [list(range(32))], "remote_port": 1}
 EVENT = b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1795241406,"model":"tiny","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'  # noqa: E501
+EVENT_WITH_IDS = EVENT.replace(b'"stop_reason":null', b'"stop_reason":null,"token_ids":[15043]')
+FIRST_EVENT = EVENT_WITH_IDS.replace(
+    b'"token_ids"', b'"prompt_token_ids":[%b],"token_ids"' % b",".join([b"15043"] * 60)
+)
 CONNECTIONS = 32
 STREAMS, CHUNKS, GAP_S = 200, 60, 0.05
 GOAL_REQUEST_MS, GOAL_CHUNKS_MS = 0.15, 35.0
@@ -64,7 +68,7 @@ class Engine(asyncio.Protocol):
             self.transport.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             )
-            self._event(0)
+            self._event(0, b"return_token_ids" in body)
         else:
             self._reply(json.dumps({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}).encode())
 
@@ -73,14 +77,15 @@ class Engine(asyncio.Protocol):
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         )
 
-    def _event(self, number: int) -> None:
+    def _event(self, number: int, ids: bool) -> None:
         if self.transport.is_closing():
             return
         if number == CHUNKS:
-            self.transport.write(b"0\r\n\r\n")
+            self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
             return
-        self.transport.write(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
-        asyncio.get_running_loop().call_later(GAP_S, self._event, number + 1)
+        event = (EVENT_WITH_IDS if number else FIRST_EVENT) if ids else EVENT
+        self.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
+        asyncio.get_running_loop().call_later(GAP_S, self._event, number + 1, ids)
 
 
 async def serve_engines(count: int) -> None:
@@ -196,7 +201,7 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
     await asyncio.gather(*(one(number) for number in range(STREAMS)))
     used_s = (cpu_s(pid) if pid else 0.0) - before
     pool.close()
-    assert all(len(exchange.at_s) == CHUNKS for exchange in exchanges)
+    assert all(len(exchange.at_s) == CHUNKS + 1 for exchange in exchanges)
     gaps = [b - a for exchange in exchanges for a, b in zip(exchange.at_s, exchange.at_s[1:], strict=False)]
     late = [abs(gap - GAP_S) for gap in gaps]
     return Streams(1e3 * percentile(late, 0.5), 1e3 * percentile(late, 0.99), 1e6 * used_s / (STREAMS * CHUNKS))
@@ -205,7 +210,7 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-def settings(folder: Path, ports: list[int], policy: str) -> Path:
+def settings(folder: Path, ports: list[int], policy: str, *, rescue: bool) -> Path:
     roles = ["prefill", "prefill", "decode", "decode"]
     entries = [
         {"name": f"{role}-{number}", "address": f"127.0.0.1:{port}", "role": role}
@@ -217,6 +222,7 @@ def settings(folder: Path, ports: list[int], policy: str) -> Path:
         "discovery": {"file": str(folder / "endpoints.yaml")},
         "listeners": {"host": "127.0.0.1", "proxy": 0, "admin": 0},
         "limits": {"drainGraceS": 0},
+        "streams": {"rescue": rescue},
     }
     if policy:
         prefill, _, decode = policy.partition("/")
@@ -271,6 +277,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10_000, help="per round, at 32 connections")
     parser.add_argument("--policy", default="", help="PREFILL/DECODE; default: the gateway's own")
+    parser.add_argument("--no-rescue", action="store_true", help="streams.rescue: false, so no token ids are kept")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -282,7 +289,7 @@ def main() -> None:
         child(sys.executable, __file__, "--engines", line_from="stdout") as (_, said),
     ):
         ports: list[int] = json.loads(said)
-        config = settings(Path(folder), ports, options.policy)
+        config = settings(Path(folder), ports, options.policy, rescue=not options.no_rescue)
         command = (sys.executable, "-m", "ballast_cli", "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (gateway, line):
             at = json.loads(line)["ports"]

@@ -249,3 +249,136 @@ async def test_the_director_and_the_engines_agree_where_a_request_is(line: Line)
 
     await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", look)
     assert places == {"d0", "d1"}
+
+
+def intercept(line: Line, name: str, breaks: Callable[[dict[str, Any]], str]) -> None:
+    """Let an engine hang up on requests, or never answer them: `breaks` says "break", "hang" or nothing."""
+    routes = line.engines[name]._routes
+    for path in PATHS:
+        serve = routes["POST", path]
+
+        def handle(asked: Any, exchange: Any, serve: Any = serve) -> None:
+            match breaks(json.loads(asked.body)):
+                case "break":
+                    exchange.start_stream()
+                    exchange.break_off()
+                case "":
+                    serve(asked, exchange)
+
+        routes["POST", path] = handle
+
+
+def outcomes(gateway: RunningGateway) -> dict[str, float]:
+    value = gateway.gateway.registry.get_sample_value
+    return {
+        outcome: value("ballast_gateway_migrations_total", {"outcome": outcome}) or 0.0
+        for outcome in ("moved", "failed", "ended")
+    }
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_target_that_fails_in_its_warm_up_costs_nothing(line: Line, path: str) -> None:
+    """The stream stays, and the Director hears so each time."""
+    gateway = await line.start(slower=2)
+    for name in ("d0", "d1"):
+        intercept(line, name, lambda body: "" if body.get("stream") else "break")
+    assert await stream(f"{gateway.url}{path}", request(path), "one") == await line.unmoved(path, request(path), "one")
+    found = outcomes(gateway)
+    assert found["moved"] == 0
+    assert found["failed"] >= 2
+    assert "rescues" not in gateway.requests()[0]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_target_that_fails_after_the_cut_sends_the_stream_back(line: Line, path: str) -> None:
+    """Its source has the tokens in its cache; the client sees nothing of it."""
+    gateway = await line.start(slower=2)
+    home = ""
+
+    def only_at_home(name: str) -> Callable[[dict[str, Any]], str]:
+        def breaks(body: dict[str, Any]) -> str:
+            nonlocal home
+            if body.get("stream") and body["max_tokens"] == TOKENS:
+                home = name
+            return "break" if body.get("stream") and name != home else ""
+
+        return breaks
+
+    for name in ("d0", "d1"):
+        intercept(line, name, only_at_home(name))
+    assert await stream(f"{gateway.url}{path}", request(path), "one") == await line.unmoved(path, request(path), "one")
+    found = outcomes(gateway)
+    assert found["moved"] == 0
+    assert found["failed"] >= 2
+    (entry,) = gateway.requests()
+    assert (entry["outcome"], entry["decode"]) == ("completed", home)
+
+
+async def test_a_request_may_end_before_its_move(line: Line) -> None:
+    """A warm-up without an end is given up with the request."""
+    gateway = await line.start()
+    for name in ("d0", "d1"):
+        intercept(line, name, lambda body: "" if body.get("stream") else "hang")
+    path = PATHS[0]
+    assert await stream(f"{gateway.url}{path}", request(path), "one") == await line.unmoved(path, request(path), "one")
+    assert outcomes(gateway) == {"moved": 0, "failed": 0, "ended": 1}
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+async def test_a_client_that_cannot_keep_up_loses_nothing_by_moves(line: Line) -> None:
+    """Its connection is paused and resumed all the while, in the midst of cuts too."""
+    gateway = await line.start()
+    path, face = PATHS[0], gateway.gateway.proxy
+    assert face is not None
+
+    async def hiccups() -> None:
+        while True:
+            for connection in list(face.connections):
+                connection.pause_writing()
+            await asyncio.sleep(0.03)
+            for connection in list(face.connections):
+                connection.resume_writing()
+            await asyncio.sleep(0.02)
+
+    pauses = asyncio.create_task(hiccups())
+    try:
+        moved = await stream(f"{gateway.url}{path}", request(path), "one")
+    finally:
+        pauses.cancel()
+    assert moved == await line.unmoved(path, request(path), "one")
+    assert outcomes(gateway)["moved"] >= 2
+
+
+async def test_without_rescue_a_stream_breaks_with_its_engine(line: Line) -> None:
+    """`streams.rescue: false`: nobody keeps tokens."""
+    gateway = await line.start(shuffle_s=None, slower=4, streams={"rescue": False})
+
+    def watch(got: bytes) -> None:
+        if got.count(b"data: ") > 10:
+            line.kill("d0")
+            line.kill("d1")
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", watch)
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+    assert gateway.requests()[0]["reason"] == "upstream-broke"
+
+
+async def test_a_stream_breaks_when_nobody_is_left_to_go_on(line: Line) -> None:
+    """With an error event, as ever."""
+    gateway = await line.start(shuffle_s=None, slower=4)
+    last = b""
+
+    def watch(got: bytes) -> None:
+        nonlocal last
+        last = got
+        if got.count(b"data: ") > 10:
+            line.kill("d0")
+            line.kill("d1")
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", watch)
+    assert b"upstream-broke" in last
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+    (entry,) = gateway.requests()
+    assert (entry["outcome"], entry["reason"]) == ("failed", "upstream-broke")

@@ -76,7 +76,7 @@ class HeldExchange(DecodeExchange):
     def on_end(self) -> None:
         if not self._relays or self._plain:
             super().on_end()
-        elif self._held.finished:
+        elif self._held.is_whole:
             self._record.output_tokens = self._held.tokens
             self._client.end()
 
@@ -146,7 +146,7 @@ class HeldDecoder:
             )
             job.record.decode = endpoint.id
             failure = await self._leg(job, exchange, endpoint, request)
-            if failure is None and exchange.started and (held.finished or held.lost):
+            if failure is None and exchange.started and (held.is_whole or held.lost):
                 ticket.end(Outcome.COMPLETED, job.record.output_tokens)
                 return
             if failure is None and not held.begun and not exchange.relays:

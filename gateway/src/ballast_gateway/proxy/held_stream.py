@@ -95,6 +95,11 @@ class HeldStream:
         """Why this leg can bring no more."""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it may end here."""
+        return self.finished or self.done
+
+    @property
     def begun(self) -> bool:
         """Whether the client has been sent an event."""
         return bool(self._head)

@@ -1,0 +1,234 @@
+"""Streams held by their tokens: what the client sees, what the next engine is asked, and where a text may be cut."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_gateway.proxy.bodies import Generation, read_generation
+from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.replayable import is_replayable
+
+PROMPT = [5, 6, 7]
+DONE = b"data: [DONE]\n\n"
+
+
+def generation(chat: bool = False, **more: Any) -> Generation:
+    body: dict[str, Any] = {"model": "tiny", "stream": True, "max_tokens": 20, **more}
+    body |= {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "abc"}
+    return read_generation(json.dumps(body).encode(), chat=chat)
+
+
+def event(
+    text: str,
+    ids: list[int] | None,
+    *,
+    head: str = "cmpl-1",
+    prompt: list[int] | None = None,
+    finish: str | None = None,
+    usage: tuple[int, int] | None = None,
+) -> bytes:
+    """As vLLM writes it."""
+    choice = {"index": 0, "text": text, "finish_reason": finish, "prompt_token_ids": prompt, "token_ids": ids}
+    document: dict[str, Any] = {"id": head, "created": len(head), "model": "tiny", "choices": [choice]}
+    if usage is not None:
+        document["usage"] = {
+            "prompt_tokens": usage[0],
+            "total_tokens": sum(usage),
+            "completion_tokens": usage[1],
+            "prompt_tokens_details": {"cached_tokens": usage[0]},
+        }
+    return b"data: %b\n\n" % json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def fed(held: HeldStream, *events: bytes) -> list[dict[str, Any]]:
+    shown = b"".join(held.feed(each) for each in events)
+    return [json.loads(part[6:]) for part in shown.split(b"\n\n") if part.startswith(b"data: {")]
+
+
+def begun(*texts: str, asked: bool = False) -> HeldStream:
+    held = HeldStream(generation(return_token_ids=asked))
+    for number, text in enumerate(texts):
+        held.feed(event(text, [100 + number], prompt=PROMPT if number == 0 else None))
+    return held
+
+
+@given(cuts=st.lists(st.integers(0, 700), max_size=12))
+def test_a_stream_looks_the_same_however_its_bytes_come(cuts: list[int]) -> None:
+    """Ids are taken out, nothing else is touched, and texts that talk of token ids are left alone."""
+    texts = ["a", 'say "token_ids":[1]', "ü", "b"]
+    events = [event(text, [number], prompt=PROMPT if not number else None) for number, text in enumerate(texts)]
+    whole = b"".join([*events, event("", [9], finish="length"), DONE])
+    held, shown = HeldStream(generation()), b""
+    edges = sorted({0, len(whole), *(min(cut, len(whole)) for cut in cuts)})
+    for start, end in pairwise(edges):
+        shown += held.feed(whole[start:end])
+    plain = [event(text, None) for text in texts] + [event("", None, finish="length"), DONE]
+    assert shown == b"".join(plain)
+    assert held.ids() == [*PROMPT, 0, 1, 2, 3, 9]
+    assert (held.tokens, held.finished, held.is_whole, held.may_go_on) == (5, True, True, False)
+
+
+def test_the_next_engine_is_asked_for_the_rest() -> None:
+    """Prompt and output as its prompt, and what the limits leave."""
+    held = HeldStream(generation(min_tokens=10, vllm_xargs={"ballast_output_tokens": 15}, stop_token_ids=[3]))
+    held.feed(event("a", [1], prompt=PROMPT) + event("bc", [2, 3]))
+    asked = json.loads(held.continuation({"remote_port": 1}))
+    assert asked == {
+        "model": "tiny",
+        "stream": True,
+        "max_tokens": 17,
+        "min_tokens": 7,
+        "vllm_xargs": {"ballast_output_tokens": 12},
+        "stop_token_ids": [3],
+        "return_token_ids": True,
+        "prompt": [*PROMPT, 1, 2, 3],
+        "kv_transfer_params": {"remote_port": 1},
+    }
+    warm = json.loads(held.prefill(hold=False))
+    assert (warm["prompt"], warm["max_tokens"], warm["stream"]) == ([*PROMPT, 1, 2, 3], 1, False)
+    assert "kv_transfer_params" not in warm
+
+
+def test_a_completion_without_a_limit_has_16_tokens_in_all() -> None:
+    held = HeldStream(generation(max_tokens=16))
+    held._document.pop("max_tokens")
+    held.feed(event("a", [1], prompt=PROMPT))
+    assert json.loads(held.continuation())["max_tokens"] == 15
+
+
+def test_later_legs_carry_the_names_and_the_counts_of_the_first() -> None:
+    """The id, the time, and a usage that adds up."""
+    held = begun("a", "b")
+    held.begin_leg()
+    (shown,) = fed(held, event("c", [7], head="cmpl-22", prompt=[*PROMPT, 100, 101], usage=(5, 1)))
+    assert (shown["id"], shown["created"]) == ("cmpl-1", 6)
+    assert shown["choices"][0]["prompt_token_ids"] is None
+    assert shown["usage"] == {
+        "prompt_tokens": 3,
+        "total_tokens": 6,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (event("c", [7], prompt=[*PROMPT, 100]), "other tokens"),
+        (event("c", [7]), "does not say"),
+        (event("c" * 300, [7], prompt=[*PROMPT, 100, 101]), "repeats"),
+        (event("c", None, prompt=[*PROMPT, 100, 101]), "no token ids"),
+        (event("", [], prompt=[*PROMPT, 100, 101], finish="abort"), "aborted"),
+        (b'data: {"error":{"message":"dead"}}\n\n', "dead"),
+    ],
+)
+def test_an_engine_that_does_not_go_on_as_asked_is_not_believed(told: bytes, why: str) -> None:
+    """Nothing of it is shown, and the tokens stay as they were."""
+    held = begun("a", "b")
+    held.begin_leg()
+    assert held.feed(told) == b""
+    assert why in held.broken
+    assert held.ids() == [*PROMPT, 100, 101]
+    assert held.may_go_on
+    assert held.rewind()
+
+
+@pytest.mark.parametrize(
+    ("texts", "events_back"),
+    [(("a", "b"), 0), (("a", ""), 1), (("a", "b", "", ""), 2), (("a", "b\ufffd"), None), (("",), 1)],
+)
+def test_a_cut_is_where_a_character_ends(texts: tuple[str, ...], events_back: int | None) -> None:
+    """vLLM holds the text of unfinished characters back; going on there repeats the prompt."""
+    held = begun(*texts)
+    assert held.at_boundary() is (events_back == 0)
+    assert held.rewind() is (events_back is not None)
+    assert held.tokens == len(texts) - (events_back or 0)
+    if events_back is not None:
+        assert held.at_boundary()
+
+
+def test_who_sees_ids_is_not_taken_back() -> None:
+    assert not begun("a", "", asked=True).rewind()
+    assert begun("a", "b", asked=True).rewind()
+
+
+def test_an_event_of_several_tokens_may_end_inside_of_a_character() -> None:
+    held = begun("a")
+    held.feed(event("b", [8, 9]))
+    assert not held.at_boundary()
+    assert not held.rewind()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n', event("a", None), b"data: x\r\n\r\ndata: y\r\n\r\n"],
+    ids=["blanks", "no ids", "other line ends"],
+)
+def test_engines_that_give_no_ids_are_passed_on_byte_by_byte(first: bytes) -> None:
+    held = HeldStream(generation())
+    assert held.feed(first) == first
+    assert held.lost
+    assert not held.may_go_on
+
+
+def test_reasoning_stays_where_it_is() -> None:
+    """Its parser has a state. A text that says the word has none."""
+    held = HeldStream(generation(chat=True))
+    role = (
+        b'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"prompt_token_ids":[5]}\n\n'
+    )
+    delta = b'data: {"id":"c","choices":[{"index":0,"delta":{%b},"finish_reason":null,"token_ids":[1]}]}\n\n'
+    held.feed(role)
+    held.feed(delta % rb'"content":"\"reasoning\":"')
+    assert held.may_go_on
+    held.feed(delta % b'"reasoning":"hm"')
+    assert not held.may_go_on
+
+
+@pytest.mark.parametrize(
+    ("more", "may"),
+    [
+        ({}, True),
+        ({"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1}, True),
+        ({"seed": 1, "temperature": 0}, True),
+        ({"seed": 1}, False),
+        ({"presence_penalty": 0.0, "frequency_penalty": 0, "stop": [], "n": 1, "logprobs": False}, True),
+        ({"presence_penalty": 0.5}, False),
+        ({"frequency_penalty": -1}, False),
+        ({"stop": ["x"]}, False),
+        ({"logprobs": 0}, False),
+        ({"logprobs": True}, False),
+        ({"n": 2}, False),
+        ({"stream": False}, False),
+        ({"tools": [{"type": "function"}]}, False),
+        ({"response_format": {"type": "json_object"}}, False),
+        ({"response_format": {"type": "text"}}, True),
+        ({"structured_outputs": {"regex": "a"}}, False),
+        ({"something_new": 1}, False),
+        ({"vllm_xargs": {"other": 1}}, False),
+        ({"min_tokens": 3, "ignore_eos": True, "stop": None, "user": "me"}, True),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
+def test_only_what_is_known_to_survive_a_replay_is_replayed(chat: bool, more: dict[str, Any], may: bool) -> None:
+    assert is_replayable(generation(chat, **more)) is may
+
+
+def test_images_and_open_ends_stay() -> None:
+    """vLLM takes no ids beside media; a null limit means one thing here and another there."""
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    assert not is_replayable(_chat([image]))
+    assert is_replayable(_chat([{"role": "user", "content": [{"type": "text", "text": "hi"}]}]))
+    assert not is_replayable(generation(max_tokens=None))
+    assert is_replayable(generation(True, max_tokens=None))
+
+
+def _chat(messages: list[dict[str, Any]]) -> Generation:
+    return read_generation(json.dumps({"model": "m", "stream": True, "messages": messages}).encode(), chat=True)
