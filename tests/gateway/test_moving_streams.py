@@ -7,45 +7,22 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import EndpointId
-from ballast_core.rescheduling.protocol import Decodes, Move, Round
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
+from tests.support.shuffle import shuffle
 
 ROLES = {"p": "kv_producer", "d": "kv_consumer"}
 PROMPT = list(range(1000, 1200))
 TOKENS = 80
 CREATED = re.compile(rb'"created":\d+')
-
-
-@dataclass(frozen=True, slots=True)
-class Shuffle:
-    """A rescheduling policy for tests: everything that may move moves to the next endpoint, all the time."""
-
-    type: ClassVar[str] = "shuffle"
-    needs: ClassVar[Belief] = Belief.PROGRESS
-    predictor: ClassVar[str] = "hinted"
-    min_stay_s: ClassVar[float] = 0.0
-    interval_s: float = 0.05
-
-    def decide(self, decodes: Decodes) -> Round:
-        count = len(decodes.takes)
-        loads = np.zeros(count)
-        if count < 2:
-            return Round((), loads, 0.0, "nowhere to go")
-        rows = np.flatnonzero(decodes.may_move)
-        moves = tuple(Move(int(row), (int(decodes.endpoint[row]) + 1) % count, 1.0) for row in rows)
-        return Round(moves, loads, 0.0, "all")
 
 
 @asynccontextmanager
@@ -84,9 +61,8 @@ class Line(AsyncExitStack):
         if shuffle_s is not None:
             settings["policy"] = {"rescheduling": {"type": "ares"}, **settings.get("policy", {})}
         gateway = await self.enter_async_context(running_gateway(self._tmp_path, addresses, **settings))
-        rescheduler = gateway.gateway.driver.director.rescheduler
-        if rescheduler is not None and shuffle_s is not None:
-            rescheduler.policy = Shuffle(shuffle_s)
+        if shuffle_s is not None:
+            shuffle(gateway, shuffle_s)
         return gateway
 
     async def unmoved(self, path: str, body: dict[str, Any], request_id: str) -> bytes:
@@ -249,6 +225,10 @@ async def test_the_director_and_the_engines_agree_where_a_request_is(line: Line)
 
     await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", look)
     assert places == {"d0", "d1"}
+    moves = [each for each in gateway.gateway.decisions.last(1000, request_id="one") if each["decision"] == "migrate"]
+    assert len(moves) >= gateway.requests()[0]["migrations"] >= 2
+    assert {each["source"] for each in moves} == {"d0", "d1"}
+    assert json.loads(json.dumps(moves[0]))["round"]["policy"] == "shuffle"
 
 
 def intercept(line: Line, name: str, breaks: Callable[[dict[str, Any]], str]) -> None:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TextIO, TypeAlias
 
-from ballast_core.effects import Dispatch, Effect, Handoff, Reject
+from ballast_core.effects import Dispatch, Effect, Handoff, Migrate, Reject
 
-Decision: TypeAlias = Dispatch | Handoff | Reject
+Decision: TypeAlias = Dispatch | Handoff | Migrate | Reject
 
 
 class DecisionLog:
@@ -21,7 +21,7 @@ class DecisionLog:
         self._file = file
 
     def __call__(self, effect: Effect, now_s: float) -> None:
-        if isinstance(effect, (Dispatch, Handoff, Reject)):
+        if isinstance(effect, (Dispatch, Handoff, Migrate, Reject)):
             self._decisions.append((now_s, effect))
             if self._file is not None:
                 line = as_dict(effect, now_s + self._unix_s)
@@ -47,6 +47,9 @@ def as_dict(decision: Decision, unix_s: float) -> dict[str, object]:
     match decision:
         case Reject(reason=reason, message=message):
             return shared | {"decision": "reject", "reason": str(reason), "message": message}
+        case Migrate(source=source, target=target, trace=trace):
+            shared |= {"decision": "migrate", "source": source.id, "target": target.id}
+            return shared | {"round": None if trace is None else trace.as_dict()}
         case Dispatch(prefill=prefill, decode=decode):
             shared |= {"decision": "dispatch", "prefill": prefill.id if prefill else None, "decode": decode.id}
         case Handoff(decode=decode):

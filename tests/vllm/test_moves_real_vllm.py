@@ -1,0 +1,67 @@
+"""A running stream moves between two real vLLM processes, again and again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.gateway_kit import running_gateway
+from tests.support.real_vllm import RealVllm
+from tests.support.shuffle import shuffle
+
+TOKENS = 300
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": list(range(700, 900))},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Tell me of the sea."}]},
+}
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_a_stream_that_moves_says_what_one_engine_says(
+    tmp_path: Path, real: tuple[RealVllm, RealVllm], path: str
+) -> None:
+    """Greedy: the same text, token by token, the same end and the same usage.
+
+    The model speaks bytes at random, so most tokens end inside of a character: cuts have to wait for the others.
+    """
+    body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, **REQUESTS[path]}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(real)}
+    async with (
+        running_gateway(tmp_path, addresses, policy={"rescheduling": {"type": "ares"}}) as gateway,
+        httpx.AsyncClient(timeout=300, trust_env=False) as client,
+    ):
+        shuffle(gateway, 0.1)
+        alone = await heard(client, f"{real[0].url}{path}", body)
+        moved = await heard(client, f"{gateway.url}{path}", body)
+        (entry,) = gateway.requests()
+    assert moved == alone
+    assert entry["migrations"] >= 1
+    assert entry["output_tokens"] == TOKENS
+
+
+async def heard(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """What a stream says, without how it is cut into events: vLLM joins tokens when it falls behind."""
+    said: dict[str, Any] = {"text": "", "roles": [], "ends": [], "usage": None, "ids": set(), "done": 0, "leaked": 0}
+    async with client.stream("POST", url, json=body, headers={"x-request-id": "one"}) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            said["done"] += line == "data: [DONE]"
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            said["ids"].add(event["id"])
+            said["usage"] = event.get("usage") or said["usage"]
+            said["leaked"] += bool(event.get("prompt_token_ids"))
+            for choice in event["choices"]:
+                delta = choice.get("delta") or {}
+                said["text"] += choice.get("text") or delta.get("content") or ""
+                said["roles"] += [delta["role"]] if delta.get("role") else []
+                said["ends"] += [choice["finish_reason"]] if choice["finish_reason"] else []
+                said["leaked"] += bool(choice.get("token_ids") or choice.get("prompt_token_ids"))
+    return said
