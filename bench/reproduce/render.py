@@ -41,7 +41,8 @@ a claim about scheduling can be tested here; one about a kernel, a network or a 
   seed by seed, as all policies see the same requests of a seed). `n` is the number of seeds.
 - **Verdicts** follow a rule. A change *holds* if its whole interval has the paper's direction and it is at least half
   as large as the paper's; it *holds in part* if it has the direction but is smaller, or if some rows hold and others do
-  not; else it *does not hold*. A level holds within 10 %, in part within a third.
+  not; else it *does not hold*. A level holds within 10 %, in part within a third. Two seeds give an interval that says
+  nothing: where no more are known, the mean decides, and the verdict is provisional.
 - **Commands** print the rows below from the record (with `PYTHONPATH=.`); without `--show` they compute what is
   missing, with `--set full` for all seeds.
 """

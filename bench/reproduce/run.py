@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -56,8 +57,7 @@ def main() -> int:
     if options.list:
         _list(plan)
         return 0
-    for name, reason in plan.skipped.items():
-        print(f"skipped {name}: {reason}")
+    _tell_skipped(plan)
     status = _compute(plan, options.jobs, options.minutes * 60, earlier if options.record else None, options.record)
     if options.record:
         record = _write(plan, earlier)
@@ -190,8 +190,12 @@ def _list(plan: Plan) -> None:
         total = sum(len(experiment.seeds_of(run, full=plan.full)) for run in experiment.runs if run.available)
         print(f"{experiment.name:<34} {total:>5} {len(left):>5} {sum(map(plan.cost_s, left)) / 60:>12.1f}")
     print(f"about {plan.cpu_left_s() / 60:.0f} minutes of processor time left")
-    for name, reason in plan.skipped.items():
-        print(f"skipped {name}: {reason}")
+    _tell_skipped(plan)
+
+
+def _tell_skipped(plan: Plan) -> None:
+    for reason, count in Counter(plan.skipped.values()).items():
+        print(f"skipped {count} runs: each {reason}")
 
 
 if __name__ == "__main__":
