@@ -36,6 +36,7 @@ ENDPOINTS = (8, 16, 32, 64, 128, 256)
 RATE_PER_ENDPOINT = 0.3 / 8
 DURATION_S = 2000.0
 REDUCED_S = 600.0
+REDUCED_ENDPOINTS = 64
 
 MOVES: Mapping[str, tuple[str, str]] = {
     "vllm": ("none", "none"),
@@ -248,7 +249,11 @@ def _sizes_runs() -> list[Run]:
         for variant in MOVES
     ]
     runs += [
-        Run(f"{data}/8/short/{variant}", paper_run(workload, 8, variant, duration_s=REDUCED_S))
+        Run(
+            f"{data}/{REDUCED_ENDPOINTS}/short/{variant}",
+            paper_run(workload, REDUCED_ENDPOINTS, variant, duration_s=REDUCED_S),
+            cost_s=20,
+        )
         for workload, data in DATA.items()
         for variant in MOVES
     ]
@@ -258,7 +263,7 @@ def _sizes_runs() -> list[Run]:
 def _sizes(results: Results) -> Finding:
     rows, whiskers = [], []
     for data in DATA.values():
-        for place in (f"{data}/8/short", *(f"{data}/{count}" for count in ENDPOINTS)):
+        for place in (f"{data}/{REDUCED_ENDPOINTS}/short", *(f"{data}/{count}" for count in ENDPOINTS)):
             for variant in COMPARED:
                 changed = results.change(f"{place}/{variant}", f"{place}/vllm", "step_variance_ms2")
                 rows.append(
@@ -282,9 +287,9 @@ def _sizes(results: Results) -> Finding:
                         )
                     )
         for number, variant in enumerate(MOVES):
-            ours = results.mean(f"{data}/8/short/{variant}", "step_variance_ms2")
+            ours = results.mean(f"{data}/{REDUCED_ENDPOINTS}/short/{variant}", "step_variance_ms2")
             whiskers.append(Whisker(f"{data}: {LABELS[variant]}", ours, style=colour(number)))
-    chart = Whiskers("Variance of step time over 8 decode endpoints", "ms^2", whiskers)
+    chart = Whiskers(f"Variance of step time over {REDUCED_ENDPOINTS} decode endpoints", "ms^2", whiskers)
     return Finding(rows=rows, plots=[Plot(name="variance", caption="step times on ARES's line", charts=[chart])])
 
 
