@@ -123,8 +123,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 async def test_a_stream_that_moves_all_the_time_is_the_stream_of_one_engine(
     line: Line, path: str, shape: dict[str, Any]
 ) -> None:
-    """Byte by byte: every event, the usage, the reason of its end."""
-    gateway = await line.start()
+    """Byte by byte: every event, the usage, the reason of its end. Slow decodes leave time to move on any machine."""
+    gateway = await line.start(slower=4)
     body = request(path, **shape)
     moved = await stream(f"{gateway.url}{path}", body, "one")
     assert moved == await line.unmoved(path, body, "one")
