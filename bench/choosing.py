@@ -32,7 +32,7 @@ BEGIN, END = "<!-- tables: python -m bench.choosing --render -->", "<!-- end of 
 
 BUDGET = "a100=4,h20=6"
 SLO = Objective(ttft_s=2.0, tpot_s=0.05)
-LOADS = (0.7, 0.95)
+LOADS = (0.9,)
 WORKLOADS = (
     "chat",
     "multi-turn",
@@ -44,8 +44,8 @@ WORKLOADS = (
     "mix-1",
     "mix-2",
 )
-LIMITS = {"sharegpt-reasoning": 600, "mix-1": 800, "mix-2": 600, "libra-reasoning": 1000}
-REQUESTS = 1500
+LIMITS = {"sharegpt-reasoning": 400, "mix-2": 400}
+REQUESTS = 800
 
 
 def rate_of(workload: str, limit: int, load: float, hardware: Sequence[Hardware]) -> float:
