@@ -116,10 +116,10 @@ _FULL_SPECS: Mapping[str, Object] = {
     "SchedulingPolicy": {
         "prefill": {"type": "least-requests", "parameters": {}},
         "decode": {"type": "round-robin"},
-        "queue": {"type": "uniboost", "parameters": {"gammaPerS": 0.5, "enginePriority": True}},
-        "admission": {"type": "bounded", "parameters": {"maxPrefillRequests": 2}},
-        "partition": {"type": "fixed", "parameters": {"at": "ratio", "ratio": 0.25}},
-        "rescheduling": {"type": "ares", "parameters": {"theta": 0.2, "predictor": "survival", "prediction": False}},
+        "queue": {"type": "uniboost", "parameters": {}},
+        "admission": {"type": "bounded", "parameters": {}},
+        "partition": {"type": "fixed", "parameters": {}},
+        "rescheduling": {"type": "ares", "parameters": {}},
     },
     "ServiceLevelObjective": {
         "ttftS": 2.0,
