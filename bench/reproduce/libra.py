@@ -20,8 +20,8 @@ CHUNKS = (256, 512, 1024, 2048)
 REDUCED_CHUNKS = (512, 2048)
 SYSTEMS = systems()
 MIXED = "libra-code+libra-reasoning"
-REQUESTS = {"libra-reasoning": 1000, "P219/D1467": 1000, "P2048/D512": 400, MIXED: 500}
-"""In a probe, at least: some times as many as can run at once, or an overload would not show; else 200."""
+LASTS_S = {"libra-reasoning": 300.0, "P219/D1467": 300.0, "P1024/D1024": 300.0, MIXED: 240.0}
+"""Arrivals of a probe: some times as long as a request runs; else 90 s."""
 
 CAPACITY = Claim(
     name="libra/capacity",
@@ -95,9 +95,9 @@ def _capacity(
         "workload": workload,
         "start_rps": start_rps,
         "tbt": tbt,
-        "requests": REQUESTS.get(workload, 200),
+        "lasts_s": LASTS_S.get(workload, 90.0),
     }
-    return Run(name, Called(capacity, arguments), reduced, cost_s=8.0)
+    return Run(name, Called(capacity, arguments), reduced, cost_s=20.0)
 
 
 def _tuned(results: Results, place: str, figure: str) -> str:
@@ -301,6 +301,7 @@ TABLE_5 = Experiment(
                     "system": SYSTEMS["libra"],
                     "workload": "P219/D1467",
                     "rate_rps": 3.0,
+                    "requests": 900,
                     "sigma": float(sigma),
                     "told_tokens": 1467.0,
                 },
@@ -477,7 +478,12 @@ CHUNKED_TRANSFER = Experiment(
             transfer,
             Called(
                 fixed_rate,
-                {"system": chunks(SYSTEMS["libra"], transfer), "workload": "libra-reasoning", "rate_rps": 3.0},
+                {
+                    "system": chunks(SYSTEMS["libra"], transfer),
+                    "workload": "libra-reasoning",
+                    "rate_rps": 3.0,
+                    "requests": 900,
+                },
             ),
             cost_s=3.0,
         )

@@ -35,8 +35,8 @@ TBT_S = 0.1
 LOCAL_SLO = "slo:0.08"
 """Algorithm 2 aims at the mean of what it predicts; with the objective itself as aim 3 to 10 % of the gaps miss it."""
 QUEUE_S = 2.0
-LASTS_S = 60.0
-"""Seconds of arrivals in a probe, between `requests` and four times as many."""
+MOST_REQUESTS = 4000
+"""In a probe: one so far above the capacity that it would have more shows that with fewer."""
 STEP, TOLERANCE = 1.25, 1.04
 
 
@@ -143,13 +143,17 @@ def measure(
 
 
 def capacity(
-    *, seed: int, system: System, workload: str, start_rps: float, requests: int = 300, tbt: bool = True
+    *, seed: int, system: System, workload: str, start_rps: float, lasts_s: float, tbt: bool = True
 ) -> Mapping[str, float]:
-    """The highest sustained rate and what was seen there, and the most goodput at any rate that was tried."""
+    """The highest sustained rate and what was seen there, and the most goodput at any rate that was tried.
+
+    A probe has `lasts_s` seconds of arrivals: some times as long as a request runs, or caches would never fill and any
+    rate would look sustained.
+    """
     best: dict[str, Any] = {}
     most_goodput, low, high, rate = 0.0, 0.0, math.inf, start_rps
     while high / max(low, 1e-9) > TOLERANCE:
-        count = min(max(requests, round(rate * LASTS_S)), 4 * requests)
+        count = min(round(rate * lasts_s), MOST_REQUESTS)
         figures = measure(system, workload, rate, count, seed)
         most_goodput = max(most_goodput, figures["goodput_tok_s"])
         p99_s = figures["tbt_s"]["p99"] or 0.0
@@ -172,7 +176,7 @@ def fixed_rate(
     system: System,
     workload: str,
     rate_rps: float,
-    requests: int = 300,
+    requests: int,
     sigma: float = 0.0,
     told_tokens: float | None = None,
 ) -> Mapping[str, float]:
