@@ -5,7 +5,9 @@ Everything is a dry run: the server validates and fills in defaults, nothing is 
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ from tests.support.api_server_judge import Post, disagreements, sweep_disagreeme
 
 ROOT = Path(__file__).resolve().parents[1]
 CRDS = ROOT / "crds"
+TRACES = ROOT.parent / "shared" / "traces"
+RECOMMENDED_TRACES = ("azure23_conv_w1.csv.gz", "mooncake_conversation_w1.jsonl.gz", "servegen_r1_w1.csv.gz")
 DEFINITION = "customresourcedefinition"
 
 
@@ -85,19 +89,38 @@ def test_the_quickstart_is_accepted(cluster: Cluster, definitions: None) -> None
     assert said.count("serverside-applied (server dry run)") == 5
 
 
-@pytest.mark.parametrize("workload", ["chat", "sharegpt-reasoning", "multi-turn"])
-def test_what_recommend_answers_is_accepted(cluster: Cluster, definitions: None, tmp_path: Path, workload: str) -> None:
-    """Every manifest of the answer, as a user applies them."""
-    manifests = tmp_path / "recommended.yaml"
-    small = ("--budget", "a100=4,h20=4", "--limit", "60", "--seed", "0", "--output", str(manifests))
-    ballast = Path(sys.executable).with_name("ballast")
-    command = [str(ballast), "recommend", "--workload", workload, *small]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert ran.returncode in (0, 1), ran.stderr
+@pytest.mark.parametrize("traffic", ["chat", *RECOMMENDED_TRACES])
+def test_what_recommend_answers_is_accepted_and_its_figures_come_again(
+    cluster: Cluster, definitions: None, tmp_path: Path, traffic: str
+) -> None:
+    """The API server takes every manifest of the answer; `simulate` prints the answer's figures from them."""
+    source = ("--workload", traffic)
+    if traffic in RECOMMENDED_TRACES:
+        if not (TRACES / traffic).exists():
+            pytest.skip(f"needs {traffic} of ../shared/traces")
+        source = ("--trace", str(TRACES / traffic))
+    manifests, report, again = tmp_path / "recommended.yaml", tmp_path / "report.json", tmp_path / "again.json"
+    asked = ("--budget", "a100=4,h20=8", "--slo", "ttft=2,tpot=0.05", "--limit", "60", "--seed", "0")
+    _ballast("recommend", *source, *asked, "--output", str(manifests), "--json", str(report))
     kinds = [item["kind"] for item in yaml.safe_load_all(manifests.read_text())]
     assert kinds[-2:] == ["SchedulingPolicy", "ServingPool"]
     said = cluster.kubectl.text("apply", "--server-side", "--dry-run=server", "-f", str(manifests))
     assert said.count("serverside-applied (server dry run)") == len(kinds)
+
+    (told,) = [line for line in manifests.read_text().splitlines() if line.startswith("# Again: ")]
+    command = shlex.split(told.removeprefix("# Again: ").replace("MANIFESTS", str(manifests)))
+    _ballast(*command[1:], "--json", str(again))
+    (row,) = json.loads(again.read_text())
+    best = json.loads(report.read_text())["candidates"][0]["runs"][0]
+    for figure in ("requests", "attainment", "ttft_s", "tpot_s", "goodput_rps", "shape"):
+        assert row[figure] == best[figure]
+
+
+def _ballast(*arguments: str) -> None:
+    """As a user. Status 1 says that the best that there is does not meet the SLO."""
+    command = [str(Path(sys.executable).with_name("ballast")), *arguments]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ran.returncode in (0, 1), ran.stderr
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
