@@ -291,7 +291,7 @@ def _errors(results: Results) -> Finding:
 TABLE_5 = Experiment(
     name="libra/table-5",
     title="Wrong predictions (table 5)",
-    text="219 tokens in, 1,467 out, and a predictor that says so of all; the outputs deviate. 4.5 requests/s, near capacity.",
+    text="219 tokens in, 1,467 out and a predictor that says so; outputs deviate. 4.5 requests/s: near capacity.",
     runs=[
         Run(
             f"sigma-{sigma}",
