@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,16 +10,24 @@ import pytest
 
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files, parse_settings
-from ballast_api.policy_fit import FACES, Ability, Face, engine_misfits, misfits
+from ballast_api.policy_fit import FACES, PROMPT_ONLY, Ability, Face, asked_of_face, engine_misfits, misfits
 from ballast_api.policy_parameters import manifest_words
 from ballast_api.scheduling_policy import SchedulingPolicy, SchedulingPolicySpec
 from ballast_core.model import Role
+from ballast_core.partition.registry import PARTITIONS
 from ballast_core.policies import composing
 from ballast_core.policies.registry import PARTS
 from ballast_core.policies.suite import Suite
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 TOLD = {"queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}
+
+PROMPTS = {"partition": {"type": "libra", "parameters": {"cuts": "prompt"}}}
+READS_PARTS = {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
+
+
+def kept_for(lease_s: object) -> dict[str, Any]:
+    return {"kv_connector_extra_config": {"bidirectional_kv_xfer": True, "kv_lease_duration": lease_s}}
 
 
 def suite(spec: dict[str, Any]) -> Suite:
@@ -51,7 +60,8 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
     ("part", "spec", "ability"),
     [
         ("queue", TOLD, Ability.PRIORITIES),
-        ("partition", {"partition": {"type": "fixed"}}, Ability.SEGMENTS),
+        ("partition", {"partition": {"type": "fixed"}}, Ability.PROMPT_CUTS),
+        ("partition", PROMPTS, Ability.PROMPT_CUTS),
         ("rescheduling", {"rescheduling": {"type": "ares"}}, Ability.MIGRATIONS),
     ],
 )
@@ -68,6 +78,70 @@ def test_a_face_that_cannot_do_what_a_policy_asks_refuses_it(
     (problem,) = caught.value.problems
     assert problem.field == f"policy.{part}"
     assert problem.message.startswith(f"face {face} cannot {ability}")
+
+
+@pytest.mark.parametrize("face", get_args(Face))
+@pytest.mark.parametrize(
+    ("spec", "fix"),
+    [
+        ({"type": "libra"}, "cuts: prompt"),
+        ({"type": "libra", "parameters": {"segments": 3}}, "cuts: prompt"),
+        ({"type": "fixed", "parameters": {"at": "ratio"}}, "at: prompt"),
+    ],
+)
+def test_cuts_of_the_output_are_refused_with_the_parameter_that_keeps_to_prompts(
+    face: Face, spec: dict[str, Any], fix: str
+) -> None:
+    """Where the face cuts prompts; where it cuts nothing, that alone is said."""
+    problems = misfits(suite({"partition": spec}), face)
+    (problem,) = problems
+    if Ability.PROMPT_CUTS in FACES[face]:
+        assert problem.part == f"partition.parameters.{fix.partition(':')[0]}"
+        assert problem.reason.startswith(f"face {face} cannot {Ability.OUTPUT_CUTS}")
+        assert problem.reason.endswith(f"set {fix}")
+    else:
+        assert problem.part == "partition"
+        assert problem.reason.startswith(f"face {face} cannot {Ability.PROMPT_CUTS}")
+
+
+def test_of_every_partition_it_is_known_what_keeps_it_to_prompts() -> None:
+    """And the value that is named is one that the parameter takes."""
+    assert set(PROMPT_ONLY) == set(PARTITIONS)
+    for name, (parameter, value) in PROMPT_ONLY.items():
+        kept = suite({"partition": {"type": name, "parameters": {parameter: value}}})
+        assert Ability.OUTPUT_CUTS not in asked_of_face(kept)
+
+
+@pytest.mark.parametrize(
+    ("connector", "args", "named"),
+    [
+        ({}, (), "bidirectional_kv_xfer: true"),
+        ({"kv_connector_extra_config": None}, (), "bidirectional_kv_xfer: true"),
+        ({"kv_connector_extra_config": {"bidirectional_kv_xfer": "yes"}}, (), "bidirectional_kv_xfer: true"),
+        (READS_PARTS, (), ""),
+        ({**READS_PARTS, "kv_role": "kv_both"}, (), ""),
+        ({**READS_PARTS, "kv_role": "kv_consumer"}, (), "kv_role: kv_both"),
+        ({**READS_PARTS, "kv_buffer_device": "cpu"}, (), "kv_buffer_device"),
+        ({**READS_PARTS, "kv_buffer_device": "cuda"}, (), ""),
+        (
+            {"kv_connector_extra_config": {"bidirectional_kv_xfer": True, "kv_lease_duration": 10}},
+            (),
+            "kv_lease_duration",
+        ),
+        ({"kv_connector_extra_config": {"bidirectional_kv_xfer": True, "kv_lease_duration": 60}}, (), ""),
+        (READS_PARTS, ("--kv-transfer-config", "{}"), "bidirectional_kv_xfer: true"),
+        (READS_PARTS, ("--kv-transfer-config=junk",), "bidirectional_kv_xfer: true"),
+        ({}, ("--kv-transfer-config", json.dumps(READS_PARTS)), ""),
+    ],
+)
+def test_engines_that_go_on_from_a_part_of_a_prompt_must_be_able_to(
+    connector: dict[str, Any], args: tuple[str, ...], named: str
+) -> None:
+    """vLLM parks such a request for ever otherwise, or its KV is gone before it is read. Arguments win, as in vLLM."""
+    found = engine_misfits(suite(PROMPTS), args, connector)
+    assert [each.part for each in found] == (["partition"] if named else [])
+    assert all(named in each.reason for each in found)
+    assert engine_misfits(suite({}), args, connector) == []
 
 
 def test_a_fleet_in_which_nothing_can_be_cut_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -39,7 +40,7 @@ ID = RequestId("r")
 
 
 def cutting(
-    partition: Partition,
+    partition: Partition | None,
     names: Sequence[str] = ("f0", "f1", "f2"),
     binding: Binding = Binding.LATE,
     hold_s: float = 0.0,
@@ -86,6 +87,32 @@ def test_a_cut_at_the_end_of_the_prompt_is_disaggregation_over_flexible_endpoint
     assert handoff.decode.id == "f1"
     assert d.ledger.uncached_tokens.sum() == 0
     assert d.ledger.decoding_requests[slot(d, "f1")] == 1
+
+
+def test_a_part_that_was_skipped_is_left_to_the_next_endpoint() -> None:
+    """The whole prompt is on its books then, wherever the cut was, and nothing of it counts as done elsewhere."""
+    for partition in (HALF, Fixed()):
+        d = cutting(partition)
+        only_dispatch(d.on_event(RequestArrived(ask()), 0.0))
+        (handoff,) = d.on_event(SegmentDone(ID, 0, computed=False), 1.0)
+        assert isinstance(handoff, Handoff)
+        assert handoff.decode.id == "f1"
+        assert d.ledger.uncached_tokens[slot(d, "f0")] == 0
+        assert d.ledger.uncached_tokens[slot(d, "f1")] == 100
+        d.on_event(FirstToken(ID), 1.5)
+        assert d.ledger.uncached_tokens.sum() == 0
+        d.on_event(RequestEnded(ID, Outcome.COMPLETED, 5), 2.0)
+        assert len(d.ledger) == 0
+
+
+def test_a_request_that_may_not_be_cut_is_placed_as_without_a_partition() -> None:
+    """Its driver cannot name the tokens of a part."""
+    d, plain = cutting(HALF), cutting(None)
+    whole = replace(ask(), divisible=False)
+    dispatch = only_dispatch(d.on_event(RequestArrived(whole), 0.0))
+    expected = only_dispatch(plain.on_event(RequestArrived(whole), 0.0))
+    assert (dispatch.segments, dispatch.prefill, dispatch.decode) == ((), None, expected.decode)
+    assert [trace.policy for trace in dispatch.traces] == [trace.policy for trace in expected.traces]
 
 
 def test_a_cut_within_the_prompt_leaves_the_rest_of_it_to_the_second_endpoint() -> None:

@@ -157,6 +157,106 @@ async def test_kv_is_kept_while_the_decode_engine_is_full_and_let_go_when_the_cl
         assert await metric(prefill, "vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
+FIRST_PART = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+READS_PARTS = KvTransfer(reads_parts=True, least_part_tokens=32)
+
+
+async def a_part(client: httpx.AsyncClient, tokens: int) -> dict[str, Any]:
+    """The handle of the first tokens, as one for a reader that computes the rest."""
+    first = await client.post("/v1/completions", json={"prompt": PROMPT[:tokens], **FIRST_PART})
+    handle = first.json()["kv_transfer_params"]
+    assert handle["remote_num_tokens"] == tokens
+    return {**handle, "do_remote_prefill": False, "do_remote_decode": True}
+
+
+@pytest.mark.parametrize("tokens", [48, 55, 99, 100])
+async def test_a_part_of_a_prompt_is_pulled_and_the_rest_computed(tokens: int) -> None:
+    """With `bidirectional_kv_xfer`: P is freed, the text is that of one engine, and the reader holds its own KV."""
+    async with engine_sim(role=READS_PARTS) as (_, first), engine_sim(role=READS_PARTS) as (_, second):
+        body = {"prompt": PROMPT, "max_tokens": 4, "kv_transfer_params": await a_part(first, tokens)}
+        answer = (await second.post("/v1/completions", json=body)).json()
+        alone = (await first.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})).json()
+        assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
+        assert await metric(second, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == tokens
+        computed = await metric(second, "vllm:prompt_tokens_by_source_total", source="local_compute")
+        assert computed == len(PROMPT) - min(tokens, len(PROMPT))
+        assert answer["kv_transfer_params"]["remote_num_tokens"] == len(PROMPT) + 3
+        assert await metric(second, "vllm:kv_cache_usage_perc") > 0
+
+        async def freed() -> bool:
+            return await metric(first, "vllm:kv_cache_usage_perc") == 0
+
+        await eventually(freed)
+
+
+async def test_a_small_part_is_computed_again() -> None:
+    """Below `kv_recompute_threshold`; P is told that nobody comes."""
+    async with engine_sim(role=READS_PARTS) as (_, first), engine_sim(role=READS_PARTS) as (_, second):
+        body = {"prompt": PROMPT, "max_tokens": 4, "kv_transfer_params": await a_part(first, 31)}
+        assert (await second.post("/v1/completions", json=body)).status_code == 200
+        assert await metric(second, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == 0
+
+        async def freed() -> bool:
+            return await metric(first, "vllm:kv_cache_usage_perc") == 0
+
+        await eventually(freed)
+        assert await metric(first, "vllm:nixl_num_kv_expired_reqs_total") == 0
+
+
+async def test_without_the_switch_a_part_is_waited_for_in_vain() -> None:
+    """Until the client leaves; P lets go when its lease is over, because nobody says a word."""
+    role = KvTransfer(lease_s=0.5)
+    async with engine_sim(role=role) as (_, first), engine_sim(role=role) as (_, second):
+        body = {"prompt": PROMPT, "max_tokens": 4, "kv_transfer_params": await a_part(first, 64)}
+
+        async def expired() -> bool:
+            return await metric(first, "vllm:nixl_num_kv_expired_reqs_total") == 1
+
+        with pytest.raises(httpx.ReadTimeout):
+            await second.post("/v1/completions", json=body, timeout=1.0)
+        await eventually(expired)
+
+        async def idle() -> bool:
+            return await metric(second, "vllm:num_requests_waiting") == 0
+
+        await eventually(idle)
+        plain = await second.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        assert plain.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"remote_block_ids": [[1, 2, 3]]},
+        {"remote_block_ids": [[1, 2, 3, 4, 5]]},
+        {"remote_block_ids": "x"},
+        {"remote_num_tokens": 65},
+        {"remote_num_tokens": "64"},
+        {"remote_num_tokens": -1},
+        {"remote_host": 7},
+        {"remote_port": None},
+    ],
+    ids=str,
+)
+async def test_blocks_of_other_tokens_are_refused(change: dict[str, Any]) -> None:
+    """vLLM's engine dies of too few and reads the wrong ones of too many: 64 tokens are four blocks of 16."""
+    async with engine_sim(role=READS_PARTS) as (_, first), engine_sim(role=READS_PARTS) as (_, second):
+        handle = await a_part(first, 64)
+        body = {"prompt": PROMPT, "max_tokens": 4, "kv_transfer_params": {**handle, **change}}
+        answer = await second.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kv_transfer_params")
+
+
+async def test_a_part_without_an_address_is_no_part() -> None:
+    """vLLM takes it for the request of a prefill engine: it computes all and keeps it for others."""
+    async with engine_sim(role=READS_PARTS) as (_, first), engine_sim(role=READS_PARTS) as (_, second):
+        handle = await a_part(first, 64)
+        del handle["remote_host"]
+        body = {"prompt": PROMPT, "max_tokens": 4, "kv_transfer_params": handle}
+        assert (await second.post("/v1/completions", json=body)).json()["kv_transfer_params"] is not None
+        assert await metric(second, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == 0
+
+
 async def test_unpulled_kv_expires() -> None:
     """A lease of 50 ms: nobody pulls, the blocks come back, the counter says so."""
     async with engine_sim(role=KvTransfer(lease_s=0.05)) as (_, client):

@@ -6,8 +6,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ BIN = ROOT / ".tools" / "vllm" / "bin"
 START_S = 420.0
 BLOCK_SIZE = 32  # the smallest that the CPU backend takes
 MAX_MODEL_LEN = 2048
+LEASE_S = 90  # an engine that holds KV polls without a pause: with few cores, others then wait for theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,26 @@ class RealVllm:
         return f"http://127.0.0.1:{self.port}"
 
 
-@contextmanager
-def prefill_and_decode(folder: Path) -> Iterator[tuple[RealVllm, RealVllm]]:
+def prefill_and_decode(folder: Path) -> AbstractContextManager[tuple[RealVllm, RealVllm]]:
     """A producer and a consumer that hand KV over by NIXL."""
+    return _pair(folder, {"producer": {"kv_role": "kv_producer"}, "consumer": {"kv_role": "kv_consumer"}})
+
+
+def flexible_pair(folder: Path) -> AbstractContextManager[tuple[RealVllm, RealVllm]]:
+    """Two that do both and read parts of prompts from each other; they keep KV for `LEASE_S`."""
+    extra = {"bidirectional_kv_xfer": True, "kv_lease_duration": LEASE_S}
+    config = {"kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return _pair(folder, {"first": config, "second": config})
+
+
+@contextmanager
+def _pair(folder: Path, transfers: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[RealVllm, RealVllm]]:
     model = folder / "tiny"
     subprocess.run([BIN / "python", "-m", "tiny_model", model], env=_environment(), check=True, timeout=300)
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(_serve(model, folder, role, core)) for core, role in enumerate(("producer", "consumer"))
+            stack.enter_context(_serve(model, folder, role, transfer, core))
+            for core, (role, transfer) in enumerate(transfers.items())
         ]
         for server in servers:
             _wait(server)
@@ -72,9 +85,9 @@ def _environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def _serve(model: Path, folder: Path, role: str, core: int) -> Iterator[RealVllm]:
+def _serve(model: Path, folder: Path, role: str, config: Mapping[str, object], core: int) -> Iterator[RealVllm]:
     server = RealVllm(role, free_port(), folder / f"{role}.log")
-    transfer = {"kv_connector": "NixlConnector", "kv_role": f"kv_{role}", "kv_buffer_device": "cpu"}
+    transfer = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu", **config}
     command: list[str] = [
         *(str(BIN / "vllm"), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
         *("--port", str(server.port), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)),

@@ -135,7 +135,7 @@ class Director:
             case EndpointObserved() | EndpointDraining() | EndpointLost():
                 return self._on_endpoint(event, now_s)
             case SegmentDone():
-                return self._segment_done(event.request_id, event.generated_tokens, now_s)
+                return self._segment_done(event.request_id, event.generated_tokens, now_s, computed=event.computed)
             case RequestArrived():
                 return self._arrived(event.request, now_s) + self._wake(now_s)
             case Progress():
@@ -361,13 +361,15 @@ class Director:
         self._release_if_gone(*slots)
         return [Handoff(request_id, self.inventory.endpoint(placed.slot), (placed.trace,))]
 
-    def _segment_done(self, request_id: RequestId, generated_tokens: int, now_s: float) -> list[Effect]:
+    def _segment_done(
+        self, request_id: RequestId, generated_tokens: int, now_s: float, *, computed: bool = True
+    ) -> list[Effect]:
         entry = self.ledger.get(request_id)
         if self.partitioner is None or entry is None or not self.partitioner.to_come(request_id):
             return []
         self._progressed(entry, generated_tokens, now_s)
         slots = self._slots_of(entry)
-        handoff = self.partitioner.segment_done(entry, now_s)
+        handoff = self.partitioner.segment_done(entry, now_s, computed=computed)
         self._release_if_gone(*slots)
         return [handoff]
 

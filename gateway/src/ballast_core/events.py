@@ -32,6 +32,8 @@ class SegmentDone:
 
     request_id: RequestId
     generated_tokens: int
+    computed: bool = True
+    """False: it was skipped before anything of it was done, and the next one has all of it to do."""
 
 
 @dataclass(frozen=True, slots=True)

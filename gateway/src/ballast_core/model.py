@@ -97,6 +97,8 @@ class Request:
     """Whether it may go on at another endpoint after its first token: not where its state cannot be carried over."""
     ttft_objective_s: float | None = None
     """Within which its first token is due; None: nobody said."""
+    divisible: bool = True
+    """Whether its prompt may be cut: not where its driver cannot name the tokens of a part."""
 
 
 class Outcome(StrEnum):

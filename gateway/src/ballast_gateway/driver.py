@@ -5,7 +5,8 @@ What a face must do beyond that is up to the policies, and which faces do it is 
 
 - queue order and admission: nothing; a request that waits is one whose `dispatched()` has not come back yet;
 - priority: send `Dispatch.priority` to the engines, where it is not None;
-- partition: run `Dispatch.segments` in order; at the end of each but the last ask `segment_done` where it goes on;
+- partition: run `Dispatch.segments` in order; at the end of each but the last ask `segment_done` where it goes on, and
+  say so there if the segment was skipped. Whose prompt cannot be cut says so in `Request.divisible`;
 - rescheduling: give `open` a `Mover`. A request without one is never moved: the Director hears so at once.
 
 Everything runs on one event loop, so the Director needs no lock.
@@ -94,9 +95,12 @@ class Ticket:
             case other:
                 raise RuntimeError(f"no hand-off after prefill, but {other!r}")
 
-    def segment_done(self, generated_tokens: int) -> Handoff:
-        """Report that a segment other than the last has reached its cut; the answer names where the next one runs."""
-        self._driver.feed(SegmentDone(self.request.id, generated_tokens))
+    def segment_done(self, generated_tokens: int, *, computed: bool = True) -> Handoff:
+        """Report that a segment other than the last has reached its cut; the answer names where the next one runs.
+
+        `computed`: False if it was skipped.
+        """
+        self._driver.feed(SegmentDone(self.request.id, generated_tokens, computed))
         match self._effects.popleft() if self._effects else None:
             case Handoff() as handoff:
                 return handoff

@@ -38,6 +38,8 @@ class RequestRecord:
     prompt_tokens: int = 0
     prefill: str = ""
     """The endpoint that did the prefill; empty if the decode endpoint did it itself."""
+    cut_tokens: int = 0
+    """Tokens of the prompt that the decode endpoint was to pull from there; 0 unless the prompt was cut."""
     decode: str = ""
     dispatches: int = 0
     prefilled_s: float | None = None
@@ -96,6 +98,7 @@ class RequestRecord:
             "reason": self.reason,
             "detail": self.detail,
             "prefill": self.prefill,
+            "cut_tokens": self.cut_tokens,
             "decode": self.decode,
             "retries": self.retries,
             "migrations": sum(move.outcome is MoveOutcome.MOVED for move in self.moves),

@@ -21,7 +21,11 @@ def policy_problems(spec: ServingPoolSpec, references: References) -> tuple[Prob
     suite = references.policy.build()
     # A pool that is scaled to zero may come back at any time, and the policy with it.
     endpoints = Counter(names.core_role(pool.role) for pool in spec.pools)
-    found = (*misfits(suite, spec.gateway.face, endpoints), *engine_misfits(suite, spec.engine.args))
+    engine = spec.engine
+    found = (
+        *misfits(suite, spec.gateway.face, endpoints),
+        *engine_misfits(suite, engine.args, engine.kv_connector.config),
+    )
     where = f"SchedulingPolicy {spec.policy_ref.name} (spec.policyRef)"
     return tuple(Problem(Reason.POLICY_UNSUITED, f"{where}: {each.part}: {each.reason}") for each in found)
 

@@ -61,10 +61,12 @@ class Partitioner:
         """Of these candidates, the flexible ones."""
 
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """Plan a held request and book it; None where no flexible endpoint is ready and has a place.
+        """Plan a held request and book it; None where it may not be cut, or no flexible endpoint has a place for it.
 
-        It is then placed as if uncut.
+        It is then placed as if there were no partition.
         """
+        if not entry.request.divisible:
+            return None
         candidates = self._placer.with_places(self._placer.allowed(self._candidates(), entry))
         view = self._placer.view(Stage.DECODE, entry.request, candidates, now_s)
         plan = self.policy.plan(view, self.book) if candidates.endpoints else None
@@ -111,20 +113,25 @@ class Partitioner:
         """Requests that have segments to come."""
         return [request_id for request_id in self._runs if self.to_come(request_id)]
 
-    def segment_done(self, entry: Entry, now_s: float) -> Handoff:
-        """The segment that runs has reached its end: where the next one, which there is, goes."""
+    def segment_done(self, entry: Entry, now_s: float, *, computed: bool = True) -> Handoff:
+        """The segment that runs has reached its end: where the next one, which there is, goes.
+
+        `computed`: False if it was skipped, so that the next one has the whole prompt to compute.
+        """
         run = self._runs[entry.request.id]
         done, planned = run.segments[run.at], run.segments[run.at + 1]
         target = self._target(entry, planned.endpoint, now_s)
         slot = self._slot(target)
         run.at += 1
         run.segments = (*run.segments[: run.at], replace(planned, endpoint=target), *run.segments[run.at + 1 :])
-        self._learner.prefilled(entry, now_s)
+        if computed:
+            self._learner.prefilled(entry, now_s)
         self._ledger.prefilled(entry, now_s)
-        if done.end_tokens is not None and done.end_tokens < entry.request.prompt_tokens:
+        if not computed or (done.end_tokens is not None and done.end_tokens < entry.request.prompt_tokens):
+            cached_tokens = done.end_tokens or 0 if computed else 0
             self._ledger.unassign(entry)
             class_slot = self._learner.class_slot(entry.request, now_s)
-            self._ledger.assign(entry, None, slot, now_s, cached_tokens=done.end_tokens, class_slot=class_slot)
+            self._ledger.assign(entry, None, slot, now_s, cached_tokens=cached_tokens, class_slot=class_slot)
         else:
             self._ledger.move(entry, slot, now_s)
         self.book.ended(entry.request.id, slot)

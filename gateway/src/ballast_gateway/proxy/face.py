@@ -26,6 +26,7 @@ from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.connection import ClientConnection
 from ballast_gateway.proxy.decode_leg import Job
+from ballast_gateway.proxy.divisible import is_divisible
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Generator
 from ballast_gateway.proxy.replayable import is_replayable
@@ -88,6 +89,7 @@ class ProxyFace:
             rescue=settings.streams.rescue,
         )
         self._moves = driver.director.rescheduler is not None
+        self._cuts = driver.director.partitioner is not None
         self._holds = self._moves or settings.streams.rescue
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -221,6 +223,7 @@ class ProxyFace:
                     traffic_class=facts.traffic_class,
                     priority=generation.priority if named is None else named,
                     movable=mover is not None,
+                    divisible=self._cuts and is_divisible(generation),
                 ),
                 mover=None if mover is None else mover.begin,
             ) as ticket:

@@ -129,8 +129,12 @@ class HeldDecoder:
         endpoint: Endpoint,
         request: bytes,
         priority: int | None,
+        due_s: float = float("inf"),
     ) -> None:
-        """Send `request` to `endpoint`, and go where moves lead. Raises `LegFailed` where another one may go on."""
+        """Send `request` to `endpoint`, and go where moves lead. Raises `LegFailed` where another one may go on.
+
+        `due_s`: when this leg must have begun, on the loop's clock.
+        """
         rescue = self._rescue
         if held.begun:
             held.begin_leg()
@@ -141,9 +145,10 @@ class HeldDecoder:
                 ticket,
                 self._loop,
                 mover=mover,
-                first_byte_timeout_s=self._first_byte_timeout_s,
+                first_byte_timeout_s=min(self._first_byte_timeout_s, due_s - self._loop.time()),
                 idle_timeout_s=self._idle_timeout_s,
             )
+            due_s = float("inf")
             job.record.decode = endpoint.id
             failure = await self._leg(job, exchange, endpoint, request)
             if failure is None and exchange.started and (held.is_whole or held.lost):

@@ -12,6 +12,7 @@ from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.errors import rejected
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.answers import answer_error, break_stream, pass_on
+from ballast_gateway.proxy.cutting import Cutter
 from ballast_gateway.proxy.decode_leg import DecodeExchange, Job, LegFailed, payload, perform
 from ballast_gateway.proxy.held_decode import HeldDecoder
 from ballast_gateway.proxy.moving import Mover
@@ -37,6 +38,7 @@ class Generator:
         self._loop = loop
         self._prefill_timeout_s = prefill_timeout_s
         self._idle_timeout_s = idle_timeout_s
+        self._cutter = Cutter(pool, loop, prefill_timeout_s=prefill_timeout_s)
         self._held = HeldDecoder(
             pool, loop, first_byte_timeout_s=prefill_timeout_s, idle_timeout_s=idle_timeout_s, rescue=rescue
         )
@@ -87,13 +89,19 @@ class Generator:
         record, generation, held = job.record, job.generation, job.held
         continues = held if held is not None and held.begun else None
         decode, handle = dispatch.decode, None
+        body, due_s = generation.raw, float("inf")
         if continues is None:
-            record.prefill, record.prefilled_s = "", None
-        if dispatch.prefill is not None:
+            record.prefill, record.prefilled_s, record.cut_tokens = "", None, 0
+        if dispatch.prefill is not None and dispatch.segments:
+            # A stream that goes on is not cut again.
+            decode, body, due_s = await self._first_part(
+                job, ticket, dispatch, dispatch.prefill, skip=continues is not None
+            )
+        elif dispatch.prefill is not None:
             if generation.can_hand_off:
-                body = generation.prefill_body() if continues is None else continues.prefill(hold=True)
+                asked = generation.prefill_body() if continues is None else continues.prefill(hold=True)
                 reply = Collect(self._loop.time() + self._prefill_timeout_s)
-                leg = payload(job, dispatch.prefill, body, dispatch.priority)
+                leg = payload(job, dispatch.prefill, asked, dispatch.priority)
                 await perform(self._pool, Stage.PREFILL, dispatch.prefill, leg, reply)
                 handle = _handle_of(reply.body)
                 if continues is None:
@@ -108,23 +116,39 @@ class Generator:
             decode = ticket.prefill_done().decode
             if decode.id == dispatch.prefill.id:
                 handle = None  # its KV is where it is needed: the prefix cache has it
+            body = generation.decode_body(handle)
         if held is None:
             record.decode = decode.id
-            await self._decode(
-                job, ticket, decode, payload(job, decode, generation.decode_body(handle), dispatch.priority)
-            )
+            await self._decode(job, ticket, decode, payload(job, decode, body, dispatch.priority), due_s)
             return
-        body = held.first_body(generation.decode_body(handle)) if continues is None else held.continuation(handle)
+        body = held.first_body(body) if continues is None else held.continuation(handle)
         request = payload(job, decode, body, dispatch.priority)
-        await self._held.run(job, held, ticket, mover, endpoint=decode, request=request, priority=dispatch.priority)
+        await self._held.run(
+            job, held, ticket, mover, endpoint=decode, request=request, priority=dispatch.priority, due_s=due_s
+        )
 
-    async def _decode(self, job: Job, ticket: Ticket, endpoint: Endpoint, request: bytes) -> None:
+    async def _first_part(
+        self, job: Job, ticket: Ticket, dispatch: Dispatch, first: Endpoint, *, skip: bool
+    ) -> tuple[Endpoint, bytes, float]:
+        """Run the first segment of a cut: which engine goes on, what it is sent, and when it must have begun."""
+        record, rest = job.record, None
+        if not skip:
+            rest = await self._cutter.first_part(job, dispatch, ticket.request.prompt_tokens)
+        decode = ticket.segment_done(0, computed=rest is not None).decode
+        if rest is not None:
+            record.prefill, record.prefilled_s = first.id, ticket.now_s()
+            if decode.id != first.id:  # else its KV is in the prefix cache
+                record.cut_tokens = rest.part_tokens
+                return decode, rest.body, rest.due_s
+        return decode, job.generation.raw, float("inf")
+
+    async def _decode(self, job: Job, ticket: Ticket, endpoint: Endpoint, request: bytes, due_s: float) -> None:
         record = job.record
         exchange = DecodeExchange(
             job,
             ticket,
             self._loop,
-            first_byte_timeout_s=self._prefill_timeout_s,
+            first_byte_timeout_s=min(self._prefill_timeout_s, due_s - self._loop.time()),
             idle_timeout_s=self._idle_timeout_s,
         )
         try:

@@ -59,7 +59,7 @@ def is_replayable(generation: Generation) -> bool:
 
 def _survives(field: str, value: object, generation: Generation) -> bool:
     if field in _SURVIVES:
-        return field != "messages" or _is_text(value)
+        return field != "messages" or are_text(value)
     match field:
         case "min_tokens":
             return type(value) is int
@@ -76,8 +76,8 @@ def _survives(field: str, value: object, generation: Generation) -> bool:
             )
 
 
-def _is_text(messages: object) -> bool:
-    """Without images and the like, for which vLLM takes no token ids in place of messages."""
+def are_text(messages: object) -> bool:
+    """A list of messages without images and the like, for which vLLM takes no token ids in place of messages."""
     if not isinstance(messages, list):
         return False
     for message in messages:

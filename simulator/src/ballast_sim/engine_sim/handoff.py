@@ -25,6 +25,8 @@ from ballast_sim.engine_sim.service import EngineService
 
 HANDSHAKE_TIMEOUT_S = 10.0
 HEARTBEATS_PER_LEASE = 6
+_FIELD = "kv_transfer_params"
+_WHERE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,19 @@ class RemoteKv:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """What a request is to pull."""
+
+    remote: RemoteKv
+    tokens: int | None = None
+    """Leading tokens of the prompt; None: all."""
+    needed: bool = True
+    """False: so few tokens are computed here."""
+    ends: bool = True
+    """False: vLLM parks such a request for KV that it never asks for, until its client leaves."""
+
+
 def wants_pull(params: Mapping[str, Any] | None) -> bool:
     """Whether the parameters ask to pull the prompt's KV."""
     return bool(params and params.get("do_remote_prefill"))
@@ -49,9 +64,42 @@ def wants_hold(params: Mapping[str, Any] | None) -> bool:
     return bool(params and params.get("do_remote_decode"))
 
 
+def wants_part(params: Mapping[str, Any] | None) -> bool:
+    """Whether the parameters ask to pull the KV of the prompt's first `remote_num_tokens` and to compute the rest.
+
+    vLLM's way of reading a conversation back; it takes parameters that lack a field for a plain `wants_hold`.
+    """
+    return bool(
+        params
+        and not params.get("do_remote_prefill")
+        and params.get("do_remote_decode")
+        and params.get("remote_block_ids")
+        and params.get("remote_num_tokens")
+        and all(field in params for field in _WHERE)
+    )
+
+
+def part_tokens(params: Mapping[str, Any], input_tokens: int, block_size: int) -> int:
+    """How many of the prompt's tokens are to be pulled. Raises ApiError where the blocks are not those of so many."""
+    said = params["remote_num_tokens"]
+    if not isinstance(said, int) or isinstance(said, bool) or said < 1:
+        raise ApiError(f"{_FIELD}.remote_num_tokens: must be a whole number of 1 or more.", _FIELD)
+    tokens, count = min(said, input_tokens), len(_first_group(params))
+    if -(-tokens // block_size) != count:
+        raise ApiError(
+            f"{_FIELD}.remote_block_ids: {count} blocks of {block_size} tokens are not those of {tokens} tokens "
+            "(vLLM's engine dies of too few and reads the wrong ones of too many).",
+            _FIELD,
+        )
+    return tokens
+
+
 def remote_kv(params: Mapping[str, Any], input_tokens: int, block_size: int) -> RemoteKv:
-    """Read the handle that P gave. Raises ApiError naming what is missing or does not fit the prompt."""
-    where = "kv_transfer_params"
+    """Read the handle that P gave. Raises ApiError naming what is missing or does not fit the prompt.
+
+    `input_tokens`: those that the blocks must cover.
+    """
+    where = _FIELD
     texts = {}
     for field in ("remote_engine_id", "remote_request_id", "remote_host"):
         value = params.get(field)
@@ -63,11 +111,7 @@ def remote_kv(params: Mapping[str, Any], input_tokens: int, block_size: int) -> 
         port = int(port)
     if not isinstance(port, int) or not 0 < port < 65536:
         raise ApiError(f"{where}.remote_port: must be a port number; send P's kv_transfer_params unchanged.", where)
-    blocks = params.get("remote_block_ids")
-    groups = blocks if isinstance(blocks, list) and blocks and isinstance(blocks[0], list) else [blocks]
-    if not isinstance(groups[0], list):
-        raise ApiError(f"{where}.remote_block_ids: must be a list of block ids for each KV cache group.", where)
-    count = len(groups[0])
+    count = len(_first_group(params))
     if input_tokens > count * block_size:
         raise ApiError(
             f"{where}.remote_block_ids: {count} blocks of {block_size} tokens do not cover the prompt of "
@@ -77,6 +121,14 @@ def remote_kv(params: Mapping[str, Any], input_tokens: int, block_size: int) -> 
     covered = params.get("remote_num_tokens")
     tokens = covered if isinstance(covered, int) else input_tokens
     return RemoteKv(texts["remote_engine_id"], texts["remote_request_id"], texts["remote_host"], port, tokens, count)
+
+
+def _first_group(params: Mapping[str, Any]) -> list[Any]:
+    blocks = params.get("remote_block_ids")
+    groups = blocks if isinstance(blocks, list) and blocks and isinstance(blocks[0], list) else [blocks]
+    if not isinstance(groups[0], list):
+        raise ApiError(f"{_FIELD}.remote_block_ids: must be a list of block ids for each KV cache group.", _FIELD)
+    return groups[0]
 
 
 class SideChannel:
@@ -142,8 +194,14 @@ class PullSession:
         profile: HardwareProfile,
         spawn: Callable[[Awaitable[None]], None],
         send: Post = post,
+        part: bool = False,
     ) -> None:
-        """`profile` says how long a read takes; `spawn` runs a coroutine in the background."""
+        """`profile` says how long a read takes; `spawn` runs a coroutine in the background.
+
+        `part`: only a part of the prompt is read. vLLM then sends no heartbeats while the request waits, nor a word if
+        it ends before it has read: P lets go when its lease is over.
+        """
+        self._part = part
         self._remote = remote
         self._request_id = request_id
         self._service = service
@@ -156,8 +214,9 @@ class PullSession:
         self._told = False
         lease_s = service.wall_s(service.engine.config.lease_s)
         self._heartbeat_s = lease_s / HEARTBEATS_PER_LEASE
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._heartbeat_s, self._beat)
+        self._timer: asyncio.TimerHandle | None = None
+        if not part:
+            self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
 
     async def _post(self, path: str) -> int:
         return await self._send(self._remote.host, self._remote.port, path, self._message)
@@ -177,9 +236,13 @@ class PullSession:
 
     def started(self, event: PullStarted) -> None:
         """Blocks are reserved: read."""
-        self._waiting = False
-        self._timer.cancel()
+        self._begin_reading()
         self._spawn(self._read(event))
+
+    def _begin_reading(self) -> None:
+        self._waiting = False
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _read(self, event: PullStarted) -> None:
         try:
@@ -205,9 +268,14 @@ class PullSession:
     def dropped(self) -> None:
         """The request ended before the read: P need not wait for its lease."""
         if self._waiting:
-            self._waiting = False
-            self._timer.cancel()
-            self._spawn(self._notify())
+            self._begin_reading()
+            if not self._part:
+                self._spawn(self._notify())
+
+    def needless(self) -> None:
+        """Nothing is to be read."""
+        self._begin_reading()
+        self._spawn(self._notify())
 
     async def _notify(self) -> None:
         if self._told:

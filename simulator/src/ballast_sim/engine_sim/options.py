@@ -34,6 +34,10 @@ class KvTransfer:
     role: Literal["kv_producer", "kv_consumer", "kv_both"] = "kv_both"
     failure_policy: Literal["fail", "recompute"] = "fail"
     lease_s: float = 30.0
+    reads_parts: bool = False
+    """`bidirectional_kv_xfer`: whether the KV of a prompt's first part may be pulled, and the rest computed."""
+    least_part_tokens: int = 64
+    """`kv_recompute_threshold`: fewer tokens are computed again rather than pulled."""
 
     @property
     def produces(self) -> bool:
@@ -199,10 +203,15 @@ def kv_transfer_config(text: str) -> KvTransfer:
     if policy not in ("fail", "recompute"):
         raise argparse.ArgumentTypeError(f"kv_load_failure_policy {policy!r} is neither fail nor recompute")
     extra = spec.get("kv_connector_extra_config") or {}
-    lease_s = extra.get("kv_lease_duration", 30) if isinstance(extra, dict) else 30
+    if not isinstance(extra, dict):
+        extra = {}
+    lease_s = extra.get("kv_lease_duration", 30)
     if not isinstance(lease_s, int | float) or lease_s <= 0:
         raise argparse.ArgumentTypeError(f"kv_lease_duration {lease_s!r} must be above 0 seconds")
-    return KvTransfer(role, policy, float(lease_s))
+    threshold = extra.get("kv_recompute_threshold", 64)
+    if not isinstance(threshold, int) or threshold < 0:
+        raise argparse.ArgumentTypeError(f"kv_recompute_threshold {threshold!r} must be 0 tokens or more")
+    return KvTransfer(role, policy, float(lease_s), extra.get("bidirectional_kv_xfer") is True, threshold)
 
 
 def parse_options(

@@ -200,7 +200,7 @@ class EngineSimServer:
         engine_id = f"{response_id}{suffix}-{uuid.uuid4().hex[:8]}"
         priority = _priority(request, call.priority)
         content = GeneratedContent(list(call.tokens), self.config.block_size, self.options.seed + call.seed)
-        remote = self._remote(call)
+        pull = self._pull(call)
         spec = EngineRequest(
             request_id=engine_id,
             input_tokens=len(call.tokens),
@@ -209,19 +209,25 @@ class EngineSimServer:
             content=content,
             arrival_s=self.service.now_s(),
             priority=priority,
-            pull=remote is not None,
+            pull=pull is not None and pull.needed,
+            pull_tokens=None if pull is None else pull.tokens,
             hold=self._holds(call),
         )
         answer = self._answer(call, content, exchange, response_id, spec)
-        if remote is not None:
-            answer.pull = handoff.PullSession(
-                remote,
+        if pull is not None and pull.ends:
+            session = handoff.PullSession(
+                pull.remote,
                 request_id=engine_id,
                 service=self.service,
                 metrics=self.metrics,
                 profile=self.options.profile,
                 spawn=self._spawn,
+                part=pull.tokens is not None,
             )
+            if pull.needed:
+                answer.pull = session
+            else:
+                session.needless()
         self._answers[engine_id] = answer
         self._prefilling[engine_id] = spec.input_tokens
         exchange.on_disconnect = partial(self._client_gone, engine_id)
@@ -248,12 +254,22 @@ class EngineSimServer:
             answer.hand_off_params = self._hand_off
         return answer
 
-    def _remote(self, call: Call) -> handoff.RemoteKv | None:
-        transfer = self.options.kv_transfer
-        if transfer is None or not transfer.consumes or not handoff.wants_pull(call.kv_transfer_params):
+    def _pull(self, call: Call) -> handoff.Pull | None:
+        transfer, params = self.options.kv_transfer, call.kv_transfer_params
+        if transfer is None or not transfer.consumes or params is None:
             return None
-        assert call.kv_transfer_params is not None
-        return handoff.remote_kv(call.kv_transfer_params, len(call.tokens), self.config.block_size)
+        block_size = self.config.block_size
+        if handoff.wants_pull(params):
+            return handoff.Pull(handoff.remote_kv(params, len(call.tokens), block_size))
+        if not handoff.wants_part(params):
+            return None
+        tokens = handoff.part_tokens(params, len(call.tokens), block_size)
+        return handoff.Pull(
+            handoff.remote_kv(params, tokens, block_size),
+            tokens,
+            needed=tokens >= transfer.least_part_tokens,
+            ends=transfer.reads_parts,
+        )
 
     def _holds(self, call: Call) -> bool:
         transfer = self.options.kv_transfer
