@@ -67,8 +67,8 @@ def _give_up(number: int, frame: FrameType | None) -> None:
 class Plan:
     """A set of experiments' runs, filled from a store and by finished jobs.
 
-    Runs take turns by seed: everything with the first seed, then with the second, so that a set cut short says
-    something about each experiment.
+    Runs take turns by seed, so that a set cut short says something about each experiment: everything with the first
+    seed, then the reduced set with the others, then the rest.
     """
 
     experiments: Sequence[Experiment]
@@ -84,7 +84,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Take what the store has."""
-        turns: list[tuple[int, int, Job]] = []
+        turns: list[tuple[bool, bool, int, int, Job]] = []
         for place, experiment, run in self._runs():
             seeds = experiment.seeds_of(run, full=self.full)
             if seeds and not run.available:
@@ -95,8 +95,8 @@ class Plan:
             for turn, seed in enumerate(seeds):
                 job = Job(experiment.name, run.name, seed, run.task, experiment.figures)
                 if not self._recall(job, code):
-                    turns.append((turn, place, job))
-        self.left = [job for _, _, job in sorted(turns, key=lambda entry: entry[:2])]
+                    turns.append((turn > 0, turn > 0 and not run.reduced, turn, place, job))
+        self.left = [job for *_, job in sorted(turns, key=lambda entry: entry[:-1])]
 
     def _runs(self) -> Iterator[tuple[int, Experiment, Run]]:
         place = 0
