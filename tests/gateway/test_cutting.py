@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from tests.support.scripted_engine import (
     scripted_engine,
     sse_events,
 )
+from tests.support.shuffle import shuffle
 
 IDS = list(range(1000, 1400))
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -181,7 +182,9 @@ class Pair(AsyncExitStack):
         self.engines: dict[str, EngineSimServer] = {}
         self.clients: dict[str, httpx.AsyncClient] = {}
 
-    async def start(self, ratio: float = 0.5, *, reads_parts: bool = True, **settings: Any) -> RunningGateway:
+    async def start(
+        self, ratio: float = 0.5, *, reads_parts: bool = True, slower: float = 1, **settings: Any
+    ) -> RunningGateway:
         extra = {"bidirectional_kv_xfer": reads_parts}
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
         for name in ("f0", "f1"):
@@ -189,6 +192,7 @@ class Pair(AsyncExitStack):
                 [
                     *("model", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "0"),
                     *("--profile", "h200-llama3-8b", "--kv-transfer-config", json.dumps(transfer)),
+                    *("--time-scale", str(slower)),
                 ],
                 {"VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
             )
@@ -204,6 +208,14 @@ class Pair(AsyncExitStack):
         cut_at(gateway, ratio)
         return gateway
 
+    def kill(self, name: str) -> None:
+        """The engine hangs up on everybody and listens no more."""
+        engine = self.engines[name]
+        for listener in engine._listeners:
+            listener.close()
+        for connection in list(engine._connections):
+            connection.abort()
+
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.engines[name].port}"
 
@@ -218,14 +230,20 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         yield made
 
 
-async def stream(url: str, body: dict[str, Any], request_id: str = "r") -> bytes:
+async def stream(
+    url: str, body: dict[str, Any], request_id: str = "r", on_bytes: Callable[[bytes], object] = len
+) -> bytes:
     """The bytes of a whole stream, but for when it began."""
+    got = b""
     async with (
         httpx.AsyncClient(timeout=60, trust_env=False) as client,
         client.stream("POST", url, json=body, headers={"x-request-id": request_id}) as answer,
     ):
         assert answer.status_code == 200, await answer.aread()
-        return CREATED.sub(b'"created":0', await answer.aread())
+        async for data in answer.aiter_bytes():
+            got += data
+            on_bytes(got)
+    return CREATED.sub(b'"created":0', got)
 
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -334,6 +352,38 @@ async def test_an_engine_that_reads_no_parts_is_left_when_its_time_is_over(
     async with asyncio.timeout(10):
         while await metric(pair.clients["f1"], "vllm:num_requests_waiting"):  # noqa: ASYNC110 - only the page says it
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", ["ids", "text", "a chat"])
+async def test_a_stream_whose_second_engine_dies_goes_on_without_the_handle(pair: Pair, name: str) -> None:
+    """As any other stream: by its tokens, on the engine that is left, which pulls nothing."""
+    path, more = REQUESTS[name]
+    gateway = await pair.start(slower=3)
+    body = {"model": "tiny", "stream": True, "max_tokens": 60, **more}
+
+    def watch(got: bytes) -> None:
+        if got.count(b"data: ") > 20:
+            pair.kill("f1")
+
+    through = await stream(f"{gateway.url}{path}", body, on_bytes=watch)
+    assert through == await stream(f"{pair.url('f0')}{path}", body)
+    (entry,) = gateway.requests()
+    assert (entry["outcome"], entry["decode"], entry["rescues"]) == ("completed", "f0", 1)
+    assert await pair.pulled("f0") == 0
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+async def test_what_was_cut_may_move_later(pair: Pair) -> None:
+    """A partition and a rescheduling in one policy: cut first, then to and fro, byte for byte."""
+    gateway = await pair.start(policy={**CUTTING, "rescheduling": {"type": "ares"}}, slower=3)
+    shuffle(gateway, 0.05)
+    body = {"model": "tiny", "stream": True, "max_tokens": 80, "prompt": IDS}
+    through = await stream(f"{gateway.url}{COMPLETION}", body)
+    assert through == await stream(f"{pair.url('f0')}{COMPLETION}", body)
+    (entry,) = gateway.requests()
+    assert entry["cut_tokens"] == 200
+    assert entry["migrations"] >= 1
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
 
 
 # --- when something fails -------------------------------------------------------------------------------------------

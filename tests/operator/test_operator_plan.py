@@ -37,6 +37,12 @@ from tests.support.operator_builders import (
 ENVOY_GATEWAY = frozenset({GATEWAY, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY})
 GIE = frozenset({GATEWAY, HTTP_ROUTE, INFERENCE_POOL})
 PARENT = {"parentRefs": [{"name": "front"}]}
+FLEXIBLE = (pool("all", "Flexible", replicas=4),)
+PROMPT_CUTS = {"type": "libra", "parameters": {"cuts": "prompt"}}
+READS_PARTS = {
+    "image": "registry.test/engine:1",
+    "kvConnector": {"config": {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}},
+}
 TWO_GPU_PREFILL = {**profiles("h20"), "a100": profile("a100", gpus=2)}
 
 
@@ -382,6 +388,28 @@ CONDITIONS: list[tuple[str, Input, dict[str, tuple[str, str]]]] = [
         "policy-that-this-fleet-cannot-carry-out",
         observed(serving_pool(policyRef={"name": "fair"}), policy=policy(partition={"type": "fixed"})),
         {"Degraded": ("True", "PolicyUnsuited"), "ResolvedRefs": ("True", "RefsResolved")},
+    ),
+    (
+        "cuts-that-these-engines-cannot-carry-out",
+        observed(serving_pool(*FLEXIBLE, policyRef={"name": "fair"}), policy=policy(partition=PROMPT_CUTS)),
+        {"Degraded": ("True", "PolicyUnsuited")},
+    ),
+    (
+        "cuts-that-no-face-carries-out",
+        observed(
+            serving_pool(*FLEXIBLE, policyRef={"name": "fair"}, engine=READS_PARTS),
+            policy=policy(partition={"type": "libra"}),
+        ),
+        {"Degraded": ("True", "PolicyUnsuited")},
+    ),
+    (
+        "cuts-of-prompts",
+        observed(
+            serving_pool(*FLEXIBLE, policyRef={"name": "fair"}, engine=READS_PARTS),
+            policy=policy(partition=PROMPT_CUTS),
+            children=(deployment("chat-all", wanted=4), deployment("chat-gateway")),
+        ),
+        {"Degraded": ("False", "AsExpected")},
     ),
     (
         "policy-that-makes-no-sense",
