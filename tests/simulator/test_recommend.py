@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_api.loading import load_manifest
+from ballast_api.policy_fit import engine_misfits
+from ballast_api.serving_pool import ServingPool
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim import capacity
 from ballast_sim.capacity import LengthStatistics
@@ -99,10 +101,23 @@ def test_variants_start_with_the_default_and_differ() -> None:
             assert len({each.name for each in tried}) == len(tried)
 
 
-def answer_of(parts: tuple[Part, ...]) -> Answer:
+def answer_of(parts: tuple[Part, ...], variant: Variant | None = None) -> Answer:
     question = Question(WorkloadSource(), (Hardware(A100, 2, 4), Hardware(H20, 8, 8)), SLO, 0.99)
-    best = Candidate(Layout(parts, 1.0), default_variant(), ({"attainment": 1.0},))
+    best = Candidate(Layout(parts, 1.0), variant or default_variant(), ({"attainment": 1.0},))
     return Answer(question, 5.0, CHAT, False, (best,), ())
+
+
+def test_what_is_tried_together_is_carried_out_or_says_why_not() -> None:
+    """Engines, too, are told what a policy needs of them."""
+    together = (Part("C", A100, 2), Part("C", H20, 8))
+    tried = variants(Layout(together, 1.0), shares_prefixes=True)
+    assert [each.name for each in tried if each.obstacle] == ["libra partition"]
+    assert any(each.spec.partition is not None and not each.obstacle for each in tried)
+    for each in tried:
+        made = resources(answer_of(together, each), name="mine", model="Qwen/Qwen3-32B", image="vllm/vllm-openai:v1")
+        (pool,) = [item for item in load_manifest(to_yaml(made, [])) if isinstance(item, ServingPool)]
+        engine = pool.spec.engine
+        assert not engine_misfits(each.spec.build(), engine.args, engine.kv_connector.config)
 
 
 @pytest.mark.parametrize(

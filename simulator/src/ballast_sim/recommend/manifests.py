@@ -52,13 +52,21 @@ def _slo(answer: Answer) -> Json:
 def _serving_pool(answer: Answer, name: str, model: str, image: str) -> Json:
     return {
         "model": {"name": model},
-        "engine": {"image": image, "kvConnector": {"type": "NixlConnector"}},
+        "engine": {"image": image, "kvConnector": _connector(answer)},
         "pools": [_pool(pool, part) for pool, part in _named(answer.best.layout.parts)],
         "policyRef": {"name": name},
         "sloRef": {"name": name},
         "gateway": {"replicas": 1, "face": "Proxy"},
         "gpuBudget": sum(each.gpus for each in answer.question.hardware),
     }
+
+
+def _connector(answer: Answer) -> Json:
+    """Cuts need engines that go on from a part of a prompt."""
+    connector: Json = {"type": "NixlConnector"}
+    if answer.best.variant.spec.partition is not None:
+        connector["config"] = {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
+    return connector
 
 
 def _named(parts: Sequence[Part]) -> list[tuple[str, Part]]:

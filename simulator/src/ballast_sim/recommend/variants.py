@@ -14,6 +14,10 @@ FACE: Face = "Proxy"
 """The gateway of the manifests."""
 
 
+_PROMPT_CUTS: Mapping[str, Any] = {"type": "libra", "parameters": {"cuts": "prompt"}}
+"""What engines and gateway carry out today."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One SchedulingPolicy to try. `extras` is how many parts it has beyond placements: fewer win within noise."""
@@ -46,6 +50,7 @@ def variants(layout: Layout, *, shares_prefixes: bool) -> list[Variant]:
             _variant("uniboost queue", queue, extras=2),
             migrations,
             _variant("libra partition", {"partition": _typed("libra")}, extras=1, flexible=True),
+            _variant("libra prompt cuts", {"partition": _PROMPT_CUTS}, extras=1, flexible=True),
         ]
     else:
         tried = [
