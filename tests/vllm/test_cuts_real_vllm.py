@@ -50,6 +50,11 @@ def _warm_up(first: RealVllm, second: RealVllm) -> None:
         generate(second, kv_transfer_params=generate(first, kv_transfer_params=ASK_FOR_HANDLE)["kv_transfer_params"])
 
 
+def new_client() -> httpx.AsyncClient:
+    """Without connections that are kept: where processors are short, servers close them just when they are used."""
+    return httpx.AsyncClient(timeout=120, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 async def pulled(client: httpx.AsyncClient, server: RealVllm) -> float:
     """Prompt tokens whose KV came from elsewhere."""
     page = (await client.get(f"{server.url}/metrics")).text
@@ -92,7 +97,7 @@ async def test_a_cut_prompt_says_what_one_engine_says(
     addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(flexible)}
     async with (
         running_gateway(tmp_path, addresses, policy=CUTTING, scrape=SELDOM) as gateway,
-        httpx.AsyncClient(timeout=120, trust_env=False) as client,
+        new_client() as client,
     ):
         cut_at(gateway, ratio)
         before = await pulled(client, second)
@@ -121,7 +126,7 @@ async def test_a_part_that_is_cached_already_is_not_pulled_twice(
     addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(flexible)}
     async with (
         running_gateway(tmp_path, addresses, policy=CUTTING, scrape=SELDOM) as gateway,
-        httpx.AsyncClient(timeout=120, trust_env=False) as client,
+        new_client() as client,
     ):
         cut_at(gateway, 0.5)
         await heard(client, f"{second.url}{COMPLETION}", {**plain, "prompt": shared, "max_tokens": 1}, "s")
@@ -141,7 +146,7 @@ async def test_many_cut_at_once(tmp_path: Path, flexible: tuple[RealVllm, RealVl
     even = {"partition": {"type": "libra", "parameters": {"cuts": "prompt", "epsS": 0, "ttftSloS": 0}}}
     async with (
         running_gateway(tmp_path, addresses, policy=even, scrape=SELDOM) as gateway,
-        httpx.AsyncClient(timeout=120, trust_env=False) as client,
+        new_client() as client,
     ):
         bodies = [
             {
