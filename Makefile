@@ -114,9 +114,10 @@ reproduce-render: $(STAMP) ## Write docs/reproduction.md and its plots anew from
 generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models
 	@$(BIN)/python -m ballast_api.generate
 
-verify: $(STAMP) ## Show where generated files differ from the models, and the reproduction report from its record
+verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(REPRODUCE).render --check
+	@PYTHONPATH=. $(BIN)/python -m bench.choosing --check
 
 format: $(STAMP) ## Format and fix what ruff can
 	@$(BIN)/ruff check --fix-only --quiet .

@@ -189,7 +189,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = page_with(render(record), page)
         if asked.render:
             PAGE.write_text(wanted)
-        return 0 if asked.render or page == wanted else 1
+        elif page != wanted:
+            print(f"{PAGE.relative_to(ROOT)} differs from its record; python -m bench.choosing --render writes it")
+            return 1
+        return 0
     for workload in asked.only:
         for load in LOADS:
             known = [row for row in record if (row["workload"], row["load"]) == (workload, load)]

@@ -1,0 +1,56 @@
+"""`bench.choosing`: the tables of docs/choosing.md are those of the record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import choosing
+
+
+def test_the_page_is_what_the_record_renders_to() -> None:
+    assert choosing.main(["--check"]) == 0
+
+
+def test_another_record_is_another_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(choosing.RECORD.read_text())
+    record[0]["candidates"][0]["attainment"] = 0.123
+    monkeypatch.setattr(json, "loads", lambda text: record)
+    assert choosing.main(["--check"]) == 1
+    assert "--render" in capsys.readouterr().out
+
+
+def test_policies_are_compared_on_the_same_layout_only() -> None:
+    """The one that beats the default there and is tried on another layout without a default counts once."""
+
+    def candidate(endpoints: str, policy: str, attainment: float) -> dict[str, object]:
+        return {
+            "endpoints": endpoints,
+            "policy": policy,
+            "attainment": attainment,
+            "ttft_p99_s": 1.0,
+            "tpot_p99_ms": 20.0,
+        }
+
+    row = {
+        "workload": "chat",
+        "load": 0.9,
+        "rate_rps": 1.0,
+        "input_tokens": 10,
+        "output_tokens": 20,
+        "candidates": [
+            candidate("1P1D@x", "better", 0.9),
+            candidate("1P1D@x", "default", 0.8),
+            candidate("2C@x", "better", 0.1),
+        ],
+    }
+    page = choosing.render([row])
+    assert "| better (P/D) | 1 | +10.0 (best +10.0: chat 0.9; worst +10.0: chat 0.9) | 1.00 " in page
+    assert "better (colocated)" not in page
+    assert "| chat | 10 / 20 | 0.9 | 1 | `1P1D@x` | better | 90.0% | 1.00 | 20.0 | 10.0% |" in page
+
+
+def test_a_page_without_a_place_for_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="no place for the tables"):
+        choosing.page_with("tables", "a page")
