@@ -127,7 +127,7 @@ def _capacity_runs() -> list[Run]:
             for size in CHUNKS
         ),
         *(
-            _capacity(f"{workload}/{name}", SYSTEMS[name], workload, start)
+            _capacity(f"{workload}/{name}", SYSTEMS[name], workload, start, reduced=name != "libra-prompt-cuts")
             for workload, (_, start) in WORKLOADS.items()
             for name in others
         ),
@@ -425,9 +425,12 @@ TABLE_7 = Experiment(
     title="Prefill, thinking and answer apart (table 7)",
     text="Mini Reasoning on three GPUs (1P2D, 3F); 80 % of the output is thinking, for which 200 ms between tokens do.",
     runs=[
-        _capacity("disaggregated", System("1P2D@14b-tp1"), "libra-reasoning", 4.0),
-        _capacity("two", System("3F@14b-tp1", LOCAL_SLO, Libra(), CHUNKED), "libra-reasoning", 4.0),
-        _capacity("three", SYSTEMS["libra-3"], "libra-reasoning", 4.0),
+        _capacity(name, system, "libra-reasoning", 4.0, reduced=False)
+        for name, system in (
+            ("disaggregated", System("1P2D@14b-tp1")),
+            ("two", System("3F@14b-tp1", LOCAL_SLO, Libra(), CHUNKED)),
+            ("three", SYSTEMS["libra-3"]),
+        )
     ],
     analyse=_three,
     figures=FIGURES,
