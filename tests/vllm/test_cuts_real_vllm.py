@@ -27,9 +27,10 @@ TEXT = "The harbour is quiet at night, and the ships lie still. "
 @pytest.fixture(scope="module")
 def flexible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealVllm, RealVllm]]:
     """Two that read parts of prompts from each other."""
-    with flexible_pair(tmp_path_factory.mktemp("vllm-flexible")) as servers:
-        _warm_up(*servers)
-        yield servers
+    with flexible_pair(tmp_path_factory.mktemp("vllm-flexible")) as (first, second):
+        _warm_up(first, second)
+        _warm_up(second, first)
+        yield first, second
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +40,17 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _warm_up(first: RealVllm, second: RealVllm) -> None:
-    """A first request compiles, and a first hand-off shakes hands: both may take longer than a cut has time."""
+    """A first request compiles, and a first hand-off shakes hands, which vLLM gives up after some seconds.
+
+    Each way on its own: with both engines busy it would take longer than that.
+    """
     with httpx.Client(timeout=120, trust_env=False) as client:
 
         def generate(server: RealVllm, **more: object) -> Any:
             body = {"model": "tiny", "prompt": list(range(1600, 1700)), "max_tokens": 2, **more}
             return client.post(f"{server.url}{COMPLETION}", json=body).raise_for_status().json()
 
-        generate(second, prompt=list(range(1700, 1800)))
+        generate(second, prompt=list(range(1700, 1800)))  # compiles
         generate(second, kv_transfer_params=generate(first, kv_transfer_params=ASK_FOR_HANDLE)["kv_transfer_params"])
 
 
