@@ -63,7 +63,7 @@ golden: $(VLLM_STAMP) ## Record vLLM's own scheduling decisions into tests/golde
 	@PYTHONPATH=tools:gateway/src nice .tools/vllm/bin/python -m vllm_golden tests/golden/engine $(CASE)
 
 test-vllm: $(STAMP) $(VLLM_STAMP) ## Compare golden files, engine-sim and gateway with the real vLLM (5 minutes, 6 GB of memory)
-	@nice $(BIN)/python -m pytest tests/vllm -m vllm --timeout 900 $(PYTEST_ARGS)
+	@nice $(BIN)/python -m pytest tests/vllm -m "vllm$(if $(filter 1 2 3,$(shell nproc)), and not four_cores)" --timeout 900 $(PYTEST_ARGS)
 
 demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (DURATION=60 TRACE=FILE)
 	@$(BIN)/ballast demo --duration $(or $(DURATION),60) $(if $(TRACE),--trace $(TRACE))

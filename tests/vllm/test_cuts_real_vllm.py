@@ -88,8 +88,11 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], float, int]] = {
 }
 
 
+FIRST, *OTHERS = REQUESTS
+
+
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.four_cores) for name in OTHERS)])
 async def test_a_cut_prompt_says_what_one_engine_says(
     tmp_path: Path, flexible: tuple[RealVllm, RealVllm], name: str
 ) -> None:
@@ -120,6 +123,7 @@ async def test_a_cut_prompt_says_what_one_engine_says(
 
 
 @pytest.mark.vllm
+@pytest.mark.four_cores
 async def test_a_part_that_is_cached_already_is_not_pulled_twice(
     tmp_path: Path, flexible: tuple[RealVllm, RealVllm]
 ) -> None:
@@ -144,6 +148,7 @@ async def test_a_part_that_is_cached_already_is_not_pulled_twice(
 
 
 @pytest.mark.vllm
+@pytest.mark.four_cores
 async def test_many_cut_at_once(tmp_path: Path, flexible: tuple[RealVllm, RealVllm]) -> None:
     """By Libra itself: each answer is that of one engine, and some of them were cut."""
     addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(flexible)}
