@@ -495,7 +495,7 @@ def _verdict(results: Mapping[str, Results]) -> str:
         f"{min(spreads):+.0f} to {max(spreads):+.0f} %. On its card, short of memory, P99 TPOT changes by "
         f"{moved.value:+.0f} % by moving on what is known, and by {foreseen.value:+.0f} % with exact lengths, where "
         "the paper has -71 and -75 %. On four H20 under vLLM's scheduler, KV nearly full, moving changes P99 TPOT by "
-        f"{told}."
+        f"{told}: means over seeds that differ much, see the intervals."
     )
 
 
