@@ -15,7 +15,18 @@ from ballast_sim.simulation.gateways import FleetSettings
 from ballast_sim.simulation.length_hints import LengthHints
 from ballast_sim.simulation.policy_choice import PolicyChoice, parse_policies, with_parts
 from bench.reproduce.ares_card import CARD
-from bench.reproduce.form import STANDARD_FIGURES, Claim, Experiment, Finding, Paper, Plot, Row, Run, Setting
+from bench.reproduce.form import (
+    MANY_SEEDS,
+    STANDARD_FIGURES,
+    Claim,
+    Experiment,
+    Finding,
+    Paper,
+    Plot,
+    Row,
+    Run,
+    Setting,
+)
 from bench.reproduce.form import judge_change as judged
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
@@ -237,6 +248,7 @@ SMALL = Experiment(
     runs=_card_runs(),
     analyse=_card,
     figures=FIGURES,
+    seeds=MANY_SEEDS,
 )
 
 # --- their simulation -------------------------------------------------------------------------------------------------
@@ -429,6 +441,7 @@ PLACED = Experiment(
         for decode in PLACEMENTS
         for variant in MOVES
     ],
+    seeds=MANY_SEEDS,
     analyse=_placed,
     figures=FIGURES,
 )

@@ -33,6 +33,8 @@ from bench.reproduce.results import Measured, Results
 REDUCED_SEEDS = (0, 1)
 FULL_SEEDS = (0, 1, 2)
 """The reduced set's come first, so that its runs are among those of the full set."""
+MANY_SEEDS = tuple(range(12))
+"""For short runs on few endpoints, whose tails hang on a handful of requests."""
 
 STANDARD_FIGURES = (
     "requests",

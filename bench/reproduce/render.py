@@ -162,7 +162,9 @@ def judged(claim: Claim, paper: Paper, found: Mapping[str, Finding], setting: Se
 
 def _experiment(experiment: Experiment, finding: Finding, record: Record) -> Iterator[str]:
     yield f"### {experiment.title}\n"
-    yield experiment.text.strip() + "\n"
+    seeds = experiment.seeds
+    told = f" Seeds {seeds[0]} to {seeds[-1]}." if seeds != FULL_SEEDS else ""
+    yield f"{experiment.text.strip()}{told}\n"
     yield f"`{experiment.command}`\n"
     yield from table(finding)
     yield ""

@@ -14,6 +14,7 @@ from ballast_sim.simulation.gateways import FleetSettings
 from ballast_sim.simulation.length_hints import LengthHints
 from ballast_sim.simulation.policy_choice import parse_policies, with_parts
 from bench.reproduce.form import (
+    MANY_SEEDS,
     STANDARD_FIGURES,
     Claim,
     Experiment,
@@ -488,6 +489,7 @@ WAITING_ROOM = Experiment(
     runs=[Run(name, _waits(*parts)) for name, parts in WAITING.items()],
     analyse=_waiting,
     figures=FIGURES,
+    seeds=MANY_SEEDS,
 )
 
 
