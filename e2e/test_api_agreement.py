@@ -108,7 +108,7 @@ def test_what_recommend_answers_is_accepted_and_its_figures_come_again(
     assert said.count("serverside-applied (server dry run)") == len(kinds)
 
     (told,) = [line for line in manifests.read_text().splitlines() if line.startswith("# Again: ")]
-    command = shlex.split(told.removeprefix("# Again: ").replace("MANIFESTS", str(manifests)))
+    command = shlex.split(told.removeprefix("# Again: "))
     _ballast(*command[1:], "--json", str(again))
     (row,) = json.loads(again.read_text())
     best = json.loads(report.read_text())["candidates"][0]["runs"][0]

@@ -13,6 +13,7 @@ from ballast_api.loading import load_manifest_files
 from ballast_api.serving_pool import ServingPool
 from ballast_cli.main import app
 
+QUICKSTART = Path(__file__).parents[2] / "manifests/quickstart"
 SMALL = ["--workload", "chat", "--limit", "80", "--budget", "a100=4,h20=2", "--seed", "0", "--jobs", "1"]
 
 
@@ -28,13 +29,38 @@ def test_the_answer_loads_and_simulate_prints_its_figures_again(tmp_path: Path) 
     assert len(pools) == 1
     found: dict[str, Any] = json.loads(figures.read_text())
     head = [line for line in manifests.read_text().splitlines() if line.startswith("# Again: ")]
-    command = shlex.split(head[0].removeprefix("# Again: ").replace("MANIFESTS", str(manifests)))
+    command = shlex.split(head[0].removeprefix("# Again: "))
     repeated = CliRunner().invoke(app, [*command[1:], "--json", str(again), "--jobs", "1"])
     assert repeated.exit_code == 0, repeated.output
     (row,) = json.loads(again.read_text())
     best = found["candidates"][0]["runs"][0]
     for figure in ("requests", "attainment", "ttft_s", "tpot_s", "goodput_rps", "shape"):
         assert row[figure] == best[figure]
+
+
+def test_profiles_of_your_own_keep_their_nodes_and_are_in_the_command(tmp_path: Path) -> None:
+    """Shipped profiles get the quickstart's label, so that engines do not land on each other's nodes."""
+    own, out, again = tmp_path / "own.yaml", tmp_path / "answer.yaml", tmp_path / "again.json"
+    (shipped,) = [
+        item
+        for item in yaml.safe_load_all((QUICKSTART / "hardware-profiles.yaml").read_text())
+        if item["metadata"]["name"] == "h20-qwen3-32b"
+    ]
+    shipped["metadata"]["name"] = "our-card"
+    shipped["spec"]["nodeSelector"] = {"rack": "seven"}
+    own.write_text(yaml.safe_dump(shipped))
+    asked = ("--workload", "chat", "--limit", "40", "--seed", "0", "--jobs", "1", "--slo", "ttft=3,tpot=0.1")
+    result = recommend(*asked, "--profiles", str(own), "--budget", "our-card=1,a100=2", "--output", str(out))
+    assert result.exit_code in (0, 1), result.output
+    (told,) = [line for line in out.read_text().splitlines() if line.startswith("# Again: ")]
+    repeated = CliRunner().invoke(app, [*shlex.split(told)[3:], "--json", str(again), "--jobs", "1"])
+    assert repeated.exit_code == 0, repeated.output
+    nodes = {
+        item["metadata"]["name"]: item["spec"]["nodeSelector"]
+        for item in yaml.safe_load_all(out.read_text())
+        if item["kind"] == "HardwareProfile"
+    }
+    assert nodes == {"our-card": {"rack": "seven"}, "a100-qwen3-32b": {"serving.ballast.dev/hardware": "a100"}}
 
 
 def test_what_is_not_said_is_assumed_and_listed() -> None:
@@ -59,6 +85,7 @@ def test_a_fleet_that_is_too_small_is_answered_with_the_best_there_is_and_status
         (["--budget", "b200=8"], ("--budget", "b200")),
         (["--slo", "ttft=x"], ("slo", "ttft=2,tpot=0.05")),
         (["--slo", ""], ("--slo", "ttft=2,tpot=0.05")),
+        (["--slo", "tbt=0.1"], ("--slo", "tbt", "ttft, tpot and e2e")),
         (["--attainment", "1.5"], ("--attainment",)),
         (["--workload", "nothing"], ("--workload", "chat")),
         (["--workload", "chat", "--trace", "x.csv"], ("--trace, --workload",)),

@@ -342,7 +342,8 @@ def test_a_request_larger_than_a_kv_cache_is_refused_with_its_place(tmp_path: Pa
     assert "a100-qwen3-32b" in result.stderr
 
 
-LONG = ["--workload", "chat", "--duration", "5000", *FLEET, "--policy", "least-requests,round-robin"]
+LONG = ["--workload", "chat", "--rate", "6", "--duration", "5000", *FLEET, "--policy", "least-requests,round-robin"]
+"""Some 30 s of processor time each; the rate is given, so that no capacity is searched for first."""
 HAS_PROC = Path("/proc/self/task").is_dir()
 
 
@@ -358,11 +359,11 @@ def cpu_s(pid: str) -> float:
 
 
 def wait_until_at_work(process: subprocess.Popen[str], jobs: int) -> None:
-    """Until as many processes as asked for have had 2 s of processor time: they simulate by then."""
+    """Until as many processes as asked for have had 5 s of processor time: they simulate by then."""
     until_s = time.monotonic() + 90
     while time.monotonic() < until_s:
         pids = [str(process.pid)] if jobs == 1 else children_of(process.pid)
-        if sum(cpu_s(pid) > 2 for pid in pids) >= jobs:
+        if sum(cpu_s(pid) > 5 for pid in pids) >= jobs:
             return
         time.sleep(0.2)
 

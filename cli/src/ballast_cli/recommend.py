@@ -58,6 +58,7 @@ def recommend_command(
     from ballast_cli.interrupts import stop_on_interrupt
     from ballast_cli.output import check_outputs, write_output
     from ballast_cli.recommend_view import View
+    from ballast_sim.own_profiles import read_node_selectors
     from ballast_sim.recommend.manifests import resources, to_yaml
     from ballast_sim.recommend.search import Stopped, search
     from ballast_sim.simulation.pool import WorkerDied, default_jobs
@@ -90,10 +91,15 @@ def recommend_command(
                 view.note("interrupted: nothing is recommended")
                 raise typer.Exit(INTERRUPTED) from None
         view.table(answer)
-        heading = [*_heading(answer), *(f"Assumed: {line}" for line in assumed), f"Again: {_command(answer)}"]
+        heading = [
+            *_heading(answer),
+            *(f"Assumed: {line}" for line in assumed),
+            f"Again: {_command(answer, output, profiles or [])}",
+        ]
         for line in heading:
             view.note(line)
-        made = resources(answer, name=name, model=SERVED.get(model, model), image=image)
+        selectors = read_node_selectors(profiles or [])
+        made = resources(answer, name=name, model=SERVED.get(model, model), image=image, selectors=selectors)
         if json_out is not None:
             write_output("--json", json_out, json.dumps(_plain(answer, assumed), indent=1, allow_nan=False) + "\n")
         write_output("--output", output, to_yaml(made, heading))
@@ -166,6 +172,8 @@ def _question(
     objective = Objective.parse(slo)
     if objective == Objective():
         raise ValueError("--slo: names no threshold; write such as ttft=2,tpot=0.05")
+    if objective.tbt_s is not None:
+        raise ValueError("--slo: tbt: a ServiceLevelObjective has no such threshold; use ttft, tpot and e2e")
     hardware = parse_budget(budget, model, read_profiles(profiles))
     for each in hardware:
         if each.gpus % each.profile.gpus:
@@ -211,12 +219,13 @@ def _heading(answer: "Answer") -> list[str]:
     return lines
 
 
-def _command(answer: "Answer") -> str:
-    """The `ballast simulate` that prints these figures again."""
+def _command(answer: "Answer", output: str, profiles: list[Path]) -> str:
+    """The `ballast simulate` that prints these figures again; MANIFESTS stands for what went to standard output."""
     question, source = answer.question, answer.question.source
     words = ["ballast", "simulate"]
     words += ["--trace", str(source.trace)] if source.trace else ["--workload", source.workload]
-    words += ["--endpoints", answer.best.shape, "--policy-file", "MANIFESTS"]
+    words += ["--endpoints", answer.best.shape, "--policy-file", "MANIFESTS" if output == "-" else output]
+    words += [word for path in profiles for word in ("--profiles", str(path))]
     limits = {"ttft": question.objective.ttft_s, "tpot": question.objective.tpot_s, "e2e": question.objective.e2e_s}
     words += ["--slo", ",".join(f"{name}={limit:g}" for name, limit in limits.items() if limit)]
     for option, value in (

@@ -37,7 +37,17 @@ def read_profiles(paths: Iterable[Path]) -> Mapping[str, HardwareProfile]:
     return known
 
 
+def read_node_selectors(paths: Iterable[Path]) -> Mapping[str, Mapping[str, str]]:
+    """Of the manifests' profiles that have one, by the profile's name. Raises `ProfileFileError`."""
+    manifests = [item for path in paths for item in _manifests_of(path)]
+    return {item.name: dict(item.spec.node_selector) for item in manifests if item.spec.node_selector}
+
+
 def _profiles_of(path: Path) -> list[HardwareProfile]:
+    return [item.spec.to_core(item.name) for item in _manifests_of(path)]
+
+
+def _manifests_of(path: Path) -> list[Manifest]:
     if path.is_dir() or not path.exists():
         reason = "is a folder" if path.is_dir() else "does not exist"
         raise ProfileFileError(f"--profiles: {path}: {reason}; name a file of HardwareProfile manifests")
@@ -45,9 +55,9 @@ def _profiles_of(path: Path) -> list[HardwareProfile]:
         resources = load_manifest_files(path)
     except InvalidInput as error:
         raise ProfileFileError(f"--profiles: {error}") from None
-    profiles = [item.spec.to_core(item.name) for item in resources if isinstance(item, Manifest)]
-    if not profiles:
+    manifests = [item for item in resources if isinstance(item, Manifest)]
+    if not manifests:
         raise ProfileFileError(
             f"--profiles: {path}: holds no HardwareProfile; `ballast profile fit --output FILE` writes one"
         )
-    return profiles
+    return manifests

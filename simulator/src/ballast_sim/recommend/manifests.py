@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -13,16 +13,31 @@ from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_sim.recommend.layouts import Part
 from ballast_sim.recommend.search import Answer
 
+HARDWARE_LABEL = "serving.ballast.dev/hardware"
+"""Of nodes: the kind of hardware, as in the quickstart."""
 ROLES = {"P": "Prefill", "D": "Decode", "C": "Flexible", "F": "Flexible"}
 
 Json = dict[str, Any]
 
 
-def resources(answer: Answer, *, name: str, model: str, image: str) -> list[Json]:
-    """In the order in which they should be applied."""
+def resources(
+    answer: Answer, *, name: str, model: str, image: str, selectors: Mapping[str, Mapping[str, str]] | None = None
+) -> list[Json]:
+    """In the order in which they should be applied.
+
+    `selectors` are the node selectors of profiles that have their own; other profiles get the quickstart's label with
+    the kind of hardware: without one, engines would land on each other's nodes.
+    """
     profiles = {part.profile.name: part.profile for part in answer.best.layout.parts}
     hardware = [
-        _resource("HardwareProfile", profile.name, HardwareProfileSpec.from_core(profile).dump())
+        _resource(
+            "HardwareProfile",
+            profile.name,
+            {
+                **HardwareProfileSpec.from_core(profile).dump(),
+                "nodeSelector": dict((selectors or {}).get(profile.name) or {HARDWARE_LABEL: _kind(profile.name)}),
+            },
+        )
         for profile in profiles.values()
     ]
     return [
@@ -75,10 +90,15 @@ def _named(parts: Sequence[Part]) -> list[tuple[str, Part]]:
     named: list[tuple[str, Part]] = []
     for part in parts:
         role = ROLES[part.letter]
-        name = role.lower() if roles[role] == 1 else f"{role.lower()}-{part.profile.name.split('-')[0]}"
+        name = role.lower() if roles[role] == 1 else f"{role.lower()}-{_kind(part.profile.name)}"
         taken = sum(known == name or known.startswith(f"{name}-") for known, _ in named)
         named.append((f"{name}-{taken + 1}" if taken else name, part))
     return named
+
+
+def _kind(profile: str) -> str:
+    """Profiles are named HARDWARE-MODEL."""
+    return profile.split("-", maxsplit=1)[0]
 
 
 def _pool(name: str, part: Part) -> Json:
