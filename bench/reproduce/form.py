@@ -28,7 +28,7 @@ from typing import Protocol
 
 from bench.common.store import Code
 from bench.reproduce.plots import Drawing
-from bench.reproduce.results import Measured, Results
+from bench.reproduce.results import FEWEST, Measured, Results
 
 REDUCED_SEEDS = (0, 1)
 FULL_SEEDS = (0, 1, 2)
@@ -56,6 +56,8 @@ STANDARD_FIGURES = (
 
 HALF = 0.5
 """An effect of the paper's direction is taken for the paper's if it is at least this share of it."""
+TENTH = 0.1
+"""Below this share of it there is no effect to speak of."""
 
 
 class Verdict(StrEnum):
@@ -104,6 +106,18 @@ class Row:
     claim: str | None = None
     verdict: Verdict | None = None
     """None for a row that only informs."""
+
+    @property
+    def provisional(self) -> bool:
+        """Whether it judges from so few seeds that there is no interval."""
+        return self.verdict is not None and self.ours is not None and self.ours.count < FEWEST
+
+    @property
+    def judgement(self) -> str:
+        """The verdict in words; empty where there is none."""
+        if self.verdict is None:
+            return ""
+        return f"{self.verdict}, provisional" if self.provisional else str(self.verdict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,14 +219,14 @@ class Paper:
 def judge_change(ours: Measured | None, paper: float) -> Verdict:
     """Of a change in percent against the paper's.
 
-    Holds: the same direction, beyond noise, and at least half as large. In part: the same direction beyond noise, but
-    smaller. Noise is the 95 % interval; with two seeds it says nothing and is passed over.
+    Holds: the same direction, beyond noise, and at least half as large. In part: the same direction beyond noise, and
+    at least a tenth as large. Noise is the 95 % interval, which fewer than three seeds do not have.
     """
     if ours is None:
         return Verdict.OPEN
     direction = 1.0 if paper > 0 else -1.0
-    nearest = min(ours.low * direction, ours.high * direction) if ours.count > 2 else ours.value * direction
-    if nearest <= 0:
+    nearest = min(ours.low * direction, ours.high * direction)
+    if nearest <= 0 or ours.value * direction < TENTH * abs(paper):
         return Verdict.FAILS
     return Verdict.HOLDS if ours.value * direction >= HALF * abs(paper) else Verdict.IN_PART
 

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ballast_sim.simulation.report.svg import Chart
 from bench.reproduce import record as recorded
 from bench.reproduce.form import FULL_SEEDS, Claim, Experiment, Finding, Paper, Plot, Row, Setting, Verdict, together
 from bench.reproduce.papers import PAPERS
-from bench.reproduce.plots import svg_file
+from bench.reproduce.plots import Drawing, Whiskers, svg_file
 from bench.reproduce.record import CHECKOUT, Record
-from bench.reproduce.results import Measured
+from bench.reproduce.results import measured, number
 
 PAGE = CHECKOUT / "docs" / "reproduction.md"
 PLOTS = CHECKOUT / "docs" / "reproduction"
@@ -40,9 +41,9 @@ a claim about scheduling can be tested here; one about a kernel, a network or a 
 - **Numbers** are means over seeds with a 95 % interval (Student's t; for changes and ratios on the logarithms of ratios
   seed by seed, as all policies see the same requests of a seed). `n` is the number of seeds.
 - **Verdicts** follow a rule. A change *holds* if its whole interval has the paper's direction and it is at least half
-  as large as the paper's; it *holds in part* if it has the direction but is smaller, or if some rows hold and others do
-  not; else it *does not hold*. A level holds within 10 %, in part within a third. Two seeds give an interval that says
-  nothing: where no more are known, the mean decides, and the verdict is provisional.
+  as large as the paper's; it *holds in part* if it has the direction but is smaller (a tenth at least), or if some rows
+  hold and others do not; else it *does not hold*. A level holds within 10 %, in part within a third. One seed has no
+  interval and two have one that says nothing: there the mean decides, and the verdict is *provisional*.
 - **Commands** print the rows below from the record (with `PYTHONPATH=.`); without `--show` they compute what is
   missing, with `--set full` for all seeds.
 """
@@ -68,10 +69,13 @@ class Judged:
             return ""
         judged_rows = [row.verdict for row in self.rows if row.verdict is not None]
         known = Counter[Verdict](each for each in judged_rows if each is not Verdict.OPEN)
-        if len(known) < 2:
-            return f"**{verdict}**"
-        counts = ", ".join(f"{known[each]} {each}" for each in Verdict if known[each])
-        return f"**{verdict}**: {counts}"
+        told = f"**{verdict}**"
+        if len(known) > 1:
+            told += ": " + ", ".join(f"{each} in {known[each]}" for each in Verdict if known[each])
+        few = sum(row.provisional for row in self.rows)
+        if few and few == known.total():
+            return f"{told}, provisional"
+        return f"{told} ({few} of them provisional)" if few else told
 
     @property
     def text(self) -> str:
@@ -85,7 +89,9 @@ class Judged:
         if len(shown) <= 4:
             return ", ".join(shown)
         values = sorted((row.ours.value, text) for row, text in zip(known, shown, strict=True) if row.ours is not None)
-        return f"{values[0][1]} to {values[-1][1]}, {len(shown)} rows"
+        open_rows = sum(row.verdict is Verdict.OPEN for row in self.rows)
+        more = f", {open_rows} not computed" if open_rows else ""
+        return f"{values[0][1]} to {values[-1][1]}, {len(shown)} rows{more}"
 
 
 def findings(record: Record, papers: Sequence[Paper] = PAPERS) -> dict[str, Finding]:
@@ -110,7 +116,8 @@ def _page(record: Record, papers: Sequence[Paper], found: Mapping[str, Finding])
     stack = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     yield (
         f"{len(runs):,} runs, {hours:.1f} hours of processor time, {record.date}, {record.machine}. {stack}. "
-        f"Seeds {', '.join(map(str, FULL_SEEDS))} unless an experiment says otherwise."
+        f"Seeds {', '.join(map(str, FULL_SEEDS))} unless an experiment says otherwise, as far as computed"
+        f"{_left(record, papers)}."
     )
     codes = {done.code for done in runs}
     if len({code.common for code in codes}) > 1:
@@ -128,6 +135,19 @@ def _page(record: Record, papers: Sequence[Paper], found: Mapping[str, Finding])
             yield told + "\n"
         for experiment in paper.experiments:
             yield from _experiment(experiment, found[experiment.name], record)
+
+
+def _left(record: Record, papers: Sequence[Paper]) -> str:
+    """How much of the full set is missing."""
+    wanted = left = 0
+    for paper in papers:
+        for experiment in paper.experiments:
+            known = record.experiments.get(experiment.name, {})
+            for run in experiment.runs:
+                seeds = experiment.seeds_of(run, full=True)
+                wanted += len(seeds)
+                left += len(set(seeds) - set(known[run.name].seeds)) if run.name in known else len(seeds)
+    return f": {left:,} of the full set's {wanted:,} are missing" if left else ""
 
 
 def _summary(papers: Sequence[Paper], found: Mapping[str, Finding]) -> Iterator[str]:
@@ -180,7 +200,13 @@ def _experiment(experiment: Experiment, finding: Finding, record: Record) -> Ite
 
 def _drawn(finding: Finding) -> list[Plot]:
     """Those that have something to show."""
-    return [plot for plot in finding.plots if plot.charts]
+    return [plot for plot in finding.plots if any(_has_data(chart) for chart in plot.charts)]
+
+
+def _has_data(chart: Drawing) -> bool:
+    if isinstance(chart, Whiskers):
+        return any(row.ours is not None for row in chart.rows)
+    return not isinstance(chart, Chart) or bool(chart.series)
 
 
 def plot_file(experiment: Experiment, name: str) -> str:
@@ -195,30 +221,7 @@ def table(finding: Finding) -> Iterator[str]:
         return
     yield from _header("", "set-up", "paper", "ours (95 % interval)", "verdict")
     for row in rows:
-        verdict = "" if row.verdict is None else str(row.verdict)
-        yield _row(row.what, str(row.setting), row.paper, measured(row.ours, row.unit), verdict)
-
-
-def measured(value: Measured | None, unit: str) -> str:
-    """A mean with its interval: `-3.9 % (-6.1 to -1.7, n = 5)`."""
-    if value is None:
-        return ""
-    if value.count == 1:
-        return f"{number(value.value, unit)} (n = 1)"
-    low, high = (number(bound, unit, bare=True) for bound in (value.low, value.high))
-    return f"{number(value.value, unit)} ({low} to {high}, n = {value.count})"
-
-
-def number(value: float, unit: str, *, bare: bool = False) -> str:
-    """Three digits that count. `% change` is signed."""
-    signed = unit == "% change"
-    text = f"{value:+.1f}" if signed or (unit == "%" and abs(value) < 1000) else f"{value:.3g}"
-    if unit == "%":
-        text = text.removeprefix("+")
-    if abs(value) >= 1000:
-        text = f"{value:+,.0f}" if signed else f"{value:,.0f}"
-    shown = "%" if signed else unit
-    return text if bare or not shown else f"{text} {shown}"
+        yield _row(row.what, str(row.setting), row.paper, measured(row.ours, row.unit), row.judgement)
 
 
 def plots(record: Record, papers: Sequence[Paper] = PAPERS) -> dict[str, str]:
@@ -275,7 +278,7 @@ def told(experiments: Iterable[Experiment], found: Mapping[str, Finding]) -> Ite
         widest = max((len(row.what) for row in rows), default=0)
         for row in rows:
             paper = f"  paper {row.paper}" if row.paper else ""
-            verdict = f"  [{row.verdict}]" if row.verdict is not None else ""
+            verdict = f"  [{row.judgement}]" if row.judgement else ""
             yield f"  {row.what:<{widest}}  {measured(row.ours, row.unit)}{paper}{verdict}"
 
 

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 
 from bench.common.intervals import interval, reach_95
 
+FEWEST = 3
+"""Seeds below which there is no interval, and verdicts are provisional."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A mean over `count` seeds with its 95 % interval; the bounds are the value itself where there is one seed."""
+    """A mean over `count` seeds with its 95 % interval.
+
+    The bounds are the value itself for one seed and for two, whose interval (t = 12.7) tells nothing.
+    """
 
     value: float
     low: float
@@ -20,12 +26,12 @@ class Measured:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Measured | None:
-        """Student's t on values; None for none."""
+        """Student's t on values, for three or more; None for none."""
         known = list(values)
         if not known:
             return None
         middle = statistics.fmean(known)
-        reach = reach_95(known) if len(known) > 1 else 0.0
+        reach = reach_95(known) if len(known) >= FEWEST else 0.0
         return cls(middle, middle - reach, middle + reach, len(known))
 
     def times(self, factor: float) -> Measured:
@@ -65,8 +71,8 @@ class Results:
         if not pairs or any(above <= 0 or below <= 0 for above, below in pairs):
             return None
         found = interval([above / below for above, below in pairs])
-        if found.count == 1:
-            return Measured(found.ratio, found.ratio, found.ratio, 1)
+        if found.count < FEWEST:
+            return Measured(found.ratio, found.ratio, found.ratio, found.count)
         return Measured(found.ratio, found.low, found.high, found.count)
 
     def change(self, run: str, against: str, figure: str) -> Measured | None:
@@ -75,6 +81,28 @@ class Results:
         if found is None:
             return None
         return Measured(100 * (found.value - 1), 100 * (found.low - 1), 100 * (found.high - 1), found.count)
+
+
+def measured(value: Measured | None, unit: str) -> str:
+    """A mean with its interval: `-3.9 % (-6.1 to -1.7, n = 5)`."""
+    if value is None:
+        return ""
+    if value.count < FEWEST:
+        return f"{number(value.value, unit)} (n = {value.count})"
+    low, high = (number(bound, unit, bare=True) for bound in (value.low, value.high))
+    return f"{number(value.value, unit)} ({low} to {high}, n = {value.count})"
+
+
+def number(value: float, unit: str, *, bare: bool = False) -> str:
+    """Three digits that count. `% change` is signed."""
+    signed = unit == "% change"
+    text = f"{value:+.1f}" if signed or (unit == "%" and abs(value) < 1000) else f"{value:.3g}"
+    if unit == "%":
+        text = text.removeprefix("+")
+    if abs(value) >= 1000:
+        text = f"{value:+,.0f}" if signed else f"{value:,.0f}"
+    shown = "%" if signed else unit
+    return text if bare or not shown else f"{text} {shown}"
 
 
 def known(*measurements: Measured | None) -> tuple[Measured, ...] | None:

@@ -180,6 +180,21 @@ def test_a_record_is_read_as_it_was_written_and_the_page_is_a_function_of_it(tmp
     assert "![tails](reproduction/tiny-tail-tail.svg)" in text
 
 
+def test_few_seeds_have_no_interval_and_judge_provisionally(tmp_path: Path) -> None:
+    plan = Plan([CALLED], Store(tmp_path / "store"), full=True)
+    work_off(plan, 4)
+    text = render.page(plan.record(), [paper(CALLED)])
+    assert "| P99 TPOT | their set-up | -1 % | -50.0 % (n = 1) | holds, provisional |" in text
+    assert "**holds**, provisional" in text
+    assert "2 of the full set's 6 are missing" in text
+
+
+def test_plots_without_a_single_value_are_not_drawn() -> None:
+    record, papers = Record({"ballast": "0"}, "2026-01-01", "2 cores"), [paper(CALLED)]
+    assert render.plots(record, papers) == {}
+    assert ".svg" not in render.page(record, papers)
+
+
 def test_a_broken_record_is_refused_by_name(tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     file.write_text('{"codes": []}')
