@@ -86,7 +86,7 @@ class EngineSpec(ApiModel):
     """The container that runs the engine."""
 
     image: ImageName
-    """Image of the engine, such as `vllm/vllm-openai:v0.11.0`."""
+    """Image of the engine, such as `vllm/vllm-openai:v0.32.0`."""
     image_pull_policy: ImagePullPolicy | None = None
     """As in a container; by default Kubernetes' own rule."""
     command: Annotated[Seq[NonEmptyStr], Field(min_length=1, max_length=64)] = ("vllm",)
