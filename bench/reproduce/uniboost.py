@@ -508,7 +508,7 @@ def _verdict(results: Mapping[str, Results]) -> str:
         f"**In short.** On mix-2 at load 1 P99 TTLT is {tail.value:+.1f} % against SRPT with perfect lengths (paper "
         f"-35.1 %) and the mean {mean.value:+.1f} % (+19.1 %). P99 TTFT is {min(first):.3g} to {max(first):.3g} "
         "times SRPT's, seed by seed (paper 0.66), and "
-        f" {fcfs.value:+.0f} % against engines that go first come, first served. All "
+        f"{fcfs.value:+.0f} % against engines that go first come, first served. All "
         f"{len(tails)} orders lie within {100 * (max(tails) / min(tails) - 1):.0f} % of each other in P99 TTLT: the "
         "longest answers take as long as they decode, and an order inside of an engine only moves the waiting, for "
         "memory, from some requests to others. The paper's rates are not given; further beyond capacity waiting weighs "
