@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from ballast_core.model import EndpointId
+from ballast_gateway.proxy import held_decode, moving
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
@@ -22,6 +23,7 @@ from tests.support.shuffle import shuffle
 ROLES = {"p": "kv_producer", "d": "kv_consumer"}
 PROMPT = list(range(1000, 1200))
 TOKENS = 80
+HALF = b'data: {"id":"one","object":'
 CREATED = re.compile(rb'"created":\d+')
 
 
@@ -232,7 +234,10 @@ async def test_the_director_and_the_engines_agree_where_a_request_is(line: Line)
 
 
 def intercept(line: Line, name: str, breaks: Callable[[dict[str, Any]], str]) -> None:
-    """Let an engine hang up on requests, or never answer them: `breaks` says "break", "hang" or nothing."""
+    """Let an engine hang up on requests, or fall silent: `breaks` says "break", "hang", "head", "half" or nothing.
+
+    "hang": no answer; "head": status and headers alone; "half": a piece of an event too.
+    """
     routes = line.engines[name]._routes
     for path in PATHS:
         serve = routes["POST", path]
@@ -242,6 +247,11 @@ def intercept(line: Line, name: str, breaks: Callable[[dict[str, Any]], str]) ->
                 case "break":
                     exchange.start_stream()
                     exchange.break_off()
+                case "head":
+                    exchange.start_stream()
+                case "half":
+                    exchange.start_stream()
+                    exchange.write_framed(b"%x\r\n%b\r\n" % (len(HALF), HALF))
                 case "":
                     serve(asked, exchange)
 
@@ -292,6 +302,49 @@ async def test_a_target_that_fails_after_the_cut_sends_the_stream_back(line: Lin
     assert found["failed"] >= 2
     (entry,) = gateway.requests()
     assert (entry["outcome"], entry["decode"]) == ("completed", home)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("silence", ["hang", "head", "half"])
+async def test_a_target_that_falls_silent_after_the_cut_does_not_keep_the_client(
+    line: Line, monkeypatch: pytest.MonkeyPatch, path: str, silence: str
+) -> None:
+    """As one with a queue: the stream is back at its source long before a leg's own limits, which are of minutes."""
+    monkeypatch.setattr(held_decode, "TARGET_DUE_S", 0.05)
+    gateway = await line.start(slower=2)
+    home = ""
+
+    def silent_abroad(name: str) -> Callable[[dict[str, Any]], str]:
+        def breaks(body: dict[str, Any]) -> str:
+            nonlocal home
+            if body.get("stream") and body["max_tokens"] == TOKENS:
+                home = name
+            return silence if body.get("stream") and name != home else ""
+
+        return breaks
+
+    for name in ("d0", "d1"):
+        intercept(line, name, silent_abroad(name))
+    assert await stream(f"{gateway.url}{path}", request(path), "one") == await line.unmoved(path, request(path), "one")
+    found = outcomes(gateway)
+    assert found["moved"] == 0
+    assert found["failed"] >= 2
+    (entry,) = gateway.requests()
+    assert (entry["outcome"], entry["decode"]) == ("completed", home)
+    assert "rescues" not in entry
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+
+
+async def test_a_warm_up_without_an_end_is_given_up(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream stays, and others may move again."""
+    monkeypatch.setattr(moving, "WARM_UP_DUE_S", 0.05)
+    gateway = await line.start(slower=2)
+    for name in ("d0", "d1"):
+        intercept(line, name, lambda body: "" if body.get("stream") else "hang")
+    path = PATHS[0]
+    assert await stream(f"{gateway.url}{path}", request(path), "one") == await line.unmoved(path, request(path), "one")
+    found = outcomes(gateway)
+    assert (found["moved"], found["failed"] >= 2) == (0, True)
 
 
 async def test_a_request_may_end_before_its_move(line: Line) -> None:

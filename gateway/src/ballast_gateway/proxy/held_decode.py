@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from ballast_core.model import Endpoint, Outcome, Stage
 from ballast_gateway.driver import Ticket
@@ -11,6 +12,10 @@ from ballast_gateway.proxy.decode_leg import PROGRESS_TOKENS, DecodeExchange, Jo
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.moving import Mover
 from ballast_gateway.proxy.upstream import Collect, UpstreamError, UpstreamPool
+
+TARGET_DUE_S: Final = 5.0
+"""From a cut to the target's first token, while the client sees nothing: 2 s to be admitted, as the simulator has it,
+and 3 s for the few tokens that the warm-up has not computed. Then the source goes on."""
 
 
 class CutOver(UpstreamError):
@@ -54,9 +59,11 @@ class HeldExchange(DecodeExchange):
         if not self._relays or self._plain:
             super().on_data(data)
             return
-        self.deadline_s = self._loop.time() + self._idle_timeout_s
+        mover = self._mover
         had_tokens = held.leg_tokens
         shown = held.feed(data)
+        if held.leg_tokens or mover is None or mover.source is None:  # a target has its time until its first token
+            self.deadline_s = self._loop.time() + self._idle_timeout_s
         self._plain = held.lost
         if self._plain:
             super().on_data(shown)
@@ -69,7 +76,6 @@ class HeldExchange(DecodeExchange):
             self._report(first=not had_tokens)
         if held.broken:
             raise UpstreamError(held.broken)
-        mover = self._mover
         if mover is not None and mover.ready and mover.cut_is_due():
             raise CutOver("moved")
 
@@ -161,6 +167,8 @@ class HeldDecoder:
             if not held.begun and not exchange.started:
                 raise failure
             if mover is not None and mover.ready and held.may_go_on and held.rewind():
+                if isinstance(failure.__cause__, CutOver):  # else the source has failed: there is no way back
+                    due_s = self._loop.time() + TARGET_DUE_S
                 endpoint = mover.cut(endpoint)
                 rescue = True  # we have cut it: it is ours to bring to its end
             elif mover is not None and mover.source is not None:

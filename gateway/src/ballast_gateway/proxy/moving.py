@@ -22,6 +22,9 @@ from ballast_gateway.records import MoveOutcome, MoveRecord
 _log = logging.getLogger(__name__)
 PATIENCE_S: Final = 5.0
 """How long a warm target waits for an event at which the stream may be cut."""
+WARM_UP_DUE_S: Final = 60.0
+"""How long a warm-up may last: 128 Ki tokens at 4,000 a second take 33 s, and may wait for others about as long. What
+takes longer was ordered for loads that are long gone, and holds a reservation and one of few moves under way."""
 
 
 class Mover:
@@ -33,7 +36,7 @@ class Mover:
     def __init__(
         self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop, job: Job, held: HeldStream, *, warm_up_s: float
     ) -> None:
-        """`warm_up_s`: how long a warm-up may last."""
+        """`warm_up_s`: how long a warm-up may last, `WARM_UP_DUE_S` at most."""
         self.ticket: Ticket | None = None
         self.ready = False
         """The target is warm: cut where `cut_is_due`."""
@@ -56,7 +59,7 @@ class Mover:
         self._task = self._loop.create_task(self._warm_up(order))
 
     async def _warm_up(self, order: Migrate) -> None:
-        held, exchange = self._held, Collect(self._loop.time() + self._warm_up_s)
+        held, exchange = self._held, Collect(self._loop.time() + min(self._warm_up_s, WARM_UP_DUE_S))
         ids = len(held.ids())
         try:
             await self._pool.perform(
