@@ -18,6 +18,7 @@ from ballast_gateway.proxy import held_decode, moving
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
+from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, json_reply, scripted_engine
 from tests.support.shuffle import shuffle
 
 ROLES = {"p": "kv_producer", "d": "kv_consumer"}
@@ -380,6 +381,103 @@ async def test_a_client_that_cannot_keep_up_loses_nothing_by_moves(line: Line) -
         pauses.cancel()
     assert moved == await line.unmoved(path, request(path), "one")
     assert outcomes(gateway)["moved"] >= 2
+
+
+def orders(gateway: RunningGateway) -> int:
+    """How often the request was told to move; the next time is after the end of the last one."""
+    made = gateway.gateway.decisions.last(1000, request_id="one")
+    return sum(each["decision"] == "migrate" for each in made)
+
+
+def reads_nothing(gateway: RunningGateway) -> None:
+    """The clients that are there stop reading, so that their engines are not read either."""
+    assert gateway.gateway.proxy is not None
+    for connection in list(gateway.gateway.proxy.connections):
+        connection.pause_writing()
+
+
+def reads_again(gateway: RunningGateway) -> None:
+    assert gateway.gateway.proxy is not None
+    for connection in list(gateway.gateway.proxy.connections):
+        connection.resume_writing()
+
+
+async def test_a_move_does_not_wait_for_a_client_that_stopped_reading(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event comes at which it could be cut: it is given up, again and again, and the stream is whole in the end."""
+    monkeypatch.setattr(moving, "PATIENCE_S", 0.05)
+    gateway = await line.start(slower=4)
+    path, begun = PATHS[0], asyncio.Event()
+    asking = asyncio.create_task(stream(f"{gateway.url}{path}", request(path), "one", lambda _: begun.set()))
+    await begun.wait()
+    reads_nothing(gateway)
+    before = orders(gateway)
+    await until(lambda: orders(gateway) >= before + 3)
+    reads_again(gateway)
+    assert await asking == await line.unmoved(path, request(path), "one")
+    assert outcomes(gateway)["failed"] >= 2
+
+
+async def test_nothing_waits_for_a_move_of_a_client_that_has_left(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its target was warm, and no event came any more."""
+    monkeypatch.setattr(moving, "PATIENCE_S", 3600.0)
+    gateway = await line.start(slower=4)
+    path, begun = PATHS[0], asyncio.Event()
+
+    def waiting() -> list[float]:
+        scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        far_s = asyncio.get_running_loop().time() + 1800
+        return [timer.when() for timer in scheduled if timer.when() > far_s and not timer.cancelled()]
+
+    assert not waiting()
+    asking = asyncio.create_task(stream(f"{gateway.url}{path}", request(path), "one", lambda _: begun.set()))
+    await begun.wait()
+    reads_nothing(gateway)
+    await until(waiting)
+    asking.cancel()
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+    assert not waiting()
+
+
+def chat_event(delta: dict[str, Any], *ids: int, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": None, **({"token_ids": ids} if ids else {})}
+    event = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [choice], **more}
+    return chunk(b"data: %b\n\n" % json.dumps(event, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "warming up"])
+async def test_a_move_of_a_request_that_begins_to_reason_is_given_up_at_once(tmp_path: Path, warm: bool) -> None:
+    """It can no longer go on elsewhere: its place at the target is free long before its end."""
+    moves, may_end = asyncio.Event(), asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if not asked.body["stream"]:
+            moves.set()
+            if warm:
+                writer.write(json_reply({"prompt_token_ids": [1, 2, 3, 100]}))
+            else:
+                await may_end.wait()
+            return
+        writer.write(SSE_HEAD + chat_event({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2, 3]))
+        writer.write(chat_event({}, 100))
+        await moves.wait()
+        writer.write(chat_event({"reasoning_content": "Hm"}, 101))
+        await may_end.wait()
+        writer.write(chat_event({"content": "So"}, 102) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async with AsyncExitStack() as stack:
+        engines = {name: await stack.enter_async_context(scripted_engine(script)) for name in ("f0", "f1")}
+        addresses = {name: engine.address for name, engine in engines.items()}
+        policy = {"rescheduling": {"type": "ares"}}
+        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy))
+        shuffle(gateway, 0.05)
+        path = PATHS[1]
+        asking = asyncio.create_task(stream(f"{gateway.url}{path}", request(path), "one"))
+        await until(lambda: orders(gateway) >= 2)
+        may_end.set()
+        assert b"Hm" in await asking
+        assert outcomes(gateway)["moved"] == 0
 
 
 async def test_without_rescue_a_stream_breaks_with_its_engine(line: Line) -> None:

@@ -76,7 +76,7 @@ class HeldExchange(DecodeExchange):
             self._report(first=not had_tokens)
         if held.broken:
             raise UpstreamError(held.broken)
-        if mover is not None and mover.ready and mover.cut_is_due():
+        if mover is not None and mover.cut_is_due():
             raise CutOver("moved")
 
     def on_end(self) -> None:

@@ -39,7 +39,7 @@ class Mover:
         """`warm_up_s`: how long a warm-up may last, `WARM_UP_DUE_S` at most."""
         self.ticket: Ticket | None = None
         self.ready = False
-        """The target is warm: cut where `cut_is_due`."""
+        """The target is warm: cut where `cut_is_due`, or when the source fails."""
         self.source: Endpoint | None = None
         self._pool = pool
         self._loop = loop
@@ -48,6 +48,8 @@ class Mover:
         self._warm_up_s = warm_up_s
         self._order: Migrate | None = None
         self._task: asyncio.Task[None] | None = None
+        self._patience: asyncio.TimerHandle | None = None
+        """Ends the wait of a warm target, whether or not anything comes from the source."""
         self._since_s = 0.0
 
     def begin(self, order: Migrate) -> None:
@@ -75,21 +77,28 @@ class Mover:
         if problem:
             self._give_up(f"the warm-up on {order.target.id} failed: {problem}")
         else:
-            self.ready, self._since_s = True, self._loop.time()
+            self.ready = True
+            self._patience = self._loop.call_later(
+                PATIENCE_S, self._give_up, f"no event ended with a whole character within {PATIENCE_S:g} s"
+            )
 
     def cut_is_due(self) -> bool:
-        """Asked between two events once `ready`; gives the move up when it has waited for too long."""
-        if not self._held.may_go_on:
+        """Asked between two events; `cut` must follow on True. Gives the move up where nobody else could go on."""
+        if self._order is None or self.source is not None:
             return False
-        if self._held.at_boundary():
-            return True
-        if self._loop.time() - self._since_s > PATIENCE_S:
-            self._give_up("no event ended with a whole character")
-        return False
+        if not self._held.may_go_on:
+            if not self._held.finished:  # else `leave` says how it ended
+                self._give_up("its state can no longer be carried over")
+            return False
+        if not self.ready or not self._held.at_boundary():
+            return False
+        self._stop_waiting()
+        return True
 
     def cut(self, source: Endpoint) -> Endpoint:
         """The source is left; gives the target, where to go on."""
         assert self._order is not None
+        self._stop_waiting()
         self.ready, self.source, self._since_s = False, source, self._loop.time()
         return self._order.target
 
@@ -131,6 +140,12 @@ class Mover:
     def _clear(self) -> None:
         self._order = self.source = None
         self.ready = False
+        self._stop_waiting()
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
