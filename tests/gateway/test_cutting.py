@@ -626,6 +626,52 @@ async def test_chats_are_cut_where_tokenize_is_known_to_render_them(fleet: Fleet
         assert body["kv_transfer_params"]["prompt_token_ids"] == IDS
 
 
+async def test_a_proof_holds_for_one_model(fleet: Fleet) -> None:
+    """Of two that an engine serves, each may have its own template."""
+    gateway = await fleet.serve(f0=names_tokens(IDS, IDS), f1=engine())
+    for model in ("tiny", "tiny-alias", "tiny"):
+        assert await ask(gateway, {**CHAT_BODY, "model": model}, CHAT) == (200, SAID)
+    assert [body["model"] for path, body in fleet.asked("f0") if path == CHAT] == ["tiny", "tiny-alias"]
+
+
+class Restarts:
+    """An engine whose chats have other tokens than `/tokenize` says from its next start on; it may fail first."""
+
+    def __init__(self) -> None:
+        self.before, self.after = names_tokens(IDS, IDS), names_tokens(IDS, IDS[1:])
+        self.restarted = self.fails = False
+
+    async def __call__(self, asked: Asked, writer: Writer) -> None:
+        if self.fails:
+            self.fails = False
+            await answers(503)(asked, writer)
+            return
+        await (self.after if self.restarted else self.before)(asked, writer)
+
+
+async def test_an_engine_is_asked_for_proof_again_after_a_while(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been replaced at its address, with nobody there to notice."""
+    monkeypatch.setattr(cutting, "PROOF_HOLDS_S", 0.0)
+    gateway = await fleet.serve(f0=(first := Restarts()), f1=engine())
+    assert await ask(gateway, CHAT_BODY, CHAT) == (200, SAID)
+    first.restarted = True
+    assert await ask(gateway, CHAT_BODY, CHAT) == (200, SAID)
+    assert [entry.get("cut_tokens") for entry in gateway.requests()] == [200, None]
+    assert fleet.asked("f1")[1] == (CHAT, CHAT_BODY)
+
+
+async def test_an_engine_that_has_failed_is_asked_for_proof_again(fleet: Fleet) -> None:
+    """What answers next at its address may be another one."""
+    gateway = await fleet.serve(f0=(first := Restarts()), f1=engine())
+    assert await ask(gateway, CHAT_BODY, CHAT) == (200, SAID)
+    first.fails = first.restarted = True
+    for _ in range(2):
+        assert await ask(gateway, CHAT_BODY, CHAT) == (200, SAID)
+    assert [entry.get("cut_tokens") for entry in gateway.requests()] == [200, None, None]
+    assert gateway.requests()[1]["retries"] == 1
+    assert fleet.asked("f1")[1:] == [(CHAT, CHAT_BODY)] * 2
+
+
 @pytest.mark.parametrize("chat_ids", [IDS[1:], None, "x"])
 async def test_chats_of_a_model_with_a_renderer_of_its_own_are_not_cut(fleet: Fleet, chat_ids: object) -> None:
     """gpt-oss: what `/tokenize` says is not what a chat's prompt is."""

@@ -38,6 +38,8 @@ FIRST_TOKEN_DUE_S: Final = 20.0
 """From the end of the first part to the first token: less than vLLM's default `kv_lease_duration`, by some delay."""
 _TOKENIZE_TIMEOUT_S: Final = 10.0
 _MOST_ENGINES: Final = 4096
+PROOF_HOLDS_S: Final = 300.0
+"""An engine may come back at its address with another chat template, and nobody be there to see it fail."""
 _COMPLETIONS: Final = b"/v1/completions"
 _CHAT: Final = b"/v1/chat/completions"
 _TOKENIZE: Final = b"/tokenize"
@@ -63,8 +65,13 @@ class Cutter:
         self._pool = pool
         self._loop = loop
         self._prefill_timeout_s = prefill_timeout_s
-        self._renders_alike: dict[str, bool] = {}
-        """By address: whether the engine's `/tokenize` renders chats as its chats are rendered."""
+        self._renders_alike: dict[str, dict[str, tuple[bool, float]]] = {}
+        """By address and model: whether the engine's `/tokenize` renders chats as its chats are rendered, and until
+        when that holds, on the loop's clock."""
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """A leg has failed there: it may be another engine that answers next."""
+        self._renders_alike.pop(endpoint.address, None)
 
     async def first_part(self, job: Job, dispatch: Dispatch, planned_tokens: int) -> Remainder | None:
         """Have the first segment computed; None where the next one has to compute the whole prompt.
@@ -103,11 +110,12 @@ class Cutter:
         )
 
     async def _chats_are_tokenized(self, job: Job, endpoint: Endpoint) -> bool:
-        """Ask once for each engine: models with a renderer of their own (gpt-oss) have another prompt in a chat."""
-        known = self._renders_alike.get(endpoint.address)
-        if known is not None:
-            return known
-        document: JsonObject = {"model": job.generation.model, "messages": [{"role": "user", "content": "Hello"}]}
+        """Ask each engine now and then: models with a renderer of their own (gpt-oss) have another prompt in a chat."""
+        model = job.generation.model
+        was_alike, until_s = self._renders_alike.get(endpoint.address, {}).get(model, (True, 0.0))
+        if self._loop.time() < until_s:
+            return was_alike
+        document: JsonObject = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
         body = openai_body.dump(document | {"max_tokens": 1, "return_token_ids": True})
         reply = await self._ask(replace(job, path=_CHAT), endpoint, body)
         said, ids = _field(reply, "prompt_token_ids"), await self._tokenized(job, endpoint, document)
@@ -115,8 +123,9 @@ class Cutter:
             return False  # asked again with the next one
         if len(self._renders_alike) >= _MOST_ENGINES:
             self._renders_alike.clear()
-        alike = self._renders_alike[endpoint.address] = said == ids
-        if not alike:
+        alike = said == ids
+        self._renders_alike.setdefault(endpoint.address, {})[model] = alike, self._loop.time() + PROOF_HOLDS_S
+        if was_alike and not alike:
             _log.warning(
                 "chats are not cut: /tokenize gives other tokens than a chat has", extra={"endpoint": endpoint.id}
             )

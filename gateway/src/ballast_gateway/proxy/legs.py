@@ -79,6 +79,7 @@ class Generator:
                 begun = job.held is not None and job.held.begun
                 record.rescues += begun
                 _log.warning("a leg failed", extra={"request_id": record.id, "problem": str(failure)})
+                self._cutter.forget(failure.endpoint)
                 if mover is not None:
                     mover.leave()
                 ticket.failed(failure.stage, failure.endpoint.id)
