@@ -108,19 +108,19 @@ def test_the_round_says_why() -> None:
     assert told["reason"] == "1 moves, the limit"
     assert [made["request_id"] for made in told["moves"]] == [move.request_id]
     assert set(told["loads"]) == {"d0", "d1"}
-    assert d.on_event(TimerFired(), 1.5) == []
+    assert d.on_event(TimerFired(), 1.5) == [WakeAt(2.0)]
     d.on_event(TimerFired(), 2.0)
     assert len(d.rescheduler.rounds) == 2
 
 
 def test_timers_come_while_there_is_work() -> None:
-    """The first arrival asks for one; each round for the next; foreign timers start none; idle asks for none."""
+    """The first arrival asks for one; each round for the next; early timers start none; idle asks for none."""
     d = mover()
     assert start(d, "r0", 0.0, on="d0")[-1] == WakeAt(1.0)
     assert not any(isinstance(effect, WakeAt) for effect in start(d, "r1", 0.5, on="d1"))
-    assert d.on_event(TimerFired(), 0.7) == []
+    assert d.on_event(TimerFired(), 0.7) == [WakeAt(1.0)]
     assert d.on_event(TimerFired(), 1.0)[-1] == WakeAt(2.0)
-    assert d.on_event(TimerFired(), 1.0) == []
+    assert d.on_event(TimerFired(), 1.0) == [WakeAt(2.0)]
     for name in ("r0", "r1"):
         d.on_event(RequestEnded(RequestId(name), Outcome.COMPLETED, 100), 1.5)
     assert d.on_event(TimerFired(), 2.0) == []

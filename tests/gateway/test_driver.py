@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ballast_core.director import Director
 from ballast_core.effects import Dispatch, Effect, Handoff, Migrate
-from ballast_core.events import Event, Migrated, MigrationFailed, Progress, RequestArrived, SegmentDone
+from ballast_core.events import (
+    EndpointObserved,
+    Event,
+    Migrated,
+    MigrationFailed,
+    Progress,
+    RequestArrived,
+    SegmentDone,
+)
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
-from ballast_gateway.driver import Driver, Ticket
+from ballast_core.rescheduling.ares import Ares
+from ballast_gateway.driver import Driver, Rejected, Ticket
 from tests.support.core_builders import director
-from tests.support.virtual_loop import run_virtually
+from tests.support.virtual_loop import CoarseLoop, run_virtually
 
 FIRST, SECOND = (Endpoint(EndpointId(name), f"{name}:1", Role.FLEXIBLE) for name in ("first", "second"))
 ONE = Request(RequestId("one"), prompt_tokens=10)
@@ -101,3 +112,34 @@ def test_at_the_end_of_a_segment_the_face_learns_where_the_next_one_runs() -> No
 
     assert run_virtually(serve()) == Handoff(ONE.id, SECOND)
     assert scripted.heard[1] == SegmentDone(ONE.id, 7)
+
+
+def test_a_held_request_hears_of_its_end_on_timers_that_fire_too_soon() -> None:
+    """The loop's milliseconds end before the Director's: the timer is asked for again and nobody waits for ever."""
+
+    async def serve() -> None:
+        with Driver(director((), hold_s=0.0504)).open(ONE) as ticket, pytest.raises(Rejected):
+            await ticket.dispatched()
+
+    run_virtually(serve(), CoarseLoop)
+
+
+def test_rounds_go_on_on_timers_that_fire_too_soon() -> None:
+    """An interval that is no whole number of milliseconds: each round comes, and asks for the next."""
+    policy, rounds_s = Ares(interval_s=0.0504), list[float]()
+
+    async def serve() -> None:
+        core = Director(replace(director().settings, rescheduling=policy))
+        driver = Driver(core)
+        for each in (FIRST, SECOND):
+            driver.feed(EndpointObserved(each))
+        with driver.open(ONE) as ticket:
+            await ticket.dispatched()
+            ticket.first_token()
+            await asyncio.sleep(1.0)
+        assert core.rescheduler is not None
+        rounds_s.extend(each.at_s for each in core.rescheduler.rounds)
+        driver.close()
+
+    run_virtually(serve(), CoarseLoop)
+    assert len(rounds_s) >= 18

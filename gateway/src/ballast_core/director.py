@@ -14,7 +14,7 @@ import numpy as np
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.survival_book import SurvivalSettings
-from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
+from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject
 from ballast_core.events import (
     ClientGone,
     DispatchFailed,
@@ -58,6 +58,7 @@ from ballast_core.queueing.orders import Fcfs
 from ballast_core.queueing.places import Places
 from ballast_core.queueing.queue import Queue
 from ballast_core.rescheduling.rescheduler import Rescheduler
+from ballast_core.timers import Timers
 
 _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
 
@@ -108,6 +109,7 @@ class Director:
         self.admission = settings.admission or Open()
         self.places = Places(self.admission, self.inventory, self.ledger)
         self.placer = Placer(placements, self.inventory, self.ledger, self.beliefs, self.places)
+        self._timers = Timers()
         self.queue = Queue(settings.queue or Fcfs(), self.beliefs, self.inventory)
         self.partitioner: Partitioner | None = None
         if settings.partition is not None:
@@ -122,7 +124,12 @@ class Director:
         self.rescheduler: Rescheduler | None = None
         if settings.rescheduling is not None:
             self.rescheduler = Rescheduler(
-                settings.rescheduling, self.inventory, self.ledger, self.beliefs, self.partitioner
+                settings.rescheduling,
+                self.inventory,
+                self.ledger,
+                self.beliefs,
+                timers=self._timers,
+                partitioner=self.partitioner,
             )
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
@@ -156,8 +163,9 @@ class Director:
             case Migrated() | MigrationFailed() | LengthPredicted():
                 return self._with_entry(event.request_id, lambda e: self._told(e, event, now_s))
             case TimerFired():
+                again = self._timers.fired(now_s)
                 moves = [] if self.rescheduler is None else self.rescheduler.on_timer(now_s)
-                return self._serve(now_s) + moves
+                return self._serve(now_s) + moves + again
             case _:
                 assert_never(event)
 
@@ -216,7 +224,7 @@ class Director:
         if until_s <= now_s or self._is_full(entry):
             return self._give_up(entry)
         self.queue.add(entry, until_s, now_s)
-        return [Hold(entry.request.id), WakeAt(until_s)]
+        return [Hold(entry.request.id), self._timers.ask(until_s)]
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
         """For a place, where there are endpoints, from its arrival or its return; for an endpoint where there are none.
@@ -263,7 +271,7 @@ class Director:
             until_s = now_s if entry.failures else self._may_wait_until_s(entry, now_s)
             if until_s > now_s:  # what it waits for has changed
                 self.queue.extend(entry.request.id, until_s)
-                effects.append(WakeAt(until_s))
+                effects.append(self._timers.ask(until_s))
             else:
                 self.queue.remove(entry.request.id)
                 effects += self._give_up(entry)

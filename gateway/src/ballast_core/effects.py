@@ -77,7 +77,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send `TimerFired` at this time, or soon after."""
+    """Send `TimerFired` once at this time, or soon after. One that is sent too soon is answered by the same effect."""
 
     at_s: float
 

@@ -128,7 +128,7 @@ class EndpointLost:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A time that a `WakeAt` asked for has come."""
+    """A time that a `WakeAt` asked for has come; one for each `WakeAt`."""
 
 
 Event: TypeAlias = (

@@ -39,6 +39,9 @@ from ballast_core.events import (
 )
 from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
 
+_TICK_S = 1e-3
+"""A timer is no shorter: uvloop counts whole milliseconds and would take less for none at all, again and again."""
+
 EffectListener: TypeAlias = Callable[[Effect, float], None]
 """Called with every effect and its time: decision log, metrics."""
 
@@ -236,7 +239,7 @@ class Driver:
             case Migrate():
                 self._migrate(effect)
             case WakeAt():
-                self._wake_in(max(0.0, effect.at_s - now_s))
+                self._wake_in(max(_TICK_S, effect.at_s - now_s))
             case Hold() | Cancel():
                 pass  # a ticket waits by itself, and its face closes the legs when its client goes
 

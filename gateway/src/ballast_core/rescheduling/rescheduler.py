@@ -15,7 +15,7 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
-from ballast_core.effects import Effect, Migrate, WakeAt
+from ballast_core.effects import Effect, Migrate
 from ballast_core.events import Migrated, MigrationFailed
 from ballast_core.inventory import Inventory
 from ballast_core.ledger import Entry, Ledger
@@ -24,9 +24,10 @@ from ballast_core.model import Endpoint, RequestId, Stage
 from ballast_core.partition.partitioner import Partitioner
 from ballast_core.rescheduling.protocol import Decodes, Move, Rescheduling
 from ballast_core.rescheduling.trace import MoveTrace, RoundTrace
+from ballast_core.timers import Timers
 
 _EARLY_S = 1e-3
-"""A timer may fire so much too soon."""
+"""A round may come so much too soon: then it need not wait for a second timer."""
 _KEPT_ROUNDS = 64
 
 
@@ -55,6 +56,8 @@ class Rescheduler:
         inventory: Inventory,
         ledger: Ledger,
         beliefs: Beliefs,
+        *,
+        timers: Timers,
         partitioner: Partitioner | None = None,
     ) -> None:
         """`partitioner`: whose requests stay as planned until their last segment."""
@@ -65,6 +68,7 @@ class Rescheduler:
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
+        self._timers = timers
         self._partitioner = partitioner
         self._next_s: float | None = None
         self._moving: dict[RequestId, Entry] = {}
@@ -79,7 +83,7 @@ class Rescheduler:
         if not len(self._ledger) or (self._next_s is not None and now_s <= self._next_s + interval_s):
             return []
         self._next_s = now_s + interval_s
-        return [WakeAt(self._next_s)]
+        return [self._timers.ask(self._next_s)]
 
     def on_timer(self, now_s: float) -> list[Effect]:
         """The next round, if it is time."""
