@@ -259,6 +259,50 @@ def test_a_long_queue_of_prompts_takes_no_first_part() -> None:
     assert began == ["f1", "f0"]
 
 
+def test_requests_that_may_not_be_cut_are_work_too() -> None:
+    """200 of them decode on f0, f1 is new: whole requests and all decodes go to f1."""
+    d = fleet(Libra(cuts="prompt"), 1)
+    for k in range(200):
+        name = RequestId(f"whole{k}")
+        d.on_event(RequestArrived(Request(name, 2000, max_output_tokens=1000, divisible=False)), 0.0)
+        d.on_event(FirstToken(name), 1.0)
+    d.on_event(
+        EndpointObserved(Endpoint(EndpointId("f1"), "f1:8000", Role.FLEXIBLE, profile="a100-qwen3-32b")),
+        2.0,
+    )
+    decodes = [come(d, f"r{k}", 2.0 + k * 0.01, 2000, 500.0).decode.id for k in range(10)]
+    assert decodes == ["f1"] * 10
+
+
+def test_what_a_request_without_a_plan_has_to_do() -> None:
+    """It waits with its prompt, decodes for as long as it says, moves, and is gone: the forecast follows at once."""
+    d, name = fleet(Libra()), RequestId("whole")
+    assert d.partitioner is not None
+    book = d.partitioner.book
+
+    def parts(now_s: float) -> list[list[Part]]:
+        asked = Request(RequestId("new"), 10)
+        view = d.placer.view(Stage.DECODE, asked, d.inventory.candidates(Stage.DECODE), now_s)
+        found = [outstanding(view, book, at) for at in range(2)]
+        kept = book.forecast.remaining_s(view, book, 256)
+        ends = [Timeline(found[at], pace(view, at, 256)).end_s for at in range(2)]
+        assert kept.tolist() == pytest.approx(ends)
+        return found
+
+    d.on_event(RequestArrived(Request(name, 700, expected_output_tokens=300.0, divisible=False)), 0.0)
+    assert parts(0.0) == [[Part(700, 300, 0)], []]
+    d.on_event(FirstToken(name), 1.1)
+    d.on_event(Progress(name, 40), 2.2)
+    assert parts(3.3) == [[Part(0, 260, 740)], []]
+    entry = d.ledger.get(name)
+    assert entry is not None
+    d.ledger.move(entry, 1, 3.3)
+    d.partitioner.moved(entry)
+    assert parts(3.3) == [[], [Part(0, 260, 740)]]
+    d.on_event(RequestEnded(name, Outcome.COMPLETED, 300), 3.4)
+    assert parts(3.4) == [[], []]
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 800), st.integers(0, 4)), min_size=1, max_size=12),

@@ -55,8 +55,8 @@ def cutting(
     return made
 
 
-def ask(name: str = "r", prompt: int = 100, output: float = 60.0) -> Request:
-    return Request(RequestId(name), prompt, expected_output_tokens=output)
+def ask(name: str = "r", prompt: int = 100, output: float = 60.0, *, divisible: bool = True) -> Request:
+    return Request(RequestId(name), prompt, expected_output_tokens=output, divisible=divisible)
 
 
 def slot(d: Director, name: str) -> int:
@@ -264,7 +264,11 @@ REQUESTS = tuple(f"r{k}" for k in range(5))
 _endpoints, _requests = st.sampled_from(NAMES), st.sampled_from(REQUESTS)
 _events: st.SearchStrategy[Callable[[float], Event]] = st.one_of(
     st.builds(
-        lambda n, p, o: lambda _: RequestArrived(ask(n, p, o)), _requests, st.integers(1, 1000), st.integers(0, 1000)
+        lambda n, p, o, d: lambda _: RequestArrived(ask(n, p, o, divisible=d)),
+        _requests,
+        st.integers(1, 1000),
+        st.integers(0, 1000),
+        st.booleans(),
     ),
     st.builds(lambda n, g: lambda _: SegmentDone(RequestId(n), g), _requests, st.integers(0, 500)),
     st.builds(lambda n: lambda _: PrefillDone(RequestId(n)), _requests),
@@ -325,6 +329,10 @@ def test_books_balance_and_nothing_is_left(
         if isinstance(event, SegmentDone):
             assert all(isinstance(effect, Handoff) for effect in effects)
         assert set(book) <= set(d.ledger.entries)
+        for entry in d.ledger:
+            if entry.decode_slot is not None and not d.partitioner.planned(entry.request.id):
+                assert entry.request.id in book.uncut(entry.decode_slot)
+                assert entry.prefill_slot is None or entry.request.id in book.uncut(entry.prefill_slot)
         for stage in Stage:
             assert (d.ledger.requests[stage] >= 0).all()
             assert (d.ledger.tokens[stage] >= 0).all()
@@ -341,4 +349,4 @@ def test_books_balance_and_nothing_is_left(
     for name in (*NAMES, "f0", "f1"):
         d.on_event(EndpointLost(EndpointId(name)), 1000.0)
     assert (len(book), len(d.ledger), len(d.inventory)) == (0, 0, 0)
-    assert not any(book.works(each) for each in range(d.inventory.capacity))
+    assert not any(book.busy(each) for each in range(d.inventory.capacity))

@@ -325,6 +325,8 @@ class Director:
             class_slot=self._learner.class_slot(entry.request, now_s),
         )
         self._learner.dispatched(entry.request, first.slot, now_s)
+        if self.partitioner is not None:
+            self.partitioner.unplanned(entry)
 
     def _first_token(self, entry: Entry, now_s: float) -> None:
         self.queue.first_token(entry, now_s)
@@ -385,6 +387,8 @@ class Director:
         class_slot = self._learner.class_slot(entry.request, now_s)
         self.ledger.assign(entry, None, decode_slot, now_s, class_slot=class_slot)
         self.ledger.prefilled(entry, now_s)
+        if self.partitioner is not None:
+            self.partitioner.unplanned(entry)
 
     def _failed(self, event: DispatchFailed, now_s: float) -> list[Effect]:
         entry = self.ledger.get(event.request_id)

@@ -1,12 +1,13 @@
 """The micro-requests that partition policies have planned and that are not done yet, by endpoint.
 
-What an endpoint has to do, in the order in which it was planned. How far the one of a request that runs has come is
-what the ledger knows of it; the book itself changes only when requests come, reach a cut, or end.
+What an endpoint has to do, in the order in which it was planned; and which requests run there without a
+plan. How far a request has come is what the ledger knows of it; the book itself changes only when requests come, move,
+reach a cut, or end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +75,9 @@ class Book:
     def __init__(self) -> None:
         self._works: dict[int, dict[Key, Work]] = {}
         self._shares: dict[RequestId, _Share] = {}
+        self._uncut: dict[int, dict[RequestId, None]] = {}
+        """By slot, in the order in which they came."""
+        self._uncut_slots: dict[RequestId, tuple[int, ...]] = {}
         self._versions: IntArray = np.zeros(16, np.int64)
         self._version = 0
         self._turns: IntArray = np.zeros(16, np.int64)
@@ -82,7 +86,7 @@ class Book:
         """When endpoints will have done what they have: kept here because it is good while works stay as they are."""
 
     def __len__(self) -> int:
-        """Requests that are on the book."""
+        """Requests with a plan that are on the book."""
         return len(self._shares)
 
     def __iter__(self) -> Iterator[RequestId]:
@@ -92,12 +96,23 @@ class Book:
         """What the endpoint in this slot has to do, first come first. Read only."""
         return self._works.get(slot, {})
 
+    def uncut(self, slot: int) -> Collection[RequestId]:
+        """Requests without a plan whose prefill or decode was given to the endpoint in this slot, first come first."""
+        return self._uncut.get(slot, {})
+
+    def busy(self, slot: int) -> bool:
+        """Whether anything is to be done in this slot."""
+        return bool(self._works.get(slot) or self._uncut.get(slot))
+
     def runs(self, key: Key) -> bool:
         """Whether that micro-request is the one of its request that runs: the others have not begun."""
         return self._shares[key[0]].at == key[1]
 
     def versions(self, slots: IntArray) -> IntArray:
-        """Another number after each change of a slot's works: what is derived from them is good while it stays."""
+        """Another number after each change of a slot's works, or of who runs there without a plan.
+
+        What is derived from these is good while it stays.
+        """
         self._grow(int(slots.max(initial=0)) + 1)
         return self._versions.take(slots)
 
@@ -114,6 +129,14 @@ class Book:
         for index, (slot, _) in enumerate(works):
             self._put(request_id, index, slot)
             self._turns[slot] = self._turn
+
+    def place(self, request_id: RequestId, slots: Iterable[int]) -> None:
+        """A request runs in these slots without a plan. Replaces what the book had of it."""
+        self.close(request_id)
+        self._uncut_slots[request_id] = tuple(slots)
+        for slot in self._uncut_slots[request_id]:
+            self._uncut.setdefault(slot, {})[request_id] = None
+            self._changed(slot)
 
     def ended(self, request_id: RequestId, next_slot: int | None = None) -> None:
         """The micro-request that runs is over, and the next one runs, on `next_slot` if that is another one now."""
@@ -142,12 +165,16 @@ class Book:
             for index in range(share.at, len(share.slots)):
                 self._take(request_id, index)
             del self._shares[request_id]
+        for slot in self._uncut_slots.pop(request_id, ()):
+            self._uncut.get(slot, {}).pop(request_id, None)
+            self._changed(slot)
 
     def forget(self, slot: int) -> None:
         """The slot is free for another endpoint: what was to be done there will be done elsewhere, if at all."""
         for request_id, index in list(self._works.get(slot, ())):
             self._take(request_id, index)
         self._works.pop(slot, None)
+        self._uncut.pop(slot, None)
         self._changed(slot)
         self._turns[slot] = 0
 

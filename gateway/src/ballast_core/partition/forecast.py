@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ballast_core.arrays import FloatArray
+from ballast_core.flights import NO_LIMIT
 from ballast_core.ledger import Phase
+from ballast_core.lengths import Hinted
 from ballast_core.partition.timeline import Pace, Part, Timeline
 from ballast_core.view import View
 
@@ -50,7 +53,7 @@ class Forecast:
             kept = self._kept.get(slot)
             if kept is None or kept.version != version:
                 self._make(view, book, at, max_requests)
-            elif view.now_s - kept.made_at_s > _STALE_S and book.works(slot):
+            elif view.now_s - kept.made_at_s > _STALE_S and book.busy(slot):
                 aged.append((kept.made_at_s, at))
         for _, at in sorted(aged)[:_FRESHENED]:
             self._make(view, book, at, max_requests)
@@ -93,7 +96,10 @@ def pace(view: View, at: int, max_requests: int) -> Pace:
 
 
 def outstanding(view: View, book: Book, at: int) -> list[Part]:
-    """What an endpoint has to do by the book, less what the ledger knows to be done; what decodes comes first."""
+    """What an endpoint has to do by the book, less what the ledger knows to be done; what decodes comes first.
+
+    Requests without a plan are expected to go on as their hints or survival curves say.
+    """
     slot, entries = int(view.slots[at]), view.entries
     decoding, waiting = list[Part](), list[Part]()
     for key, work in book.works(slot).items():
@@ -104,7 +110,30 @@ def outstanding(view: View, book: Book, at: int) -> list[Part]:
             done = max(entry.generated_tokens - work.generated_tokens, 0)
             left = max(work.decode_tokens - done, 1)
             decoding.append(Part(0, left, work.context_tokens + work.prefill_tokens + done))
+    for part, decodes in _uncut(view, book, slot):
+        (decoding if decodes else waiting).append(part)
     return decoding + _in_service(view, at, waiting)
+
+
+def _uncut(view: View, book: Book, slot: int) -> Iterator[tuple[Part, bool]]:
+    """What is to be done in this slot for requests without a plan, and whether they decode there already."""
+    known = (view.entries.get(request_id) for request_id in book.uncut(slot))
+    entries = [entry for entry in known if entry is not None and slot in (entry.prefill_slot, entry.decode_slot)]
+    if not entries:
+        return
+    rows = np.array([entry.row for entry in entries], np.int64)
+    tables = view.beliefs.lengths.tables(view.now_s)
+    remaining = np.ceil(np.clip(Hinted().remaining_tokens(view.flights, rows, tables), 1, NO_LIMIT))
+    for entry, left in zip(entries, remaining.tolist(), strict=True):
+        prompt, cached = entry.prefill.tokens, entry.prefill.cached_tokens
+        if entry.prefill_slot == slot:
+            yield Part(prompt - cached, 0, cached), False
+        elif entry.phase is Phase.DECODING:
+            yield Part(0, int(left), entry.request.prompt_tokens + entry.generated_tokens), True
+        elif entry.prefill_slot is None:
+            yield Part(prompt - cached, int(left), cached), False
+        else:  # comes when it is prefilled elsewhere
+            yield Part(0, int(left), prompt), False
 
 
 def _in_service(view: View, at: int, waiting: list[Part]) -> list[Part]:

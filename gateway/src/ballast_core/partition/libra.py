@@ -70,6 +70,7 @@ class Libra:
     times differ by eps_s at most. The best probe is kept: least beyond the time to first token, then the smallest
     difference, then the earlier end of both, then the order that begins on the endpoint that is done first. Requests
     stay whole where that is as good: within eps_s, or where nothing is to be done on either endpoint (cold start).
+    Requests that may not be cut are work like any other.
     The time to first token is "the request's SLO" of section 3.2, without a form in Algorithm 1: without it an endpoint
     that only prefills gets a queue of prompts as long as others take to finish their decodes.
     Parts are predicted as if all were ready at once: that the second one waits for the first says when it is done, but
@@ -133,7 +134,7 @@ class _Planning:
         loads = book.forecast.remaining_s(view, book, policy.max_requests)
         chosen = [int(at) for at in least_loaded(view, book, loads, 3 if policy.segments == 3 else 2)]
         traces = tuple(trace(policy.type, view, loads, at) for at in chosen)
-        if len(chosen) == 1 or not any(book.works(int(view.slots[at])) for at in chosen):
+        if len(chosen) == 1 or not any(book.busy(int(view.slots[at])) for at in chosen):
             return Plan((Segment(view.endpoints[chosen[0]], None),), self._length, traces=traces[:1])
         thinking = self._thinking()
         segments, gap_s = self._two(chosen[:2]) if thinking is None else self._three(chosen, thinking)

@@ -139,8 +139,15 @@ class Partitioner:
 
     def moved(self, entry: Entry) -> None:
         """A migration has brought what runs of the request to the endpoint that the ledger now names."""
-        if entry.decode_slot is not None:
+        if not self.planned(entry.request.id):
+            self.unplanned(entry)
+        elif entry.decode_slot is not None:
             self.book.moved(entry.request.id, entry.decode_slot)
+
+    def unplanned(self, entry: Entry) -> None:
+        """The request runs whole on the endpoints that the ledger names: others are cut with that in mind."""
+        slots = (entry.prefill_slot, entry.decode_slot)
+        self.book.place(entry.request.id, [slot for slot in slots if slot is not None])
 
     def closed(self, request_id: RequestId) -> None:
         """The request is over, or has lost its endpoints. Idempotent."""
