@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -65,12 +66,18 @@ def plain_candidates(policy: Ares, fleet: Decodes) -> list[tuple[int, int]]:
 
 
 def plain_allowed(policy: Ares, fleet: Decodes, r: int, target: int) -> bool:
-    source = fleet.endpoint[r]
-    if source == target or not np.isfinite(fleet.migration_s[source, target]):
+    if fleet.endpoint[r] == target:
         return False
     held = fleet.other_tokens[target] + sum(fleet.tokens[fleet.endpoint == target])
     more = fleet.tokens[r] + (fleet.remaining_tokens[r] if policy.prediction else 0.0)
-    if held + more > policy.memory_ratio * fleet.kv_tokens[target]:
+    return bool(held + more <= policy.memory_ratio * fleet.kv_tokens[target]) and plain_outlives(
+        policy, fleet, r, target
+    )
+
+
+def plain_outlives(policy: Ares, fleet: Decodes, r: int, target: int) -> bool:
+    source = fleet.endpoint[r]
+    if not np.isfinite(fleet.migration_s[source, target]):
         return False
     if not policy.prediction:
         return True
@@ -180,6 +187,61 @@ def test_what_drains_is_left_first(policy: Ares, fleet: Decodes) -> None:
         assert gains[move.target] >= max(gains.values()) - 1e-6 * scale
         return
     assert all(fleet.takes[fleet.endpoint[move.request]] for move in moves)
+
+
+@settings(deadline=None, max_examples=300)
+@given(policy=policies, fleet=fleets(), most=st.integers(1, 6))
+def test_a_round_that_empties_is_the_plain_loop(policy: Ares, fleet: Decodes, most: int) -> None:
+    """One after the other, the longest first, each with the moves before it done; who fits nowhere is passed over."""
+    policy = replace(policy, max_moves_under_way=most)
+    where, held = fleet.endpoint.tolist(), fleet.other_tokens.copy()
+    np.add.at(held, fleet.endpoint, fleet.tokens)
+    leaving = [r for r, i in enumerate(fleet.endpoint) if not fleet.takes[i] and fleet.may_move[r]]
+    leaving.sort(key=lambda r: -fleet.remaining_tokens[r])
+    moves = [each for each in policy.decide(fleet).moves if not fleet.takes[fleet.endpoint[each.request]]]
+    expected = iter(moves)
+    for r in leaving:
+        more = fleet.tokens[r] + (fleet.remaining_tokens[r] if policy.prediction else 0.0)
+        room = policy.memory_ratio * fleet.kv_tokens - held
+        outlived = [j for j in np.flatnonzero(fleet.takes) if plain_outlives(policy, fleet, r, int(j))]
+        places = [int(j) for j in outlived if more <= room[j]]
+        if not places or most == 0:
+            continue
+        move, most = next(expected), most - 1
+        before = plain_objective(policy, fleet, where)
+        gains = {j: before - plain_objective(policy, fleet, [*where[:r], j, *where[r + 1 :]]) for j in places}
+        assert move.request == r
+        assert gains[move.target] >= max(gains.values()) - 1e-6 * max(map(abs, gains.values()))
+        where[r] = move.target
+        held[move.target] += more
+    assert next(expected, None) is None
+
+
+def test_who_fits_nowhere_is_not_weighed() -> None:
+    """Endpoints that drain beside full ones: thirty times the requests take no more steps of Python."""
+
+    def steps(requests: int) -> int:
+        fleet = decodes(
+            endpoint=[0] * requests + [1],
+            tokens=[1000.0] * requests + [199_000.0],
+            remaining_tokens=[5000.0] * (requests + 1),
+            endpoints=2,
+        )
+        fleet, called = replace(fleet, takes=np.array([False, True])), 0
+
+        def count(_frame: object, _event: str, _argument: object) -> None:
+            nonlocal called
+            called += 1
+
+        sys.setprofile(count)
+        try:
+            decided = Ares().decide(fleet)
+        finally:
+            sys.setprofile(None)
+        assert decided.moves == ()
+        return called
+
+    assert steps(200) == steps(6)
 
 
 def test_it_sees_what_is_to_come() -> None:

@@ -144,15 +144,25 @@ class _Search:
         """Up to so many moves away from endpoints that drain, those with the most tokens to come first."""
         curves = self._curves
         rows = np.flatnonzero(self._may_move & ~self._decodes.takes[curves.endpoint])
-        if not len(rows) or not len(curves.takes):
-            return
-        for row in rows[np.argsort(-self._decodes.remaining_tokens[rows], kind="stable")]:
-            if most <= 0:
-                return
-            best = self._best(np.array([row]), curves.takes, -np.inf)
+        rows = rows[np.argsort(-self._decodes.remaining_tokens[rows], kind="stable")]
+        while most > 0 and len(rows := self._from_first_with_target(rows)):
+            best = self._best(rows[:1], curves.takes, -np.inf)
             if best is not None:
                 most -= 1
                 yield self._done(best)
+            rows = rows[1:]
+
+    def _from_first_with_target(self, rows: IntArray) -> IntArray:
+        """Those from the first on that has an endpoint to go to; what fits nowhere is left out in one look."""
+        targets = self._curves.takes
+        if not len(targets):
+            return rows[:0]
+        rows = rows[self._total_tokens[rows] <= self._room(targets).max()]
+        for start in range(0, len(rows), _CHUNK):
+            able = self._allowed(rows[start : start + _CHUNK], targets).any(axis=1)
+            if able.any():
+                return rows[start + int(able.argmax()) :]
+        return rows[:0]
 
     def _done(self, move: Move) -> Move:
         self._curves.move(move.request, move.target, float(self._total_tokens[move.request]))
@@ -195,10 +205,13 @@ class _Search:
 
     def _allowed(self, rows: IntArray, targets: IntArray) -> BoolArray:
         """Pairs of which the request outlives the move and the target holds it to its end; shape (rows, targets)."""
-        policy, curves, decodes = self._policy, self._curves, self._decodes
-        source = curves.endpoint[rows]
-        room = policy.memory_ratio * decodes.kv_tokens[targets] - curves.held_tokens[targets]
-        allowed = self._total_tokens[rows][:, None] <= room
-        allowed &= decodes.migration_s[np.ix_(source, targets)] < self._slowest_s[rows][:, None]
+        source = self._curves.endpoint[rows]
+        allowed = self._total_tokens[rows][:, None] <= self._room(targets)
+        allowed &= self._decodes.migration_s[np.ix_(source, targets)] < self._slowest_s[rows][:, None]
         allowed &= source[:, None] != targets
         return np.asarray(allowed, np.bool_)
+
+    def _room(self, targets: IntArray) -> FloatArray:
+        """Tokens that each of them may yet be given, by its memory; shape (targets,)."""
+        held_tokens = self._curves.held_tokens[targets]
+        return np.asarray(self._policy.memory_ratio * self._decodes.kv_tokens[targets] - held_tokens, np.float64)
