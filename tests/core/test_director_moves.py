@@ -34,6 +34,7 @@ from ballast_core.ledger import Phase
 from ballast_core.model import EndpointId, Outcome, RequestId, Role, Stage
 from ballast_core.partition.fixed import Fixed
 from ballast_core.policies.placements import LeastRequests
+from ballast_core.queueing.admission import Bounded
 from ballast_core.rescheduling.ares import Ares
 from tests.support.core_builders import endpoint, request
 
@@ -213,6 +214,32 @@ def test_a_draining_endpoint_is_emptied() -> None:
     (last,) = moves(d.on_event(TimerFired(), 3.0))
     assert last.request_id == "r0"
     assert moves(d.on_event(TimerFired(), 4.0)) == []
+
+
+def test_moves_go_where_admission_has_a_place() -> None:
+    """d1 is full and d2 takes one more: one move of a round goes there, and to d1 when one of its own has ended."""
+    least = LeastRequests()
+    limits = Bounded(max_prefill_requests=99, max_decode_requests=3)
+    d = Director(
+        DirectorSettings(
+            prefill=least,
+            decode=least,
+            admission=limits,
+            rescheduling=Ares(theta=0.0, max_moves_per_round=2, payoff=0.001),
+        )
+    )
+    for name in ("p0", "d0", "d1", "d2"):
+        d.on_event(EndpointObserved(endpoint(name)), 0.0)
+    for k, name in enumerate(("d1", "d1", "d1", "d2", "d2")):
+        start(d, f"short{k}", 0.0, on=name, output=200.0)
+    for k in range(3):
+        start(d, f"long{k}", 0.0, on="d0", output=9000.0)
+    first = moves(d.on_event(TimerFired(), 1.0))
+    assert [move.target.id for move in first] == ["d2"]
+    d.on_event(Migrated(first[0].request_id, EndpointId("d2")), 1.5)
+    assert moves(d.on_event(TimerFired(), 2.0)) == []
+    d.on_event(RequestEnded(RequestId("short0"), Outcome.COMPLETED, 200), 2.5)
+    assert "d1" in {move.target.id for move in moves(d.on_event(TimerFired(), 3.0))}
 
 
 def test_a_predictor_changes_what_is_foreseen() -> None:

@@ -66,7 +66,7 @@ def plain_candidates(policy: Ares, fleet: Decodes) -> list[tuple[int, int]]:
 
 
 def plain_allowed(policy: Ares, fleet: Decodes, r: int, target: int) -> bool:
-    if fleet.endpoint[r] == target:
+    if fleet.endpoint[r] == target or (fleet.free_places is not None and not fleet.free_places[target]):
         return False
     held = fleet.other_tokens[target] + sum(fleet.tokens[fleet.endpoint == target])
     more = fleet.tokens[r] + (fleet.remaining_tokens[r] if policy.prediction else 0.0)
@@ -114,7 +114,7 @@ def test_the_move_is_the_best_of_all(policy: Ares, fleet: Decodes) -> None:
 @settings(deadline=None)
 @given(policy=policies, fleet=fleets(), most=st.integers(2, 6))
 def test_moves_follow_each_other(policy: Ares, fleet: Decodes, most: int) -> None:
-    """The gains of a round's balancing moves add up; nobody moves twice, to itself, or beyond memory."""
+    """The gains of a round's balancing moves add up; nobody moves twice, to itself, beyond memory or places."""
     policy = replace(policy, max_moves_per_round=most, max_moves_under_way=most, empty_draining=False)
     decided = policy.decide(fleet)
     where, held = fleet.endpoint.tolist(), fleet.other_tokens.copy()
@@ -134,6 +134,8 @@ def test_moves_follow_each_other(policy: Ares, fleet: Decodes, most: int) -> Non
         assert before - after == pytest.approx(move.gain, rel=1e-6, abs=1e-6 * before)
         before = after
     assert len(decided.moves) <= most
+    came = np.bincount([move.target for move in decided.moves], minlength=len(fleet.takes))
+    assert fleet.free_places is None or (came <= fleet.free_places).all()
 
 
 @settings(deadline=None)
@@ -196,6 +198,7 @@ def test_a_round_that_empties_is_the_plain_loop(policy: Ares, fleet: Decodes, mo
     policy = replace(policy, max_moves_under_way=most)
     where, held = fleet.endpoint.tolist(), fleet.other_tokens.copy()
     np.add.at(held, fleet.endpoint, fleet.tokens)
+    free = np.full(len(fleet.takes), 99) if fleet.free_places is None else fleet.free_places.copy()
     leaving = [r for r, i in enumerate(fleet.endpoint) if not fleet.takes[i] and fleet.may_move[r]]
     leaving.sort(key=lambda r: -fleet.remaining_tokens[r])
     moves = [each for each in policy.decide(fleet).moves if not fleet.takes[fleet.endpoint[each.request]]]
@@ -204,7 +207,7 @@ def test_a_round_that_empties_is_the_plain_loop(policy: Ares, fleet: Decodes, mo
         more = fleet.tokens[r] + (fleet.remaining_tokens[r] if policy.prediction else 0.0)
         room = policy.memory_ratio * fleet.kv_tokens - held
         outlived = [j for j in np.flatnonzero(fleet.takes) if plain_outlives(policy, fleet, r, int(j))]
-        places = [int(j) for j in outlived if more <= room[j]]
+        places = [int(j) for j in outlived if more <= room[j] and free[j]]
         if not places or most == 0:
             continue
         move, most = next(expected), most - 1
@@ -214,6 +217,7 @@ def test_a_round_that_empties_is_the_plain_loop(policy: Ares, fleet: Decodes, mo
         assert gains[move.target] >= max(gains.values()) - 1e-6 * max(map(abs, gains.values()))
         where[r] = move.target
         held[move.target] += more
+        free[move.target] -= 1
     assert next(expected, None) is None
 
 

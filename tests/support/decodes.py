@@ -36,7 +36,10 @@ def decodes(
 
 @st.composite
 def fleets(draw: st.DrawFn) -> Decodes:
-    """Up to five endpoints, twelve requests: unlike hardware, missing links, full memory; all but one may drain."""
+    """Up to five endpoints, twelve requests: unlike hardware, missing links, full memory, few places.
+
+    All but one may drain.
+    """
     count, requests = draw(st.integers(2, 5)), draw(st.integers(1, 12))
 
     def several(values: st.SearchStrategy[float], size: int) -> np.ndarray:
@@ -53,4 +56,5 @@ def fleets(draw: st.DrawFn) -> Decodes:
         other_tokens=several(st.sampled_from([0.0, 0.0, 2000.0]), count),
         migration_s=several(st.sampled_from([1e-5, 1e-3, np.inf]), count * count).reshape(count, count),
         migration_setup_s=draw(st.sampled_from([0.0, 0.5])),
+        free_places=several(st.sampled_from([0, 1, 2, 9]), count) if draw(st.booleans()) else None,
     )

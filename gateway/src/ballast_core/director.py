@@ -128,6 +128,7 @@ class Director:
                 self.inventory,
                 self.ledger,
                 self.beliefs,
+                places=self.places,
                 timers=self._timers,
                 partitioner=self.partitioner,
             )

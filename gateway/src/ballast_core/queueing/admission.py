@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from ballast_core.arrays import BoolArray, FloatArray, IntArray
+from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.model import Stage
 from ballast_core.policies.base import parameter
 
@@ -32,8 +32,8 @@ class Admission(Protocol):
         """How long a request waits for a place before it is rejected as saturated."""
         ...
 
-    def has_room(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> BoolArray:
-        """Which endpoints take one more. Shapes: all (endpoints,).
+    def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
+        """How many more each endpoint takes; a full one 0 or less. Shapes: all (endpoints,).
 
         `requests` are in flight there for the stage, those of others included; `kv_usage_ratio` as last observed.
         """
@@ -49,9 +49,9 @@ class Open:
     max_waiting: ClassVar[int] = 0
     max_wait_s: ClassVar[float] = 0.0
 
-    def has_room(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> BoolArray:
-        """Always."""
-        return np.ones(len(requests), np.bool_)
+    def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
+        """Any number."""
+        return np.full(len(requests), np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class Bounded:
         if not 0 < self.max_wait_s < float("inf"):
             raise ValueError(f"max_wait_s: must be finite and above 0, not {self.max_wait_s!r}")
 
-    def has_room(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> BoolArray:
-        """Fewer requests than places, and KV below its limit."""
+    def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
+        """Places less requests; none where KV has reached its limit."""
         if stage is Stage.PREFILL:
-            return requests < self.max_prefill_requests
-        room: BoolArray = requests < self.max_decode_requests
+            return self.max_prefill_requests - requests
+        places: IntArray = self.max_decode_requests - requests
         if self.max_kv_ratio < 1:
-            room &= kv_usage_ratio < self.max_kv_ratio
-        return room
+            places[kv_usage_ratio >= self.max_kv_ratio] = 0
+        return places

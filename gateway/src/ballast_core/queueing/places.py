@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ballast_core.arrays import BoolArray
+from ballast_core.arrays import BoolArray, IntArray
 from ballast_core.inventory import Candidates, Inventory
 from ballast_core.ledger import Ledger
 from ballast_core.model import Role, Stage
@@ -38,10 +38,17 @@ class Places:
             return True
         return bool(self.free(Stage.PREFILL, self._inventory.candidates(Stage.PREFILL)).endpoints)
 
+    def free_decodes(self, slots: IntArray) -> IntArray | None:
+        """How many decodes each endpoint takes yet, 0 or more; None where no endpoint can be full."""
+        return np.maximum(self._free(Stage.DECODE, slots), 0) if self._admission.bounded else None
+
     def _room(self, stage: Stage, candidates: Candidates) -> BoolArray:
-        slots, ledger = candidates.slots, self._ledger
+        return np.asarray(self._free(stage, candidates.slots) > 0, np.bool_)
+
+    def _free(self, stage: Stage, slots: IntArray) -> IntArray:
+        ledger = self._ledger
         requests = ledger.requests[stage].take(slots) + ledger.foreign.take(slots)
-        return self._admission.has_room(stage, requests, self._inventory.kv_usage_ratio.take(slots))
+        return self._admission.free(stage, requests, self._inventory.kv_usage_ratio.take(slots))
 
     def _prefills_too(self, candidates: Candidates) -> BoolArray:
         """Who would prefill a request itself that it is to decode."""

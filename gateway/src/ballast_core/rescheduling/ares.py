@@ -29,7 +29,7 @@ class Ares:
     Load of endpoint i at time t: sum over its requests r that still run by then of N(r) + v t. w_i is its mean over the
     horizon by weights beta that sum to 1; i is overloaded if w_i > (1 + theta) mean w, and may take if below that. Of
     all requests of overloaded endpoints whose remaining tokens exceed those that the move itself takes, and all
-    endpoints that may take, have a link and hold N(r) + N^(r) more tokens within their memory, the pair that
+    endpoints that may take, have a link, a place by the admission, and room for N(r) + N^(r) more tokens, the pair that
     lowers the weighted variance of loads most is moved; none if none lowers it.
     Decodes leave an endpoint that drains first, the longest ahead, for where the variance then rises least.
     Without `prediction` it is the paper's "vLLM + rescheduling": the current load decides alone.
@@ -113,6 +113,7 @@ class _Search:
         self._curves = curves
         self._decodes = decodes
         self._may_move: BoolArray = decodes.may_move.copy()
+        self._places: IntArray | None = None if decodes.free_places is None else decodes.free_places.copy()
         if policy.prediction:
             self._total_tokens: FloatArray = decodes.tokens + decodes.remaining_tokens
             left_s = decodes.remaining_tokens / (policy.payoff * curves.rates[decodes.endpoint])
@@ -167,6 +168,8 @@ class _Search:
     def _done(self, move: Move) -> Move:
         self._curves.move(move.request, move.target, float(self._total_tokens[move.request]))
         self._may_move[move.request] = False
+        if self._places is not None:
+            self._places[move.target] -= 1
         return move
 
     def _best(self, rows: IntArray, targets: IntArray, least_gain: float) -> Move | None:
@@ -204,7 +207,7 @@ class _Search:
         return [targets[members == kind] for kind in range(int(members.max()) + 1)]
 
     def _allowed(self, rows: IntArray, targets: IntArray) -> BoolArray:
-        """Pairs of which the request outlives the move and the target holds it to its end; shape (rows, targets)."""
+        """Pairs whose request outlives the move, and whose target takes and holds it; shape (rows, targets)."""
         source = self._curves.endpoint[rows]
         allowed = self._total_tokens[rows][:, None] <= self._room(targets)
         allowed &= self._decodes.migration_s[np.ix_(source, targets)] < self._slowest_s[rows][:, None]
@@ -212,6 +215,8 @@ class _Search:
         return np.asarray(allowed, np.bool_)
 
     def _room(self, targets: IntArray) -> FloatArray:
-        """Tokens that each of them may yet be given, by its memory; shape (targets,)."""
-        held_tokens = self._curves.held_tokens[targets]
-        return np.asarray(self._policy.memory_ratio * self._decodes.kv_tokens[targets] - held_tokens, np.float64)
+        """Tokens that each of them may yet be given, by its memory; -inf without a place. Shape (targets,)."""
+        room = self._policy.memory_ratio * self._decodes.kv_tokens[targets] - self._curves.held_tokens[targets]
+        if self._places is not None:
+            room[self._places[targets] <= 0] = -np.inf
+        return np.asarray(room, np.float64)

@@ -40,6 +40,8 @@ class Decodes:
     migration_setup_s: float = 0.0
     """Seconds that a copy costs before its first byte."""
     moves_under_way: int = 0
+    free_places: IntArray | None = None
+    """Decodes that admission lets each endpoint take yet, shape (endpoints,); None: any number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from ballast_core.ledger import Entry, Ledger
 from ballast_core.lengths import PREDICTORS
 from ballast_core.model import Endpoint, RequestId, Stage
 from ballast_core.partition.partitioner import Partitioner
+from ballast_core.queueing.places import Places
 from ballast_core.rescheduling.protocol import Decodes, Move, Rescheduling
 from ballast_core.rescheduling.trace import MoveTrace, RoundTrace
 from ballast_core.timers import Timers
@@ -57,6 +58,7 @@ class Rescheduler:
         ledger: Ledger,
         beliefs: Beliefs,
         *,
+        places: Places,
         timers: Timers,
         partitioner: Partitioner | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class Rescheduler:
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
+        self._places = places
         self._timers = timers
         self._partitioner = partitioner
         self._next_s: float | None = None
@@ -187,6 +190,7 @@ class Rescheduler:
             migration_s=self._link_s(slots),
             migration_setup_s=float(self._beliefs.hardware.link_setup_s(slots).max(initial=0.0)),
             moves_under_way=len(self._moving),
+            free_places=self._places.free_decodes(slots),
         )
         endpoints = (*ready.endpoints, *(self._inventory.endpoint(slot) for slot in draining))
         return _Seen(decodes, rows, slots, endpoints)
