@@ -157,6 +157,22 @@ def test_no_ping_pong() -> None:
             d.on_event(Migrated(move.request_id, move.target.id), now_s)
 
 
+def test_who_has_ended_is_not_remembered() -> None:
+    """However long a request that moved, or could not, would have stayed."""
+    d = mover(Ares(min_stay_s=1e9))
+    crowded(d)
+    for now_s in (1.0, 2.0):
+        for move in moves(d.on_event(TimerFired(), now_s)):
+            report = Migrated if now_s == 1.0 else MigrationFailed
+            d.on_event(report(move.request_id, move.target.id), now_s)
+    for k in range(3):
+        d.on_event(RequestEnded(RequestId(f"r{k}"), Outcome.COMPLETED, 100), 2.5)
+    d.on_event(TimerFired(), 3.0)
+    assert d.rescheduler is not None
+    assert not d.rescheduler._stays_until_s
+    assert not d.rescheduler._failed_until_s
+
+
 @pytest.mark.parametrize("what", ["ended", "gone", "target lost", "source lost"])
 def test_what_may_happen_on_the_way(what: str) -> None:
     """The books are right after it, and nothing is left in the end."""

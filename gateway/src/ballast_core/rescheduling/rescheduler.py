@@ -134,7 +134,7 @@ class Rescheduler:
     def _forget_what_is_over(self, now_s: float) -> None:
         self._moving = {key: entry for key, entry in self._moving.items() if entry.reservation is not None}
         for until_s in (self._stays_until_s, self._failed_until_s):
-            for key in [key for key, at_s in until_s.items() if at_s <= now_s]:
+            for key in [key for key, at_s in until_s.items() if at_s <= now_s or self._ledger.get(key) is None]:
                 del until_s[key]
 
     def _begin(self, seen: _Seen, move: Move, now_s: float) -> MoveTrace:
