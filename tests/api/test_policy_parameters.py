@@ -108,6 +108,15 @@ def test_parts_that_are_not_implemented_are_refused_with_the_reason(part: str) -
         SchedulingPolicySpec.parse({part: {"type": "x"}})
 
 
+def test_a_number_that_no_fleet_needs_is_refused_as_the_manifest_writes_it() -> None:
+    """It would cost all memory or a core of the gateway; the range is named."""
+    with pytest.raises(ValidationError) as caught:
+        SchedulingPolicySpec.parse({"rescheduling": {"type": "ares", "parameters": {"intervalS": 1e-9}}})
+    (problem,) = explain(caught.value, SchedulingPolicySpec)
+    named = "rescheduling.parameters.intervalS: ares: intervalS: must be from 0.05 to 3600, not 1e-09"
+    assert str(problem) == named
+
+
 PRODUCT = {
     "type": "product",
     "parameters": {

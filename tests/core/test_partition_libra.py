@@ -342,10 +342,12 @@ def test_forecasts_are_those_of_the_book_from_scratch(
 def test_numbers_that_cannot_be_are_refused() -> None:
     """The message names the field."""
     for wrong, message in (
-        ({"max_probes": 0}, "max_probes: must be 1 or more, not 0"),
+        ({"max_probes": 0}, "max_probes: must be from 1 to 64, not 0"),
         ({"eps_s": -1.0}, "eps_s: must be finite and 0 or more, not -1"),
         ({"ttft_slo_s": -1.0}, "ttft_slo_s: must be finite"),
-        ({"block_tokens": 0}, "block_tokens: must be 1 or more"),
+        ({"block_tokens": 0}, "block_tokens: must be from 1 to 65536"),
+        ({"block_tokens": 10**12}, "block_tokens: must be from 1 to 65536"),
+        ({"max_probes": 10**9}, "max_probes: must be from 1 to 64"),
         ({"segments": 4}, "segments: must be 2 or 3, not 4"),
         ({"think_ratio": 1.0}, "think_ratio: must be above 0 and below 1"),
         ({"segments": 3, "cuts": "prompt"}, "segments: 3 cut the output"),

@@ -173,7 +173,7 @@ def test_equal_endpoints_cost_the_same_to_the_last_bit() -> None:
 
 def test_numbers_that_cannot_be_are_refused() -> None:
     """The message names the field."""
-    with pytest.raises(ValueError, match="max_requests: must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match="max_requests: must be from 1 to 65536, not 0"):
         Libra(max_requests=0)
-    with pytest.raises(ValueError, match="margin_tokens: must be 0 or more, not -1"):
+    with pytest.raises(ValueError, match="margin_tokens: must be from 0 to 1000000, not -1"):
         Libra(margin_tokens=-1)

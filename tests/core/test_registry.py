@@ -1,9 +1,24 @@
 """Building policies from plain values: what is wrong is named with its field."""
 
+from typing import Any
+
 import pytest
 
 from ballast_core.policies.composition import MAX_NESTING
-from ballast_core.policies.registry import ALL_PLACEMENTS, COMPOSITIONS, PLACEMENTS, PolicyError, build_placement
+from ballast_core.policies.registry import (
+    ADMISSION,
+    ALL_PLACEMENTS,
+    COMPOSITIONS,
+    PARTITION,
+    PLACEMENT,
+    PLACEMENTS,
+    QUEUE_ORDER,
+    RESCHEDULING,
+    Kind,
+    PolicyError,
+    build,
+    build_placement,
+)
 
 
 def test_each_registered_type_can_be_built() -> None:
@@ -64,18 +79,43 @@ def nested(depth: int) -> dict[str, object]:
 def test_compositions_nest_to_a_bounded_depth() -> None:
     """And one that is deeper is refused where it begins to be, however deep it goes."""
 
-    def build(depth: int) -> None:
+    def build_nested(depth: int) -> None:
         spec = nested(depth)
         assert isinstance(spec["parameters"], dict)
         build_placement(str(spec["type"]), spec["parameters"])
 
-    build(MAX_NESTING)
+    build_nested(MAX_NESTING)
     for depth in (MAX_NESTING + 1, 200):
         with pytest.raises(PolicyError, match="as deep as they nest; take a plain placement") as caught:
-            build(depth)
+            build_nested(depth)
         assert caught.value.field == "parameters.parts[1]." * MAX_NESTING + "type"
 
 
 def test_null_stands_for_what_is_left_out() -> None:
     """As everywhere in manifests."""
     assert build_placement("linear-kv", {"kv_weight": None}) == build_placement("linear-kv")
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "name", "value"),
+    [
+        (RESCHEDULING, "ares", "interval_s", 1e-9),
+        (RESCHEDULING, "ares", "points", 10**9),
+        (RESCHEDULING, "ares", "horizon_s", 1e300),
+        (RESCHEDULING, "ares", "max_moves_per_round", 10**6),
+        (RESCHEDULING, "ares", "max_moves_under_way", 10**6),
+        (PARTITION, "libra", "max_requests", 10**9),
+        (PARTITION, "fixed", "margin_tokens", 10**12),
+        (PLACEMENT, "libra", "margin_tokens", 10**12),
+        (QUEUE_ORDER, "uniboost", "gamma_window", 10**9),
+        (QUEUE_ORDER, "uniboost", "bin_tokens", 10**30),
+        (QUEUE_ORDER, "sjf", "unknown_output_tokens", 10**400),
+        (ADMISSION, "bounded", "max_decode_requests", 10**30),
+        (ADMISSION, "bounded", "max_waiting", 10**30),
+    ],
+)
+def test_a_slip_of_the_hand_costs_no_core_and_no_memory(kind: Kind[Any], policy: str, name: str, value: float) -> None:
+    """Numbers that no fleet needs are refused by name."""
+    with pytest.raises(PolicyError, match=f"{name}: must be from .* to ") as error:
+        build(kind, policy, {name: value})
+    assert error.value.field == f"parameters.{name}"

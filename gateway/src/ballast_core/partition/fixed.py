@@ -10,7 +10,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.partition.base import foreseen_tokens, least_loaded, trace
 from ballast_core.partition.book import Book
 from ballast_core.partition.protocol import Plan, Segment
-from ballast_core.policies.base import parameter
+from ballast_core.policies.base import check_within, parameter
 from ballast_core.view import View
 
 
@@ -27,13 +27,12 @@ class Fixed:
     type: ClassVar[str] = "fixed"
     at: Literal["prompt", "ratio"] = parameter("prompt", "Where to cut: at the end of the prompt, or after `ratio`.")
     ratio: float = parameter(0.5, "Share of prompt and foreseen output on the first endpoint, 0 to 1.")
-    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 or more.")
+    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 to 1000000.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio <= 1:
             raise ValueError(f"ratio: must be 0 to 1, not {self.ratio!r}")
-        if self.margin_tokens < 0:
-            raise ValueError(f"margin_tokens: must be 0 or more, not {self.margin_tokens!r}")
+        check_within(self, margin_tokens=(0, 1_000_000))
 
     @property
     def needs(self) -> Belief:

@@ -16,7 +16,7 @@ from ballast_core.partition.book import Book, Work, works_of
 from ballast_core.partition.forecast import outstanding, pace
 from ballast_core.partition.protocol import Plan, Segment
 from ballast_core.partition.timeline import Part, Timeline
-from ballast_core.policies.base import parameter
+from ballast_core.policies.base import check_within, parameter
 from ballast_core.view import View
 
 
@@ -82,23 +82,27 @@ class Libra:
     needs: ClassVar[Belief] = (
         Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
     )
-    max_probes: int = parameter(6, "Cuts that are tried for each order of the two endpoints (K), 1 or more.")
+    max_probes: int = parameter(6, "Cuts that are tried for each order of the two endpoints (K), 1 to 64.")
     eps_s: float = parameter(0.1, "Difference of completion times in seconds that counts as balanced, 0 or more.")
-    max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 or more.")
-    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 or more.")
+    max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 to 65536.")
+    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 to 1000000.")
     ttft_slo_s: float = parameter(1.0, "Time to first token that no cut should exceed, in seconds; 0: any will do.")
     cuts: Literal["any", "prompt"] = parameter(
         "any", "Where to cut: anywhere, or within the prompt and at its end, as clients that stream need it."
     )
-    block_tokens: int = parameter(1, "Cuts within the prompt are multiples of so many tokens, 1 or more.")
+    block_tokens: int = parameter(1, "Cuts within the prompt are multiples of so many tokens, 1 to 65536.")
     segments: int = parameter(2, "Parts of a request, 2 or 3: prefill, thinking and answer.")
     think_ratio: float = parameter(0.8, "Share of the output that is thinking where requests do not say, 0 to 1.")
     think_tbt_slo_s: float = parameter(0.2, "Time between tokens that suffices while it thinks; for 3 segments.")
 
     def __post_init__(self) -> None:
-        for name, least in (("max_probes", 1), ("max_requests", 1), ("margin_tokens", 0), ("block_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}: must be {least} or more, not {getattr(self, name)!r}")
+        check_within(
+            self,
+            max_probes=(1, 64),
+            max_requests=(1, 65_536),
+            margin_tokens=(0, 1_000_000),
+            block_tokens=(1, 65_536),
+        )
         if self.segments not in {2, 3}:
             raise ValueError(f"segments: must be 2 or 3, not {self.segments!r}")
         for name in ("eps_s", "ttft_slo_s"):

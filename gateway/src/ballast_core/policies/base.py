@@ -24,6 +24,17 @@ def explained(explanation: str) -> dict[str, str]:
     return {"explanation": explanation}
 
 
+def check_within(parameters: object, **bounds: tuple[float, float]) -> None:
+    """Each of these fields is from the least to the most of its bounds. Raises ValueError naming the first that is not.
+
+    The most keeps a slip of the hand from costing all memory or time; no fleet needs as much.
+    """
+    for name, (least, most) in bounds.items():
+        value = getattr(parameters, name)
+        if not least <= value <= most:
+            raise ValueError(f"{name}: must be from {least} to {most}, not {value!r}")
+
+
 class Placement(Protocol):
     """Chooses an endpoint for one stage of a request.
 

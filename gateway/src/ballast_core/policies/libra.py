@@ -12,7 +12,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.flights import NO_LIMIT
 from ballast_core.model import Request, Stage
 from ballast_core.partition.virtual_batches import Limits, Parts, finish_s
-from ballast_core.policies.base import parameter
+from ballast_core.policies.base import check_within, parameter
 from ballast_core.view import View
 
 
@@ -38,14 +38,11 @@ class Libra:
     needs: ClassVar[Belief] = (
         Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
     )
-    max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 or more.")
-    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 or more.")
+    max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 to 65536.")
+    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 to 1000000.")
 
     def __post_init__(self) -> None:
-        if self.max_requests < 1:
-            raise ValueError(f"max_requests: must be 1 or more, not {self.max_requests!r}")
-        if self.margin_tokens < 0:
-            raise ValueError(f"margin_tokens: must be 0 or more, not {self.margin_tokens!r}")
+        check_within(self, max_requests=(1, 65_536), margin_tokens=(0, 1_000_000))
 
     def costs(self, view: View, request: Request) -> FloatArray:
         queue = _prefill_queue(view) if view.stage is Stage.PREFILL else self._decode_queue(view)

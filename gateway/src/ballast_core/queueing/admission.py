@@ -9,7 +9,7 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.model import Stage
-from ballast_core.policies.base import parameter
+from ballast_core.policies.base import check_within, parameter
 
 
 class Admission(Protocol):
@@ -66,20 +66,21 @@ class Bounded:
 
     type: ClassVar[str] = "bounded"
     bounded: ClassVar[bool] = True
-    max_prefill_requests: int = parameter(4, "Requests in flight for prefill on one endpoint, 1 or more.")
-    max_decode_requests: int = parameter(256, "Requests in flight for decode on one endpoint, 1 or more.")
+    max_prefill_requests: int = parameter(4, "Requests in flight for prefill on one endpoint, 1 to 1000000.")
+    max_decode_requests: int = parameter(256, "Requests in flight for decode on one endpoint, 1 to 1000000.")
     max_kv_ratio: float = parameter(1.0, "Share of KV in use from which an endpoint takes no decode; 1: no limit.")
-    max_waiting: int = parameter(10_000, "Requests that may wait; one more is rejected as saturated, 0 or more.")
+    max_waiting: int = parameter(10_000, "Requests that may wait; one more is rejected as saturated, 0 to 1000000.")
     max_wait_s: float = parameter(60.0, "How long one waits before it is rejected as saturated, in seconds, above 0.")
 
     def __post_init__(self) -> None:
-        for name in ("max_prefill_requests", "max_decode_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be 1 or more, not {getattr(self, name)!r}")
+        check_within(
+            self,
+            max_prefill_requests=(1, 1_000_000),
+            max_decode_requests=(1, 1_000_000),
+            max_waiting=(0, 1_000_000),
+        )
         if not 0 < self.max_kv_ratio <= 1:
             raise ValueError(f"max_kv_ratio: must be above 0 and at most 1, not {self.max_kv_ratio!r}")
-        if self.max_waiting < 0:
-            raise ValueError(f"max_waiting: must be 0 or more, not {self.max_waiting!r}")
         if not 0 < self.max_wait_s < float("inf"):
             raise ValueError(f"max_wait_s: must be finite and above 0, not {self.max_wait_s!r}")
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ballast_core.policies.base import check_within
+
 _LN_5 = math.log(5.0)
 _LEAST = 100
 _EVERY = 100
@@ -34,8 +36,7 @@ class GammaSettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field."""
-        if self.gamma_window < _LEAST:
-            raise ValueError(f"gamma_window: must be {_LEAST} or more, not {self.gamma_window!r}")
+        check_within(self, gamma_window=(_LEAST, 100_000))
         if not 0 < self.gamma_smoothing <= 1:
             raise ValueError(f"gamma_smoothing: must be above 0 and at most 1, not {self.gamma_smoothing!r}")
         if not 1e-6 <= self.gamma_min_per_s <= 1e6:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.policies.base import parameter
+from ballast_core.policies.base import check_within, parameter
 from ballast_core.queueing.order import Service, Work
 
 _LENGTHS_IN_SECONDS = Belief.PREFILL_TIMES | Belief.RATES
 TOLD = "Whether engines that schedule by priority are told of it: vLLM's --scheduling-policy priority."
-_UNKNOWN = "Output tokens of a request for which nobody foresees any, 1 or more."
+_UNKNOWN = "Output tokens of a request for which nobody foresees any, 1 to 10000000."
+_UNKNOWN_BOUNDS = (1, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class ShortestJob:
     engine_priority: bool = parameter(False, TOLD)
 
     def __post_init__(self) -> None:
-        _check_unknown(self.unknown_output_tokens)
+        check_within(self, unknown_output_tokens=_UNKNOWN_BOUNDS)
 
     def key(self, work: Work, service: Service) -> float:
         """All of its work."""
@@ -124,7 +125,7 @@ class ShortestRemaining:
     engine_priority: bool = parameter(False, TOLD)
 
     def __post_init__(self) -> None:
-        _check_unknown(self.unknown_output_tokens)
+        check_within(self, unknown_output_tokens=_UNKNOWN_BOUNDS)
         if not 0 <= self.protected_after <= 1:
             raise ValueError(f"protected_after: must be from 0 to 1, not {self.protected_after!r}")
 
@@ -175,8 +176,3 @@ class LeastAttained:
 def _output_tokens(work: Work, unknown: int) -> float:
     expected = work.expected_output_tokens
     return max(unknown if expected is None else expected, 1.0)
-
-
-def _check_unknown(tokens: int) -> None:
-    if tokens < 1:
-        raise ValueError(f"unknown_output_tokens: must be 1 or more, not {tokens!r}")

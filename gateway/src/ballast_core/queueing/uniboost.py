@@ -11,7 +11,7 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.policies.base import explained, parameter
+from ballast_core.policies.base import check_within, explained, parameter
 from ballast_core.queueing.gamma import GammaSettings
 from ballast_core.queueing.order import Service, Work
 from ballast_core.queueing.orders import TOLD
@@ -68,12 +68,12 @@ class UniBoost:
     adaptive: bool = parameter(True, "Whether gamma is learned from the tail of response times (phase 4).")
     unified: bool = parameter(True, "Whether output tokens count as work (phase 2); else only the uncached prompt.")
     quantise: bool = parameter(True, "Whether work counts in powers of two and shields who runs (MemGuard, phase 3).")
-    bin_tokens: int = parameter(256, "MemGuard's k: the least work, and the unit of the powers; 1 or more.")
+    bin_tokens: int = parameter(256, "MemGuard's k: the least work, and the unit of the powers; 1 to 1000000.")
     preemption_margin_s: float = parameter(0.1, "Seconds of key by which one must be ahead to take a place, 0 or more.")
     tail: Literal["e2e", "ttft"] = field(
         default="e2e", metadata=explained("The response time whose tail gamma is learned from; the paper's is e2e.")
     )
-    gamma_window: int = parameter(1000, "Completed requests whose tail counts, 100 or more.")
+    gamma_window: int = parameter(1000, "Completed requests whose tail counts, 100 to 100000.")
     gamma_smoothing: float = parameter(0.2, "Weight of a newly learned gamma against the one before, above 0, to 1.")
     gamma_min_per_s: float = parameter(0.01, "The least gamma that is learned, 1e-6 or more.")
     gamma_max_per_s: float = parameter(100.0, "The greatest gamma that is learned, 1e6 or less.")
@@ -82,8 +82,7 @@ class UniBoost:
     def __post_init__(self) -> None:
         if not 1e-6 <= self.gamma_per_s <= 1e6:
             raise ValueError(f"gamma_per_s: must be from 1e-6 to 1e6, not {self.gamma_per_s!r}")
-        if self.bin_tokens < 1:
-            raise ValueError(f"bin_tokens: must be 1 or more, not {self.bin_tokens!r}")
+        check_within(self, bin_tokens=(1, 1_000_000))
         if not 0 <= self.preemption_margin_s < math.inf:
             raise ValueError(f"preemption_margin_s: must be finite and 0 or more, not {self.preemption_margin_s!r}")
         self.gamma_settings()

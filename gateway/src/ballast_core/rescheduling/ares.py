@@ -10,7 +10,7 @@ import numpy as np
 
 from ballast_core.arrays import BoolArray, FloatArray, IntArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.policies.base import parameter
+from ballast_core.policies.base import check_within, parameter
 from ballast_core.rescheduling.gains import Gains
 from ballast_core.rescheduling.load_curves import Horizon, LoadCurves
 from ballast_core.rescheduling.protocol import Decodes, Move, Round
@@ -37,9 +37,9 @@ class Ares:
 
     type: ClassVar[str] = "ares"
     theta: float = parameter(0.1, "An endpoint is overloaded if its load is above the mean by more than this share.")
-    horizon_s: float = parameter(60.0, "How far ahead load is looked at, in seconds.")
+    horizon_s: float = parameter(60.0, "How far ahead load is looked at, in seconds, above 0, to 86400.")
     half_life_s: float = parameter(20.0, "The weight of a moment halves for every so many seconds ahead.")
-    points: int = parameter(32, "Moments of the horizon at which load is compared.")
+    points: int = parameter(32, "Moments of the horizon at which load is compared, 1 to 1024.")
     prediction: bool = parameter(True, "Looks ahead by predicted lengths; false: the current load alone decides.")
     predictor: Literal["hinted", "survival"] = parameter(
         "hinted", "Who foretells lengths: hints with survival curves where there are none, or these alone."
@@ -47,9 +47,11 @@ class Ares:
     load: Literal["share", "tokens"] = parameter(
         "share", "Load is tokens by the endpoint's share of a typical KV capacity, or raw tokens."
     )
-    interval_s: float = parameter(1.0, "Seconds between two rounds.")
-    max_moves_per_round: int = parameter(1, "Moves that balance, in one round.")
-    max_moves_under_way: int = parameter(4, "Moves at the same time, those that empty draining endpoints included.")
+    interval_s: float = parameter(1.0, "Seconds between two rounds, 0.05 to 3600.")
+    max_moves_per_round: int = parameter(1, "Moves that balance, in one round, 1 to 64.")
+    max_moves_under_way: int = parameter(
+        4, "Moves at the same time, those that empty draining endpoints included, 1 to 256."
+    )
     min_stay_s: float = parameter(10.0, "A request that has moved, or could not, stays for so long.")
     payoff: float = parameter(1.0, "Remaining tokens must exceed this many times those that a move takes.")
     memory_ratio: float = parameter(0.95, "Share of a target's KV capacity that moves may fill.")
@@ -60,12 +62,17 @@ class Ares:
         for name in ("theta", "min_stay_s"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name}: must be a finite number, 0 or more, not {getattr(self, name)!r}")
-        for name in ("horizon_s", "half_life_s", "interval_s", "payoff"):
+        for name in ("horizon_s", "half_life_s", "payoff"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name}: must be a finite number above 0, not {getattr(self, name)!r}")
-        for name in ("points", "max_moves_per_round", "max_moves_under_way"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be 1 or more, not {getattr(self, name)!r}")
+        check_within(
+            self,
+            horizon_s=(0, 86_400),
+            interval_s=(0.05, 3600),
+            points=(1, 1024),
+            max_moves_per_round=(1, 64),
+            max_moves_under_way=(1, 256),
+        )
         if not 0 < self.memory_ratio <= 1:
             raise ValueError(f"memory_ratio: must be above 0 and at most 1, not {self.memory_ratio!r}")
 
