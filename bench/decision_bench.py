@@ -28,7 +28,8 @@ import numpy as np
 
 from ballast_core.director import Director, DirectorSettings
 from ballast_core.events import EndpointObserved, Event, FirstToken, PrefillDone, Progress, RequestArrived, RequestEnded
-from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role
+from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
+from ballast_core.placer import Placer
 from ballast_core.policies.registry import PLACEMENTS, build_placement
 from bench.comparison import Calibration, Earlier, Recording, Row
 
@@ -106,7 +107,8 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
             made.endpoints.append(endpoint)
             director.on_event(EndpointObserved(endpoint, Observation(0.0, running=k % 7, waiting=0)), 0.0)
     # Policies that weigh every request would make filling up quadratic: cheap ones place the first requests.
-    director.settings = DirectorSettings(prefill=build_placement("random"), decode=build_placement("random"))
+    measured, cheap = director.placer, dict.fromkeys(Stage, build_placement("random"))
+    director.placer = Placer(cheap, director.inventory, director.ledger, director.beliefs, director.places)
     for k in range(500):  # output lengths to learn from
         made.arrive(f"past-{k}", 0.0)
         director.on_event(RequestEnded(made.prefilling.pop(), Outcome.COMPLETED, made.rng.randint(1, 3000)), 0.0)
@@ -118,7 +120,7 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
         at = made.decoding[-1]
         made.tokens[at] += made.rng.randint(1, 2000)
         director.on_event(Progress(at, made.tokens[at]), 0.1)
-    director.settings = DirectorSettings(prefill=placement, decode=placement)
+    director.placer = measured
     return made
 
 
