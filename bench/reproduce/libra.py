@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ballast_core.partition.libra import Libra
-from bench.reproduce.form import Claim, Experiment, Finding, Paper, Plot, Row, Run, Setting, judge_change, judge_level
+from bench.reproduce.form import (
+    MANY_SEEDS,
+    Claim,
+    Experiment,
+    Finding,
+    Paper,
+    Plot,
+    Row,
+    Run,
+    Setting,
+    judge_change,
+    judge_level,
+)
 from bench.reproduce.libra_runs import CHUNKED, LOCAL_SLO, System, capacity, chunks, fixed_rate, pinned, systems, unlike
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
@@ -479,6 +491,7 @@ FIGURE_5 = Experiment(
     runs=[_capacity(str(position), pinned(position), "P1024/D1024", 1.0, tbt=False) for position in CUTS],
     analyse=_cuts,
     figures=FIGURES,
+    seeds=MANY_SEEDS,
 )
 
 
