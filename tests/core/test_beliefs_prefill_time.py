@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.prefill_time import PrefillTimes, PrefillTimeSettings
+from ballast_core.ledger import PrefillPlan
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, HardwareProfile
 
 ONE = np.array([0])
@@ -46,6 +47,23 @@ def test_one_duration_by_hand() -> None:
     made = times(A100_QWEN3_32B)
     assert made.duration_s(ONE, 2000.0)[0] * 1e3 == pytest.approx(alone_ms)
     assert made.duration_s(ONE, 2000.0, 8192.0)[0] * 1e3 == pytest.approx(alone_ms + queue_ms)
+
+
+def test_long_prompts_in_the_queue_take_their_attention_with_them() -> None:
+    """A100: one of 8,192 tokens has 8,192^2 / 2 pairs, sixteen of 512 have a sixteenth of these: 8.4e-6 ms each."""
+    made = times(A100_QWEN3_32B)
+    linear_s = made.wait_s(ONE, 8192.0)[0]
+    one, sixteen = PrefillPlan(tokens=8192), PrefillPlan(tokens=512)
+    pairs_s = 8.4e-9 * 8192 * 8192 / 2
+    assert made.wait_s(ONE, 8192.0, queued_pairs=one.uncached_pairs)[0] == pytest.approx(linear_s + pairs_s)
+    assert made.wait_s(ONE, 8192.0, queued_pairs=16 * sixteen.uncached_pairs)[0] == pytest.approx(
+        linear_s + pairs_s / 16
+    )
+
+
+def test_pairs_of_a_prompt_that_is_partly_cached() -> None:
+    """1,000 tokens after 3,000 cached ones attend to these and to half of themselves."""
+    assert PrefillPlan(tokens=4000, cached_tokens=3000).uncached_pairs == 1000 * (3000 + 500)
 
 
 def test_a_prompt_that_is_all_cached_still_takes_a_step() -> None:

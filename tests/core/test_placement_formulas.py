@@ -28,6 +28,12 @@ def queued(state: State, at: int) -> int:
     return sum(waiting) + (state.queued[at] if at < len(state.queued) else 0)
 
 
+def queued_pairs(state: State, at: int) -> float:
+    """Of prompts without any hit."""
+    waiting = [flight.prompt for flight in of(state, at) if flight.generated is None]
+    return sum(tokens**2 / 2 for tokens in [*waiting, *state.queued[at : at + 1]])
+
+
 def requests(state: State, at: int) -> int:
     return len(of(state, at)) + bool(at < len(state.queued) and state.queued[at])
 
@@ -124,6 +130,7 @@ def test_predicted_ttft_is_queue_and_own_prefill_or_one_step(state: State, reque
             slots[at : at + 1],
             request.prompt_tokens - hit,
             queued(state, at),
+            queued_pairs=queued_pairs(state, at),
             cached_tokens=hit,
         )
         assert own[at] == near(float(expected[0]))

@@ -52,6 +52,14 @@ class PrefillPlan:
     predicted_s: float = 0.0
     """Expected time to its end, its queue included; 0 where nobody asked."""
 
+    @property
+    def uncached_pairs(self) -> float:
+        """Pairs of tokens that attend to each other while the uncached ones are computed: u (cached + u / 2).
+
+        Halves of whole numbers, so that sums stay exact.
+        """
+        return 0.5 * (self.tokens - self.cached_tokens) * (self.tokens + self.cached_tokens)
+
 
 NO_PREFILL = PrefillPlan()
 
@@ -93,6 +101,8 @@ class Ledger:
         self.tokens = {stage: np.zeros(capacity, np.int64) for stage in Stage}
         self.uncached_tokens: IntArray = np.zeros(capacity, np.int64)
         """Prompt tokens still to compute: `tokens` of the prefill stage without what is cached there."""
+        self.uncached_pairs: FloatArray = np.zeros(capacity)
+        """Pairs of tokens that attend to each other while those are computed."""
         self.prefilling_since_s: FloatArray = np.zeros(capacity)
         """Since when the prefill at the head of the queue can have been in service; of no meaning without a queue."""
         self.decoding_requests: IntArray = np.zeros(capacity, np.int64)
@@ -140,6 +150,7 @@ class Ledger:
             self.requests[stage] = np.concatenate([self.requests[stage], empty])
             self.tokens[stage] = np.concatenate([self.tokens[stage], empty])
         self.uncached_tokens = np.concatenate([self.uncached_tokens, empty])
+        self.uncached_pairs = np.concatenate([self.uncached_pairs, np.zeros(more)])
         self.prefilling_since_s = np.concatenate([self.prefilling_since_s, np.zeros(more)])
         self.decoding_requests = np.concatenate([self.decoding_requests, empty])
         self.decoding_tokens = np.concatenate([self.decoding_tokens, empty])
@@ -182,6 +193,7 @@ class Ledger:
         self.requests[Stage.PREFILL][first] += 1
         self.tokens[Stage.PREFILL][first] += to_prefill
         self.uncached_tokens[first] += to_prefill - entry.prefill.cached_tokens
+        self.uncached_pairs[first] += entry.prefill.uncached_pairs
         self._on_engine[first] += 1
         self.requests[Stage.DECODE][decode_slot] += 1
         self.tokens[Stage.DECODE][decode_slot] += prompt_tokens
@@ -219,6 +231,7 @@ class Ledger:
         self.requests[Stage.PREFILL][first] -= 1
         self.tokens[Stage.PREFILL][first] -= entry.prefill.tokens
         self.uncached_tokens[first] -= entry.prefill.tokens - entry.prefill.cached_tokens
+        self.uncached_pairs[first] -= entry.prefill.uncached_pairs
         self._on_engine[first] -= 1
         self._on_engine[decode_slot] += 1
         self.decoding_requests[decode_slot] += 1

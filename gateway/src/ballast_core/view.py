@@ -89,6 +89,11 @@ class View:
         return self._ledger.uncached_tokens.take(self.slots)
 
     @cached_property
+    def uncached_pairs(self) -> FloatArray:
+        """Pairs of tokens that attend to each other in those prefills."""
+        return self._ledger.uncached_pairs.take(self.slots)
+
+    @cached_property
     def prefill_elapsed_s(self) -> FloatArray:
         """How long the prefill at the head of the queue has been in service; 0 where nothing is queued."""
         since_s = self._ledger.prefilling_since_s.take(self.slots)
@@ -138,6 +143,7 @@ class View:
             self.slots,
             (self.request.prompt_tokens - self.matched_tokens).astype(np.float64),
             self.uncached_tokens.astype(np.float64),
+            queued_pairs=self.uncached_pairs,
             cached_tokens=self.matched_tokens.astype(np.float64),
             elapsed_s=self.prefill_elapsed_s,
         )

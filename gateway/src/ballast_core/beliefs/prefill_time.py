@@ -136,14 +136,21 @@ class PrefillTimes:
         return chunks_s + rest_s + self._profiles.pair_s(slots) * tokens * (cached_tokens + tokens / 2)
 
     def wait_s(
-        self, slots: IntArray, queued_tokens: FloatArray | float, elapsed_s: FloatArray | float = 0.0
+        self,
+        slots: IntArray,
+        queued_tokens: FloatArray | float,
+        elapsed_s: FloatArray | float = 0.0,
+        *,
+        queued_pairs: FloatArray | float = 0.0,
     ) -> FloatArray:
         """Seconds until an endpoint has prefilled what is queued, as full chunks of many prompts.
 
         `queued_tokens` are uncached tokens dispatched there and not done, the prompt in service included whole;
-        `elapsed_s` is how long that one has been in service.
+        `queued_pairs` the pairs of tokens that attend to each other in them (`PrefillPlan.uncached_pairs`);
+        `elapsed_s` is how long the prompt in service has been there.
         """
         seconds = self._profiles.chunk_token_s(slots) * queued_tokens
+        seconds += self._profiles.pair_s(slots) * queued_pairs
         seconds *= self._factor_of(slots)
         return np.maximum(seconds - elapsed_s, 0.0)
 
@@ -153,13 +160,14 @@ class PrefillTimes:
         uncached_tokens: FloatArray | float,
         queued_tokens: FloatArray | float = 0.0,
         *,
+        queued_pairs: FloatArray | float = 0.0,
         cached_tokens: FloatArray | float = 0.0,
         elapsed_s: FloatArray | float = 0.0,
     ) -> FloatArray:
         """Seconds from dispatch to the end of a prompt's prefill on each endpoint, waiting included."""
         work_s = self.work_s(slots, uncached_tokens, cached_tokens)
         own_s = self._factor_of(slots) * work_s
-        return self.wait_s(slots, queued_tokens, elapsed_s) + own_s
+        return self.wait_s(slots, queued_tokens, elapsed_s, queued_pairs=queued_pairs) + own_s
 
     def tokens_per_s(self, slots: IntArray) -> FloatArray:
         """Service rate of each endpoint: prompt tokens a second in full chunks, attention among them left out."""
