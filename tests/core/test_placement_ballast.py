@@ -142,9 +142,9 @@ def formula(made: Director, request: Request, handoff_s: float | None) -> list[f
         own_s = [float(seconds) for seconds in shown.own_prefill_s]
         for at in endpoints:
             queue_s = float(shown.prefill_s[at]) - own_s[at]
-            answer[at] += float(shown.prefill_s[at]) * max(lives[at] / float(np.median(own_s)), 1.0)
+            answer[at] += float(shown.prefill_s[at])
             held_up = (lives[at] + queue_s + own_s[at]) ** 4 - (lives[at] + queue_s) ** 4
-            answer[at] += float(shown.decoding_requests[at]) * held_up / float(np.median(lives)) ** 3
+            answer[at] += float(shown.requests[at]) * held_up / float(np.median(lives)) ** 3
     return answer
 
 

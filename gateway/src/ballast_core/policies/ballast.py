@@ -34,8 +34,8 @@ class Ballast:
     E[(tokens - K)+] over the mean request, times the piece's duration, and once the recompute that holds up everybody.
     wait: for room at its own hand-off, the excess over K, a mean request at least, over the rate at which KV is set
     free (K over the mean life), stretched as the life is longer than the prefill: TTFT counts by its share, as TPOT
-    does. Where the endpoint prefills it itself, also that prefill, queue included, stretched in the same way, and what
-    it holds up the n that decode: n ((life + queue + own)^4 - (life + queue)^4) / typical life^3.
+    does. Where the endpoint prefills it itself, also that prefill, queue included, and what it holds up the n that are
+    there, as those who are queued will decode by then: n ((life + queue + own)^4 - (life + queue)^4) / typical life^3.
     Everything is projected to the hand-off and compared in seconds, so unlike hardware is told apart by its step-time
     law and its KV size. For prefill, cost_i = expected prefill time, queue and attention included. No parameters.
     """
@@ -134,13 +134,11 @@ def _wait_cost_s(view: View, missing: FloatArray, mean_tokens: FloatArray, life_
 
 
 def _prefill_cost_s(view: View, life_s: FloatArray) -> FloatArray:
-    """Of a prefill among decodes: its own time, stretched as a wait is, and what it holds up those that decode."""
-    own_s = view.own_prefill_s
-    suffered_s = view.prefill_s * np.maximum(life_s / np.median(own_s), 1.0)
-    held_up_s = life_s + view.prefill_s - own_s
-    longer_s = held_up_s + own_s
+    """Of a prefill among decodes: its own time, and what it holds up all that are there, after the queue has."""
+    held_up_s = life_s + view.prefill_s - view.own_prefill_s
+    longer_s = held_up_s + view.own_prefill_s
     caused_s = (_to_the_fourth(longer_s) - _to_the_fourth(held_up_s)) / np.median(life_s) ** 3
-    return np.asarray(suffered_s + view.decoding_requests * caused_s, np.float64)
+    return np.asarray(view.prefill_s + view.requests * caused_s, np.float64)
 
 
 def _to_the_fourth(seconds: FloatArray) -> FloatArray:
