@@ -109,6 +109,24 @@ def test_each_class_reads_its_own_row() -> None:
     np.testing.assert_array_equal(tables.effective_samples(array(0, 15, 1e9), np.array([0, 1, 2])), [0, 10, 26])
 
 
+@given(curves(), curves(), st.lists(st.floats(0, 500), min_size=1, max_size=20), st.floats(0, 500))
+@settings(max_examples=50, deadline=None)
+def test_a_row_answers_beside_others_as_it_does_alone(
+    first: FloatArray, second: FloatArray, ages: list[float], more: float
+) -> None:
+    """Beyond the table, too, where another row begins; one slot for all, or one for each age."""
+    together, now = SurvivalTables(SMALL, np.stack([first, second])), array(*ages)
+    for slot, curve in enumerate((first, second)):
+        alone = SurvivalTables(SMALL, curve)
+        for classes in (slot, np.full(len(now), slot)):
+            np.testing.assert_array_equal(together.survival(now, classes), alone.survival(now))
+            np.testing.assert_array_equal(together.survival_within(now, classes), alone.survival_within(now))
+            np.testing.assert_array_equal(
+                together.conditional(now, now + more, classes), alone.conditional(now, now + more)
+            )
+            np.testing.assert_array_equal(together.expected_remaining(now, classes), alone.expected_remaining(now))
+
+
 def test_many_lookups_give_what_few_give_and_keep_the_shape() -> None:
     """Long arrays are worked on in pieces."""
     rng = np.random.default_rng(0)

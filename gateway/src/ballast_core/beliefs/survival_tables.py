@@ -158,8 +158,8 @@ class SurvivalTables:
         """P(L > tokens) for `tokens` of 0 or more, taken to stay what it is at `end_tokens`: fast, for very many."""
         position = tokens * (1.0 / self.buckets.step_tokens)
         bucket = position.astype(np.intp)
+        np.minimum(bucket, self.buckets.count, out=bucket)  # further on stands the next class's row
         if not isinstance(classes, int) or classes:
-            np.minimum(bucket, self.buckets.count, out=bucket)
             bucket += np.asarray(classes, np.intp) * self._stride
         survival = self._drop.take(bucket, mode="clip")
         survival *= position
