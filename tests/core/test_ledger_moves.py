@@ -65,7 +65,7 @@ def check_sums(ledger: Ledger) -> None:
     requests = {stage: np.zeros(SLOTS, np.int64) for stage in Stage}
     tokens = {stage: np.zeros(SLOTS, np.int64) for stage in Stage}
     decoding, decoding_tokens = np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.int64)
-    rows = 0
+    pairs, rows = np.zeros(SLOTS), 0
     for entry in ledger:
         if entry.decode_slot is None:
             assert entry.reservation is None
@@ -80,6 +80,7 @@ def check_sums(ledger: Ledger) -> None:
             first = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
             requests[Stage.PREFILL][first] += 1
             tokens[Stage.PREFILL][first] += entry.request.prompt_tokens
+            pairs[first] += entry.request.prompt_tokens**2 / 2
         rows += check_row(ledger, entry)
         if entry.reservation is not None:
             coming = entry.reservation
@@ -95,6 +96,7 @@ def check_sums(ledger: Ledger) -> None:
     np.testing.assert_array_equal(ledger.decoding_requests, decoding)
     np.testing.assert_array_equal(ledger.decoding_tokens, decoding_tokens)
     np.testing.assert_array_equal(ledger.uncached_tokens, tokens[Stage.PREFILL])
+    np.testing.assert_array_equal(ledger.uncached_pairs, pairs)
 
 
 def check_row(ledger: Ledger, entry: Entry) -> int:

@@ -339,6 +339,7 @@ def test_books_balance_and_nothing_is_left(
         held = sum(entry.decode_slot is not None for entry in d.ledger)
         assert d.ledger.requests[Stage.DECODE].sum() == held
         assert (d.ledger.uncached_tokens >= 0).all()
+        assert (d.ledger.uncached_pairs >= 0).all()
     for name in REQUESTS:
         d.on_event(ClientGone(RequestId(name)), 1000.0)
     for stage in Stage:

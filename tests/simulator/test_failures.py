@@ -110,6 +110,7 @@ def test_every_request_ends_once_whatever_fails(
         assert not any(ledger.requests[stage].any() or ledger.tokens[stage].any() for stage in Stage)
         assert not ledger.decoding_tokens.any()
         assert not ledger.uncached_tokens.any()
+        assert not ledger.uncached_pairs.any()
 
 
 @settings(max_examples=15, deadline=None)
