@@ -79,7 +79,7 @@ class Learner:
             self.beliefs.prefill_times.completed(
                 slot,
                 dispatched_s=plan.dispatched_s,
-                uncached_tokens=plan.tokens - plan.cached_tokens,
+                uncached_tokens=plan.uncached_tokens,
                 cached_tokens=plan.cached_tokens,
                 predicted_s=plan.predicted_s,
                 now_s=now_s,

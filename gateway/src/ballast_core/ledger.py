@@ -53,12 +53,14 @@ class PrefillPlan:
     """Expected time to its end, its queue included; 0 where nobody asked."""
 
     @property
-    def uncached_pairs(self) -> float:
-        """Pairs of tokens that attend to each other while the uncached ones are computed: u (cached + u / 2).
+    def uncached_tokens(self) -> int:
+        """Tokens to compute."""
+        return self.tokens - self.cached_tokens
 
-        Halves of whole numbers, so that sums stay exact.
-        """
-        return 0.5 * (self.tokens - self.cached_tokens) * (self.tokens + self.cached_tokens)
+    @property
+    def uncached_pairs(self) -> float:
+        """`prefill_pairs` of the step-time law while they are computed: halves of whole numbers, so sums stay exact."""
+        return self.uncached_tokens * (self.cached_tokens + self.uncached_tokens / 2)
 
 
 NO_PREFILL = PrefillPlan()
@@ -192,7 +194,7 @@ class Ledger:
             self.prefilling_since_s[first] = now_s
         self.requests[Stage.PREFILL][first] += 1
         self.tokens[Stage.PREFILL][first] += to_prefill
-        self.uncached_tokens[first] += to_prefill - entry.prefill.cached_tokens
+        self.uncached_tokens[first] += entry.prefill.uncached_tokens
         self.uncached_pairs[first] += entry.prefill.uncached_pairs
         self._on_engine[first] += 1
         self.requests[Stage.DECODE][decode_slot] += 1
@@ -230,7 +232,7 @@ class Ledger:
         first = decode_slot if entry.prefill_slot is None else entry.prefill_slot
         self.requests[Stage.PREFILL][first] -= 1
         self.tokens[Stage.PREFILL][first] -= entry.prefill.tokens
-        self.uncached_tokens[first] -= entry.prefill.tokens - entry.prefill.cached_tokens
+        self.uncached_tokens[first] -= entry.prefill.uncached_tokens
         self.uncached_pairs[first] -= entry.prefill.uncached_pairs
         self._on_engine[first] -= 1
         self._on_engine[decode_slot] += 1
