@@ -26,10 +26,18 @@ from pathlib import Path
 
 import numpy as np
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.events import EndpointObserved, Event, FirstToken, PrefillDone, Progress, RequestArrived, RequestEnded
+from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.placer import Placer
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
-from ballast_core.placer import Placer
+from ballast_core.model.events import (
+    EndpointObserved,
+    Event,
+    FirstToken,
+    PrefillDone,
+    Progress,
+    RequestArrived,
+    RequestEnded,
+)
 from ballast_core.policies.registry import PLACEMENTS, build_placement
 from bench.comparison import Calibration, Earlier, Recording, Row
 

@@ -27,17 +27,17 @@ from pathlib import Path
 import numpy as np
 
 from ballast_core.arrays import FloatArray
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Dispatch
-from ballast_core.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
-from ballast_core.partition.book import Book
-from ballast_core.partition.fixed import Fixed
-from ballast_core.partition.forecast import Forecast, outstanding, pace
-from ballast_core.partition.libra import Libra
-from ballast_core.partition.timeline import Pace, Part, Timeline
-from ballast_core.policies.placements import LeastRequests
-from ballast_core.view import View
+from ballast_core.model.effects import Dispatch
+from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
+from ballast_core.policies.partition.fixed import Fixed
+from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
+from ballast_core.policies.partition.libra import Libra
+from ballast_core.policies.partition.timeline import Pace, Part, Timeline
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.state.book import Book
+from ballast_core.state.view import View
 from bench.comparison import Calibration, Earlier, Recording, Row
 
 SIZES = (16, 64, 256)

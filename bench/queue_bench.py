@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ballast_core.directing.waiting_room import WaitingRoom
 from ballast_core.model import RequestId
+from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
+from ballast_core.policies.queue.ranking import Rank, rank
+from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, build
-from ballast_core.queueing.order import QueueOrder, Service, Work
-from ballast_core.queueing.ranking import Rank, rank
-from ballast_core.queueing.registry import QUEUE_ORDERS
-from ballast_core.queueing.waiting_room import WaitingRoom
 from bench.comparison import Calibration, Earlier, Recording, Row
 
 SERVICE, LATER = Service(9000.0, 30.0, 1.0), Service(8000.0, 33.0, 0.5)

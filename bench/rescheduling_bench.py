@@ -24,14 +24,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Migrate
-from ballast_core.events import EndpointObserved, FirstToken, Migrated, RequestArrived, RequestEnded, TimerFired
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role
+from ballast_core.model.effects import Migrate
+from ballast_core.model.events import EndpointObserved, FirstToken, Migrated, RequestArrived, RequestEnded, TimerFired
 from ballast_core.policies.registry import build_placement
-from ballast_core.rescheduling.ares import Ares
-from ballast_core.rescheduling.load_curves import LoadCurves
-from ballast_core.rescheduling.protocol import Decodes
+from ballast_core.policies.rescheduling.ares import Ares
+from ballast_core.policies.rescheduling.load_curves import LoadCurves
+from ballast_core.policies.rescheduling.protocol import Decodes
 from bench.comparison import Calibration, Earlier, Recording, Row
 
 SIZES = ((64, 5_000), (256, 20_000), (1_000, 100_000))

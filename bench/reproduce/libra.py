@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ballast_core.partition.libra import Libra
+from ballast_core.policies.partition.libra import Libra
 from bench.reproduce.form import (
     MANY_SEEDS,
     Claim,

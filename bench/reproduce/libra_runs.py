@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.partition.book import Book
-from ballast_core.partition.fixed import Fixed
-from ballast_core.partition.libra import Libra
-from ballast_core.partition.protocol import Partition, Plan, Segment
+from ballast_core.model.segments import Segment
+from ballast_core.policies.partition.fixed import Fixed
+from ballast_core.policies.partition.libra import Libra
+from ballast_core.policies.partition.protocol import Partition, Plan
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.suite import Suite
-from ballast_core.view import View
+from ballast_core.state.book import Book
+from ballast_core.state.view import View
 from ballast_sim.engine.batching import LocalBatching
 from ballast_sim.simulation.experiment import RunSpec, Setup, build_fleet
 from ballast_sim.simulation.fleet import Fleet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ballast_core.policies.base import Placement
+from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.suite import Suite
 from ballast_sim.simulation.gateways import FleetSettings

@@ -14,8 +14,8 @@ from ballast_api.policy_fit import FACES, PROMPT_ONLY, Ability, Face, asked_of_f
 from ballast_api.policy_parameters import manifest_words
 from ballast_api.scheduling_policy import SchedulingPolicy, SchedulingPolicySpec
 from ballast_core.model import Role
-from ballast_core.partition.registry import PARTITIONS
 from ballast_core.policies import composing
+from ballast_core.policies.partition.registry import PARTITIONS
 from ballast_core.policies.registry import PARTS
 from ballast_core.policies.suite import Suite
 

@@ -17,10 +17,10 @@ from ballast_api.loading import load_manifest
 from ballast_api.policy_parameters import parameters_schema
 from ballast_api.reference import policies_page
 from ballast_api.scheduling_policy import PLANNED_PARTS, PlacementSpec, SchedulingPolicy, SchedulingPolicySpec
-from ballast_core.policies.cache_aware import LinearKv
-from ballast_core.policies.composition import Factor, FilterThen, Product
-from ballast_core.policies.loads import Ils
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.policies.placement.cache_aware import LinearKv
+from ballast_core.policies.placement.composition import Factor, FilterThen, Product
+from ballast_core.policies.placement.loads import Ils
+from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.registry import ALL_PLACEMENTS, PLACEMENTS, build_placement
 from ballast_operator.accepted import accepted_status
 

@@ -48,15 +48,15 @@ def test_modules_are_found_in_every_form_of_import() -> None:
 
 
 def test_a_placement_depends_on_its_own_modules() -> None:
-    ours = closure(["ballast_core.policies.ballast"])
-    assert "ballast_core.policies.projection" in ours
-    assert "ballast_core.policies.sibyl" not in ours
-    assert "ballast_core.policies.ballast" in closure(["ballast_sim.simulation.oracle"])
+    ours = closure(["ballast_core.policies.placement.ballast"])
+    assert "ballast_core.policies.placement.projection" in ours
+    assert "ballast_core.policies.placement.sibyl" not in ours
+    assert "ballast_core.policies.placement.ballast" in closure(["ballast_sim.simulation.oracle"])
 
 
 def test_what_all_runs_share_holds_no_placement_and_no_tools_around_the_simulator() -> None:
     common = closure(ENTRY_MODULES)
-    assert {"ballast_core.director", "ballast_sim.engine.scheduler", "ballast_sim.capacity"} <= common
+    assert {"ballast_core.directing.director", "ballast_sim.engine.scheduler", "ballast_sim.capacity"} <= common
     placements = {build_placement(name).__module__ for name in ("ballast", "sibyl", "least-requests", "lmetric")}
     assert not common & placements
     assert not any(module.startswith(("ballast_sim.engine_sim", "ballast_sim.calibration")) for module in common)
@@ -72,7 +72,7 @@ def test_unlike_placements_have_unlike_digests() -> None:
 
 
 def test_only_core_simulator_and_studies_have_files() -> None:
-    assert file_of("ballast_core.director") is not None
+    assert file_of("ballast_core.directing.director") is not None
     assert file_of("ballast_sim.engine") is not None
     assert file_of("ballast_sim.none_such") is None
     assert file_of("bench.common.code") is not None

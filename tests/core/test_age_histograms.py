@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.age_histograms import AGE_OF_BUCKET, AGES, AgeHistograms, class_of, is_limited, log_bucket
-from ballast_core.flights import Flights
+from ballast_core.state.age_histograms import AGE_OF_BUCKET, AGES, AgeHistograms, class_of, is_limited, log_bucket
+from ballast_core.state.flights import Flights
 
 Counted = dict[int, tuple[list[list[float]], list[list[float]], list[list[float]], int, int]]
 

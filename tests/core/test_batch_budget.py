@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.partition.batch_budget import StepTimeTable
+from ballast_core.policies.partition.batch_budget import StepTimeTable
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, HardwareProfile
 
 profiles = st.sampled_from([A100_QWEN3_32B, H20_QWEN3_32B])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.prefill_time import PrefillTimes, PrefillTimeSettings
-from ballast_core.ledger import PrefillPlan
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, HardwareProfile
+from ballast_core.state.ledger import PrefillPlan
 
 ONE = np.array([0])
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Dispatch, Hold
-from ballast_core.events import EndpointObserved, RequestArrived
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Role
-from ballast_core.partition.fixed import Fixed
+from ballast_core.model.effects import Dispatch, Hold
+from ballast_core.model.events import EndpointObserved, RequestArrived
+from ballast_core.policies.admission import Bounded, Open
 from ballast_core.policies.composing import NOBODY_CUTS, NOTHING_WAITS, problems, remarks
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.policies.partition.fixed import Fixed
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.policies.queue.orders import Fcfs, ShortestPrompt
+from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import (
     ADMISSION,
     PARTITION,
@@ -25,11 +28,8 @@ from ballast_core.policies.registry import (
     PolicyError,
     build,
 )
+from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.policies.suite import Suite
-from ballast_core.queueing.admission import Bounded, Open
-from ballast_core.queueing.orders import Fcfs, ShortestPrompt
-from ballast_core.queueing.registry import QUEUE_ORDERS
-from ballast_core.rescheduling.ares import Ares
 from tests.support.core_builders import endpoint, only_dispatch, request
 
 FLEXIBLE = {Role.FLEXIBLE: 2}

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ballast_core.effects import Cancel, Handoff, Hold, Reject, WakeAt
-from ballast_core.events import (
+from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, RequestId, Stage
+from ballast_core.model.effects import Cancel, Handoff, Hold, Reject, WakeAt
+from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
     EndpointDraining,
@@ -20,8 +21,7 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, RequestId, Stage
-from ballast_core.policies.placements import RoundRobin
+from ballast_core.policies.placement.placements import RoundRobin
 from tests.support.core_builders import director, endpoint, observation, only_dispatch, request
 
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Dispatch, Effect, Migrate, WakeAt
-from ballast_core.events import (
+from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.model import EndpointId, Outcome, RequestId, Role, Stage
+from ballast_core.model.effects import Dispatch, Effect, Migrate, WakeAt
+from ballast_core.model.events import (
     ClientGone,
     EndpointDraining,
     EndpointLost,
@@ -29,13 +30,12 @@ from ballast_core.events import (
     SegmentDone,
     TimerFired,
 )
-from ballast_core.inventory import Readiness
-from ballast_core.ledger import Phase
-from ballast_core.model import EndpointId, Outcome, RequestId, Role, Stage
-from ballast_core.partition.fixed import Fixed
-from ballast_core.policies.placements import LeastRequests
-from ballast_core.queueing.admission import Bounded
-from ballast_core.rescheduling.ares import Ares
+from ballast_core.policies.admission import Bounded
+from ballast_core.policies.partition.fixed import Fixed
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.policies.rescheduling.ares import Ares
+from ballast_core.state.inventory import Readiness
+from ballast_core.state.ledger import Phase
 from tests.support.core_builders import endpoint, request
 
 

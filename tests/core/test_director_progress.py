@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.events import EndpointObserved, PrefillDone, Progress, RequestArrived
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import RequestId, Stage
+from ballast_core.model.events import EndpointObserved, PrefillDone, Progress, RequestArrived
 from ballast_core.policies.registry import build_placement
 from tests.support.core_builders import endpoint, observation, request
 

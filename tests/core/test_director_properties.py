@@ -14,9 +14,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.director import Director
-from ballast_core.effects import Dispatch, Effect, Handoff, Reject
-from ballast_core.events import (
+from ballast_core.directing.director import Director
+from ballast_core.model import STAGE_ROLES, EndpointId, Outcome, RequestId, Stage
+from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
+from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
     EndpointDraining,
@@ -30,9 +31,8 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.inventory import Readiness
-from ballast_core.ledger import Phase
-from ballast_core.model import STAGE_ROLES, EndpointId, Outcome, RequestId, Stage
+from ballast_core.state.inventory import Readiness
+from ballast_core.state.ledger import Phase
 from tests.support.core_builders import director, endpoint, observation, request
 
 NAMES = ("p0", "p1", "d0", "d1", "f0")

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
-from ballast_core.events import (
+from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
+from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
     EndpointDraining,
@@ -27,14 +28,13 @@ from ballast_core.events import (
     RequestEnded,
     TimerFired,
 )
-from ballast_core.ledger import Entry, Phase
-from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Stage
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.policies.admission import Admission, Bounded
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.policies.queue.protocol import Work
+from ballast_core.policies.queue.ranking import rank
+from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, build
-from ballast_core.queueing.admission import Admission, Bounded
-from ballast_core.queueing.order import Work
-from ballast_core.queueing.ranking import rank
-from ballast_core.queueing.registry import QUEUE_ORDERS
+from ballast_core.state.ledger import Entry, Phase
 from tests.support.core_builders import endpoint, observation, only_dispatch, request
 
 SMALL = Bounded(max_prefill_requests=1, max_decode_requests=2, max_waiting=4, max_wait_s=8.0)

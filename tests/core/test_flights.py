@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.flights import Flights
+from ballast_core.state.flights import Flights
 
 Row = tuple[int, int, int, bool, float, float, float]
 

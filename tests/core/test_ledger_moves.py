@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.age_histograms import AgeHistograms
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.events import EndpointObserved, FirstToken, Progress, RequestArrived
-from ballast_core.ledger import Entry, Ledger, Phase
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import RequestId, Stage
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.state.age_histograms import AgeHistograms
+from ballast_core.state.ledger import Entry, Ledger, Phase
 from tests.support.core_builders import endpoint, request
 
 SLOTS = 4

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
-from ballast_core.flights import NO_LIMIT, Flights
-from ballast_core.ledger import Ledger
-from ballast_core.lengths import PREDICTORS, Hinted, Survival
-from ballast_core.lengths.mlp import PAPER_WIDTHS, LengthMlp
 from ballast_core.model import Request, RequestId
+from ballast_core.policies.remaining_lengths import PREDICTORS, Hinted, Survival
+from ballast_core.state.flights import NO_LIMIT, Flights
+from ballast_core.state.ledger import Ledger
 
 TABLES = SurvivalTables(Buckets(step_tokens=10, count=20), np.exp(-np.arange(21) * 10 / 80.0))
 
@@ -79,44 +76,3 @@ def test_the_last_word_of_a_predictor_counts() -> None:
         assert hinted.remaining_tokens(ledger.flights, row, TABLES) == Survival().remaining_tokens(
             ledger.flights, row, TABLES
         )
-
-
-def test_the_papers_mlp() -> None:
-    """d = 3584 and widths 2048, 512, 64, 1: 8.4 million weights (table 1)."""
-    widths = (3584, *PAPER_WIDTHS)
-    layers = [np.zeros((out, inputs), np.float32) for inputs, out in pairwise(widths)]
-    mlp = LengthMlp.of(layers)
-    assert (mlp.width, round(mlp.parameters / 1e6, 1)) == (3584, 8.4)
-
-
-def test_forward_by_hand() -> None:
-    """ReLU between layers, none after the last; lengths below 0 are 0."""
-    mlp = LengthMlp.of(
-        [np.array([[1.0, -1.0], [2.0, 0.0]]), np.array([[3.0, 1.0]])], [np.array([0.0, 1.0]), np.array([-4.0])]
-    )
-    # (5, 2): (3, 11) -> 3 x 3 + 11 - 4; (2, 5): (-3 -> 0, 5) -> 5 - 4; (0, 0): (0, 1) -> -3 -> 0
-    assert mlp.remaining_tokens(np.array([[5.0, 2.0], [2.0, 5.0], [0.0, 0.0]])).tolist() == [16.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("weights", "biases", "message"),
-    [
-        ([], None, "one layer at least"),
-        ([np.zeros(3)], None, "layer 1: weights must have 2 dimensions"),
-        ([np.zeros((4, 3)), np.zeros((1, 5))], None, "layer 2: takes 5 inputs, but layer 1 gives 4"),
-        ([np.zeros((2, 3))], None, "layer 1: the last one must give 1 output, not 2"),
-        ([np.full((1, 3), np.nan)], None, "layer 1: weights must be finite"),
-        ([np.zeros((1, 3))], [], "one for each of 1 layers, not 0"),
-        ([np.zeros((1, 3))], [np.zeros(2)], r"layer 1: bias must have shape \(1,\), not \(2,\)"),
-    ],
-)
-def test_weights_that_do_not_fit(weights: list[np.ndarray], biases: list[np.ndarray] | None, message: str) -> None:
-    """The layer is named."""
-    with pytest.raises(ValueError, match=message):
-        LengthMlp.of(weights, biases)
-
-
-def test_hidden_states_of_another_model() -> None:
-    """Their size is."""
-    with pytest.raises(ValueError, match=r"hidden: must have shape \(requests, 3\), not \(2, 4\)"):
-        LengthMlp.of([np.zeros((1, 3))]).remaining_tokens(np.zeros((2, 4)))

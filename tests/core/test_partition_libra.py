@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Dispatch
-from ballast_core.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
-from ballast_core.partition.forecast import outstanding, pace
-from ballast_core.partition.libra import Libra, Probe, search
-from ballast_core.partition.timeline import Pace, Part, Timeline
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.model.effects import Dispatch
+from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
+from ballast_core.policies.partition.forecast import outstanding, pace
+from ballast_core.policies.partition.libra import Libra, Probe, search
+from ballast_core.policies.partition.timeline import Pace, Part, Timeline
+from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.profiles import A100_QWEN3_32B, HardwareProfile
 from tests.support.core_builders import only_dispatch
 from tests.support.virtual_endpoint import OneEndpoint

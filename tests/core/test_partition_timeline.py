@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.partition.timeline import Pace, Part, Timeline
+from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from tests.support.virtual_endpoint import OneEndpoint
 from tests.support.virtual_endpoint import Part as Plain

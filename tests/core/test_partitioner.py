@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Dispatch, Effect, Handoff
-from ballast_core.events import (
+from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.model import Binding, Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
+from ballast_core.model.effects import Dispatch, Effect, Handoff
+from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
     EndpointDraining,
@@ -28,12 +29,12 @@ from ballast_core.events import (
     SegmentDone,
     TimerFired,
 )
-from ballast_core.model import Binding, Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
-from ballast_core.partition.book import Book, Work, works_of
-from ballast_core.partition.fixed import Fixed
-from ballast_core.partition.protocol import Partition, Segment
-from ballast_core.partition.registry import PARTITIONS
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.model.segments import Segment
+from ballast_core.policies.partition.fixed import Fixed
+from ballast_core.policies.partition.protocol import Partition
+from ballast_core.policies.partition.registry import PARTITIONS
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.state.book import Book, Work, works_of
 from tests.support.core_builders import endpoint, observation, only_dispatch
 
 ID = RequestId("r")

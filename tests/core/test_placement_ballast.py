@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
-from ballast_core.director import Director
+from ballast_core.directing.director import Director
 from ballast_core.model import Request, Role, Stage
-from ballast_core.policies.ballast import Ballast
-from ballast_core.policies.projection import project
+from ballast_core.policies.placement.ballast import Ballast
+from ballast_core.policies.placement.projection import project
 from tests.support.placement_states import NOW_S, Flight, State, ask, asks, build, costs, flights, states, view
 
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.events import EndpointObserved, FirstToken, RequestArrived
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Request, RequestId, Role
-from ballast_core.policies.base import Placement
-from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens
-from ballast_core.policies.composition import Factor, FilterThen, Lexicographic, Product, Term, WeightedSum
-from ballast_core.policies.lmetric import LMetric
-from ballast_core.policies.loads import LeastTokens
-from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random
+from ballast_core.model.events import EndpointObserved, FirstToken, RequestArrived
+from ballast_core.policies.placement.cache_aware import DynamoCost, LeastUncachedTokens
+from ballast_core.policies.placement.composition import Factor, FilterThen, Lexicographic, Product, Term, WeightedSum
+from ballast_core.policies.placement.lmetric import LMetric
+from ballast_core.policies.placement.loads import LeastTokens
+from ballast_core.policies.placement.placements import LeastRequests, PowerOfTwo, Random
+from ballast_core.policies.placement.protocol import Placement
+from ballast_core.policies.placement.sibyl import Sibyl
 from ballast_core.policies.registry import PLACEMENTS, build_placement
-from ballast_core.policies.sibyl import Sibyl
-from ballast_core.view import View
+from ballast_core.state.view import View
 from tests.support.core_builders import only_dispatch
 from tests.support.placement_states import BLOCK, Flight, State, ask, asks, build, costs, states
 

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from ballast_core.beliefs.prefill_time import PrefillTimes
 from ballast_core.model import Request, Role, Stage
-from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
-from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
-from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
+from ballast_core.policies.placement.cache_aware import (
+    DynamoCost,
+    LeastUncachedTokens,
+    LinearKv,
+    PredictedTtft,
+    RangeFilterKv,
+)
+from ballast_core.policies.placement.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
+from ballast_core.policies.placement.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from tests.support.placement_states import BLOCK, Flight, State, ask, asks, build, costs, states
 

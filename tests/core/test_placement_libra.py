@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ballast_core.director import Director
+from ballast_core.directing.director import Director
 from ballast_core.model import Observation, Request, Role, Stage
-from ballast_core.policies.libra import Libra
+from ballast_core.policies.placement.libra import Libra
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from tests.support.placement_states import NOW_S, Flight, State, ask, build, costs, flights, view
 from tests.support.virtual_endpoint import OneEndpoint, Part

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 from ballast_core.beliefs.hotspots import HotspotDetector
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.events import EndpointObserved, FirstToken, RequestArrived
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Request, RequestId, Role
-from ballast_core.policies.lmetric import LMetric
+from ballast_core.model.events import EndpointObserved, FirstToken, RequestArrived
+from ballast_core.policies.placement.lmetric import LMetric
 from tests.support.core_builders import only_dispatch
 from tests.support.placement_states import BLOCK, State, ask, asks, costs, states
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ballast_core.director import Director
+from ballast_core.directing.director import Director
 from ballast_core.model import Request, Role, Stage
-from ballast_core.policies.sibyl import Sibyl
+from ballast_core.policies.placement.sibyl import Sibyl
 from tests.support.placement_states import NOW_S, Flight, State, ask, asks, build, costs, states
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_core.policies.queue.protocol import Service, Work
+from ballast_core.policies.queue.ranking import keys_of, rank
+from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, PolicyError, build
-from ballast_core.queueing.order import Service, Work
-from ballast_core.queueing.ranking import keys_of, rank
-from ballast_core.queueing.registry import QUEUE_ORDERS
 
 quick = settings(max_examples=60, deadline=None)
 rates = st.floats(1.0, 1e6)

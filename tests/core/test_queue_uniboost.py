@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.queueing.gamma import GammaEstimator, GammaSettings, tail_slope_per_s
-from ballast_core.queueing.order import Service, Work
-from ballast_core.queueing.uniboost import UniBoost, boost_s, most_priority_changes, quantised_tokens
+from ballast_core.policies.queue.gamma import GammaEstimator, GammaSettings, tail_slope_per_s
+from ballast_core.policies.queue.protocol import Service, Work
+from ballast_core.policies.queue.uniboost import UniBoost, boost_s, most_priority_changes, quantised_tokens
 
 quick = settings(max_examples=150, deadline=None)
 rates = st.floats(10.0, 1e5)

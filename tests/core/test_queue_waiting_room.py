@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_core.directing.waiting_room import WaitingRoom
 from ballast_core.model import RequestId
+from ballast_core.policies.queue.protocol import Service, Work
+from ballast_core.policies.queue.ranking import rank
+from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, build
-from ballast_core.queueing.order import Service, Work
-from ballast_core.queueing.ranking import rank
-from ballast_core.queueing.registry import QUEUE_ORDERS
-from ballast_core.queueing.waiting_room import WaitingRoom
 
 SERVICE = Service(5000.0, 30.0)
 ids = st.sampled_from([RequestId(f"r{k}") for k in range(12)])

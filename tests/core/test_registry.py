@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ballast_core.policies.composition import MAX_NESTING
+from ballast_core.policies.placement.composition import MAX_NESTING
 from ballast_core.policies.registry import (
     ADMISSION,
     ALL_PLACEMENTS,

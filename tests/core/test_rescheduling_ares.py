@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.policies.registry import RESCHEDULING, PolicyError, build
-from ballast_core.rescheduling.ares import Ares
-from ballast_core.rescheduling.load_curves import Horizon, LoadCurves, rate_classes
-from ballast_core.rescheduling.protocol import Decodes
+from ballast_core.policies.rescheduling.ares import Ares
+from ballast_core.policies.rescheduling.load_curves import Horizon, LoadCurves, rate_classes
+from ballast_core.policies.rescheduling.protocol import Decodes
 from tests.support.decodes import decodes, fleets
 
 policies = st.builds(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.stacked_profiles import StackedProfiles
-from ballast_core.partition.virtual_batches import Limits, Parts, finish_s
+from ballast_core.policies.placement.virtual_batches import Limits, Parts, finish_s
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, HardwareProfile
 from tests.support.virtual_endpoint import OneEndpoint, Part
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.policies.waterline import waterline
+from ballast_core.policies.placement.waterline import waterline
 
 positive = st.floats(0.1, 10.0)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ballast_core.director import Director
-from ballast_core.effects import Dispatch, Effect, Handoff, Migrate
-from ballast_core.events import (
+from ballast_core.directing.director import Director
+from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
+from ballast_core.model.effects import Dispatch, Effect, Handoff, Migrate
+from ballast_core.model.events import (
     EndpointObserved,
     Event,
     Migrated,
@@ -20,8 +21,7 @@ from ballast_core.events import (
     RequestArrived,
     SegmentDone,
 )
-from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
-from ballast_core.rescheduling.ares import Ares
+from ballast_core.policies.rescheduling.ares import Ares
 from ballast_gateway.driver import Driver, Rejected, Ticket
 from tests.support.core_builders import director
 from tests.support.virtual_loop import CoarseLoop, run_virtually

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from ballast_api.errors import InvalidInput
-from ballast_core.events import EndpointDraining, EndpointLost, EndpointObserved, Event
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
+from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, Event
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, running_gateway, until

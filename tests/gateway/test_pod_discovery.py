@@ -11,8 +11,8 @@ import pytest
 from kubernetes.aio import client as kubernetes
 
 from ballast_api.gateway_settings import KubernetesDiscovery
-from ballast_core.events import EndpointDraining, EndpointLost, EndpointObserved, Event
 from ballast_core.model import Endpoint, EndpointId, Role
+from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, Event
 from ballast_gateway.observe import watch
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.pods import PodChange, PodDraining, PodGone, PodReady, read_pod

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ballast_core.events import EndpointObserved
 from ballast_core.model import Endpoint, EndpointId, Role
+from ballast_core.model.events import EndpointObserved
 from tests.support.gateway_kit import (
     RunningGateway,
     assert_openai_error,

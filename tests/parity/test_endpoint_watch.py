@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.events import EndpointObserved, Event
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
+from ballast_core.model.events import EndpointObserved, Event
 from ballast_gateway.observe.fleet import Fleet
 from ballast_sim.simulation.watch import Watch
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Dispatch, Effect, Handoff
-from ballast_core.events import EndpointObserved
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Binding, Outcome, Request, RequestId
+from ballast_core.model.effects import Dispatch, Effect, Handoff
+from ballast_core.model.events import EndpointObserved
+from ballast_core.policies.admission import Bounded
 from ballast_core.policies.registry import PLACEMENTS, QUEUE_ORDER, build, build_placement
-from ballast_core.queueing.admission import Bounded
 from ballast_gateway.driver import Driver, Ticket
 from ballast_sim.engine import Finished
 from ballast_sim.simulation.fleet import (

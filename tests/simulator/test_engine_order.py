@@ -18,9 +18,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ballast_core.queueing.order import Work
-from ballast_core.queueing.orders import Fcfs, LeastAttained, ShortestJob, ShortestRemaining
-from ballast_core.queueing.uniboost import UniBoost, most_priority_changes
+from ballast_core.policies.queue.orders import Fcfs, LeastAttained, ShortestJob, ShortestRemaining
+from ballast_core.policies.queue.protocol import Work
+from ballast_core.policies.queue.uniboost import UniBoost, most_priority_changes
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, Finished, FinishReason
 from ballast_sim.engine.batch import Batch
 from ballast_sim.engine.ordering import Ordering, Ranks

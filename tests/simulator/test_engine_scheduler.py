@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ballast_core.queueing.uniboost import UniBoost
+from ballast_core.policies.queue.uniboost import UniBoost
 from ballast_sim.engine.scheduling import VLLM_OWN
 from ballast_sim.simulation.engine_scheduler import parse_scheduler
 from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup, run

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.director import DirectorSettings
-from ballast_core.effects import Dispatch, Effect, Handoff
+from ballast_core.directing.director import DirectorSettings
 from ballast_core.model import Binding, EndpointId, Stage
+from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.policies.registry import build_placement
 from ballast_sim.simulation.failures import Failure, FailureKind, FailureScriptError, parse_failures, read_failures
 from ballast_sim.simulation.fleet import Fleet, FleetSettings

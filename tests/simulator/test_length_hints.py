@@ -9,10 +9,10 @@ import pytest
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import DirectorSettings
+from ballast_core.directing.director import DirectorSettings
 from ballast_core.model import Request
 from ballast_core.policies.registry import build_placement
-from ballast_core.view import View
+from ballast_core.state.view import View
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
 from ballast_sim.simulation.length_hints import ARES_LIKE, NO_HINTS, LengthHints
 from ballast_sim.simulation.shapes import parse_shape

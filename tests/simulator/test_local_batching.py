@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.partition.batch_budget import StepTimeTable
+from ballast_core.policies.partition.batch_budget import StepTimeTable
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, EngineRequest, Finished, UniqueContent
 from ballast_sim.engine.batch import Batch

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import DirectorSettings
-from ballast_core.effects import Migrate
+from ballast_core.directing.director import DirectorSettings
 from ballast_core.model import EndpointId, RequestId, Stage
+from ballast_core.model.effects import Migrate
 from ballast_core.policies.registry import build_placement
 from ballast_sim.engine import Finished
 from ballast_sim.simulation.failures import Failure, FailureKind

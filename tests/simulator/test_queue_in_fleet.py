@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from ballast_core.director import DirectorSettings
-from ballast_core.policies.placements import LeastRequests
-from ballast_core.queueing.admission import Admission, Bounded
-from ballast_core.queueing.order import QueueOrder
-from ballast_core.queueing.orders import Fcfs
-from ballast_core.queueing.uniboost import UniBoost
+from ballast_core.directing.director import DirectorSettings
+from ballast_core.policies.admission import Admission, Bounded
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.policies.queue.orders import Fcfs
+from ballast_core.policies.queue.protocol import QueueOrder
+from ballast_core.policies.queue.uniboost import UniBoost
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
 from ballast_sim.simulation.shapes import parse_shape
 from ballast_sim.workloads.request import WorkloadRequest

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import DirectorSettings
-from ballast_core.partition.book import Book
-from ballast_core.partition.protocol import Plan, Segment
+from ballast_core.directing.director import DirectorSettings
+from ballast_core.model.segments import Segment
+from ballast_core.policies.partition.protocol import Plan
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_core.view import View
+from ballast_core.state.book import Book
+from ballast_core.state.view import View
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
 from ballast_sim.simulation.links import Computed, Link
 from ballast_sim.simulation.results import Objective, summarise

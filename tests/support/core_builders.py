@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Dispatch, Effect
-from ballast_core.events import EndpointObserved
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Observation, Request, RequestId, Role
-from ballast_core.policies.base import Placement
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.model.effects import Dispatch, Effect
+from ballast_core.model.events import EndpointObserved
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.policies.placement.protocol import Placement
 
 
 def endpoint(name: str, role: Role | None = None) -> Endpoint:

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import EndpointId
-from ballast_core.partition.book import Book
-from ballast_core.partition.protocol import Plan, Segment
-from ballast_core.view import View
+from ballast_core.model.segments import Segment
+from ballast_core.policies.partition.protocol import Plan
+from ballast_core.state.book import Book
+from ballast_core.state.view import View
 from tests.support.gateway_kit import RunningGateway
 
 CUTTING = {"partition": {"type": "libra", "parameters": {"cuts": "prompt"}}}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from ballast_core.rescheduling.protocol import Decodes
+from ballast_core.policies.rescheduling.protocol import Decodes
 
 
 def decodes(

@@ -8,9 +8,9 @@ from typing import ClassVar
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.queueing.order import QueueOrder, Service, Work
-from ballast_core.queueing.orders import EarliestDeadline, Fcfs, LeastAttained, ShortestJob, ShortestRemaining
-from ballast_core.queueing.uniboost import UniBoost
+from ballast_core.policies.queue.orders import EarliestDeadline, Fcfs, LeastAttained, ShortestJob, ShortestRemaining
+from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
+from ballast_core.policies.queue.uniboost import UniBoost
 from ballast_sim.engine.ordering import Ordering
 
 SERVICE = Service(prefill_tokens_per_s=2_000.0, decode_tokens_per_s=60.0)

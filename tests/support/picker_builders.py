@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ballast_api.gateway_settings import Discovery, GatewaySettings, Limits, Listeners, Scrape, ServedModel
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.events import EndpointObserved
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Role
-from ballast_core.policies.placements import RoundRobin
+from ballast_core.model.events import EndpointObserved
+from ballast_core.policies.placement.placements import RoundRobin
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker import PickerServer, serve
 from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused

@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.events import EndpointObserved
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, Request, RequestId, Role, Stage
-from ballast_core.policies.base import Placement
-from ballast_core.policies.placements import LeastRequests
+from ballast_core.model.events import EndpointObserved
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.policies.placement.protocol import Placement
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
-from ballast_core.view import View
+from ballast_core.state.view import View
 
 HARDWARE = ("h20-qwen3-32b", "a100-qwen3-32b", "h20-qwen3-32b", "a100-qwen3-32b", "")
 NOW_S = 1000.0

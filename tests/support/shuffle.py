@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.rescheduling.protocol import Decodes, Move, Round
+from ballast_core.policies.rescheduling.protocol import Decodes, Move, Round
 from tests.support.gateway_kit import RunningGateway
 
 

@@ -17,7 +17,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from ballast_api.gateway_settings import GatewaySettings
-from ballast_core.director import Director
+from ballast_core.directing.director import Director
 from ballast_gateway.admin import build_admin
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver

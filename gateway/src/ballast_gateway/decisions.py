@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TextIO, TypeAlias
 
-from ballast_core.effects import Dispatch, Effect, Handoff, Migrate, Reject
+from ballast_core.model.effects import Dispatch, Effect, Handoff, Migrate, Reject
 
 Decision: TypeAlias = Dispatch | Handoff | Migrate | Reject
 

@@ -21,9 +21,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from ballast_core.director import Director
-from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
-from ballast_core.events import (
+from ballast_core.directing.director import Director
+from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
+from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
     Event,
@@ -37,7 +38,6 @@ from ballast_core.events import (
     SegmentDone,
     TimerFired,
 )
-from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
 
 _TICK_S = 1e-3
 """A timer is no shorter: uvloop counts whole milliseconds and would take less for none at all, again and again."""

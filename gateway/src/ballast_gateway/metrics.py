@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ballast_core.effects import Dispatch, Effect, Handoff, Reject
 from ballast_core.model import Endpoint, RejectReason, Stage
+from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
 

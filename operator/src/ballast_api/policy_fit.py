@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from ballast_api.common import Rule
 from ballast_api.policy_parameters import manifest_words
 from ballast_core.model import Role
-from ballast_core.partition.protocol import Partition
 from ballast_core.policies.composing import NOTHING_WAITS, Problem, problems, remarks
+from ballast_core.policies.partition.protocol import Partition
 from ballast_core.policies.suite import Suite
 
 if TYPE_CHECKING:

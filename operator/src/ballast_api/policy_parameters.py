@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from ballast_core.policies.composition import MAX_PARTS, MIN_PARTS
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
+from ballast_core.policies.placement.composition import MAX_PARTS, MIN_PARTS
 from ballast_core.policies.registry import ALL_PLACEMENTS
 
 Schema = dict[str, Any]

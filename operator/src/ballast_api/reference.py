@@ -13,7 +13,7 @@ from ballast_api.common import API_VERSION, Resource
 from ballast_api.conditions import CONDITION_SENTENCES, REASON_SENTENCES
 from ballast_api.crds import resource_schema
 from ballast_api.structural import Schema, json_schema_of, paragraph, rewrite
-from ballast_core.policies import composition
+from ballast_core.policies.placement import composition
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
 from ballast_core.policies.registry import COMPOSITIONS, PARTS, PLACEMENTS
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from ballast_core.policies.base import Placement
+from ballast_core.policies.placement.protocol import Placement
 
 SCALARS: tuple[type, ...] = (bool, int, float, str)
 

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from ballast_core.partition.registry import PARTITIONS
-from ballast_core.policies.ballast import Ballast
-from ballast_core.policies.base import Placement
-from ballast_core.policies.cache_aware import DynamoCost, LeastUncachedTokens, LinearKv, PredictedTtft, RangeFilterKv
-from ballast_core.policies.composition import MAX_NESTING, FilterThen, Lexicographic, Product, WeightedSum
-from ballast_core.policies.libra import Libra
-from ballast_core.policies.lmetric import LMetric
-from ballast_core.policies.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
-from ballast_core.policies.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
-from ballast_core.policies.sibyl import Sibyl
-from ballast_core.queueing.registry import ADMISSIONS, QUEUE_ORDERS
-from ballast_core.rescheduling.registry import RESCHEDULINGS
+from ballast_core.policies.partition.registry import PARTITIONS
+from ballast_core.policies.placement.ballast import Ballast
+from ballast_core.policies.placement.cache_aware import (
+    DynamoCost,
+    LeastUncachedTokens,
+    LinearKv,
+    PredictedTtft,
+    RangeFilterKv,
+)
+from ballast_core.policies.placement.composition import MAX_NESTING, FilterThen, Lexicographic, Product, WeightedSum
+from ballast_core.policies.placement.libra import Libra
+from ballast_core.policies.placement.lmetric import LMetric
+from ballast_core.policies.placement.loads import Ils, LeastRequestsRunning, LeastTokens, VllmJsq
+from ballast_core.policies.placement.placements import LeastRequests, PowerOfTwo, Random, RoundRobin
+from ballast_core.policies.placement.protocol import Placement
+from ballast_core.policies.placement.sibyl import Sibyl
+from ballast_core.policies.queue.registry import ADMISSIONS, QUEUE_ORDERS
+from ballast_core.policies.rescheduling.registry import RESCHEDULINGS
 
 _SHIPPED: tuple[type[Placement], ...] = (
     Ballast,

@@ -9,11 +9,11 @@ from operator import or_
 from typing import Any
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.partition.protocol import Partition
-from ballast_core.policies.base import Placement
-from ballast_core.queueing.admission import Admission
-from ballast_core.queueing.order import QueueOrder
-from ballast_core.rescheduling.protocol import Rescheduling
+from ballast_core.policies.admission import Admission
+from ballast_core.policies.partition.protocol import Partition
+from ballast_core.policies.placement.protocol import Placement
+from ballast_core.policies.queue.protocol import QueueOrder
+from ballast_core.policies.rescheduling.protocol import Rescheduling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

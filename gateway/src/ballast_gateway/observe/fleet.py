@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ballast_core.events import EndpointDraining, EndpointLost, EndpointObserved, Event
 from ballast_core.model import Endpoint, EndpointId, Observation
+from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, Event
 
 
 @dataclass(slots=True)

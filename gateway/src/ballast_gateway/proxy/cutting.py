@@ -21,8 +21,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ballast_core.effects import Dispatch
 from ballast_core.model import Endpoint, Stage
+from ballast_core.model.effects import Dispatch
 from ballast_gateway import openai_body
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 
-from ballast_core.effects import Dispatch
 from ballast_core.model import Endpoint, Outcome, Stage
+from ballast_core.model.effects import Dispatch
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.errors import rejected
 from ballast_gateway.openai_body import JsonObject

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from typing import Final
 
-from ballast_core.effects import Migrate
 from ballast_core.model import Endpoint
+from ballast_core.model.effects import Migrate
 from ballast_gateway.driver import Ticket
 from ballast_gateway.proxy.decode_leg import Job, payload
 from ballast_gateway.proxy.held_stream import HeldStream

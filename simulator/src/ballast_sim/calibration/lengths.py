@@ -1,8 +1,8 @@
 """Survival curves learned online from the first part of a workload, scored on the rest.
 
-Learning is what a gateway does (`ballast_core.learning`): every second the life of requests in flight counts, and each
-end when it comes. Requests generate `tokens_per_s`, no engine runs. Learning stops when the first held-back request
-arrives: what has not ended by then is known to have lived so long, no more.
+Learning is what a gateway does (`ballast_core.directing.learning`): every second the life of requests in flight
+counts, and each end when it comes. Requests generate `tokens_per_s`, no engine runs. Learning stops when the first
+held-back request arrives: what has not ended by then is known to have lived so long, no more.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.director import DirectorSettings
-from ballast_core.effects import Dispatch, Effect, Handoff
+from ballast_core.directing.director import DirectorSettings
 from ballast_core.model import EndpointId, RequestId
+from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.calibration.projections import ProjectionError, ProjectionWatch
 from ballast_sim.simulation.fleet import Fleet

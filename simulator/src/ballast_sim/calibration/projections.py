@@ -15,8 +15,8 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.rates import request_tokens_per_s
-from ballast_core.director import Director
-from ballast_core.ledger import Phase
+from ballast_core.directing.director import Director
+from ballast_core.state.ledger import Phase
 
 LOOK_AHEADS_S: Final = (1.0, 5.0, 20.0, 60.0)
 AGE_EDGES: Final = (0, 128, 512, 2048)

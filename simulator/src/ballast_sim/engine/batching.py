@@ -1,9 +1,9 @@
 """How many prompt tokens an engine lets into a step: vLLM's fixed budget, or what the decodes' SLO leaves room for.
 
 The second is Libra's local scheduler (section 4.2, Algorithm 2): all decodes first, then prompts in order of arrival up
-to the budget that the table of step times allows (`ballast_core.partition.batch_budget`), which every step with a
-prompt in it corrects. Steps of decodes alone tell the table nothing: no budget follows from them. What only pulls KV
-waits for no prompt, for once the KV is there it decodes.
+to the budget that the table of step times allows (`ballast_core.policies.partition.batch_budget`), which every step
+with a prompt in it corrects. Steps of decodes alone tell the table nothing: no budget follows from them. What only
+pulls KV waits for no prompt, for once the KV is there it decodes.
 """
 
 from __future__ import annotations

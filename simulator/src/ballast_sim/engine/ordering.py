@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_core.policies.queue.gamma import GammaEstimator
+from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
+from ballast_core.policies.queue.uniboost import UniBoost, quantised_tokens
 from ballast_core.profiles import HardwareProfile
-from ballast_core.queueing.gamma import GammaEstimator
-from ballast_core.queueing.order import QueueOrder, Service, Work
-from ballast_core.queueing.uniboost import UniBoost, quantised_tokens
 from ballast_sim.engine.requests import RequestState
 
 NOMINAL_CONTEXT_TOKENS = 2_048

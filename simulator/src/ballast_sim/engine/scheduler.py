@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from ballast_core.partition.batch_budget import StepTimeTable
+from ballast_core.policies.partition.batch_budget import StepTimeTable
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine.batch import Batch, Counters, Output
 from ballast_sim.engine.batching import PullsFirst

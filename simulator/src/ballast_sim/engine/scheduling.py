@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ballast_core.policies.queue.protocol import QueueOrder
 from ballast_core.profiles import HardwareProfile
-from ballast_core.queueing.order import QueueOrder
 from ballast_sim.engine.ordering import Ordering, nominal_service
 
 Preempt = Literal["recompute", "swap", "none"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, PolicyError, build
-from ballast_core.queueing.registry import QUEUE_ORDERS
 from ballast_sim.engine.scheduling import VLLM_OWN, Preempt, Scheduling
 from ballast_sim.simulation.naming import known_names
 

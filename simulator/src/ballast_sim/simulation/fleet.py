@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ballast_core.beliefs.block_hashes import trace_block_hashes
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
-from ballast_core.events import (
+from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.model import EndpointId, Outcome, Request, RequestId, Stage
+from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
+from ballast_core.model.events import (
     DispatchFailed,
     Event,
     FirstToken,
@@ -24,7 +25,6 @@ from ballast_core.events import (
     SegmentDone,
     TimerFired,
 )
-from ballast_core.model import EndpointId, Outcome, Request, RequestId, Stage
 from ballast_sim.engine import EngineRequest, Finished, FinishReason
 from ballast_sim.simulation.gaps import TokenGaps
 from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-from ballast_core.director import Director, DirectorSettings
-from ballast_core.effects import Effect
-from ballast_core.events import EndpointObserved, Event
+from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
+from ballast_core.model.effects import Effect
+from ballast_core.model.events import EndpointObserved, Event
 from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
 from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling
 from ballast_sim.physics import PHYSICS, Physics, VllmPhysics

@@ -26,9 +26,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol
 
-from ballast_core.effects import Migrate
-from ballast_core.events import Event, Migrated, MigrationFailed
 from ballast_core.model import EndpointId, RequestId
+from ballast_core.model.effects import Migrate
+from ballast_core.model.events import Event, Migrated, MigrationFailed
 from ballast_sim.engine import RequestStats
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.legs import EngineLeg, LegKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ballast_core.policies.base import Placement
+from ballast_core.policies.placement.protocol import Placement
 from ballast_sim.simulation.oracle import Oracle
 
 SIMULATOR_ONLY: Mapping[str, type[Placement]] = MappingProxyType({Oracle.type: Oracle})

@@ -11,8 +11,8 @@ from typing import ClassVar
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request
-from ballast_core.policies.ballast import Ballast
-from ballast_core.view import View
+from ballast_core.policies.placement.ballast import Ballast
+from ballast_core.state.view import View
 
 
 @dataclass(frozen=True, slots=True)

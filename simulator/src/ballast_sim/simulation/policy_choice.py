@@ -13,8 +13,8 @@ import yaml
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import SchedulingPolicy
-from ballast_core.policies.base import Placement
 from ballast_core.policies.composing import problems, remarks
+from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.registry import COMPOSITIONS, PARTS, PLACEMENTS, PolicyError, build, build_placement
 from ballast_core.policies.suite import Suite
 from ballast_sim.simulation.naming import known_names

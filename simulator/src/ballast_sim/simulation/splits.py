@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ballast_core.model import Endpoint
-from ballast_core.partition.protocol import Segment
+from ballast_core.model.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ballast_core.events import EndpointDraining, EndpointLost, Event
 from ballast_core.model import EndpointId
+from ballast_core.model.events import EndpointDraining, EndpointLost, Event
 
 
 class Watch:

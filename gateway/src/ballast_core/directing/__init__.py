@@ -1,0 +1,1 @@
+"""Events in, effects out: who asks the policies, books their answers and keeps the clock of timers."""

@@ -1,0 +1,151 @@
+"""Asks the placement policies: which endpoint for one stage of one request. It books nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ballast_core.arrays import IntArray
+from ballast_core.beliefs.beliefs import Beliefs
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.directing.places import Places
+from ballast_core.model import Request, Role, Stage
+from ballast_core.model.traces import PlacementTrace
+from ballast_core.policies.placement.protocol import Placement
+from ballast_core.state.inventory import Candidates, Inventory
+from ballast_core.state.ledger import Entry, Ledger
+from ballast_core.state.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The endpoint that a placement chose."""
+
+    slot: int
+    at: int
+    """Its place among the candidates."""
+    view: View
+    trace: PlacementTrace
+
+
+class Placer:
+    """The placements of both stages, and whose turn it is where costs tie."""
+
+    def __init__(
+        self,
+        placements: Mapping[Stage, Placement],
+        inventory: Inventory,
+        ledger: Ledger,
+        beliefs: Beliefs,
+        places: Places,
+    ) -> None:
+        self._placements = placements
+        self._inventory = inventory
+        self._ledger = ledger
+        self._beliefs = beliefs
+        self._places = places
+        self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
+        """When each slot was last chosen, as a running number: the tie-break."""
+        self._turn = 0
+
+    def place(
+        self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
+    ) -> Placed | None:
+        """The best candidate for a stage that has a place, or None if there is none.
+
+        Ties go to `keep` if it is among them, then to the least recently chosen, then to the smallest id.
+        """
+        candidates = self._places.free(stage, self.allowed(self._inventory.candidates(stage), entry))
+        if not candidates.endpoints:
+            return None
+        policy = self._placements[stage]
+        view = self.view(stage, entry.request, candidates, now_s, handoff_s)
+        costs = policy.costs(view, entry.request)
+        if Belief.HOTSPOTS in policy.needs and view.prefills_here and entry.request.block_hashes:
+            self._beliefs.hotspots.placed(entry.request.block_hashes[0], view.matched_tokens > 0, costs)
+        lowest = costs.min()
+        if not lowest < np.inf:
+            return None
+        tied = np.flatnonzero(costs == lowest)
+        slots = candidates.slots[tied]
+        best = int(tied[np.argmin(self._turns[stage][slots])])
+        if keep is not None and keep in slots:
+            best = int(tied[np.flatnonzero(slots == keep)[0]])
+        chosen = candidates.endpoints[best]
+        return Placed(
+            slot=int(candidates.slots[best]),
+            at=best,
+            view=view,
+            trace=PlacementTrace(stage, policy.type, chosen.id, candidates.endpoints, costs),
+        )
+
+    def view(
+        self,
+        stage: Stage,
+        request: Request,
+        candidates: Candidates,
+        now_s: float,
+        handoff_s: float | None = None,
+    ) -> View:
+        """What a policy is shown of these candidates."""
+        return View(
+            now_s=now_s,
+            stage=stage,
+            request=request,
+            candidates=candidates,
+            inventory=self._inventory,
+            ledger=self._ledger,
+            beliefs=self._beliefs,
+            handoff_s=handoff_s,
+        )
+
+    @staticmethod
+    def allowed(candidates: Candidates, entry: Entry) -> Candidates:
+        """Those that the request's subset names and on which no leg of it has failed."""
+        subset, avoid = entry.request.subset, entry.avoid
+        if subset is None and not avoid:
+            return candidates
+        kept = [
+            k
+            for k, endpoint in enumerate(candidates.endpoints)
+            if endpoint.id not in avoid and (subset is None or endpoint.address in subset)
+        ]
+        return candidates.take(kept)
+
+    def with_places(self, candidates: Candidates) -> Candidates:
+        """Those that have a place for both stages."""
+        return self._places.free(Stage.PREFILL, self._places.free(Stage.DECODE, candidates))
+
+    def chosen(self, stage: Stage, slot: int) -> None:
+        """The slot was taken: with equal costs, others come first from now on."""
+        self._turn += 1
+        self._turns[stage][slot] = self._turn
+
+    def missing_stage(self, request: Request) -> Stage:
+        """The stage for which a request finds no endpoint."""
+        blank = Entry(request=request, arrived_s=0.0)
+        decode = self.allowed(self._inventory.candidates(Stage.DECODE), blank)
+        return Stage.PREFILL if decode.endpoints else Stage.DECODE
+
+    def exist_for(self, entry: Entry) -> bool:
+        """Whether there are endpoints for a request, full ones too."""
+        decode = self.allowed(self._inventory.candidates(Stage.DECODE), entry).endpoints
+        if Role.PREFILL not in self._inventory.ready_roles() and any(one.role is Role.FLEXIBLE for one in decode):
+            return True
+        return bool(decode and self.allowed(self._inventory.candidates(Stage.PREFILL), entry).endpoints)
+
+    def may_hand_off(self) -> bool:
+        """Whether a request may be prefilled elsewhere than it is decoded: not where every endpoint does both."""
+        return bool(self._inventory.ready_roles() & {Role.PREFILL, Role.DECODE})
+
+    def grow(self, capacity: int) -> None:
+        """There are slots up to this number now."""
+        for stage, turns in self._turns.items():
+            self._turns[stage] = np.concatenate([turns, np.zeros(capacity - len(turns), np.int64)])
+
+    def forget(self, slot: int) -> None:
+        """The slot is free for another endpoint."""
+        for turns in self._turns.values():
+            turns[slot] = 0

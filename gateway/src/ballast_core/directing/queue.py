@@ -1,0 +1,224 @@
+"""The queue of a gateway: who waits for an endpoint, in which order they go, and when one has waited too long.
+
+Requests that may go to the same endpoints wait in one room. Where the first of a room finds no place nobody else of it
+does, so that a decision looks at one request of each room, however many wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from ballast_core.beliefs.beliefs import Beliefs
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.beliefs.rates import PREFILL_RATES
+from ballast_core.directing.waiting_room import WaitingRoom
+from ballast_core.model import EndpointId, Request, RequestId, Stage
+from ballast_core.policies.queue.engine_priority import engine_priority
+from ballast_core.policies.queue.gamma import GammaEstimator
+from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
+from ballast_core.policies.queue.uniboost import UniBoost
+from ballast_core.state.inventory import Inventory
+from ballast_core.state.ledger import Entry
+
+_SERVICE_EVERY_S = 1.0
+_REKEY_RATIO = 0.05
+
+_Reach: TypeAlias = tuple[frozenset[str] | None, frozenset[EndpointId]]
+"""Where a request may go: its subset, and the endpoints that it avoids."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    entry: Entry
+    until_s: float
+    reach: _Reach
+
+
+class Queue:
+    """Who waits. Times are seconds on the Director's clock."""
+
+    def __init__(self, order: QueueOrder, beliefs: Beliefs, inventory: Inventory) -> None:
+        self.order = order
+        self._beliefs = beliefs
+        self._inventory = inventory
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._rooms: dict[_Reach, WaitingRoom] = {}
+        self._ends: list[tuple[float, RequestId]] = []
+        """(until, request), a heap; entries that no longer hold are dropped when seen."""
+        self._gamma: GammaEstimator | None = None
+        if isinstance(order, UniBoost) and order.adaptive:
+            self._gamma = GammaEstimator(order.gamma_per_s, order.gamma_settings())
+        self._default = Service(
+            prefill_tokens_per_s=PREFILL_RATES.default_tokens_per_s,
+            decode_tokens_per_s=beliefs.rates.settings.default_tokens_per_s,
+        )
+        self.service = self._default
+        """What keys are computed with."""
+        self._keyed_with = self.service
+        self._service_at_s = -np.inf
+        self._start_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._waiting
+
+    # --- who waits ----------------------------------------------------------------------------------------------
+
+    def add(self, entry: Entry, until_s: float, now_s: float) -> None:
+        """Let a request wait. Raises `ValueError` if it does already."""
+        request = entry.request
+        if request.id in self._waiting:
+            raise ValueError(f"request id {request.id!r} waits already")
+        self._refresh(now_s)
+        reach = request.subset, frozenset(entry.avoid)
+        room = self._rooms.get(reach)
+        if room is None:
+            room = self._rooms[reach] = WaitingRoom(self.order)
+        room.add(request.id, self._work(entry, self._cached_somewhere(request)), self.service)
+        self._waiting[request.id] = _Waiting(entry, until_s, reach)
+        heapq.heappush(self._ends, (until_s, request.id))
+
+    def remove(self, request_id: RequestId) -> bool:
+        """It waits no longer; False if it did not."""
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is None:
+            return False
+        room = self._rooms[waiting.reach]
+        room.remove(request_id)
+        if not room:
+            del self._rooms[waiting.reach]
+        if len(self._ends) > 2 * len(self._waiting) + 64:
+            self._ends = [(each.until_s, each_id) for each_id, each in self._waiting.items()]
+            heapq.heapify(self._ends)
+        return True
+
+    def in_turn(self, now_s: float) -> Iterator[Entry]:
+        """Who may be next, in order; whoever is not removed before the iteration goes on ends the turn of its room."""
+        if not self._waiting:
+            return
+        self._refresh(now_s)
+        stuck: set[_Reach] = set()
+        while True:
+            ranked = [
+                (rank, reach)
+                for reach, room in self._rooms.items()
+                if reach not in stuck and (rank := room.first_rank()) is not None
+            ]
+            if not ranked:
+                return
+            rank, reach = min(ranked, key=lambda each: each[0])
+            request_id = RequestId(rank[3])
+            yield self._waiting[request_id].entry
+            if request_id in self._waiting:
+                stuck.add(reach)
+
+    def expired(self, now_s: float) -> list[Entry]:
+        """Whose time is over, in order of that; they still wait."""
+        over: list[Entry] = []
+        while self._ends and self._ends[0][0] <= now_s:
+            until_s, request_id = heapq.heappop(self._ends)
+            waiting = self._waiting.get(request_id)
+            if waiting is not None and waiting.until_s == until_s:
+                over.append(waiting.entry)
+        return over
+
+    def extend(self, request_id: RequestId, until_s: float) -> None:
+        """One whose time was over may wait on."""
+        self._waiting[request_id].until_s = until_s
+        heapq.heappush(self._ends, (until_s, request_id))
+
+    # --- what orders it -----------------------------------------------------------------------------------------
+
+    def first_token(self, entry: Entry, now_s: float) -> None:
+        """The client got its first token."""
+        self._responded("ttft", now_s - entry.arrived_s)
+
+    def completed(self, entry: Entry, now_s: float) -> None:
+        """The request ended well."""
+        self._responded("e2e", now_s - entry.arrived_s)
+
+    def _responded(self, which: str, response_s: float) -> None:
+        wanted = isinstance(self.order, UniBoost) and self.order.tail == which
+        if wanted and self._gamma is not None and self._gamma.completed(response_s):
+            self._service_at_s = -np.inf
+
+    def priority(self, entry: Entry, slot: int, now_s: float) -> int | None:
+        """What to tell engines of the turn of a request that was booked for prefill in this slot; None: nothing."""
+        if not self.order.engine_priority:
+            return None
+        self._refresh(now_s)
+        if self._start_s is None:
+            self._start_s = now_s
+        service = self.service
+        if Belief.PREFILL_TIMES in self._beliefs.kinds:
+            rate = float(self._beliefs.prefill_times.tokens_per_s(np.array([slot]))[0])
+            service = replace(service, prefill_tokens_per_s=rate)
+        return engine_priority(self.order, self._work(entry, entry.prefill.cached_tokens), service, self._start_s)
+
+    def _work(self, entry: Entry, cached_tokens: int) -> Work:
+        request = entry.request
+        objective_s = request.ttft_objective_s
+        return Work(
+            arrived_s=entry.arrived_s,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=cached_tokens,
+            expected_output_tokens=request.expected_output_tokens,
+            deadline_s=None if objective_s is None else entry.arrived_s + objective_s,
+            priority=request.priority,
+        )
+
+    def _cached_somewhere(self, request: Request) -> int:
+        """Leading tokens of its prompt that the best endpoint is thought to hold."""
+        blocks, beliefs = request.block_hashes, self._beliefs
+        if not blocks or Belief.PREFIXES not in beliefs.kinds or request.block_size != beliefs.block_size:
+            return 0
+        held = beliefs.prefixes.match(blocks)
+        return min(int(held.max(initial=0)) * request.block_size, request.prompt_tokens)
+
+    def _refresh(self, now_s: float) -> None:
+        """Look at rates and gamma now and then, and order all who wait anew where these have moved."""
+        if now_s - self._service_at_s < _SERVICE_EVERY_S:
+            return
+        self._service_at_s = now_s
+        self.service = Service(
+            prefill_tokens_per_s=self._prefill_rate(),
+            decode_tokens_per_s=self._decode_rate(now_s),
+            gamma_per_s=self._gamma.gamma_per_s if self._gamma is not None and self._gamma.updates else None,
+        )
+        if not self._waiting or not self.order.needs:  # nobody is to be ordered anew, or nobody would be
+            self._keyed_with = self.service
+        elif _moved(self._keyed_with, self.service):
+            self._keyed_with = self.service
+            for room in self._rooms.values():
+                room.rekey(self.service)
+        else:
+            self.service = self._keyed_with
+
+    def _prefill_rate(self) -> float:
+        slots = self._inventory.candidates(Stage.PREFILL).slots
+        if Belief.PREFILL_TIMES not in self._beliefs.kinds or not len(slots):
+            return self._default.prefill_tokens_per_s
+        return float(self._beliefs.prefill_times.tokens_per_s(slots).mean())
+
+    def _decode_rate(self, now_s: float) -> float:
+        if Belief.RATES not in self._beliefs.kinds:
+            return self._default.decode_tokens_per_s
+        return self._beliefs.rates.pool_tokens_per_s(now_s)
+
+
+def _moved(before: Service, after: Service) -> bool:
+    if (before.gamma_per_s is None) is not (after.gamma_per_s is None):
+        return True
+    pairs = (
+        (before.prefill_tokens_per_s, after.prefill_tokens_per_s),
+        (before.decode_tokens_per_s, after.decode_tokens_per_s),
+        (before.gamma_per_s or 1.0, after.gamma_per_s or 1.0),
+    )
+    return any(abs(new - old) > _REKEY_RATIO * old for old, new in pairs)

@@ -1,0 +1,212 @@
+"""Rounds of a rescheduling policy: when they come, what the policy is shown, and what its moves do to the books.
+
+A move is booked at its target when it is decided (`Ledger.reserve`) and changes sides when the driver says that it is
+done. Whatever ends a request, a failed leg or a lost endpoint, ends its reservation with its books.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.beliefs.beliefs import Beliefs
+from ballast_core.directing.partitioner import Partitioner
+from ballast_core.directing.places import Places
+from ballast_core.directing.timers import Timers
+from ballast_core.model import Endpoint, RequestId, Stage
+from ballast_core.model.effects import Effect, Migrate
+from ballast_core.model.events import Migrated, MigrationFailed
+from ballast_core.model.traces import MoveTrace, RoundTrace
+from ballast_core.policies.remaining_lengths import PREDICTORS
+from ballast_core.policies.rescheduling.protocol import Decodes, Move, Rescheduling
+from ballast_core.state.inventory import Inventory
+from ballast_core.state.ledger import Entry, Ledger
+
+_EARLY_S = 1e-3
+"""A round may come so much too soon: then it need not wait for a second timer."""
+_KEPT_ROUNDS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """What a round looks at."""
+
+    decodes: Decodes
+    rows: IntArray
+    """Row of the flights of each decode."""
+    slots: IntArray
+    """Slot of each endpoint."""
+    endpoints: tuple[Endpoint, ...]
+
+
+class Rescheduler:
+    """One policy's rounds over one Director's books.
+
+    Rounds come by timer while any request is in flight, none when all is idle: `wake` with each arrival asks for the
+    first one, each round for the next. Timers that others asked for are ignored.
+    """
+
+    def __init__(
+        self,
+        policy: Rescheduling,
+        inventory: Inventory,
+        ledger: Ledger,
+        beliefs: Beliefs,
+        *,
+        places: Places,
+        timers: Timers,
+        partitioner: Partitioner | None = None,
+    ) -> None:
+        """`partitioner`: whose requests stay as planned until their last segment."""
+        self.policy = policy
+        self.rounds: deque[RoundTrace] = deque(maxlen=_KEPT_ROUNDS)
+        """The last rounds, newest last."""
+        self._predictor = PREDICTORS[policy.predictor]()
+        self._inventory = inventory
+        self._ledger = ledger
+        self._beliefs = beliefs
+        self._places = places
+        self._timers = timers
+        self._partitioner = partitioner
+        self._next_s: float | None = None
+        self._moving: dict[RequestId, Entry] = {}
+        self._stays_until_s: dict[RequestId, float] = {}
+        """Of requests that have moved."""
+        self._failed_until_s: dict[RequestId, float] = {}
+        """Of requests whose move failed."""
+
+    def wake(self, now_s: float) -> list[Effect]:
+        """A request may have come: ask for a round unless one is due. A timer that never fired is asked for anew."""
+        interval_s = self.policy.interval_s
+        if not len(self._ledger) or (self._next_s is not None and now_s <= self._next_s + interval_s):
+            return []
+        self._next_s = now_s + interval_s
+        return [self._timers.ask(self._next_s)]
+
+    def on_timer(self, now_s: float) -> list[Effect]:
+        """The next round, if it is time."""
+        if self._next_s is None or now_s < self._next_s - _EARLY_S:
+            return []
+        self._next_s = None
+        return [*self._round(now_s), *self.wake(now_s)]
+
+    def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
+        """The request decodes at its target, or stays where it is. A late word of a move that is over says nothing."""
+        target_slot, coming = self._inventory.slot_of(event.target), entry.reservation
+        if coming is None or coming.decode_slot != target_slot or target_slot is None:
+            return
+        until_s = now_s + self.policy.min_stay_s
+        if isinstance(event, Migrated):
+            self._ledger.move(entry, target_slot, now_s)
+            if self._partitioner is not None:
+                self._partitioner.moved(entry)
+            self._stays_until_s[entry.request.id] = until_s
+        else:
+            self._ledger.release(entry)
+            self._failed_until_s[entry.request.id] = until_s
+
+    def _round(self, now_s: float) -> list[Effect]:
+        self._forget_what_is_over(now_s)
+        seen = self._look(now_s)
+        if not len(seen.rows):
+            return []
+        decided = self.policy.decide(seen.decodes)
+        made = [self._begin(seen, move, now_s) for move in decided.moves]
+        trace = RoundTrace(
+            at_s=now_s,
+            policy=self.policy.type,
+            endpoints=seen.endpoints,
+            loads=decided.loads,
+            objective=decided.objective,
+            requests=len(seen.rows),
+            moves=tuple(made),
+            reason=decided.reason,
+        )
+        self.rounds.append(trace)
+        by_id = {endpoint.id: endpoint for endpoint in seen.endpoints}
+        return [Migrate(move.request_id, by_id[move.source], by_id[move.target], trace) for move in made]
+
+    def _forget_what_is_over(self, now_s: float) -> None:
+        self._moving = {key: entry for key, entry in self._moving.items() if entry.reservation is not None}
+        for until_s in (self._stays_until_s, self._failed_until_s):
+            for key in [key for key, at_s in until_s.items() if at_s <= now_s or self._ledger.get(key) is None]:
+                del until_s[key]
+
+    def _begin(self, seen: _Seen, move: Move, now_s: float) -> MoveTrace:
+        decodes = seen.decodes
+        source = int(decodes.endpoint[move.request])
+        tokens = float(decodes.tokens[move.request])
+        move_s = decodes.migration_setup_s + float(decodes.migration_s[source, move.target]) * tokens
+        entry = self._ledger.at(int(seen.rows[move.request]))
+        self._ledger.reserve(entry, int(seen.slots[move.target]), now_s, move_s)
+        self._moving[entry.request.id] = entry
+        return MoveTrace(
+            request_id=entry.request.id,
+            source=seen.endpoints[source].id,
+            target=seen.endpoints[move.target].id,
+            gain=move.gain,
+            tokens=tokens,
+            remaining_tokens=float(decodes.remaining_tokens[move.request]),
+            move_s=move_s,
+        )
+
+    def _look(self, now_s: float) -> _Seen:
+        """The books as arrays. Decodes on endpoints that are gone are left out."""
+        flights = self._ledger.flights
+        ready = self._inventory.candidates(Stage.DECODE)
+        draining = self._inventory.draining(Stage.DECODE)
+        slots = np.concatenate([ready.slots, np.array(draining, np.int64)])
+        place = np.full(self._inventory.capacity, -1)
+        place[slots] = np.arange(len(slots))
+        endpoint = place[flights.slot]
+        may_move = flights.decoding & flights.movable
+        for entry in self._moving.values():
+            if entry.reservation is not None:  # its own row stands for it, at the target
+                endpoint[entry.row] = endpoint[entry.reservation.row]
+                endpoint[entry.reservation.row] = -1
+                may_move[entry.row] = False
+        drains = np.arange(len(slots)) >= len(ready.slots)
+        for row in self._rows_of(self._stays_until_s):
+            may_move[row] &= endpoint[row] >= len(ready.slots)  # an endpoint that drains is left all the same
+        may_move[self._rows_of(self._failed_until_s)] = False
+        if self._partitioner is not None:
+            may_move[self._rows_of(self._partitioner.to_be_cut())] = False
+        rows = np.flatnonzero(endpoint >= 0)
+        tables = self._beliefs.lengths.tables(now_s)
+        decodes = Decodes(
+            endpoint=endpoint[rows],
+            tokens=(flights.prompt_tokens[rows] + flights.generated_tokens[rows]).astype(np.float64),
+            remaining_tokens=self._predictor.remaining_tokens(flights, rows, tables),
+            may_move=may_move[rows],
+            takes=~drains,
+            tokens_per_s=self._beliefs.rates.tokens_per_s(slots, now_s),
+            kv_tokens=self._beliefs.hardware.kv_tokens(slots),
+            other_tokens=self._foreign_tokens(slots),
+            migration_s=self._link_s(slots),
+            migration_setup_s=float(self._beliefs.hardware.link_setup_s(slots).max(initial=0.0)),
+            moves_under_way=len(self._moving),
+            free_places=self._places.free_decodes(slots),
+        )
+        endpoints = (*ready.endpoints, *(self._inventory.endpoint(slot) for slot in draining))
+        return _Seen(decodes, rows, slots, endpoints)
+
+    def _rows_of(self, requests: Iterable[RequestId]) -> list[int]:
+        entries = [self._ledger.get(key) for key in requests]
+        return [entry.row for entry in entries if entry is not None and entry.row >= 0]
+
+    def _foreign_tokens(self, slots: IntArray) -> FloatArray:
+        """What other gateways' requests hold, where there are any: what an endpoint reports beyond our own tokens."""
+        reported = self._inventory.kv_usage_ratio[slots] * self._beliefs.hardware.kv_tokens(slots)
+        beyond = np.maximum(reported - self._ledger.decoding_tokens[slots], 0.0)
+        return np.where(self._ledger.foreign[slots] > 0, beyond, 0.0)
+
+    def _link_s(self, slots: IntArray) -> FloatArray:
+        """Seconds to copy one token's KV from one to another: by the slower link; none between unlike caches."""
+        hardware = self._beliefs.hardware
+        token_s, size = hardware.link_token_s(slots), hardware.kv_bytes_per_token(slots)
+        return np.where(size[:, None] == size, np.maximum(token_s[:, None], token_s), math.inf)

@@ -1,1 +1,0 @@
-"""Splitting requests: what it takes to predict the parts. Pure."""

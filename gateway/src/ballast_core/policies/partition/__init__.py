@@ -1,0 +1,1 @@
+"""Partition: where to cut a request into segments (Libra)."""

@@ -1,0 +1,1 @@
+"""Placement: the endpoint for one stage of one request, by costs."""

@@ -1,0 +1,1 @@
+"""Queue orders: who goes first, in the gateway and in an engine."""

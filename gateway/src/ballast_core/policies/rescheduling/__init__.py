@@ -1,0 +1,1 @@
+"""Rescheduling: when a running decode moves to another endpoint (ARES)."""

@@ -1,1 +1,0 @@
-"""When a running decode moves to another endpoint (ARES)."""

@@ -1,0 +1,189 @@
+"""The requests that decode, counted by endpoint and age: what projections need of a hundred thousand of them.
+
+Ages are gathered in steps of some nine percent, requests of one class and about one limit together. A decision takes in
+only the rows that have changed since the last one. All sums are of whole numbers far below 2 ** 53: they come out the
+same to the last bit, in whatever order requests came and went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.state.flights import NO_LIMIT, Flights
+
+_STEPS_PER_DOUBLING = 8
+_FIRST_AGE = 64.0
+_OLDEST = 65_536
+_HIGHEST_LIMIT = 2**20
+"""Limits beyond this count as this one: nobody gets there."""
+
+
+def log_bucket(value: FloatArray, first: float) -> IntArray:
+    """The number of the bucket that holds a value of 0 or more; they grow by nine percent beyond `first`."""
+    position = value * (1.0 / first)
+    position += 1.0
+    np.log2(position, out=position)
+    position *= _STEPS_PER_DOUBLING
+    return position.astype(np.int64)
+
+
+def log_middle(bucket: FloatArray, first: float) -> FloatArray:
+    """What stands for the values in a bucket."""
+    return np.asarray(first * (2.0 ** ((bucket + 0.5) / _STEPS_PER_DOUBLING) - 1.0), np.float64)
+
+
+_BUCKET_OF_AGE: IntArray = log_bucket(np.arange(_OLDEST + 1.0), _FIRST_AGE)
+AGES: int = int(_BUCKET_OF_AGE[-1]) + 1
+"""Number of age buckets; the last one holds all older requests."""
+AGE_OF_BUCKET: FloatArray = log_middle(np.arange(float(AGES)), _FIRST_AGE)
+"""Output tokens that stand for each bucket, shape (AGES,)."""
+AGE_OF_BUCKET[0] = 0.0  # most of the youngest have not begun
+
+
+def _group_of(class_slots: IntArray, limit_tokens: IntArray) -> IntArray:
+    """Requests of one class and about one limit share a group, and a curve."""
+    step = _BUCKET_OF_AGE.take(limit_tokens, mode="clip")
+    step[limit_tokens == NO_LIMIT] = AGES
+    return class_slots * (AGES + 1) + step
+
+
+def class_of(group: int) -> int:
+    """The class slot of a group."""
+    return group // (AGES + 1)
+
+
+def is_limited(group: int) -> bool:
+    """Whether the requests of a group have a limit."""
+    return group % (AGES + 1) != AGES
+
+
+@dataclass(slots=True, eq=False)
+class AgeHistogram:
+    """One group's requests that decode. Shapes: (slots, AGES), of which only the first `ages` columns hold any."""
+
+    group: int
+    counts: FloatArray
+    held: FloatArray
+    """Sums of their tokens, prompt and output so far."""
+    squares: FloatArray
+    """Sums of the squares of these."""
+    ages: int = 0
+    total: int = 0
+    """Number of its requests."""
+    limits: int = 0
+    """Sum of their limits."""
+
+    @property
+    def cap_tokens(self) -> float | None:
+        """The mean limit of its requests, None where they have none."""
+        return self.limits / self.total if is_limited(self.group) else None
+
+
+class AgeHistograms:
+    """Of all groups; `update` before reading."""
+
+    def __init__(self, flights: Flights) -> None:
+        self._flights = flights
+        self._watcher = flights.watch()
+        self._groups: dict[int, AgeHistogram] = {}
+        self._slots = 0
+        # What each row was counted as; rows beyond `_counted` were not.
+        self._counted = 0
+        self._group: IntArray = np.empty(0, np.int64)
+        self._cell: IntArray = np.empty(0, np.int64)
+        """-1: not counted, because it was pending."""
+        self._held: FloatArray = np.empty(0)
+        self._limit: IntArray = np.empty(0, np.int64)
+
+    def __iter__(self) -> Iterator[AgeHistogram]:
+        return iter(self._groups.values())
+
+    @property
+    def groups(self) -> IntArray:
+        """The group of each row of the flights, pending ones included; shape (count,)."""
+        return self._group[: self._counted]
+
+    @property
+    def slots(self) -> int:
+        """Rows of the histograms: slots that requests have been on."""
+        return self._slots
+
+    def update(self) -> None:
+        """Take in what has changed."""
+        count, changed = self._flights.count, self._flights.changes(self._watcher)
+        if not len(changed) and count == self._counted:
+            return
+        before = changed[: np.searchsorted(changed, self._counted)]
+        if count < self._counted:
+            before = np.concatenate([before, np.arange(count, self._counted)])
+        self._count(before, -1)
+        self._grow(count)
+        self._counted = count
+        if len(changed):
+            self._note(changed)
+            self._count(changed, 1)
+
+    def _note(self, rows: IntArray) -> None:
+        """What the rows are to be counted as."""
+        flights = self._flights
+        generated, slots, limits = flights.generated_tokens[rows], flights.slot[rows], flights.limit_tokens[rows]
+        cells = slots * AGES + _BUCKET_OF_AGE.take(generated, mode="clip")
+        cells[~flights.decoding[rows]] = -1
+        self._cell[rows] = cells
+        self._group[rows] = _group_of(flights.class_slot[rows], limits)
+        self._held[rows] = generated + flights.prompt_tokens[rows]
+        self._limit[rows] = np.minimum(limits, _HIGHEST_LIMIT)
+        if (most := int(slots.max()) + 1) > self._slots:
+            self._slots = most
+            for histogram in self._groups.values():
+                histogram.counts, histogram.held, histogram.squares = (
+                    np.concatenate([each, np.zeros((most - len(each), AGES))])
+                    for each in (histogram.counts, histogram.held, histogram.squares)
+                )
+
+    def _count(self, rows: IntArray, sign: int) -> None:
+        """Count rows in (1) or out (-1)."""
+        rows = rows[self._cell[rows] >= 0]
+        for group, chosen in by_group(self._group[rows]):
+            self._count_group(group, rows[chosen], sign)
+
+    def _count_group(self, group: int, rows: IntArray, sign: int) -> None:
+        histogram = self._groups.get(group)
+        if histogram is None:
+            counts, held, squares = np.zeros((3, self._slots, AGES))
+            histogram = self._groups[group] = AgeHistogram(group, counts, held, squares)
+        cells, held = self._cell[rows], self._held[rows]
+        signed = sign * held
+        np.add.at(histogram.counts.reshape(-1), cells, float(sign))
+        np.add.at(histogram.held.reshape(-1), cells, signed)
+        np.add.at(histogram.squares.reshape(-1), cells, signed * held)
+        histogram.total += sign * len(rows)
+        histogram.limits += sign * int(self._limit[rows].sum())
+        if sign > 0:
+            histogram.ages = max(histogram.ages, int((cells % AGES).max()) + 1)
+        elif not histogram.total:
+            del self._groups[group]
+
+    def _grow(self, rows: int) -> None:
+        if rows > len(self._group):
+            more = 2 * rows - len(self._group)
+            self._group = np.concatenate([self._group, np.full(more, -1)])
+            self._cell = np.concatenate([self._cell, np.zeros(more, np.int64)])
+            self._held = np.concatenate([self._held, np.zeros(more)])
+            self._limit = np.concatenate([self._limit, np.zeros(more, np.int64)])
+
+
+def by_group(groups: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
+    """Each group once, and where it stands; all being the same is the usual case, and quicker to find."""
+    if not len(groups):
+        return
+    first = int(groups[0])
+    if (groups == first).all():
+        yield first, slice(None)
+        return
+    for group in np.unique(groups).tolist():
+        yield group, np.flatnonzero(groups == group)
