@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ballast_core.directing.director import Director, DirectorSettings
-from ballast_core.directing.placer import Placer
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model.events import (
     EndpointObserved,
@@ -115,8 +115,8 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
             made.endpoints.append(endpoint)
             director.on_event(EndpointObserved(endpoint, Observation(0.0, running=k % 7, waiting=0)), 0.0)
     # Policies that weigh every request would make filling up quadratic: cheap ones place the first requests.
-    measured, cheap = director.placer, dict.fromkeys(Stage, build_placement("random"))
-    director.placer = Placer(cheap, director.inventory, director.ledger, director.beliefs, director.places)
+    measured, cheap = director.placer.placements, dict.fromkeys(Stage, build_placement("random"))
+    director.placer.placements = cheap
     for k in range(500):  # output lengths to learn from
         made.arrive(f"past-{k}", 0.0)
         director.on_event(RequestEnded(made.prefilling.pop(), Outcome.COMPLETED, made.rng.randint(1, 3000)), 0.0)
@@ -128,7 +128,7 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
         at = made.decoding[-1]
         made.tokens[at] += made.rng.randint(1, 2000)
         director.on_event(Progress(at, made.tokens[at]), 0.1)
-    director.placer = measured
+    director.placer.placements = measured
     return made
 
 

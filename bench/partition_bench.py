@@ -27,7 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from ballast_core.arrays import FloatArray
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.partitioner import Partitioner
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
@@ -129,8 +131,8 @@ def fleet(endpoints: int, naive: bool) -> Fleet:
     """With that many endpoints and `IN_FLIGHT` requests for each, cut at one ratio."""
     placement = LeastRequests()
     director = Director(DirectorSettings(prefill=placement, decode=placement, partition=Libra()))
-    assert director.partitioner is not None
-    director.partitioner.policy = Fixed(at="ratio", ratio=0.6)  # cheaper, to fill the books
+    assert isinstance(director.partitioner, Partitioner)
+    director.partitioner.planner = Fixed(at="ratio", ratio=0.6)  # cheaper, to fill the books
     made = Fleet(director, random.Random(f"{endpoints}"))
     for k in range(endpoints):
         profile = ("a100-qwen3-32b", "h20-qwen3-32b")[k % 2]
@@ -141,9 +143,9 @@ def fleet(endpoints: int, naive: bool) -> Fleet:
         made.arrive(f"old-{k}", 0.0)
         if len(made.new) > 2 * endpoints:
             made.go_on(0.1)
-    director.partitioner.policy = Libra()
+    director.partitioner.planner = planner = Libra().planner()
     if naive:
-        director.partitioner.book.forecast = Naive()
+        planner.forecast = Naive()
     return made
 
 

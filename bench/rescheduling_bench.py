@@ -24,10 +24,19 @@ from pathlib import Path
 
 import numpy as np
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role
 from ballast_core.model.effects import Migrate
-from ballast_core.model.events import EndpointObserved, FirstToken, Migrated, RequestArrived, RequestEnded, TimerFired
+from ballast_core.model.events import (
+    EndpointObserved,
+    FirstToken,
+    Migrated,
+    ProgressBatch,
+    RequestArrived,
+    RequestEnded,
+    TimerFired,
+)
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.policies.rescheduling.load_curves import LoadCurves
@@ -82,7 +91,7 @@ class Fleet:
             self.arrive(now_s)
         for request_id, tokens in self.tokens.items():
             self.tokens[request_id] = min(tokens + TOKENS_PER_S, self.lengths[request_id])
-        self.director.on_progress((now_s, key, tokens) for key, tokens in self.tokens.items())
+        self.director.on_event(ProgressBatch([(now_s, *each) for each in self.tokens.items()]), now_s)
 
 
 def fleet(policy: Ares, endpoints: int, in_flight: int) -> Fleet:
@@ -98,7 +107,7 @@ def fleet(policy: Ares, endpoints: int, in_flight: int) -> Fleet:
     for _ in range(in_flight):
         request_id = made.arrive(0.0)
         made.tokens[request_id] = made.rng.randint(1, made.lengths[request_id])
-    director.on_progress((0.5, key, tokens) for key, tokens in made.tokens.items())
+    director.on_event(ProgressBatch([(0.5, *each) for each in made.tokens.items()]), 0.5)
     return made
 
 

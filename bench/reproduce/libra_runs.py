@@ -18,7 +18,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.model.segments import Segment
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.partition.libra import Libra
-from ballast_core.policies.partition.protocol import Partition, Plan
+from ballast_core.policies.partition.protocol import Partition, Plan, Planner
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.suite import Suite
 from ballast_core.state.book import Book
@@ -64,8 +64,12 @@ class Pinned:
     type: ClassVar[str] = "pinned"
     needs: ClassVar[Belief] = Belief.NONE
 
-    def plan(self, view: View, book: Book) -> Plan | None:
+    def planner(self) -> Planner:
         """See `Partition`."""
+        return self
+
+    def plan(self, view: View, book: Book) -> Plan | None:
+        """See `Planner`."""
         first, second = view.endpoints[:2]
         return Plan((Segment(first, self.position), Segment(second, None)))
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Role
 from ballast_core.model.effects import Dispatch, Hold
 from ballast_core.model.events import EndpointObserved, RequestArrived

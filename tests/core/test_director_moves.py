@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.rescheduler import Rescheduler
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Outcome, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch, Effect, Migrate, WakeAt
 from ballast_core.model.events import (
@@ -102,7 +104,6 @@ def test_the_round_says_why() -> None:
     d = mover()
     crowded(d)
     (move,) = moves(d.on_event(TimerFired(), 1.0))
-    assert d.rescheduler is not None
     (trace,) = d.rescheduler.rounds
     assert move.trace is trace
     told: dict[str, Any] = trace.as_dict()
@@ -168,7 +169,7 @@ def test_who_has_ended_is_not_remembered() -> None:
     for k in range(3):
         d.on_event(RequestEnded(RequestId(f"r{k}"), Outcome.COMPLETED, 100), 2.5)
     d.on_event(TimerFired(), 3.0)
-    assert d.rescheduler is not None
+    assert isinstance(d.rescheduler, Rescheduler)
     assert not d.rescheduler._stays_until_s
     assert not d.rescheduler._failed_until_s
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import RequestId, Stage
-from ballast_core.model.events import EndpointObserved, PrefillDone, Progress, RequestArrived
+from ballast_core.model.events import EndpointObserved, PrefillDone, Progress, ProgressBatch, RequestArrived
 from ballast_core.policies.registry import build_placement
 from tests.support.core_builders import endpoint, observation, request
 
@@ -47,7 +48,7 @@ def test_a_batch_is_as_good_as_its_events(learn: Belief, handed_off: int, gaps: 
     one_by_one, at_once = started(handed_off, learn), started(handed_off, learn)
     for at_s, request_id, tokens in told:
         assert one_by_one.on_event(Progress(request_id, tokens), at_s) == []
-    at_once.on_progress(told)
+    assert at_once.on_event(ProgressBatch(told), now_s) == []
     for name in REQUESTS:
         assert one_by_one.ledger.get(RequestId(name)) == at_once.ledger.get(RequestId(name))
     for column in ("generated_tokens", "progress_at_s", "first_token_at_s", "decoding"):

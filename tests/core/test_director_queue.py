@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, EndpointId, Outcome, RejectReason, Request, RequestId, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Reject, WakeAt
 from ballast_core.model.events import (
@@ -20,6 +21,7 @@ from ballast_core.model.events import (
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointsScraped,
     Event,
     FirstToken,
     PrefillDone,
@@ -117,10 +119,10 @@ def test_what_others_send_takes_places_too() -> None:
     """Foreign requests count once they were seen twice; when they go, who waits goes on."""
     d = bounded(("f0",))
     for at in (1.0, 2.0):
-        d.on_scrape([(endpoint("f0"), observation(running=5, at_s=at))], at)
+        d.on_event(EndpointsScraped([(endpoint("f0"), observation(running=5, at_s=at))]), at)
     assert isinstance(arrive(d, "a", 3.0)[0], Hold)
     assert d.on_event(TimerFired(), 3.5) == [WakeAt(11.0)]
-    assert dispatched(d.on_scrape([(endpoint("f0"), observation(running=0, at_s=4.0))], 4.0)) == ["a"]
+    assert dispatched(d.on_event(EndpointsScraped([(endpoint("f0"), observation(running=0, at_s=4.0))]), 4.0)) == ["a"]
 
 
 def test_full_memory_is_no_place() -> None:

@@ -7,9 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Observation, RequestId
-from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, PrefillDone, RequestArrived
+from ballast_core.model.events import (
+    EndpointDraining,
+    EndpointLost,
+    EndpointObserved,
+    EndpointsScraped,
+    PrefillDone,
+    ProgressBatch,
+    RequestArrived,
+)
 from ballast_core.policies.registry import build_placement
 from tests.support.core_builders import endpoint, observation, request
 
@@ -36,7 +45,7 @@ def started() -> Director:
     for k in range(4):
         made.on_event(RequestArrived(request(f"r{k}")), 0.0)
         made.on_event(PrefillDone(RequestId(f"r{k}")), 0.5)
-    made.on_progress([(1.0, RequestId(f"r{k}"), 10 + k) for k in range(4)])
+    made.on_event(ProgressBatch([(1.0, RequestId(f"r{k}"), 10 + k) for k in range(4)]), 1.0)
     return made
 
 
@@ -53,7 +62,9 @@ def test_a_scrape_is_as_good_as_its_events(rounds: list[tuple[list[tuple[type, s
             director.on_event(RequestArrived(request(f"n{number}")), now_s)
         told = [(endpoint(name), answer) for name, answer in seen.items()]
         effects = [effect for answer in told for effect in one_by_one.on_event(EndpointObserved(*answer), now_s)]
-        assert [str(effect) for effect in at_once.on_scrape(told, now_s)] == [str(effect) for effect in effects]
+        assert [str(effect) for effect in at_once.on_event(EndpointsScraped(told), now_s)] == [
+            str(effect) for effect in effects
+        ]
         for column in ("observed_at_s", "running", "waiting", "kv_usage_ratio"):
             np.testing.assert_array_equal(getattr(one_by_one.inventory, column), getattr(at_once.inventory, column))
         np.testing.assert_array_equal(one_by_one.ledger.foreign, at_once.ledger.foreign)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import RequestId, Stage
-from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived
+from ballast_core.model.events import EndpointObserved, FirstToken, Progress, ProgressBatch, RequestArrived
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.state.age_histograms import AgeHistograms
 from ballast_core.state.ledger import Entry, Ledger, Phase
@@ -188,7 +189,7 @@ def test_the_gap_across_a_move_teaches_nothing() -> None:
     assert entry.decode_slot is not None
     before = director.beliefs.rates.pool_tokens_per_s(2.0)
     director.ledger.move(entry, {1: 2, 2: 1}[entry.decode_slot], 2.5)
-    director.on_progress([(9.0, RequestId("r0"), 41)])
+    director.on_event(ProgressBatch([(9.0, RequestId("r0"), 41)]), 9.0)
     assert director.beliefs.rates.pool_tokens_per_s(2.0) == before
-    director.on_progress([(10.0, RequestId("r0"), 141)])
+    director.on_event(ProgressBatch([(10.0, RequestId("r0"), 141)]), 10.0)
     assert director.beliefs.rates.pool_tokens_per_s(10.0) > before

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.partitioner import Partitioner
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
-from ballast_core.policies.partition.forecast import outstanding, pace
-from ballast_core.policies.partition.libra import Libra, Probe, search
+from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
+from ballast_core.policies.partition.libra import Libra, LibraPlanner, Probe, search
 from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.profiles import A100_QWEN3_32B, HardwareProfile
@@ -188,9 +190,9 @@ def test_the_plan_is_the_best_of_its_probes_and_no_worse_than_whole() -> None:
     candidates = d.inventory.candidates(Stage.DECODE)
     request = Request(RequestId("new"), 700, expected_output_tokens=300)
     view = d.placer.view(Stage.DECODE, request, candidates, 1.0)
-    assert d.partitioner is not None
+    assert isinstance(d.partitioner, Partitioner)
     book = d.partitioner.book
-    plan = Libra().plan(view, book)
+    plan = Libra().planner().plan(view, book)
     assert plan is not None
     now = [Timeline(outstanding(view, book, at), pace(view, at, 256)) for at in range(2)]
     whole = [abs(now[at].end_with_s(Part(700, 320, 0)) - now[1 - at].end_s) for at in range(2)]
@@ -223,7 +225,7 @@ def test_three_segments_with_a_relaxed_slo_while_it_thinks() -> None:
     d.on_event(FirstToken(RequestId("b")), 1.1)
     d.on_event(SegmentDone(RequestId("b"), 750), 9.0)
     d.on_event(RequestEnded(RequestId("b"), Outcome.COMPLETED, 1000), 12.0)
-    assert d.partitioner is not None
+    assert isinstance(d.partitioner, Partitioner)
     assert list(d.partitioner.book) == ["a"]
 
 
@@ -252,8 +254,8 @@ def test_a_long_queue_of_prompts_takes_no_first_part() -> None:
         come(d, "decodes", prompt=1, output=4000.0)
         d.on_event(FirstToken(RequestId("decodes")), 0.0)
         come(d, "prompts", prompt=20_000, output=1.0)
-        assert d.partitioner is not None
-        d.partitioner.policy = Libra(ttft_slo_s=slo_s, cuts="prompt")
+        assert isinstance(d.partitioner, Partitioner)
+        d.partitioner.planner = Libra(ttft_slo_s=slo_s, cuts="prompt").planner()
         dispatch = come(d, "new", prompt=2000, output=300.0)
         began.append((dispatch.prefill or dispatch.decode).id)
     assert began == ["f1", "f0"]
@@ -274,17 +276,24 @@ def test_requests_that_may_not_be_cut_are_work_too() -> None:
     assert decodes == ["f1"] * 10
 
 
+def forecast_of(director: Director) -> Forecast:
+    """What the Director's planner keeps of its endpoints' future."""
+    assert isinstance(director.partitioner, Partitioner)
+    assert isinstance(director.partitioner.planner, LibraPlanner)
+    return director.partitioner.planner.forecast
+
+
 def test_what_a_request_without_a_plan_has_to_do() -> None:
     """It waits with its prompt, decodes for as long as it says, moves, and is gone: the forecast follows at once."""
     d, name = fleet(Libra()), RequestId("whole")
-    assert d.partitioner is not None
-    book = d.partitioner.book
+    assert isinstance(d.partitioner, Partitioner)
+    book, forecast = d.partitioner.book, forecast_of(d)
 
     def parts(now_s: float) -> list[list[Part]]:
         asked = Request(RequestId("new"), 10)
         view = d.placer.view(Stage.DECODE, asked, d.inventory.candidates(Stage.DECODE), now_s)
         found = [outstanding(view, book, at) for at in range(2)]
-        kept = book.forecast.remaining_s(view, book, 256)
+        kept = forecast.remaining_s(view, book, 256)
         ends = [Timeline(found[at], pace(view, at, 256)).end_s for at in range(2)]
         assert kept.tolist() == pytest.approx(ends)
         return found
@@ -326,8 +335,8 @@ def test_forecasts_are_those_of_the_book_from_scratch(
             d.on_event(SegmentDone(name, 5), now_s + 0.05)
         if then == 4:
             d.on_event(RequestEnded(name, Outcome.COMPLETED, 3), now_s + 0.05)
-    assert d.partitioner is not None
-    book, now_s = d.partitioner.book, now_s + 0.1
+    assert isinstance(d.partitioner, Partitioner)
+    book, forecast, now_s = d.partitioner.book, forecast_of(d), now_s + 0.1
     view = d.placer.view(Stage.DECODE, Request(RequestId("new"), prompt), d.inventory.candidates(Stage.DECODE), now_s)
     for at in range(3):
         queue, limits = outstanding(view, book, at), pace(view, at, 256)
@@ -336,7 +345,7 @@ def test_forecasts_are_those_of_the_book_from_scratch(
         OneEndpoint(plain, limits.token_budget, limits.most, limits.decoding).run()
         expected = max(each.finished_s for each in plain)
         if limits.prefill_factor == 1:
-            assert book.forecast.timeline(view, book, at, 256).end_with_s(part) == pytest.approx(expected, rel=1e-9)
+            assert forecast.timeline(view, book, at, 256).end_with_s(part) == pytest.approx(expected, rel=1e-9)
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:

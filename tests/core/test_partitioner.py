@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.partitioner import Partitioner
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.model.events import (
@@ -164,7 +166,8 @@ def test_ratios_of_nothing_and_everything_leave_requests_whole() -> None:
         d = cutting(Fixed(at="ratio", ratio=ratio))
         dispatch = only_dispatch(d.on_event(RequestArrived(ask()), 0.0))
         assert (dispatch.prefill, dispatch.segments) == (None, ())
-        assert len(d.partitioner.book) == 1 if d.partitioner else False
+        assert isinstance(d.partitioner, Partitioner)
+        assert len(d.partitioner.book) == 1
 
 
 @pytest.mark.parametrize("gone", [EndpointDraining(EndpointId("f1")), EndpointLost(EndpointId("f1"))])
@@ -201,7 +204,7 @@ def test_a_failed_leg_is_planned_anew_elsewhere() -> None:
     d.on_event(RequestArrived(ask()), 0.0)
     again = only_dispatch(d.on_event(DispatchFailed(ID, Stage.PREFILL, EndpointId("f0")), 0.5))
     assert segments(again) == [("f2", 100), ("f1", None)]
-    assert d.partitioner is not None
+    assert isinstance(d.partitioner, Partitioner)
     assert [len(d.partitioner.book.works(slot(d, name))) for name in ("f0", "f1", "f2")] == [0, 1, 1]
 
 
@@ -211,7 +214,7 @@ def test_an_end_before_the_cut_clears_the_books() -> None:
     d.on_event(RequestArrived(ask()), 0.0)
     d.on_event(RequestEnded(ID, Outcome.COMPLETED, 5), 1.0)
     assert d.on_event(SegmentDone(ID, 20), 1.1) == []
-    assert d.partitioner is not None
+    assert isinstance(d.partitioner, Partitioner)
     assert len(d.partitioner.book) == 0
     assert not any(d.partitioner.book.works(slot(d, name)) for name in ("f0", "f1", "f2"))
 
@@ -319,7 +322,7 @@ def test_books_balance_and_nothing_is_left(
 ) -> None:
     """Ledger and book hold the requests in flight, and none at the end; segments follow on each other."""
     d = cutting(partition, ("f0", "f1"), binding, hold_s=3.0)
-    assert d.partitioner is not None
+    assert isinstance(d.partitioner, Partitioner)
     book = d.partitioner.book
     for k, make in enumerate(script):
         event = make(float(k))

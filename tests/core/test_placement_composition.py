@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Request, RequestId, Role
 from ballast_core.model.events import EndpointObserved, FirstToken, RequestArrived
 from ballast_core.policies.placement.cache_aware import DynamoCost, LeastUncachedTokens

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.registry import PLACEMENTS, build_placement
 from tests.support.placement_states import State, asks, build, costs, states

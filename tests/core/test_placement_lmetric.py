@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from ballast_core.beliefs.hotspots import HotspotDetector
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Request, RequestId, Role
 from ballast_core.model.events import EndpointObserved, FirstToken, RequestArrived
 from ballast_core.policies.placement.lmetric import LMetric

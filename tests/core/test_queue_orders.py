@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.policies.queue.protocol import Service, Work
-from ballast_core.policies.queue.ranking import keys_of, rank
+from ballast_core.policies.queue.ranking import rank
 from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, PolicyError, build
 
@@ -51,7 +51,7 @@ def test_keys_are_finite_and_equal_for_equal_work(name: str, work: Work, service
 def test_many_keys_at_once_are_the_same_numbers(name: str, many: list[Work], service: Service) -> None:
     """To the last bit: a queue that is keyed anew stays consistent with what joins it later."""
     order = build(QUEUE_ORDER, name)
-    assert keys_of(order, many, service) == [order.key(work, service) for work in many]
+    assert order.keys(many, service).tolist() == [order.key(work, service) for work in many]
 
 
 @pytest.mark.parametrize("name", sorted(set(QUEUE_ORDERS) - {"srpt"}))
@@ -155,4 +155,4 @@ def test_a_queue_of_many_is_keyed_as_one_by_one() -> None:
             strict=True,
         )
     ]
-    assert keys_of(order, many, SERVICE) == [order.key(work, SERVICE) for work in many]
+    assert order.keys(many, SERVICE).tolist() == [order.key(work, SERVICE) for work in many]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_core.directing.partitioner import Partitioner
 from ballast_gateway.proxy import cutting
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation, read_generation
 from ballast_gateway.proxy.cutting import LEAST_PART_TOKENS, handle_of, part_tokens, remainder_body
@@ -301,8 +302,10 @@ async def test_libra_cuts_prompts_by_itself(pair: Pair) -> None:
     even = {"partition": {"type": "libra", "parameters": {"cuts": "prompt", "epsS": 0, "ttftSloS": 0}}}
     gateway = await pair.start(policy=even)
     partitioner = gateway.gateway.driver.director.partitioner
-    assert partitioner is not None
-    partitioner.policy = gateway.gateway.settings.policy.build().partition  # type: ignore[assignment]
+    policy = gateway.gateway.settings.policy.build().partition
+    assert isinstance(partitioner, Partitioner)
+    assert policy is not None
+    partitioner.planner = policy.planner()
     bodies = [{"model": "tiny", "stream": True, "max_tokens": 30, "prompt": [number, *IDS * 5]} for number in range(12)]
     through = await asyncio.gather(
         *(stream(f"{gateway.url}{COMPLETION}", body, f"r{at}") for at, body in enumerate(bodies))

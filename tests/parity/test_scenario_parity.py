@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Outcome, Request, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.model.events import EndpointObserved

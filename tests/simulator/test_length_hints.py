@@ -9,7 +9,7 @@ import pytest
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Request
 from ballast_core.policies.registry import build_placement
 from ballast_core.state.view import View

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, RequestId, Stage
 from ballast_core.model.effects import Migrate
 from ballast_core.policies.registry import build_placement

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.policies.registry import PLACEMENTS, build_placement

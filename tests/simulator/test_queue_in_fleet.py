@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.policies.admission import Admission, Bounded
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.queue.orders import Fcfs

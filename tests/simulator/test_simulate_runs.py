@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_core.policies.registry import PLACEMENTS, build_placement
 from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup, build_fleet, run

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model.segments import Segment
-from ballast_core.policies.partition.protocol import Plan
+from ballast_core.policies.partition.protocol import Plan, Planner
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.book import Book
@@ -40,6 +40,9 @@ class Cutting:
     cuts: tuple[tuple[float, ...], ...]
     type: ClassVar[str] = "cutting"
     needs: ClassVar[Belief] = Belief.NONE
+
+    def planner(self) -> Planner:
+        return self
 
     def plan(self, view: View, book: Book) -> Plan | None:
         index, prompt = int(view.request.id), view.request.prompt_tokens

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Observation, Request, RequestId, Role
 from ballast_core.model.effects import Dispatch, Effect
 from ballast_core.model.events import EndpointObserved

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.model import EndpointId
 from ballast_core.model.segments import Segment
 from ballast_core.policies.partition.protocol import Plan
@@ -44,6 +45,6 @@ class CutAt:
 def cut_at(gateway: RunningGateway, ratio: float, first: str = "f0") -> CutAt:
     """Put it in the place of the gateway's own partition policy, which it must have."""
     partitioner = gateway.gateway.driver.director.partitioner
-    assert partitioner is not None
-    policy = partitioner.policy = CutAt(ratio, EndpointId(first))
+    assert isinstance(partitioner, Partitioner)
+    policy = partitioner.planner = CutAt(ratio, EndpointId(first))
     return policy

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.policies.queue.orders import EarliestDeadline, Fcfs, LeastAttained, ShortestJob, ShortestRemaining
-from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
+from ballast_core.policies.queue.protocol import FixedOrder, QueueOrder, Service, Work
 from ballast_core.policies.queue.uniboost import UniBoost
 from ballast_sim.engine.ordering import Ordering
 
@@ -17,7 +17,7 @@ SERVICE = Service(prefill_tokens_per_s=2_000.0, decode_tokens_per_s=60.0)
 
 
 @dataclass(frozen=True, slots=True)
-class NewestFirst:
+class NewestFirst(FixedOrder):
     """Last come, first served, and whoever runs gives way at once: the worst that an order can ask of an engine."""
 
     type: ClassVar[str] = "newest-first"

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ballast_api.gateway_settings import Discovery, GatewaySettings, Limits, Listeners, Scrape, ServedModel
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Role
 from ballast_core.model.events import EndpointObserved
 from ballast_core.policies.placement.placements import RoundRobin

@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, Request, RequestId, Role, Stage
 from ballast_core.model.events import EndpointObserved
 from ballast_core.policies.placement.placements import LeastRequests

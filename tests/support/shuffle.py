@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.directing.rescheduler import Rescheduler
 from ballast_core.policies.rescheduling.protocol import Decodes, Move, Round
 from tests.support.gateway_kit import RunningGateway
 
@@ -35,5 +36,5 @@ class Shuffle:
 def shuffle(gateway: RunningGateway, interval_s: float) -> None:
     """Put it in the place of the gateway's own rescheduling policy, which it must have."""
     rescheduler = gateway.gateway.driver.director.rescheduler
-    assert rescheduler is not None
+    assert isinstance(rescheduler, Rescheduler)
     rescheduler.policy = Shuffle(interval_s)

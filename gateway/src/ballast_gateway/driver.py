@@ -173,6 +173,8 @@ class Driver:
         on_decision_s: Callable[[float], None] | None = None,
     ) -> None:
         self.director = director
+        self.abilities = director.settings.abilities
+        """What the faces must be able to do for the policies in use."""
         self._clock = clock
         self._listeners = listeners
         self._on_decision_s = on_decision_s
@@ -192,6 +194,11 @@ class Driver:
         ticket = self._tickets[request.id] = Ticket(self, request, mover)
         self.feed(RequestArrived(request))
         return ticket
+
+    def addresses(self) -> set[str]:
+        """Of the endpoints that take new work, of any role."""
+        candidates = [self.director.inventory.candidates(stage) for stage in Stage]
+        return {endpoint.address for each in candidates for endpoint in each.endpoints}
 
     def in_flight(self, request_id: RequestId) -> bool:
         """Whether a request of this id is open."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ballast_api.gateway_settings import GatewaySettings
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 
 BINDINGS = {"NixlConnector": Binding.LATE}

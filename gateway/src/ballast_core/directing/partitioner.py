@@ -37,8 +37,44 @@ class _Run:
     at: int = 0
 
 
+class NoPartitioner:
+    """Where no policy cuts: every request stays whole, and no book of micro-requests is kept."""
+
+    def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
+        """Never cut."""
+        return None
+
+    def planned(self, request_id: RequestId) -> bool:
+        """None is."""
+        return False
+
+    def to_come(self, request_id: RequestId) -> bool:
+        """None has segments."""
+        return False
+
+    def to_be_cut(self) -> list[RequestId]:
+        """None."""
+        return []
+
+    def segment_done(self, entry: Entry, now_s: float, *, computed: bool = True) -> Handoff:
+        """Raises `LookupError`: no request has segments."""
+        raise LookupError(f"{entry.request.id} is not cut")
+
+    def moved(self, entry: Entry) -> None:
+        """Changes nothing."""
+
+    def unplanned(self, entry: Entry) -> None:
+        """Changes nothing."""
+
+    def closed(self, request_id: RequestId) -> None:
+        """Changes nothing."""
+
+    def forget(self, slot: int) -> None:
+        """Changes nothing."""
+
+
 class Partitioner:
-    """The partition policy, its book, and the segments of each request in flight."""
+    """The partition policy's planner, its book, and the segments of each request in flight."""
 
     def __init__(
         self,
@@ -50,7 +86,7 @@ class Partitioner:
         learner: Learner,
         placer: Placer,
     ) -> None:
-        self.policy = policy
+        self.planner = policy.planner()
         self.book = Book()
         self._binding = binding
         self._inventory = inventory
@@ -68,9 +104,9 @@ class Partitioner:
         """
         if not entry.request.divisible:
             return None
-        candidates = self._placer.with_places(self._placer.allowed(self._candidates(), entry))
+        candidates = self._placer.with_capacity(self._placer.allowed(self._candidates(), entry))
         view = self._placer.view(Stage.DECODE, entry.request, candidates, now_s)
-        plan = self.policy.plan(view, self.book) if candidates.endpoints else None
+        plan = self.planner.plan(view, self.book) if candidates.endpoints else None
         if plan is None:
             return None
         prompt_tokens, first = entry.request.prompt_tokens, plan.segments[0]

@@ -10,7 +10,7 @@ import numpy as np
 from ballast_core.arrays import IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.places import Places
+from ballast_core.directing.capacity import Capacity
 from ballast_core.model import Request, Role, Stage
 from ballast_core.model.traces import PlacementTrace
 from ballast_core.policies.placement.protocol import Placement
@@ -24,10 +24,20 @@ class Placed:
     """The endpoint that a placement chose."""
 
     slot: int
-    at: int
-    """Its place among the candidates."""
+    index: int
+    """Among the candidates of the view."""
     view: View
     trace: PlacementTrace
+
+    @property
+    def prefill_s(self) -> float:
+        """Expected time to the end of its prefill there; 0 where no policy reads prefill times."""
+        return float(self.view.prefill_s[self.index]) if Belief.PREFILL_TIMES in self.view.beliefs.kinds else 0.0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Leading tokens of its prompt that the endpoint is thought to hold; 0 where no policy reads prefixes."""
+        return int(self.view.matched_tokens[self.index]) if Belief.PREFIXES in self.view.beliefs.kinds else 0
 
 
 class Placer:
@@ -39,13 +49,13 @@ class Placer:
         inventory: Inventory,
         ledger: Ledger,
         beliefs: Beliefs,
-        places: Places,
+        capacity: Capacity,
     ) -> None:
-        self._placements = placements
+        self.placements = placements
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
-        self._places = places
+        self._capacity = capacity
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number: the tie-break."""
         self._turn = 0
@@ -53,14 +63,14 @@ class Placer:
     def place(
         self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
     ) -> Placed | None:
-        """The best candidate for a stage that has a place, or None if there is none.
+        """The best candidate for a stage that takes one more request, or None if there is none.
 
         Ties go to `keep` if it is among them, then to the least recently chosen, then to the smallest id.
         """
-        candidates = self._places.free(stage, self.allowed(self._inventory.candidates(stage), entry))
+        candidates = self._capacity.free(stage, self.allowed(self._inventory.candidates(stage), entry))
         if not candidates.endpoints:
             return None
-        policy = self._placements[stage]
+        policy = self.placements[stage]
         view = self.view(stage, entry.request, candidates, now_s, handoff_s)
         costs = policy.costs(view, entry.request)
         if Belief.HOTSPOTS in policy.needs and view.prefills_here and entry.request.block_hashes:
@@ -76,7 +86,7 @@ class Placer:
         chosen = candidates.endpoints[best]
         return Placed(
             slot=int(candidates.slots[best]),
-            at=best,
+            index=best,
             view=view,
             trace=PlacementTrace(stage, policy.type, chosen.id, candidates.endpoints, costs),
         )
@@ -114,9 +124,9 @@ class Placer:
         ]
         return candidates.take(kept)
 
-    def with_places(self, candidates: Candidates) -> Candidates:
-        """Those that have a place for both stages."""
-        return self._places.free(Stage.PREFILL, self._places.free(Stage.DECODE, candidates))
+    def with_capacity(self, candidates: Candidates) -> Candidates:
+        """Those that take one more request for both stages."""
+        return self._capacity.free(Stage.PREFILL, self._capacity.free(Stage.DECODE, candidates))
 
     def chosen(self, stage: Stage, slot: int) -> None:
         """The slot was taken: with equal costs, others come first from now on."""
@@ -140,10 +150,10 @@ class Placer:
         """Whether a request may be prefilled elsewhere than it is decoded: not where every endpoint does both."""
         return bool(self._inventory.ready_roles() & {Role.PREFILL, Role.DECODE})
 
-    def grow(self, capacity: int) -> None:
+    def grow(self, slots: int) -> None:
         """There are slots up to this number now."""
         for stage, turns in self._turns.items():
-            self._turns[stage] = np.concatenate([turns, np.zeros(capacity - len(turns), np.int64)])
+            self._turns[stage] = np.concatenate([turns, np.zeros(slots - len(turns), np.int64)])
 
     def forget(self, slot: int) -> None:
         """The slot is free for another endpoint."""

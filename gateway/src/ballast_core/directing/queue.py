@@ -19,9 +19,7 @@ from ballast_core.beliefs.rates import PREFILL_RATES
 from ballast_core.directing.waiting_room import WaitingRoom
 from ballast_core.model import EndpointId, Request, RequestId, Stage
 from ballast_core.policies.queue.engine_priority import engine_priority
-from ballast_core.policies.queue.gamma import GammaEstimator
 from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
-from ballast_core.policies.queue.uniboost import UniBoost
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry
 
@@ -50,9 +48,7 @@ class Queue:
         self._rooms: dict[_Reach, WaitingRoom] = {}
         self._ends: list[tuple[float, RequestId]] = []
         """(until, request), a heap; entries that no longer hold are dropped when seen."""
-        self._gamma: GammaEstimator | None = None
-        if isinstance(order, UniBoost) and order.adaptive:
-            self._gamma = GammaEstimator(order.gamma_per_s, order.gamma_settings())
+        self._learned = order.learned()
         self._default = Service(
             prefill_tokens_per_s=PREFILL_RATES.default_tokens_per_s,
             decode_tokens_per_s=beliefs.rates.settings.default_tokens_per_s,
@@ -138,15 +134,12 @@ class Queue:
 
     def first_token(self, entry: Entry, now_s: float) -> None:
         """The client got its first token."""
-        self._responded("ttft", now_s - entry.arrived_s)
+        if self._learned.first_token(now_s - entry.arrived_s):
+            self._service_at_s = -np.inf
 
     def completed(self, entry: Entry, now_s: float) -> None:
         """The request ended well."""
-        self._responded("e2e", now_s - entry.arrived_s)
-
-    def _responded(self, which: str, response_s: float) -> None:
-        wanted = isinstance(self.order, UniBoost) and self.order.tail == which
-        if wanted and self._gamma is not None and self._gamma.completed(response_s):
+        if self._learned.completed(now_s - entry.arrived_s):
             self._service_at_s = -np.inf
 
     def priority(self, entry: Entry, slot: int, now_s: float) -> int | None:
@@ -190,7 +183,7 @@ class Queue:
         self.service = Service(
             prefill_tokens_per_s=self._prefill_rate(),
             decode_tokens_per_s=self._decode_rate(now_s),
-            gamma_per_s=self._gamma.gamma_per_s if self._gamma is not None and self._gamma.updates else None,
+            gamma_per_s=self._learned.gamma_per_s,
         )
         if not self._waiting or not self.order.needs:  # nobody is to be ordered anew, or nobody would be
             self._keyed_with = self.service

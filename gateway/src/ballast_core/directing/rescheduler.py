@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
-from ballast_core.directing.partitioner import Partitioner
-from ballast_core.directing.places import Places
+from ballast_core.directing.capacity import Capacity
+from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.timers import Timers
 from ballast_core.model import Endpoint, RequestId, Stage
 from ballast_core.model.effects import Effect, Migrate
@@ -44,6 +44,23 @@ class _Seen:
     endpoints: tuple[Endpoint, ...]
 
 
+class NoRescheduler:
+    """Where no policy moves decodes: no rounds, no timers."""
+
+    rounds: Sequence[RoundTrace] = ()
+
+    def wake(self, now_s: float) -> list[Effect]:
+        """Asks for no round."""
+        return []
+
+    def on_timer(self, now_s: float) -> list[Effect]:
+        """Holds no round."""
+        return []
+
+    def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
+        """Changes nothing: no move was begun."""
+
+
 class Rescheduler:
     """One policy's rounds over one Director's books.
 
@@ -58,9 +75,9 @@ class Rescheduler:
         ledger: Ledger,
         beliefs: Beliefs,
         *,
-        places: Places,
+        capacity: Capacity,
         timers: Timers,
-        partitioner: Partitioner | None = None,
+        partitioner: Partitioner | NoPartitioner,
     ) -> None:
         """`partitioner`: whose requests stay as planned until their last segment."""
         self.policy = policy
@@ -70,7 +87,7 @@ class Rescheduler:
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
-        self._places = places
+        self._capacity = capacity
         self._timers = timers
         self._partitioner = partitioner
         self._next_s: float | None = None
@@ -103,8 +120,7 @@ class Rescheduler:
         until_s = now_s + self.policy.min_stay_s
         if isinstance(event, Migrated):
             self._ledger.move(entry, target_slot, now_s)
-            if self._partitioner is not None:
-                self._partitioner.moved(entry)
+            self._partitioner.moved(entry)
             self._stays_until_s[entry.request.id] = until_s
         else:
             self._ledger.release(entry)
@@ -174,8 +190,7 @@ class Rescheduler:
         for row in self._rows_of(self._stays_until_s):
             may_move[row] &= endpoint[row] >= len(ready.slots)  # an endpoint that drains is left all the same
         may_move[self._rows_of(self._failed_until_s)] = False
-        if self._partitioner is not None:
-            may_move[self._rows_of(self._partitioner.to_be_cut())] = False
+        may_move[self._rows_of(self._partitioner.to_be_cut())] = False
         rows = np.flatnonzero(endpoint >= 0)
         tables = self._beliefs.lengths.tables(now_s)
         decodes = Decodes(
@@ -190,7 +205,7 @@ class Rescheduler:
             migration_s=self._link_s(slots),
             migration_setup_s=float(self._beliefs.hardware.link_setup_s(slots).max(initial=0.0)),
             moves_under_way=len(self._moving),
-            free_places=self._places.free_decodes(slots),
+            free_places=self._capacity.free_decodes(slots),
         )
         endpoints = (*ready.endpoints, *(self._inventory.endpoint(slot) for slot in draining))
         return _Seen(decodes, rows, slots, endpoints)

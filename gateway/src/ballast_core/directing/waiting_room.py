@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ballast_core.model import RequestId
 from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
-from ballast_core.policies.queue.ranking import Rank, keys_of
+from ballast_core.policies.queue.ranking import Rank
 
 _Item = tuple[int, float, float, str, int, Work]
 _SLACK = 64
@@ -75,7 +75,7 @@ class WaitingRoom:
     def rekey(self, service: Service) -> None:
         """Order all of them anew."""
         works = self._works
-        keys = keys_of(self._order, list(works.values()), service)
+        keys = self._order.keys(list(works.values()), service).tolist()
         self._heap = [
             (work.priority, key, work.arrived_s, request_id, 0, work)
             for (request_id, work), key in zip(works.items(), keys, strict=True)

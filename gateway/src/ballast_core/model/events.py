@@ -6,6 +6,7 @@ of `RequestEnded` or `ClientGone`. `DispatchFailed` may come at any point before
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -68,6 +69,17 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressBatch:
+    """`Progress` of many requests, each at its own time, which may lie in the past but never before the last event.
+
+    No waiting request is dispatched by it: the capacity that it may free is seen at the next event.
+    """
+
+    reports: Iterable[tuple[float, RequestId, int]]
+    """(time in seconds, request, output tokens so far), in order of time."""
+
+
+@dataclass(frozen=True, slots=True)
 class LengthPredicted:
     """A predictor, in the engine or beside it, foresees so many more output tokens of a request than it has by now."""
 
@@ -113,6 +125,13 @@ class EndpointObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointsScraped:
+    """Metrics of many endpoints, each named once: `EndpointObserved` for one after the other."""
+
+    answers: Sequence[tuple[Endpoint, Observation]]
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointDraining:
     """An endpoint finishes what it has and takes nothing new."""
 
@@ -131,9 +150,8 @@ class TimerFired:
     """A time that a `WakeAt` asked for has come; one for each `WakeAt`."""
 
 
-Event: TypeAlias = (
-    RequestArrived
-    | PrefillDone
+RequestEvent: TypeAlias = (
+    PrefillDone
     | SegmentDone
     | FirstToken
     | Progress
@@ -143,7 +161,15 @@ Event: TypeAlias = (
     | Migrated
     | MigrationFailed
     | LengthPredicted
+)
+"""Events of one request that is in flight; of any other request they change nothing."""
+
+Event: TypeAlias = (
+    RequestArrived
+    | RequestEvent
+    | ProgressBatch
     | EndpointObserved
+    | EndpointsScraped
     | EndpointDraining
     | EndpointLost
     | TimerFired

@@ -15,7 +15,6 @@ import numpy as np
 from ballast_core.arrays import IntArray
 from ballast_core.model import RequestId
 from ballast_core.model.segments import Segment
-from ballast_core.policies.partition.forecast import Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,6 @@ class Book:
         self._version = 0
         self._turns: IntArray = np.zeros(16, np.int64)
         self._turn = 0
-        self.forecast = Forecast()
-        """When endpoints will have done what they have: kept here because it is good while works stay as they are."""
 
     def __len__(self) -> int:
         """Requests with a plan that are on the book."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ballast_core.model import Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.model import Outcome, RejectReason, Request, RequestId
 from ballast_gateway import errors
 from ballast_gateway.driver import Driver, Rejected, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
@@ -197,8 +197,7 @@ class _StreamSession:
             return self._face.driver.open(replace(request, id=own))
 
     def _addresses(self) -> set[str]:
-        inventory = self._face.driver.director.inventory
-        return {endpoint.address for stage in Stage for endpoint in inventory.candidates(stage).endpoints}
+        return self._face.driver.addresses()
 
     def _first_token(self) -> None:
         if self._ticket is not None:

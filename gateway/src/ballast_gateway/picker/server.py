@@ -72,7 +72,7 @@ async def serve(
     exchange = ExchangeSettings(
         max_body_bytes=limits.max_body_bytes,
         served_models=tuple(settings.model.served_names),
-        prompts=PromptReader(driver.director.beliefs.kinds),
+        prompts=PromptReader(driver.abilities.beliefs),
     )
     face = PickerFace(
         driver,

@@ -77,9 +77,8 @@ class ProxyFace:
         self._new_id = new_id
         self._on_record = on_record
         self._served = settings.model.served_names
-        self._prompts = PromptReader(driver.director.beliefs.kinds)
-        queue = driver.director.settings.queue
-        self._not_forwarded = headers.PRIORITY if queue is not None and queue.engine_priority else b""
+        self._prompts = PromptReader(driver.abilities.beliefs)
+        self._not_forwarded = headers.PRIORITY if driver.abilities.sets_priority else b""
         self._models = _models_body(self._served, created_s)
         self._generator = Generator(
             pool,
@@ -88,8 +87,8 @@ class ProxyFace:
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
         )
-        self._moves = driver.director.rescheduler is not None
-        self._cuts = driver.director.partitioner is not None
+        self._moves = driver.abilities.moves
+        self._cuts = driver.abilities.cuts
         self._holds = self._moves or settings.streams.rescue
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None

@@ -15,7 +15,7 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.profiles import HardwareProfile

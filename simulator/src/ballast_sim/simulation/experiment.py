@@ -11,7 +11,7 @@ from importlib.metadata import version
 import numpy as np
 
 from ballast_core.beliefs.survival_book import SurvivalSettings
-from ballast_core.directing.director import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.engine.scheduling import VLLM_OWN
 from ballast_sim.simulation.balance import EVERY_S, Balance

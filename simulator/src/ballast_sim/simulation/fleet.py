@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ballast_core.beliefs.block_hashes import trace_block_hashes
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Outcome, Request, RequestId, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.model.events import (

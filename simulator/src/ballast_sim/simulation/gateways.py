@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
-from ballast_core.directing.director import Director, DirectorSettings
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
 from ballast_core.model.effects import Effect
-from ballast_core.model.events import EndpointObserved, Event
+from ballast_core.model.events import EndpointObserved, EndpointsScraped, Event, ProgressBatch
 from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
 from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling
 from ballast_sim.physics import PHYSICS, Physics, VllmPhysics
@@ -191,8 +192,8 @@ class Gateways:
         self.tell(gateway, event, self._kernel.now_s)
 
     def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
-        """Tell a Director how far requests had come at times that may lie in the past; see `Director.on_progress`."""
-        self.directors[gateway].on_progress(reports)
+        """Tell a Director how far requests had come at times that may lie in the past; see `ProgressBatch`."""
+        self.directors[gateway].on_event(ProgressBatch(reports), self._kernel.now_s)
 
     def tell(self, gateway: int, event: Event, at_s: float) -> None:
         """Tell a Director what happened at a time that may lie in the past."""
@@ -216,7 +217,7 @@ class Gateways:
         takes = self._watches[gateway].takes
         taken = [answer for answer in answers if takes(answer[0].id)]
         self._catch_up()
-        self._carry_out(gateway, self.directors[gateway].on_scrape(taken, self._kernel.now_s))
+        self._carry_out(gateway, self.directors[gateway].on_event(EndpointsScraped(taken), self._kernel.now_s))
 
     def _scrape_fails(self, gateway: int, endpoint_id: EndpointId) -> None:
         """A refused connection is known at once, silence after the timeout."""

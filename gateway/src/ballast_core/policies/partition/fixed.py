@@ -10,7 +10,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.model.segments import Segment
 from ballast_core.policies.declaring import check_within, parameter
 from ballast_core.policies.partition.base import foreseen_tokens, least_loaded, trace
-from ballast_core.policies.partition.protocol import Plan
+from ballast_core.policies.partition.protocol import Plan, Planner
 from ballast_core.state.book import Book
 from ballast_core.state.view import View
 
@@ -38,6 +38,10 @@ class Fixed:
     @property
     def needs(self) -> Belief:
         return Belief.NONE if self.at == "prompt" else Belief.LENGTHS
+
+    def planner(self) -> Planner:
+        """Itself: it keeps nothing."""
+        return self
 
     def plan(self, view: View, book: Book) -> Plan | None:
         if not view.endpoints:

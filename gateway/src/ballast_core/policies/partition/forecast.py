@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ballast_core.arrays import FloatArray
 from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.policies.remaining_lengths import Hinted
+from ballast_core.state.book import Book
 from ballast_core.state.flights import NO_LIMIT
 from ballast_core.state.ledger import Phase
 from ballast_core.state.view import View
-
-if TYPE_CHECKING:
-    from ballast_core.state.book import Book
 
 _STALE_S = 1.0
 """An older timeline is made anew, from the tokens that were reported since."""

@@ -13,7 +13,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.model.segments import Segment
 from ballast_core.policies.declaring import check_within, parameter
 from ballast_core.policies.partition.base import foreseen_tokens, least_loaded, trace
-from ballast_core.policies.partition.forecast import outstanding, pace
+from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
 from ballast_core.policies.partition.protocol import Plan
 from ballast_core.policies.partition.timeline import Part, Timeline
 from ballast_core.state.book import Book, Work, works_of
@@ -116,17 +116,30 @@ class Libra:
         if self.segments == 3 and self.cuts == "prompt":
             raise ValueError("segments: 3 cut the output, which cuts: prompt rules out")
 
+    def planner(self) -> LibraPlanner:
+        """A planner that keeps the endpoints' timelines while they are good."""
+        return LibraPlanner(self)
+
+
+class LibraPlanner:
+    """Plans requests by one set of parameters, and keeps what it has worked out of each endpoint's future."""
+
+    def __init__(self, policy: Libra) -> None:
+        self._policy = policy
+        self.forecast = Forecast()
+        """Good while the works of the book stay as they are."""
+
     def plan(self, view: View, book: Book) -> Plan | None:
-        if not view.endpoints:
-            return None
-        return _Planning(self, view, book).plan()
+        """The cut of one request; None where the view shows no endpoint."""
+        return _Planning(self._policy, view, book, self.forecast).plan() if view.endpoints else None
 
 
 class _Planning:
     """One request's plan."""
 
-    def __init__(self, policy: Libra, view: View, book: Book) -> None:
+    def __init__(self, policy: Libra, view: View, book: Book, forecast: Forecast) -> None:
         self._policy = policy
+        self._forecast = forecast
         self._view = view
         self._book = book
         self._prompt = view.request.prompt_tokens
@@ -136,7 +149,7 @@ class _Planning:
 
     def plan(self) -> Plan:
         policy, view, book = self._policy, self._view, self._book
-        loads = book.forecast.remaining_s(view, book, policy.max_requests)
+        loads = self._forecast.remaining_s(view, book, policy.max_requests)
         chosen = [int(at) for at in least_loaded(view, book, loads, 3 if policy.segments == 3 else 2)]
         traces = tuple(trace(policy.type, view, loads, at) for at in chosen)
         if len(chosen) == 1 or not any(book.busy(int(view.slots[at])) for at in chosen):
@@ -214,14 +227,14 @@ class _Planning:
         given: dict[int, list[Part]] = {}
         for at, work in works:
             given.setdefault(at, []).append(Part(work.prefill_tokens, work.decode_tokens, work.context_tokens))
-        forecast, answer = self._book.forecast, list[float]()
+        answer = list[float]()
         for at in places:
             more = given.get(at, [])
             if len(more) > 1:
                 ahead = outstanding(self._view, self._book, at)
                 timeline = Timeline([*ahead, *more], pace(self._view, at, self._policy.max_requests))
             else:
-                timeline = forecast.timeline(self._view, self._book, at, self._policy.max_requests)
+                timeline = self._forecast.timeline(self._view, self._book, at, self._policy.max_requests)
             answer.append(timeline.end_with_s(*more) if len(more) == 1 else timeline.end_s)
         return answer
 

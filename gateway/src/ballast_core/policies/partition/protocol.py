@@ -27,6 +27,19 @@ class Plan:
     """Why these endpoints."""
 
 
+class Planner(Protocol):
+    """Plans one request after the other, with what it keeps between two of them."""
+
+    def plan(self, view: View, book: Book) -> Plan | None:
+        """The segments of `view.request`, in order, over endpoints of the view; None if it shows none.
+
+        Neighbouring segments have different endpoints, ends rise and lie within the request, the last one is None.
+        `book`: the micro-requests that are planned and not done. The plan depends on both alone: what a planner keeps
+        saves time only.
+        """
+        ...
+
+
 class Partition(Protocol):
     """Chooses endpoints and cuts of a request that may run on several flexible endpoints."""
 
@@ -37,10 +50,6 @@ class Partition(Protocol):
         """The beliefs that it reads."""
         ...
 
-    def plan(self, view: View, book: Book) -> Plan | None:
-        """The segments of `view.request`, in order, over endpoints of the view; None if it shows none. Pure.
-
-        Neighbouring segments have different endpoints, ends rise and lie within the request, the last one is None.
-        `book`: the micro-requests that are planned and not done.
-        """
+    def planner(self) -> Planner:
+        """What plans by these parameters, with nothing kept yet."""
         ...

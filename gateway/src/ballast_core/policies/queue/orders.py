@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.policies.declaring import check_within, parameter
-from ballast_core.policies.queue.protocol import Service, Work
+from ballast_core.policies.queue.protocol import FixedOrder, Service, Work
 
 _LENGTHS_IN_SECONDS = Belief.PREFILL_TIMES | Belief.RATES
 TOLD = "Whether engines that schedule by priority are told of it: vLLM's --scheduling-policy priority."
@@ -16,7 +16,7 @@ _UNKNOWN_BOUNDS = (1, 10_000_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Fcfs:
+class Fcfs(FixedOrder):
     """First come, first served: key = arrival (s). What stock vLLM does; nobody who runs gives way."""
 
     type: ClassVar[str] = "fcfs"
@@ -29,13 +29,9 @@ class Fcfs:
         """Its arrival."""
         return work.arrived_s
 
-    def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
-        """Never."""
-        return False
-
 
 @dataclass(frozen=True, slots=True)
-class EarliestDeadline:
+class EarliestDeadline(FixedOrder):
     """The first to be due goes first: key = when its first token is due (s).
 
     One without an objective is due default_objective_s after its arrival, so it is overtaken by the more urgent ones
@@ -57,13 +53,9 @@ class EarliestDeadline:
         """When it is due."""
         return work.arrived_s + self.default_objective_s if work.deadline_s is None else work.deadline_s
 
-    def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
-        """Never."""
-        return False
-
 
 @dataclass(frozen=True, slots=True)
-class ShortestPrompt:
+class ShortestPrompt(FixedOrder):
     """The shortest uncached prompt first: key = tokens of it. The rest of the work is not foreseen; may starve."""
 
     type: ClassVar[str] = "shortest-prompt"
@@ -76,13 +68,9 @@ class ShortestPrompt:
         """Its uncached prompt."""
         return float(work.uncached_tokens)
 
-    def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
-        """Never."""
-        return False
-
 
 @dataclass(frozen=True, slots=True)
-class ShortestJob:
+class ShortestJob(FixedOrder):
     """The least work in all goes first: key = uncached prompt / v_p + expected output / v_d (s).
 
     v_p prompt tokens a second, v_d output tokens a second of one request. UniBoost's LTR+ has perfect lengths, here it
@@ -103,13 +91,9 @@ class ShortestJob:
         """All of its work."""
         return service.seconds(work.uncached_tokens, _output_tokens(work, self.unknown_output_tokens))
 
-    def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
-        """Never."""
-        return False
-
 
 @dataclass(frozen=True, slots=True)
-class ShortestRemaining:
+class ShortestRemaining(FixedOrder):
     """The least work left goes first: key = prompt left / v_p + expected output left / v_d (s).
 
     v_p prompt tokens a second, v_d output tokens a second of one request; one that has outlived its expectation has one
@@ -141,7 +125,7 @@ class ShortestRemaining:
 
 
 @dataclass(frozen=True, slots=True)
-class LeastAttained:
+class LeastAttained(FixedOrder):
     """The least served goes first: key = prompt computed / v_p + output so far / v_d (s).
 
     v_p prompt tokens a second, v_d output tokens a second of one request. UniBoost's MLFQ+ without levels. Among

@@ -6,9 +6,13 @@ simulated engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
+
+from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
 
 
@@ -56,6 +60,37 @@ class Service:
         return prefill_tokens / self.prefill_tokens_per_s + decode_tokens / self.decode_tokens_per_s
 
 
+class Learned(Protocol):
+    """What one user of an order (a gateway's queue, a simulated engine) has learned for it from response times."""
+
+    @property
+    def gamma_per_s(self) -> float | None:
+        """For `Service.gamma_per_s`; None: nothing was learned yet, or the order learns nothing."""
+        ...
+
+    def first_token(self, response_s: float) -> bool:
+        """A request's first token came so long after its arrival. Returns whether keys have changed."""
+        ...
+
+    def completed(self, response_s: float) -> bool:
+        """A request ended well so long after its arrival. Returns whether keys have changed."""
+        ...
+
+
+class NothingLearned:
+    """Of an order that learns nothing."""
+
+    gamma_per_s: ClassVar[float | None] = None
+
+    def first_token(self, response_s: float) -> bool:
+        """Never changes keys."""
+        return False
+
+    def completed(self, response_s: float) -> bool:
+        """Never changes keys."""
+        return False
+
+
 class QueueOrder(Protocol):
     """Ranks requests that wait, or that may be preempted for one that waits.
 
@@ -89,6 +124,14 @@ class QueueOrder(Protocol):
         """Smaller goes first; finite."""
         ...
 
+    def keys(self, works: Sequence[Work], service: Service) -> FloatArray:
+        """`key` of each, shape (len(works),)."""
+        ...
+
+    def learned(self) -> Learned:
+        """A fresh state of what this order learns; each user keeps one and reports response times to it."""
+        ...
+
     def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
         """Whether one that runs may give way to one that waits and is ahead of it by more than the margin.
 
@@ -96,3 +139,25 @@ class QueueOrder(Protocol):
         memory need not ask.
         """
         ...
+
+
+class FixedOrder:
+    """What orders share that learn nothing and let no running request give way."""
+
+    __slots__ = ()
+
+    def key(self, work: Work, service: Service) -> float:
+        """Smaller goes first."""
+        raise NotImplementedError
+
+    def keys(self, works: Sequence[Work], service: Service) -> FloatArray:
+        """`key` of each."""
+        return np.array([self.key(work, service) for work in works], np.float64)
+
+    def learned(self) -> Learned:
+        """Nothing."""
+        return NothingLearned()
+
+    def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
+        """Never."""
+        return False

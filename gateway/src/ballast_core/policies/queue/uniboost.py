@@ -12,9 +12,9 @@ import numpy as np
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.policies.declaring import check_within, explained, parameter
-from ballast_core.policies.queue.gamma import GammaSettings
+from ballast_core.policies.queue.gamma import GammaEstimator, GammaSettings
 from ballast_core.policies.queue.orders import TOLD
-from ballast_core.policies.queue.protocol import Service, Work
+from ballast_core.policies.queue.protocol import Learned, NothingLearned, Service, Work
 
 _LOG_2 = math.log(2.0)
 
@@ -101,6 +101,12 @@ class UniBoost:
             gamma_max_per_s=self.gamma_max_per_s,
         )
 
+    def learned(self) -> Learned:
+        """Gamma from the tail of one kind of response times; nothing without `adaptive`."""
+        if not self.adaptive:
+            return NothingLearned()
+        return LearnedGamma(GammaEstimator(self.gamma_per_s, self.gamma_settings()), self.tail)
+
     def key(self, work: Work, service: Service) -> float:
         """Its arrival, less its boost."""
         work_s = self._work_s(self.effective_tokens(work), work.uncached_tokens, service)
@@ -152,3 +158,24 @@ class UniBoost:
     def _gamma(self, service: Service) -> float:
         learned = service.gamma_per_s
         return learned if self.adaptive and learned is not None else self.gamma_per_s
+
+
+class LearnedGamma:
+    """Gamma, learned from the tail of TTFT or of E2E (phase 4)."""
+
+    def __init__(self, estimator: GammaEstimator, tail: Literal["e2e", "ttft"]) -> None:
+        self._estimator = estimator
+        self._tail = tail
+
+    @property
+    def gamma_per_s(self) -> float | None:
+        """None until enough requests have ended."""
+        return self._estimator.gamma_per_s if self._estimator.updates else None
+
+    def first_token(self, response_s: float) -> bool:
+        """Counts where the tail of TTFT does."""
+        return self._tail == "ttft" and self._estimator.completed(response_s)
+
+    def completed(self, response_s: float) -> bool:
+        """Counts where the tail of E2E does."""
+        return self._tail == "e2e" and self._estimator.completed(response_s)

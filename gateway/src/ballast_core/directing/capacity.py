@@ -1,4 +1,4 @@
-"""Which endpoints have a free place for a stage, by the books and an admission policy."""
+"""Which endpoints take one more request for a stage, by the books and an admission policy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Ledger
 
 
-class Places:
-    """Free places of the moment."""
+class Capacity:
+    """What each endpoint takes now."""
 
     def __init__(self, admission: Admission, inventory: Inventory, ledger: Ledger) -> None:
         self._admission = admission
@@ -51,7 +51,7 @@ class Places:
         return self._admission.free(stage, requests, self._inventory.kv_usage_ratio.take(slots))
 
     def _prefills_too(self, candidates: Candidates) -> BoolArray:
-        """Who would prefill a request itself that it is to decode."""
+        """Endpoints that prefill what they decode: flexible ones, while no endpoint only prefills."""
         if Role.PREFILL in self._inventory.ready_roles():
             return np.zeros(len(candidates.endpoints), np.bool_)
         return np.array([one.role is Role.FLEXIBLE for one in candidates.endpoints], np.bool_)

@@ -1,0 +1,110 @@
+"""Binds requests to endpoints: at their dispatch, when prefill is done, and at the cuts of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ballast_core.directing.bookings import Bookings, slots_of
+from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.placer import Placer
+from ballast_core.directing.queue import Queue
+from ballast_core.model import Binding, Role, Stage
+from ballast_core.model.effects import Dispatch, Handoff
+from ballast_core.state.inventory import Inventory
+from ballast_core.state.ledger import Entry, Phase
+
+
+class Dispatcher:
+    """Asks partition and placements where a request goes, and books the answer."""
+
+    def __init__(
+        self,
+        binding: Binding,
+        inventory: Inventory,
+        *,
+        placer: Placer,
+        partitioner: Partitioner | NoPartitioner,
+        queue: Queue,
+        bookings: Bookings,
+    ) -> None:
+        """`queue`: says the priority that engines are sent."""
+        self._placer = placer
+        self._binding = binding
+        self._inventory = inventory
+        self._partitioner = partitioner
+        self._queue = queue
+        self._bookings = bookings
+
+    def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
+        """Where a held request starts, cut or whole; None if no endpoint has capacity for it."""
+        cut = self._partitioner.dispatch(entry, now_s)
+        if cut is None:
+            return self._whole(entry, now_s)
+        first = self._inventory.slot_of((cut.prefill or cut.decode).id)
+        assert first is not None
+        return replace(cut, priority=self._queue.priority(entry, first, now_s))
+
+    def _whole(self, entry: Entry, now_s: float) -> Dispatch | None:
+        """Prefill is placed first: its end is the time at which the decode endpoint's load counts."""
+        placer = self._placer
+        prefill = placer.place(Stage.PREFILL, entry, now_s) if placer.may_hand_off() else None
+        handoff_s = None if prefill is None else prefill.prefill_s
+        decode = placer.place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
+        if decode is None:
+            return None
+        endpoint = self._inventory.endpoint(decode.slot)
+        if endpoint.role is Role.FLEXIBLE and Role.PREFILL not in self._inventory.ready_roles():
+            prefill = None
+        elif prefill is None:
+            return None
+        elif prefill.slot == decode.slot:
+            prefill = None
+        placer.chosen(Stage.DECODE, decode.slot)
+        if prefill is not None:
+            placer.chosen(Stage.PREFILL, prefill.slot)
+        self._bookings.place(entry, prefill, decode, now_s)
+        return Dispatch(
+            entry.request.id,
+            prefill=None if prefill is None else self._inventory.endpoint(prefill.slot),
+            decode=endpoint,
+            traces=(decode.trace,) if prefill is None else (prefill.trace, decode.trace),
+            priority=self._queue.priority(entry, (prefill or decode).slot, now_s),
+        )
+
+    def prefill_done(self, entry: Entry, now_s: float) -> Handoff | None:
+        """Where it decodes. Late binding keeps the endpoint unless another one is strictly better now, or it is gone.
+
+        None if no prefill of it was running.
+        """
+        old_slot = entry.decode_slot
+        if old_slot is None or entry.phase is not Phase.PREFILLING:
+            return None
+        if self._partitioner.planned(entry.request.id):
+            return self.segment_done(entry, 0, now_s)
+        kept = self._inventory.endpoint(old_slot)
+        if self._binding is Binding.EARLY:
+            self._bookings.prefilled(entry, now_s)
+            return Handoff(entry.request.id, kept)
+        slots = slots_of(entry)
+        self._bookings.prefilled_and_withdrawn(entry, now_s)
+        placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
+        if placed is None:  # no ready endpoint is left: the one it had may still answer
+            self._bookings.place_again(entry, old_slot, now_s)
+            return Handoff(entry.request.id, kept)
+        if placed.slot != old_slot:
+            self._placer.chosen(Stage.DECODE, placed.slot)
+        self._bookings.place_again(entry, placed.slot, now_s)
+        self._bookings.release(*slots)
+        return Handoff(entry.request.id, self._inventory.endpoint(placed.slot), (placed.trace,))
+
+    def segment_done(
+        self, entry: Entry, generated_tokens: int, now_s: float, *, computed: bool = True
+    ) -> Handoff | None:
+        """Where the next segment of a cut request goes; None if no segment of it was to come."""
+        if not self._partitioner.to_come(entry.request.id):
+            return None
+        self._bookings.progressed(entry, generated_tokens, now_s)
+        slots = slots_of(entry)
+        handoff = self._partitioner.segment_done(entry, now_s, computed=computed)
+        self._bookings.release(*slots)
+        return handoff
