@@ -38,7 +38,8 @@ from ballast_core.model.events import (
     RequestArrived,
     RequestEnded,
 )
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.placement.registry import PLACEMENTS
+from ballast_core.policies.registry import build_placement
 from bench.comparison import Calibration, Earlier, Recording, Row
 
 SIZES = ((10, 100), (100, 10_000), (1_000, 100_000))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ballast_core.model import STAGE_ROLES, Binding, Stage
-from ballast_core.policies.registry import PLACEMENTS
+from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_sim.capacity import estimate
 from ballast_sim.simulation.experiment import RunSpec, Setup, run
 from ballast_sim.simulation.load_search import CAPACITY_SEED, measure_capacity

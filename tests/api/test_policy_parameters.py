@@ -21,7 +21,8 @@ from ballast_core.policies.placement.cache_aware import LinearKv
 from ballast_core.policies.placement.composition import Factor, FilterThen, Product
 from ballast_core.policies.placement.loads import Ils
 from ballast_core.policies.placement.placements import LeastRequests
-from ballast_core.policies.registry import ALL_PLACEMENTS, PLACEMENTS, build_placement
+from ballast_core.policies.placement.registry import ALL_PLACEMENTS, PLACEMENTS
+from ballast_core.policies.registry import build_placement
 from ballast_operator.accepted import accepted_status
 
 

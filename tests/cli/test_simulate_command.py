@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ballast_cli.main import app
-from ballast_core.policies.registry import ALL_PLACEMENTS, PARTS, PLACEMENT, PLACEMENTS
+from ballast_core.policies.placement.registry import ALL_PLACEMENTS, PLACEMENTS
+from ballast_core.policies.registry import PARTS, PLACEMENT
 
 CLI = [sys.executable, "-m", "ballast_cli"]
 FLEET = ["--endpoints", "2P2D", "--profile", "a100-qwen3-32b"]

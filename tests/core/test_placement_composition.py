@@ -25,8 +25,9 @@ from ballast_core.policies.placement.lmetric import LMetric
 from ballast_core.policies.placement.loads import LeastTokens
 from ballast_core.policies.placement.placements import LeastRequests, PowerOfTwo, Random
 from ballast_core.policies.placement.protocol import Placement
+from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.placement.sibyl import Sibyl
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.registry import build_placement
 from ballast_core.state.view import View
 from tests.support.core_builders import only_dispatch
 from tests.support.placement_states import BLOCK, Flight, State, ask, asks, build, costs, states

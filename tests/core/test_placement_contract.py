@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Request, Role, Stage
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.placement.registry import PLACEMENTS
+from ballast_core.policies.registry import build_placement
 from tests.support.placement_states import State, asks, build, costs, states
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,8 @@ import pytest
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.placement.ballast import Ballast
 from ballast_core.policies.placement.lmetric import LMetric
-from ballast_core.policies.registry import ALL_PLACEMENTS, build_placement
+from ballast_core.policies.placement.registry import ALL_PLACEMENTS
+from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from tests.support.placement_states import NOW_S, PROMPT_BLOCKS, Flight, State, ask, build, costs
 

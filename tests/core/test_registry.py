@@ -5,13 +5,11 @@ from typing import Any
 import pytest
 
 from ballast_core.policies.placement.composition import MAX_NESTING
+from ballast_core.policies.placement.registry import ALL_PLACEMENTS, COMPOSITIONS, PLACEMENTS
 from ballast_core.policies.registry import (
     ADMISSION,
-    ALL_PLACEMENTS,
-    COMPOSITIONS,
     PARTITION,
     PLACEMENT,
-    PLACEMENTS,
     QUEUE_ORDER,
     RESCHEDULING,
     Kind,

@@ -22,7 +22,8 @@ from ballast_core.model import Binding, Outcome, Request, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.model.events import EndpointObserved
 from ballast_core.policies.admission import Bounded
-from ballast_core.policies.registry import PLACEMENTS, QUEUE_ORDER, build, build_placement
+from ballast_core.policies.placement.registry import PLACEMENTS
+from ballast_core.policies.registry import QUEUE_ORDER, build, build_placement
 from ballast_gateway.driver import Driver, Ticket
 from ballast_sim.engine import Finished
 from ballast_sim.simulation.fleet import (

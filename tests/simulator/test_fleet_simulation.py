@@ -14,7 +14,8 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.placement.registry import PLACEMENTS
+from ballast_core.policies.registry import build_placement
 from ballast_sim.simulation.fleet import Fleet
 from ballast_sim.simulation.results import Objective, summarise
 from ballast_sim.simulation.shapes import ShapeError, parse_shape

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.placement.registry import PLACEMENTS
+from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.capacity import LengthStatistics
 from ballast_sim.engine import EngineRequest, Finished, StepEnded, UniqueContent

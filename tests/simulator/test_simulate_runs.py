@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
-from ballast_core.policies.registry import PLACEMENTS, build_placement
+from ballast_core.policies.placement.registry import PLACEMENTS
+from ballast_core.policies.registry import build_placement
 from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup, build_fleet, run
 from ballast_sim.simulation.fleet import Fleet, FleetSettings
 from ballast_sim.simulation.load_search import (

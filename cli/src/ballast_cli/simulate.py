@@ -289,7 +289,7 @@ def _source(
 
 
 def _policies(text: str | None, path: Path | None) -> "tuple[PolicyChoice, ...]":
-    from ballast_core.policies.registry import PLACEMENTS
+    from ballast_core.policies.placement.registry import PLACEMENTS
     from ballast_sim.simulation.policy_choice import parse_policies, read_policy_file
 
     pairs = (*(parse_policies(text) if text is not None else ()), *(read_policy_file(path) if path else ()))

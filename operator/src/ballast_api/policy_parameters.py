@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
 from ballast_core.policies.placement.composition import MAX_PARTS, MIN_PARTS
-from ballast_core.policies.registry import ALL_PLACEMENTS
+from ballast_core.policies.placement.registry import ALL_PLACEMENTS
 
 Schema = dict[str, Any]
 

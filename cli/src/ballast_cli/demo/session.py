@@ -19,7 +19,7 @@ from ballast_api.scheduling_policy import PlacementSpec, SchedulingPolicySpec
 from ballast_cli.demo.plan import DemoError, Fleet, plan_fleet
 from ballast_cli.demo.report import comparison, load_words, next_steps
 from ballast_cli.demo.run import GRACE_S, objective_of, run_policy
-from ballast_core.policies.registry import PLACEMENTS
+from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_sim import capacity
 from ballast_sim.load import LoadReport
 from ballast_sim.load import Progress as LoadProgress

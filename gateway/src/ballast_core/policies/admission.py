@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -92,3 +94,9 @@ class Bounded:
         if self.max_kv_ratio < 1:
             places[kv_usage_ratio >= self.max_kv_ratio] = 0
         return places
+
+
+_ADMISSIONS: tuple[type[Admission], ...] = (Bounded, Open)
+
+ADMISSIONS: Mapping[str, type[Admission]] = MappingProxyType({one.type: one for one in _ADMISSIONS})
+"""Every rule of how many requests an endpoint gets at a time."""

@@ -15,7 +15,8 @@ from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import SchedulingPolicy
 from ballast_core.policies.composing import problems, remarks
 from ballast_core.policies.placement.protocol import Placement
-from ballast_core.policies.registry import COMPOSITIONS, PARTS, PLACEMENTS, PolicyError, build, build_placement
+from ballast_core.policies.placement.registry import COMPOSITIONS, PLACEMENTS
+from ballast_core.policies.registry import PARTS, PolicyError, build, build_placement
 from ballast_core.policies.suite import Suite
 from ballast_sim.simulation.naming import known_names
 from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY

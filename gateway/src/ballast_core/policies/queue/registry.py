@@ -1,11 +1,10 @@
-"""Every queue order and admission that Ballast ships, by type name; `policies.registry.build` makes one."""
+"""Every queue order that Ballast ships, by type name; `policies.registry.build` makes one of plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ballast_core.policies.admission import Admission, Bounded, Open
 from ballast_core.policies.queue.orders import (
     EarliestDeadline,
     Fcfs,
@@ -29,8 +28,3 @@ _ORDERS: tuple[type[QueueOrder], ...] = (
 
 QUEUE_ORDERS: Mapping[str, type[QueueOrder]] = MappingProxyType({order.type: order for order in _ORDERS})
 """Every order of when a request gets its turn."""
-
-_ADMISSIONS: tuple[type[Admission], ...] = (Bounded, Open)
-
-ADMISSIONS: Mapping[str, type[Admission]] = MappingProxyType({one.type: one for one in _ADMISSIONS})
-"""Every rule of how many requests an endpoint gets at a time."""
