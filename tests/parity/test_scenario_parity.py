@@ -7,15 +7,17 @@ engines; the order in which requests are opened, handed off and ended is asyncio
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ballast_core.beliefs.block_hashes import trace_block_hashes
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Outcome, Request, RequestId
@@ -50,13 +52,24 @@ class Job:
 
 
 def jobs_of(scenario: dict[str, Any]) -> list[Job]:
-    """The scenario's arrivals: Poisson, uniform lengths."""
+    """The scenario's arrivals: Poisson, uniform lengths; prompts share prefixes where it names `prefixes`."""
     spec = scenario["arrivals"]
     rng, now_s, jobs = random.Random(spec["seed"]), 0.0, []
-    for _ in range(spec["count"]):
+    for index in range(spec["count"]):
         now_s += rng.expovariate(spec["rate_rps"])
-        jobs.append(Job(now_s, rng.randint(*spec["input_tokens"]), rng.randint(*spec["output_tokens"])))
+        job = Job(now_s, rng.randint(*spec["input_tokens"]), rng.randint(*spec["output_tokens"]))
+        jobs.append(_with_prefix(job, index, rng, scenario["prefixes"]) if "prefixes" in scenario else job)
     return jobs
+
+
+def _with_prefix(job: Job, index: int, rng: random.Random, spec: dict[str, Any]) -> Job:
+    """The first blocks are those of one of `groups` conversations, the last ones its own."""
+    size, group = spec["block_size"], rng.randrange(spec["groups"])
+    blocks = math.ceil(job.input_tokens / size)
+    shared = min(rng.randint(*spec["shared_blocks"]), blocks)
+    ids = [1_000 * group + block for block in range(shared)]
+    ids += [1_000_000 * (index + 1) + block for block in range(blocks - shared)]
+    return replace(job, hash_ids=ids, block_size=size)
 
 
 def line(effect: Effect, now_s: float) -> str | None:
@@ -114,7 +127,16 @@ class _Gateway:
     async def _serve(self, index: int, job: Job) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(job.arrival_s - loop.time())
-        request = Request(RequestId(str(index)), job.input_tokens, max_output_tokens=job.output_tokens)
+        hashes: tuple[int, ...] = ()
+        if job.hash_ids and job.block_size:
+            hashes = tuple(trace_block_hashes(job.hash_ids, job.input_tokens, job.block_size))
+        request = Request(
+            RequestId(str(index)),
+            job.input_tokens,
+            max_output_tokens=job.output_tokens,
+            block_hashes=hashes,
+            block_size=job.block_size or 0,
+        )
         with self.driver.open(request) as ticket:
             self.tickets[index] = ticket
             dispatch = await ticket.dispatched()
@@ -214,3 +236,15 @@ def test_they_let_requests_wait_and_go_alike(order: str) -> None:
     assert expected != unbounded
     assert len(expected) == len(unbounded)
     assert run_virtually(_Gateway(scenario, settings).run()) == expected
+
+
+@pytest.mark.parametrize("policy", ["least-uncached-tokens", "lmetric", "ballast"])
+def test_they_know_the_same_prefixes(policy: str) -> None:
+    """Where prompts share prefixes: both indexes of own routing agree, and they change what is decided."""
+    scenario = yaml.safe_load(SCENARIO.read_text())
+    prefixes = {"block_size": 64, "groups": 4, "shared_blocks": [0, 40]}
+    placement = build_placement(policy)
+    settings = DirectorSettings(prefill=placement, decode=placement)
+    expected = simulated({**scenario, "prefixes": prefixes}, settings)
+    assert expected != simulated({**scenario, "prefixes": {**prefixes, "shared_blocks": [0, 0]}}, settings)
+    assert run_virtually(_Gateway({**scenario, "prefixes": prefixes}, settings).run()) == expected
