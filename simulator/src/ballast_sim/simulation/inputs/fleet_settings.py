@@ -1,39 +1,45 @@
-"""Gateways of a simulated fleet: each a Director of its own, with its own stale view of the endpoints.
-
-Nothing but scrapes tells a gateway what the others do. A scrape takes `scrape_delay_s` to arrive and is lost with
-`scrape_loss_ratio`; the gateways scrape in turn, evenly spread over the interval. An endpoint that is down refuses a
-scrape, one whose scrapes get lost lets it run into its timeout: so gateways notice failures (`watch`).
-"""
+"""What surrounds the engines of a simulated fleet: gateways, scrapes, failures, how KV travels, what is known."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from enum import StrEnum
 from typing import Literal, TypeAlias, get_args
 
-from ballast_core.directing.director import Director, DirectorSettings
-from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
-from ballast_core.model.effects import Effect
-from ballast_core.model.events import EndpointObserved, Event
 from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
 from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling
+from ballast_sim.naming import known_names
 from ballast_sim.physics import PHYSICS, Physics, VllmPhysics
-from ballast_sim.simulation.failures import Failure
-from ballast_sim.simulation.kernel import Kernel
-from ballast_sim.simulation.length_hints import NO_HINTS, LengthHints
-from ballast_sim.simulation.links import KV_TRANSFERS, KvTransfer
-from ballast_sim.simulation.migrations import MigrationSettings
-from ballast_sim.simulation.naming import known_names
-from ballast_sim.simulation.watch import Watch
-from ballast_sim.simulation.world import World
+from ballast_sim.simulation.inputs.failures import Failure
+from ballast_sim.simulation.inputs.length_hints import NO_HINTS, LengthHints
 
+KvTransfer: TypeAlias = Literal["whole", "chunked"]
+KV_TRANSFERS: tuple[KvTransfer, ...] = get_args(KvTransfer)
 CutTokens: TypeAlias = Literal["streams", "at-cut"]
 CUT_TOKENS: tuple[CutTokens, ...] = get_args(CutTokens)
 ENGINE_POLICIES = ("fcfs", "priority")
 SHORTEST_SCRAPE_INTERVAL_S = 1e-3
-OBSERVE = 0  # order at one time: what is known first, then what runs, then what is new
+
+
+class CopyBy(StrEnum):
+    """How the target comes by the KV."""
+
+    PULL = "pull"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationSettings:
+    """How requests are moved."""
+
+    copy: CopyBy = CopyBy.PULL
+    admit_limit_s: float = 2.0
+    """How long the target may take to admit the warm leg, and later the request itself, before it is given up."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the setting that cannot work."""
+        if not 0 < self.admit_limit_s < float("inf"):
+            raise ValueError(f"admit_limit_s: must be above 0, not {self.admit_limit_s!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,110 +147,3 @@ class FleetSettings:
         if self.local_batching == PROFILES_OWN and plain:
             return PHYSICS[self.physics]
         return VllmPhysics(self.local_batching, self.engine_policy, self.engine_scheduler)
-
-
-class Gateways:
-    """The Directors, and who gets which request."""
-
-    def __init__(
-        self,
-        settings: FleetSettings,
-        director_settings: DirectorSettings,
-        kernel: Kernel,
-        world: World,
-        *,
-        carry_out: Callable[[int, Sequence[Effect]], None],
-        catch_up: Callable[[], None],
-    ) -> None:
-        """`carry_out(gateway, effects)` does what a Director wants done.
-
-        `catch_up()` is called before anything is fed here, to `tell` what happened before now.
-        """
-        self.directors = [Director(director_settings) for _ in range(settings.gateways)]
-        self._settings = settings
-        self._kernel = kernel
-        self._world = world
-        self._carry_out = carry_out
-        self._catch_up = catch_up
-        self._losses = random.Random(f"losses {settings.seed}")
-        self._routes = random.Random(f"routes {settings.seed}")
-        self._watches = [Watch(settings.failures_until_lost) for _ in self.directors]
-        self._mute: set[EndpointId] = set()
-        self._awaited_until_s: dict[tuple[int, EndpointId], float] = {}
-
-    def start(self) -> None:
-        """Every gateway learns of every endpoint, then begins to scrape."""
-        interval_s = self._settings.scrape_interval_s
-        for gateway in range(len(self.directors)):
-            for machine in self._world.machines:
-                self.feed(gateway, EndpointObserved(machine.endpoint))
-            phase_s = interval_s * gateway / len(self.directors)
-            self._kernel.at(interval_s + phase_s, lambda gateway=gateway: self._scrape(gateway), OBSERVE)  # type: ignore[misc]
-
-    def route(self) -> int:
-        """The gateway that the next request comes to."""
-        return self._routes.randrange(len(self.directors)) if len(self.directors) > 1 else 0
-
-    def feed(self, gateway: int, event: Event) -> None:
-        """Tell a Director what happened, and do what it wants."""
-        self._catch_up()
-        self.tell(gateway, event, self._kernel.now_s)
-
-    def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
-        """Tell a Director how far requests had come at times that may lie in the past; see `Director.on_progress`."""
-        self.directors[gateway].on_progress(reports)
-
-    def tell(self, gateway: int, event: Event, at_s: float) -> None:
-        """Tell a Director what happened at a time that may lie in the past."""
-        self._carry_out(gateway, self.directors[gateway].on_event(event, at_s))
-
-    def _scrape(self, gateway: int) -> None:
-        now_s, loss = self._kernel.now_s, self._settings.scrape_loss_ratio
-        answers: list[tuple[Endpoint, Observation]] = []
-        for machine, observation in self._world.observe():
-            if loss and self._losses.random() < loss:
-                continue
-            if observation is None or machine.endpoint.id in self._mute:
-                self._scrape_fails(gateway, machine.endpoint.id)
-            else:
-                answers.append((machine.endpoint, observation))
-        if answers:
-            self._kernel.at(now_s + self._settings.scrape_delay_s, partial(self._answered, gateway, answers), OBSERVE)
-        self._kernel.at(now_s + self._settings.scrape_interval_s, lambda: self._scrape(gateway), OBSERVE)
-
-    def _answered(self, gateway: int, answers: Sequence[tuple[Endpoint, Observation]]) -> None:
-        takes = self._watches[gateway].takes
-        taken = [answer for answer in answers if takes(answer[0].id)]
-        self._catch_up()
-        self._carry_out(gateway, self.directors[gateway].on_scrape(taken, self._kernel.now_s))
-
-    def _scrape_fails(self, gateway: int, endpoint_id: EndpointId) -> None:
-        """A refused connection is known at once, silence after the timeout."""
-        now_s = self._kernel.now_s
-        if now_s < self._awaited_until_s.get((gateway, endpoint_id), now_s):
-            return
-        known_s = now_s + self._settings.scrape_delay_s
-        if endpoint_id in self._mute:
-            known_s = now_s + self._settings.scrape_timeout_s
-            self._awaited_until_s[gateway, endpoint_id] = known_s
-        failed = self._watches[gateway].failed
-        self._kernel.at(known_s, lambda: self._noticed(gateway, failed(endpoint_id)), OBSERVE)
-
-    def _noticed(self, gateway: int, event: Event | None) -> None:
-        if event is not None:
-            self.feed(gateway, event)
-
-    # --- what befalls endpoints -----------------------------------------------------------------------------------
-
-    def mute(self, endpoint_id: EndpointId) -> None:
-        """From now on no scrape of this endpoint gets an answer."""
-        self._mute.add(endpoint_id)
-
-    def unmute(self, endpoint_id: EndpointId) -> None:
-        """Scrapes of this endpoint get answers again."""
-        self._mute.discard(endpoint_id)
-
-    def drain(self, endpoint_id: EndpointId) -> None:
-        """Discovery tells every gateway that this endpoint is to get nothing new."""
-        for gateway, watch in enumerate(self._watches):
-            self._noticed(gateway, watch.drains(endpoint_id))
