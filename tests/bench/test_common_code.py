@@ -6,7 +6,7 @@ import pytest
 
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.suite import Suite
-from ballast_sim.simulation.policy_choice import PolicyChoice
+from ballast_sim.simulation.policies.choice import PolicyChoice
 from bench.common.code import ENTRY_MODULES, closure, digest, essence, file_of, imports, placement_digest
 
 SOURCE = '''"""What it does."""
@@ -51,7 +51,7 @@ def test_a_placement_depends_on_its_own_modules() -> None:
     ours = closure(["ballast_core.policies.placement.ballast"])
     assert "ballast_core.policies.placement.projection" in ours
     assert "ballast_core.policies.placement.sibyl" not in ours
-    assert "ballast_core.policies.placement.ballast" in closure(["ballast_sim.simulation.oracle"])
+    assert "ballast_core.policies.placement.ballast" in closure(["ballast_sim.simulation.policies.oracle"])
 
 
 def test_what_all_runs_share_holds_no_placement_and_no_tools_around_the_simulator() -> None:

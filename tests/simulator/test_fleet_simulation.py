@@ -16,9 +16,10 @@ from ballast_core.model import Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import ShapeError, parse_shape
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import ShapeError, parse_shape
 
 
 @dataclass(frozen=True, slots=True)

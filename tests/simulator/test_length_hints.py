@@ -13,9 +13,10 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Request
 from ballast_core.policies.registry import build_placement
 from ballast_core.state.view import View
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.length_hints import ARES_LIKE, NO_HINTS, LengthHints
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import ARES_LIKE, NO_HINTS, LengthHints
+from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads import WorkloadRequest
 
 

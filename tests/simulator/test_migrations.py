@@ -16,12 +16,14 @@ from ballast_core.model import EndpointId, RequestId, Stage
 from ballast_core.model.effects import Migrate
 from ballast_core.policies.registry import build_placement
 from ballast_sim.engine import Finished
-from ballast_sim.simulation.failures import Failure, FailureKind
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.migrations import CopyBy, MigrationSettings, NotMoved
-from ballast_sim.simulation.records import Record
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.fleet.migrations import NotMoved
+from ballast_sim.simulation.inputs.failures import Failure, FailureKind
+from ballast_sim.simulation.inputs.fleet_settings import CopyBy, FleetSettings, MigrationSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.requests.records import Record
 
 PROFILE = "a100-qwen3-32b"
 

@@ -14,8 +14,9 @@ from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.queue.orders import Fcfs
 from ballast_core.policies.queue.protocol import QueueOrder
 from ballast_core.policies.queue.uniboost import UniBoost
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads.request import WorkloadRequest
 
 

@@ -15,9 +15,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
-from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup, build_fleet, run
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.load_search import (
+from ballast_sim.simulation.capacity.search import (
     GROWTH_RATIO,
     CapacityError,
     Interrupted,
@@ -26,13 +24,16 @@ from ballast_sim.simulation.load_search import (
     hopeless,
     measure_capacity,
 )
-from ballast_sim.simulation.policy_choice import default_prefill, least_requests, parse_policies
-from ballast_sim.simulation.pool import run_all
-from ballast_sim.simulation.records import Record
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource, scale_sessions, turns
-from ballast_sim.simulation.timeline import MAX_SAMPLES, Timeline
+from ballast_sim.simulation.figures.timeline import MAX_SAMPLES, Timeline
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource, scale_sessions, turns
+from ballast_sim.simulation.policies.choice import default_prefill, least_requests, parse_policies
+from ballast_sim.simulation.requests.records import Record
+from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, Setup, build_fleet, run
+from ballast_sim.simulation.runs.pool import run_all
 from ballast_sim.workloads import WorkloadRequest, generate
 
 SHAPE = "2P@a100-qwen3-32b,2D@h20-qwen3-32b"

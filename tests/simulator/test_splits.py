@@ -19,11 +19,13 @@ from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.book import Book
 from ballast_core.state.view import View
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.links import Computed, Link
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.splits import Leg, Split, leg_of
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.requests.splits import Leg, Split, leg_of
+from ballast_sim.simulation.world.links import Computed, Link
 from tests.simulator.test_fleet_simulation import Job
 from tests.support.core_builders import endpoint
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
-from ballast_sim.simulation.naming import known_names
+from ballast_sim.naming import known_names
 
 _PART = re.compile(r"(\d+)([PDFC])", re.ASCII)
 _ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "F": Role.FLEXIBLE, "C": Role.FLEXIBLE}

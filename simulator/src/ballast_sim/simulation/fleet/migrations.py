@@ -30,17 +30,11 @@ from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Migrate
 from ballast_core.model.events import Event, Migrated, MigrationFailed
 from ballast_sim.engine import RequestStats
+from ballast_sim.simulation.inputs.fleet_settings import CopyBy, MigrationSettings
 from ballast_sim.simulation.kernel import Kernel
-from ballast_sim.simulation.legs import EngineLeg, LegKind
-from ballast_sim.simulation.records import Record
-from ballast_sim.simulation.world import ENGINE_PRIORITY, Source, World
-
-
-class CopyBy(StrEnum):
-    """How the target comes by the KV."""
-
-    PULL = "pull"
-    RECOMPUTE = "recompute"
+from ballast_sim.simulation.requests.legs import EngineLeg, LegKind
+from ballast_sim.simulation.requests.records import Record
+from ballast_sim.simulation.world.world import ENGINE_PRIORITY, Source, World
 
 
 class NotMoved(StrEnum):
@@ -58,20 +52,6 @@ class NotMoved(StrEnum):
     """The target had no room in time: for the copy, or for the request itself."""
     TARGET_LOST = "target-lost"
     """The target died after the cut and before its first token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigrationSettings:
-    """How requests are moved."""
-
-    copy: CopyBy = CopyBy.PULL
-    admit_limit_s: float = 2.0
-    """How long the target may take to admit the warm leg, and later the request itself, before it is given up."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError naming the setting that cannot work."""
-        if not 0 < self.admit_limit_s < float("inf"):
-            raise ValueError(f"admit_limit_s: must be above 0, not {self.admit_limit_s!r}")
 
 
 class Host(Protocol):

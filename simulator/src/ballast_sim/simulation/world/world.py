@@ -23,9 +23,10 @@ from ballast_sim.engine import (
     TokensAdvanced,
 )
 from ballast_sim.physics import VLLM, EngineModel, Physics
-from ballast_sim.simulation.bandwidth import Bandwidth
-from ballast_sim.simulation.links import Computed, KvTransfer, Link, TransferTimes
-from ballast_sim.simulation.shapes import Machine
+from ballast_sim.simulation.inputs.fleet_settings import KvTransfer
+from ballast_sim.simulation.inputs.shapes import Machine
+from ballast_sim.simulation.world.bandwidth import Bandwidth
+from ballast_sim.simulation.world.links import Computed, Link, TransferTimes
 
 ENGINE_PRIORITY = 1
 """Place of an engine's work among what happens at one time: after what is observed, before what arrives."""

@@ -6,6 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ballast_core.policies.placement.protocol import Placement
-from ballast_sim.simulation.oracle import Oracle
+from ballast_sim.simulation.policies.oracle import Oracle
 
 SIMULATOR_ONLY: Mapping[str, type[Placement]] = MappingProxyType({Oracle.type: Oracle})

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import ballast_core
 import ballast_sim
-from ballast_sim.simulation.experiment import Setup
-from ballast_sim.simulation.load_search import MeasuredCapacity
+from ballast_sim.simulation.capacity.search import MeasuredCapacity
+from ballast_sim.simulation.runs.experiment import Setup
 
 
 def cache_folder() -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ballast_core.arrays import FloatArray
-from ballast_sim.simulation.records import Record
+from ballast_sim.simulation.requests.records import Record
 
 _LEAST_S, _STEP = 1e-5, math.log(1.005)
 _BINS = 4000  # up to 4,600 s

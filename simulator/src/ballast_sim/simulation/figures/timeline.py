@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ballast_core.model import Observation
-from ballast_sim.simulation.world import World
+from ballast_sim.simulation.world.world import World
 
 MAX_SAMPLES = 480
 

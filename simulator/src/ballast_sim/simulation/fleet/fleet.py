@@ -27,18 +27,17 @@ from ballast_core.model.events import (
     TimerFired,
 )
 from ballast_sim.engine import EngineRequest, Finished, FinishReason
-from ballast_sim.simulation.gaps import TokenGaps
-from ballast_sim.simulation.gateways import OBSERVE, FleetSettings, Gateways
+from ballast_sim.simulation.fleet.migrations import Migrations
+from ballast_sim.simulation.fleet.outages import schedule
+from ballast_sim.simulation.gateways.gateways import OBSERVE, Gateways
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.shapes import Machine
 from ballast_sim.simulation.kernel import Kernel
-from ballast_sim.simulation.legs import EngineLeg, LegKind, engine_request, later_request, leg_content, leg_id
-from ballast_sim.simulation.migrations import Migrations
-from ballast_sim.simulation.outages import schedule
-from ballast_sim.simulation.records import Arrival, Record
-from ballast_sim.simulation.shapes import Machine
-from ballast_sim.simulation.splits import Leg, Split, leg_of
-from ballast_sim.simulation.world import Source, World
-
-__all__ = ["PROGRESS_EVERY_TOKENS", "Arrival", "Fleet", "FleetSettings", "Record", "engine_request", "leg_id"]
+from ballast_sim.simulation.requests.gaps import TokenGaps
+from ballast_sim.simulation.requests.legs import EngineLeg, LegKind, engine_request, later_request, leg_content, leg_id
+from ballast_sim.simulation.requests.records import Arrival, Record
+from ballast_sim.simulation.requests.splits import Leg, Split, leg_of
+from ballast_sim.simulation.world.world import Source, World
 
 PROGRESS_EVERY_TOKENS = 16
 """How often a running request's tokens are reported to the Director."""

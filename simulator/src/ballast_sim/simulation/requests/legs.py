@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from ballast_sim.engine import BlockHashes, EngineRequest, TraceContent, UniqueContent
-from ballast_sim.simulation.records import Arrival, Record
+from ballast_sim.simulation.requests.records import Arrival, Record
 
 
 class LegKind(Enum):

@@ -14,15 +14,17 @@ from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.engine.scheduling import VLLM_OWN
-from ballast_sim.simulation.balance import EVERY_S, Balance
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.length_hints import NO_HINTS
-from ballast_sim.simulation.policy_choice import PolicyChoice
-from ballast_sim.simulation.records import Record
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import Machine
-from ballast_sim.simulation.source import Load, WorkloadSource, mean_rate_rps
-from ballast_sim.simulation.timeline import Timeline
+from ballast_sim.simulation.figures.balance import EVERY_S, Balance
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.figures.timeline import Timeline
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import NO_HINTS
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import Machine
+from ballast_sim.simulation.inputs.source import Load, WorkloadSource, mean_rate_rps
+from ballast_sim.simulation.policies.choice import PolicyChoice
+from ballast_sim.simulation.requests.records import Record
 
 CURVE_POINTS = 400
 _ENDLESS = SurvivalSettings(prior_scale_tokens=1e12)

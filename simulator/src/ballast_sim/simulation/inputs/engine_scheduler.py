@@ -7,7 +7,7 @@ import math
 from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, PolicyError, build
 from ballast_sim.engine.scheduling import VLLM_OWN, Preempt, Scheduling
-from ballast_sim.simulation.naming import known_names
+from ballast_sim.naming import known_names
 
 NAMES = ("fcfs", "sarathi", *(name for name in QUEUE_ORDERS if name != "fcfs"))
 """`fcfs` and `sarathi` are vLLM's own scheduler; the others are queue orders."""

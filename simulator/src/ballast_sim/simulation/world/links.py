@@ -8,15 +8,11 @@ its slower end and each transfer has it for itself; its set-up is paid once, bef
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import HandOff
-
-KvTransfer: TypeAlias = Literal["whole", "chunked"]
-KV_TRANSFERS: tuple[KvTransfer, ...] = get_args(KvTransfer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ import numpy as np
 from ballast_core.model import STAGE_ROLES, Stage
 from ballast_sim.capacity import LengthStatistics
 from ballast_sim.physics import PHYSICS
-from ballast_sim.simulation.experiment import Beat, RunSpec, Setup, build_fleet
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.policy_choice import least_requests
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.source import Load
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.source import Load
+from ballast_sim.simulation.policies.choice import least_requests
+from ballast_sim.simulation.runs.experiment import Beat, RunSpec, Setup, build_fleet
 
 TOLERANCE_RATIO = 0.01
 GROWTH_RATIO = 0.02

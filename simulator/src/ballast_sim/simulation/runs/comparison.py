@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ballast_core.model import Binding
 from ballast_sim.physics import PHYSICS
-from ballast_sim.simulation.experiment import RunSpec, Setup
-from ballast_sim.simulation.policy_choice import PolicyChoice
-from ballast_sim.simulation.shapes import Machine
-from ballast_sim.simulation.source import SourceError, WorkloadSource
+from ballast_sim.simulation.inputs.shapes import Machine
+from ballast_sim.simulation.inputs.source import SourceError, WorkloadSource
+from ballast_sim.simulation.policies.choice import PolicyChoice
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ballast_core.model import EndpointId
-from ballast_sim.simulation.splits import Split
+from ballast_sim.simulation.requests.splits import Split
 
 
 class Arrival(Protocol):

@@ -17,7 +17,7 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from typing import TypeAlias
 
-from ballast_sim.simulation.experiment import Outcome, RunSpec, run
+from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, run
 
 BEAT_EVERY_S = 0.1
 """Wall seconds between two reports of a run, and between two looks at whether to stop."""

@@ -3,55 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.records import Record
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.requests.records import Record
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
-
 
 LATE_PERCENT = 1
 """A request meets a TBT objective if at most this share of its gaps is longer: its own P99 is within it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """Thresholds that a request must meet, each in seconds; None asks nothing."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-    tbt_s: float | None = None
-    """Time between tokens: of the gaps between a request's tokens, 99 % must be within it."""
-
-    @classmethod
-    def parse(cls, text: str) -> Objective:
-        """Reads `ttft=2,tpot=0.05` (seconds). Raises `ValueError` naming what is wrong."""
-        values: dict[str, float] = {}
-        for part in filter(None, (piece.strip() for piece in text.split(","))):
-            name, _, number = part.partition("=")
-            try:
-                value = float(number)
-            except ValueError:
-                value = float("nan")
-            if name not in ("ttft", "tpot", "e2e", "tbt") or not 0 < value < float("inf"):
-                raise ValueError(f"slo: cannot read {part!r}; write such as ttft=2,tpot=0.05 (seconds, above 0)")
-            if f"{name}_s" in values:
-                raise ValueError(f"slo: {name} is given twice in {text!r}; give it once")
-            values[f"{name}_s"] = value
-        return cls(**values)
-
-    def met_by(self, record: Record) -> bool:
-        """Whether a request ended within every threshold. One token has no TPOT and no gap, and meets both."""
-        if not record.completed:
-            return False
-        if self.tbt_s is not None and 100 * record.late_gaps > LATE_PERCENT * (record.generated_tokens - 1):
-            return False
-        measured = ((self.ttft_s, record.ttft_s), (self.tpot_s, record.tpot_s), (self.e2e_s, record.e2e_s))
-        return all(limit is None or value is None or value <= limit for limit, value in measured)
+def meets(record: Record, objective: Objective) -> bool:
+    """Whether a request ended within every threshold. One token has no TPOT and no gap, and meets both."""
+    if not record.completed:
+        return False
+    if objective.tbt_s is not None and 100 * record.late_gaps > LATE_PERCENT * (record.generated_tokens - 1):
+        return False
+    measured = ((objective.ttft_s, record.ttft_s), (objective.tpot_s, record.tpot_s), (objective.e2e_s, record.e2e_s))
+    return all(limit is None or value is None or value <= limit for limit, value in measured)
 
 
 def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
@@ -64,7 +36,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
     """
     records = [record for record in fleet.records if record.arrived]
     done = [record for record in records if record.completed]
-    good = [record for record in records if objective.met_by(record)]
+    good = [record for record in records if meets(record, objective)]
     met = len(good)
     cut = [record.split for record in records if record.split is not None]
     first_s = min((record.arrival_s for record in records), default=0.0)

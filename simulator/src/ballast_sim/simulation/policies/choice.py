@@ -18,9 +18,9 @@ from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.placement.registry import COMPOSITIONS, PLACEMENTS
 from ballast_core.policies.registry import PARTS, PolicyError, build, build_placement
 from ballast_core.policies.suite import Suite
-from ballast_sim.simulation.naming import known_names
-from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY
-from ballast_sim.simulation.shapes import Machine
+from ballast_sim.naming import known_names
+from ballast_sim.simulation.inputs.shapes import Machine
+from ballast_sim.simulation.policies.only_simulated import SIMULATOR_ONLY
 
 PREFILL_PREFERENCE = ("least-uncached-tokens", "least-requests")
 """The prefill placement beside a decode placement that is named alone: the first of these that is registered."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from ballast_sim.simulation.failures import Failure, FailureKind
-from ballast_sim.simulation.gateways import Gateways
+from ballast_sim.simulation.gateways.gateways import Gateways
+from ballast_sim.simulation.inputs.failures import Failure, FailureKind
 from ballast_sim.simulation.kernel import Kernel
-from ballast_sim.simulation.world import World
+from ballast_sim.simulation.world.world import World
 
 
 def schedule(failures: Iterable[Failure], kernel: Kernel, world: World, gateways: Gateways) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from ballast_core.model import EndpointId
-from ballast_sim.simulation.naming import known_names
+from ballast_sim.naming import known_names
 
 
 class FailureKind(StrEnum):

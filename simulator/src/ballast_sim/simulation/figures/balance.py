@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ballast_sim.physics import PHYSICS
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.shapes import Machine
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.shapes import Machine
 
 EVERY_S = 1.0
 
