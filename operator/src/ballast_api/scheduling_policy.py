@@ -1,7 +1,7 @@
 """SchedulingPolicy: which policies decide what becomes of requests, with which parameters.
 
-The core is the authority: types and parameters are those of its dataclasses, in the schema and here, and which policies
-go together is for `ballast_core.policies.composing` to say.
+The core is the authority: types and parameters are those of its dataclasses, in the schema and here, and
+`ballast_core.policies.composing` decides which policies go together.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pydantic_core import CoreSchema
 
 from ballast_api.common import API_VERSION, ApiModel, NonEmptyStr, PrinterColumn, Resource, Rule, raise_at
 from ballast_api.conditions import AcceptedStatus
-from ballast_api.policy_fit import composition_rules
 from ballast_api.policy_parameters import manifest_words, parameters_schema
+from ballast_core.policies.composing import NOTHING_WAITS, problems
 from ballast_core.policies.registry import (
     ADMISSION,
     PARTITION,
@@ -105,6 +105,15 @@ class ReschedulingSpec(PolicySpec):
     kind_of_policy = RESCHEDULING
 
 
+def _composition_rule(field: str, cel: str, reason: str) -> Rule:
+    """`reason`: the core's own sentence, by which pydantic's half of the rule finds the problem again."""
+
+    def holds(spec: SchedulingPolicySpec) -> bool:
+        return all(problem.reason != reason for problem in problems(spec.build()))
+
+    return Rule(field=field, cel=cel, message=manifest_words(reason), holds=holds)
+
+
 class SchedulingPolicySpec(ApiModel):
     """Which policy decides what. Only what this release implements is accepted."""
 
@@ -121,7 +130,15 @@ class SchedulingPolicySpec(ApiModel):
     rescheduling: ReschedulingSpec | None = None
     """Moves running decodes to other endpoints; by default they stay."""
 
-    rules: ClassVar[tuple[Rule, ...]] = composition_rules()
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _composition_rule(
+            "queue",
+            "!has(self.queue) || self.queue.type == 'fcfs' || (has(self.admission) && self.admission.type != 'open')"
+            " || (has(self.queue.parameters) && has(self.queue.parameters.enginePriority)"
+            " && self.queue.parameters.enginePriority)",
+            NOTHING_WAITS,
+        ),
+    )
 
     def build(self) -> Suite:
         """The core's policies."""

@@ -42,7 +42,7 @@ from ballast_api.serving_pool_rules import (
 )
 
 Role = names.RoleName
-Face = Literal["Proxy", "Picker", "Both"]
+Face = names.FaceName
 PoolName = Annotated[str, Field(min_length=1, max_length=names.MAX_POOL_NAME, pattern=DNS_LABEL)]
 
 
@@ -139,6 +139,11 @@ class PoolSpec(ApiModel):
             return self.replicas
         return self.autoscaling.min_replicas if self.autoscaling else 0
 
+    @property
+    def least_gpus(self) -> int:
+        """GPUs that `wanted_replicas` need at least; a HardwareProfile may ask for more of each instance."""
+        return self.wanted_replicas * (self.tensor_parallel_size or 1) * self.nodes_per_instance
+
 
 class RatioSpec(ApiModel):
     """How Ballast keeps prefill and decode in proportion. A ratio is prefill instances for each decode instance."""
@@ -225,6 +230,11 @@ class ServingPoolSpec(ApiModel):
     """How pods are replaced."""
     gpu_budget: NonNegativeInt | None = None
     """GPUs that all instances together may use; by default no limit."""
+
+    @property
+    def least_gpus(self) -> int:
+        """GPUs that all pools together need at least."""
+        return sum(pool.least_gpus for pool in self.pools)
 
 
 class PoolStatus(ApiModel):
