@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Binding, Outcome, Request, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.model.events import EndpointObserved
-from ballast_core.policies.admission import Bounded
-from ballast_core.policies.registry import PLACEMENTS, QUEUE_ORDER, build, build_placement
+from ballast_core.policies.registry import PLACEMENTS
 from ballast_gateway.driver import Driver, Ticket
+from ballast_gateway.settings import director_settings
 from ballast_sim.engine import Finished
 from ballast_sim.simulation.fleet import (
     PROGRESS_EVERY_TOKENS,
@@ -186,13 +187,18 @@ def simulated(scenario: dict[str, Any], settings: DirectorSettings) -> list[str]
     return log
 
 
+def director_settings_of(**policy: Any) -> DirectorSettings:
+    """As a gateway has them from its settings file."""
+    file = {"model": {"servedNames": ["m"]}, "discovery": {"file": "endpoints.yaml"}, "policy": policy}
+    return director_settings(GatewaySettings.parse(file))
+
+
 @pytest.mark.parametrize("binding", list(Binding))
 @pytest.mark.parametrize("policy", sorted(PLACEMENTS))
 def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> None:
     """Every dispatch and hand-off: the same request, endpoints and microsecond."""
     scenario = yaml.safe_load(SCENARIO.read_text())
-    placement = build_placement(policy)
-    settings = DirectorSettings(prefill=placement, decode=placement, binding=binding)
+    settings = replace(director_settings_of(prefill={"type": policy}, decode={"type": policy}), binding=binding)
     expected = simulated(scenario, settings)
     assert len(expected) == 2 * scenario["arrivals"]["count"]
     assert run_virtually(_Gateway(scenario, settings).run()) == expected
@@ -202,13 +208,11 @@ def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> No
 def test_they_let_requests_wait_and_go_alike(order: str) -> None:
     """With so few places that most wait in the gateway: who goes next, and when."""
     scenario = yaml.safe_load(SCENARIO.read_text())
-    placement = build_placement("least-requests")
-    admission = Bounded(max_prefill_requests=1, max_decode_requests=2)
-    settings = DirectorSettings(
-        prefill=placement, decode=placement, queue=build(QUEUE_ORDER, order), admission=admission
-    )
+    placements = {stage: {"type": "least-requests"} for stage in ("prefill", "decode")}
+    admission = {"type": "bounded", "parameters": {"maxPrefillRequests": 1, "maxDecodeRequests": 2}}
+    settings = director_settings_of(**placements, queue={"type": order}, admission=admission)
     expected = simulated(scenario, settings)
-    unbounded = simulated(scenario, DirectorSettings(prefill=placement, decode=placement))
+    unbounded = simulated(scenario, director_settings_of(**placements))
     assert expected != unbounded
     assert len(expected) == len(unbounded)
     assert run_virtually(_Gateway(scenario, settings).run()) == expected

@@ -12,6 +12,7 @@ from ballast_core.directing.director import Director, DirectorSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Role
 from ballast_core.model.events import EndpointObserved
 from ballast_core.policies.placement.placements import RoundRobin
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker import PickerServer, serve
 from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused
@@ -61,7 +62,13 @@ async def picker(
 ) -> AsyncIterator[RunningPicker]:
     """A picker on free ports of loopback, round robin over the endpoints."""
     director = Director(
-        DirectorSettings(prefill=RoundRobin(), decode=RoundRobin(), binding=Binding.EARLY, max_in_flight=max_in_flight)
+        DirectorSettings(
+            prefill=RoundRobin(),
+            decode=RoundRobin(),
+            binding=Binding.EARLY,
+            max_in_flight=max_in_flight,
+            profiles=SHIPPED_PROFILES,
+        )
     )
     for endpoint in endpoints:
         director.on_event(EndpointObserved(endpoint), 0.0)

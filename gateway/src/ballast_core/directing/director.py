@@ -56,7 +56,7 @@ from ballast_core.policies.admission import Open
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.queue.orders import Fcfs
 from ballast_core.policies.suite import Suite
-from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_core.profiles import HardwareProfile
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
 
@@ -74,7 +74,7 @@ class DirectorSettings(Suite):
     """How often a request is dispatched anew after a failed leg."""
     hold_s: float = 0.0
     """How long a request waits for an endpoint to appear when there is none; 0 rejects at once."""
-    profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: SHIPPED_PROFILES)
+    profiles: Mapping[str, HardwareProfile]
     """Hardware by the name that endpoints give (`Endpoint.profile`); an unknown name is learned from a guess."""
     learn: Belief = Belief.NONE
     """Beliefs to learn beyond those that the policies read."""
