@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ballast_api.common import Rule
+from ballast_api.faces import Face
 from ballast_api.policy_parameters import manifest_words
 from ballast_core.model import Role
 from ballast_core.policies.composing import NOTHING_WAITS, Problem, problems, remarks
@@ -21,8 +22,6 @@ from ballast_core.policies.suite import Suite
 
 if TYPE_CHECKING:
     from ballast_api.scheduling_policy import SchedulingPolicySpec
-
-Face = Literal["Proxy", "Picker", "Both"]
 
 
 class Ability(StrEnum):
@@ -36,9 +35,9 @@ class Ability(StrEnum):
 
 FACES: Mapping[Face, frozenset[Ability]] = MappingProxyType(
     {
-        "Proxy": frozenset({Ability.PRIORITIES, Ability.PROMPT_CUTS, Ability.MIGRATIONS}),
-        "Picker": frozenset({Ability.PRIORITIES}),
-        "Both": frozenset({Ability.PRIORITIES}),
+        Face.PROXY: frozenset({Ability.PRIORITIES, Ability.PROMPT_CUTS, Ability.MIGRATIONS}),
+        Face.PICKER: frozenset({Ability.PRIORITIES}),
+        Face.BOTH: frozenset({Ability.PRIORITIES}),
     }
 )
 """What each face does beyond placing requests and letting them wait; `Both` is what both do.
@@ -181,4 +180,4 @@ def _cuts_output(partition: Partition) -> bool:
 
 _PART_OF = {Ability.PRIORITIES: "queue", Ability.PROMPT_CUTS: "partition", Ability.MIGRATIONS: "rescheduling"}
 
-__all__ = ["FACES", "Ability", "Face", "asked_of_face", "composition_rules", "misfits", "remarks"]
+__all__ = ["FACES", "Ability", "asked_of_face", "composition_rules", "misfits", "remarks"]
