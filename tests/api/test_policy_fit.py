@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from ballast_api.errors import InvalidInput
+from ballast_api.faces import Face
 from ballast_api.loading import load_manifest_files, parse_settings
-from ballast_api.policy_fit import FACES, PROMPT_ONLY, Ability, Face, asked_of_face, engine_misfits, misfits
+from ballast_api.policy_fit import FACES, PROMPT_ONLY, Ability, asked_of_face, engine_misfits, misfits
 from ballast_api.policy_parameters import manifest_words
 from ballast_api.scheduling_policy import SchedulingPolicy, SchedulingPolicySpec
 from ballast_core.model import Role
@@ -55,7 +56,7 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
     assert reasons - needs_a_fleet == {"NOTHING_WAITS"}
 
 
-@pytest.mark.parametrize("face", get_args(Face))
+@pytest.mark.parametrize("face", list(Face))
 @pytest.mark.parametrize(
     ("part", "spec", "ability"),
     [
@@ -80,7 +81,7 @@ def test_a_face_that_cannot_do_what_a_policy_asks_refuses_it(
     assert problem.message.startswith(f"face {face} cannot {ability}")
 
 
-@pytest.mark.parametrize("face", get_args(Face))
+@pytest.mark.parametrize("face", list(Face))
 @pytest.mark.parametrize(
     ("spec", "fix"),
     [
@@ -146,7 +147,7 @@ def test_engines_that_go_on_from_a_part_of_a_prompt_must_be_able_to(
 
 def test_a_fleet_in_which_nothing_can_be_cut_is_refused() -> None:
     """Beside what the face lacks."""
-    reasons = [each.reason for each in misfits(suite({"partition": {"type": "fixed"}}), "Proxy", {Role.DECODE: 2})]
+    reasons = [each.reason for each in misfits(suite({"partition": {"type": "fixed"}}), Face.PROXY, {Role.DECODE: 2})]
     assert composing.NOBODY_CUTS in reasons
 
 

@@ -36,6 +36,7 @@ from ballast_core.policies.queue.protocol import Work
 from ballast_core.policies.queue.ranking import rank
 from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, build
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.ledger import Entry, Phase
 from tests.support.core_builders import endpoint, observation, only_dispatch, request
 
@@ -59,6 +60,7 @@ def bounded(
             admission=admission,
             binding=binding,
             hold_s=hold_s,
+            profiles=SHIPPED_PROFILES,
         )
     )
     for name in names:

@@ -16,6 +16,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import RequestId, Stage
 from ballast_core.model.events import EndpointObserved, FirstToken, Progress, ProgressBatch, RequestArrived
 from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.age_histograms import AgeHistograms
 from ballast_core.state.ledger import Entry, Ledger, Phase
 from tests.support.core_builders import endpoint, request
@@ -178,7 +179,9 @@ def test_what_cannot_move_is_refused() -> None:
 
 def test_the_gap_across_a_move_teaches_nothing() -> None:
     """It holds the pause of the move, and tokens of two endpoints."""
-    director = Director(DirectorSettings(prefill=LeastRequests(), decode=LeastRequests(), learn=Belief.RATES))
+    director = Director(
+        DirectorSettings(prefill=LeastRequests(), decode=LeastRequests(), learn=Belief.RATES, profiles=SHIPPED_PROFILES)
+    )
     for name in ("p0", "d0", "d1"):
         director.on_event(EndpointObserved(endpoint(name)), 0.0)
     director.on_event(RequestArrived(request("r0")), 0.0)

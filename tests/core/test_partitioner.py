@@ -36,6 +36,7 @@ from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.partition.protocol import Partition
 from ballast_core.policies.partition.registry import PARTITIONS
 from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.book import Book, Work, works_of
 from tests.support.core_builders import endpoint, observation, only_dispatch
 
@@ -51,7 +52,14 @@ def cutting(
     """A Director that cuts, with these endpoints ready."""
     policy = LeastRequests()
     made = Director(
-        DirectorSettings(prefill=policy, decode=policy, partition=partition, binding=binding, hold_s=hold_s)
+        DirectorSettings(
+            prefill=policy,
+            decode=policy,
+            partition=partition,
+            binding=binding,
+            hold_s=hold_s,
+            profiles=SHIPPED_PROFILES,
+        )
     )
     for name in names:
         made.on_event(EndpointObserved(endpoint(name)), 0.0)

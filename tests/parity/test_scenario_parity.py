@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 import yaml
 
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.beliefs.block_hashes import trace_block_hashes
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Outcome, Request, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.model.events import EndpointObserved
-from ballast_core.policies.admission import Bounded
 from ballast_core.policies.placement.registry import PLACEMENTS
-from ballast_core.policies.registry import QUEUE_ORDER, build, build_placement
 from ballast_gateway.driver import Driver, Ticket
+from ballast_gateway.settings import director_settings
 from ballast_sim.engine import Finished
 from ballast_sim.simulation.fleet.fleet import PROGRESS_EVERY_TOKENS, Fleet
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
@@ -206,13 +206,18 @@ def simulated(scenario: dict[str, Any], settings: DirectorSettings) -> list[str]
     return log
 
 
+def director_settings_of(**policy: Any) -> DirectorSettings:
+    """As a gateway has them from its settings file."""
+    file = {"model": {"servedNames": ["m"]}, "discovery": {"file": "endpoints.yaml"}, "policy": policy}
+    return director_settings(GatewaySettings.parse(file))
+
+
 @pytest.mark.parametrize("binding", list(Binding))
 @pytest.mark.parametrize("policy", sorted(PLACEMENTS))
 def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> None:
     """Every dispatch and hand-off: the same request, endpoints and microsecond."""
     scenario = yaml.safe_load(SCENARIO.read_text())
-    placement = build_placement(policy)
-    settings = DirectorSettings(prefill=placement, decode=placement, binding=binding)
+    settings = replace(director_settings_of(prefill={"type": policy}, decode={"type": policy}), binding=binding)
     expected = simulated(scenario, settings)
     assert len(expected) == 2 * scenario["arrivals"]["count"]
     assert run_virtually(_Gateway(scenario, settings).run()) == expected
@@ -222,13 +227,11 @@ def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> No
 def test_they_let_requests_wait_and_go_alike(order: str) -> None:
     """With so few places that most wait in the gateway: who goes next, and when."""
     scenario = yaml.safe_load(SCENARIO.read_text())
-    placement = build_placement("least-requests")
-    admission = Bounded(max_prefill_requests=1, max_decode_requests=2)
-    settings = DirectorSettings(
-        prefill=placement, decode=placement, queue=build(QUEUE_ORDER, order), admission=admission
-    )
+    placements = {stage: {"type": "least-requests"} for stage in ("prefill", "decode")}
+    admission = {"type": "bounded", "parameters": {"maxPrefillRequests": 1, "maxDecodeRequests": 2}}
+    settings = director_settings_of(**placements, queue={"type": order}, admission=admission)
     expected = simulated(scenario, settings)
-    unbounded = simulated(scenario, DirectorSettings(prefill=placement, decode=placement))
+    unbounded = simulated(scenario, director_settings_of(**placements))
     assert expected != unbounded
     assert len(expected) == len(unbounded)
     assert run_virtually(_Gateway(scenario, settings).run()) == expected
@@ -239,8 +242,7 @@ def test_they_know_the_same_prefixes(policy: str) -> None:
     """Where prompts share prefixes: both indexes of own routing agree, and they change what is decided."""
     scenario = yaml.safe_load(SCENARIO.read_text())
     prefixes = {"block_size": 64, "groups": 4, "shared_blocks": [0, 40]}
-    placement = build_placement(policy)
-    settings = DirectorSettings(prefill=placement, decode=placement)
+    settings = director_settings_of(prefill={"type": policy}, decode={"type": policy})
     expected = simulated({**scenario, "prefixes": prefixes}, settings)
     assert expected != simulated({**scenario, "prefixes": {**prefixes, "shared_blocks": [0, 0]}}, settings)
     assert run_virtually(_Gateway({**scenario, "prefixes": prefixes}, settings).run()) == expected

@@ -15,6 +15,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, EndpointId, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.simulation.figures.results import summarise
 from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.failures import (
@@ -56,7 +57,7 @@ def simulate(
     machines, placement = parse_shape(shape), build_placement(policy)
     fleet = Fleet(
         machines,
-        DirectorSettings(prefill=placement, decode=placement, binding=binding),
+        DirectorSettings(prefill=placement, decode=placement, binding=binding, profiles=SHIPPED_PROFILES),
         FleetSettings(
             gateways=gateways, failures=parse_failures(script, [machine.endpoint.id for machine in machines])
         ),

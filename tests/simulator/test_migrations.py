@@ -15,6 +15,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, RequestId, Stage
 from ballast_core.model.effects import Migrate
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.engine import Finished
 from ballast_sim.simulation.figures.results import summarise
 from ballast_sim.simulation.fleet.fleet import Fleet
@@ -82,7 +83,7 @@ class Scene:
 
 def simulate(jobs: Sequence[Job], plans: Sequence[Plan], scene: Scene) -> Watched:
     placement = build_placement("least-requests")
-    director = DirectorSettings(prefill=placement, decode=placement, learn=scene.learn)
+    director = DirectorSettings(prefill=placement, decode=placement, learn=scene.learn, profiles=SHIPPED_PROFILES)
     around = FleetSettings(
         physics=scene.physics,
         failures=scene.failures,

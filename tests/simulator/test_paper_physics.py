@@ -241,7 +241,7 @@ def fleet_of(physics: str, policy: str, **extra: object) -> Fleet:
     machines, placement = parse_shape("1P@a100-qwen3-32b,3D@h20-qwen3-32b"), build_placement(policy)
     return Fleet(
         machines,
-        DirectorSettings(prefill=placement, decode=placement),
+        DirectorSettings(prefill=placement, decode=placement, profiles=SHIPPED_PROFILES),
         FleetSettings(
             physics=physics,
             failures=parse_failures(extra.get("script", []), [machine.endpoint.id for machine in machines]),

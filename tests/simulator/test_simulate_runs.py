@@ -15,6 +15,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.simulation.capacity.search import (
     GROWTH_RATIO,
     CapacityError,
@@ -119,7 +120,9 @@ def test_a_probe_is_given_up_only_when_its_percentile_is_lost(waited: list[float
     """Whatever the requests still to come do."""
     fleet = Fleet(
         parse_shape("1F@a100-qwen3-32b"),
-        DirectorSettings(prefill=build_placement("round-robin"), decode=build_placement("round-robin")),
+        DirectorSettings(
+            prefill=build_placement("round-robin"), decode=build_placement("round-robin"), profiles=SHIPPED_PROFILES
+        ),
     )
     fleet.records = [
         Record(k, 0.0, 1, 1, arrived=k < known, first_token_s=wait_s if k < known else None)
@@ -199,7 +202,11 @@ def test_lost_scrapes_leave_the_director_without_observations() -> None:
     """All lost: it goes by its own books, and every request completes."""
     fleet = Fleet(
         parse_shape(SHAPE),
-        DirectorSettings(prefill=build_placement("least-requests"), decode=build_placement("least-requests")),
+        DirectorSettings(
+            prefill=build_placement("least-requests"),
+            decode=build_placement("least-requests"),
+            profiles=SHIPPED_PROFILES,
+        ),
         FleetSettings(scrape_loss_ratio=1.0),
     )
     fleet.load(generate("chat", duration_s=10, seed=1))

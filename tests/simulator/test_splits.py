@@ -70,7 +70,9 @@ def cut_up(
     """
     placement = build_placement("least-requests")
     partition = Cutting(tuple(map(tuple, cuts)))
-    made = DirectorSettings(prefill=placement, decode=placement, partition=partition, learn=learn)
+    made = DirectorSettings(
+        prefill=placement, decode=placement, partition=partition, learn=learn, profiles=SHIPPED_PROFILES
+    )
     fleet = Fleet(FLEET, made, around, stepwise=stepwise, tbt_limit_s=tbt_limit_s)
     fleet.load(jobs)
     if used is not None:

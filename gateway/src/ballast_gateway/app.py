@@ -99,7 +99,7 @@ class Gateway:
         at = self.settings.listeners
         await self._serve_admin(at.host, at.admin)
         await self._discover()
-        if self.settings.face in ("Proxy", "Both"):
+        if self.settings.face.serves_proxy:
             self.proxy = ProxyFace(
                 self.driver,
                 self.pool,
@@ -110,7 +110,7 @@ class Gateway:
             )
             self._closing.push_async_callback(self.proxy.close)
             self.ports["proxy"] = await self.proxy.listen(at.host, at.proxy)
-        if self.settings.face in ("Picker", "Both"):
+        if self.settings.face.serves_picker:
             from ballast_gateway import picker
 
             self.picker = await picker.serve(
@@ -129,9 +129,9 @@ class Gateway:
             reasons.append("discovery has not given its first answer yet")
         elif not self.fleet.settled:
             reasons.append("some endpoints have not been scraped yet")
-        if self.settings.face in ("Proxy", "Both") and "proxy" not in self.ports:
+        if self.settings.face.serves_proxy and "proxy" not in self.ports:
             reasons.append("the proxy face does not listen yet")
-        if self.settings.face in ("Picker", "Both") and "ext_proc" not in self.ports:
+        if self.settings.face.serves_picker and "ext_proc" not in self.ports:
             reasons.append("the picker face does not listen yet")
         return reasons
 

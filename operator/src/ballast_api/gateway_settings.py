@@ -27,6 +27,7 @@ from ballast_api.common import (
     Seq,
     raise_at,
 )
+from ballast_api.faces import Face, FaceField
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
@@ -171,7 +172,7 @@ class GatewaySettings(ApiModel):
 
     model: ServedModel
     """The model."""
-    face: Literal["Proxy", "Picker", "Both"] = "Proxy"
+    face: FaceField = Face.PROXY
     """Which faces are served."""
     policy: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
     """What decides, as in a SchedulingPolicy's spec. Policies that the face cannot carry out are refused."""

@@ -13,7 +13,6 @@ from ballast_api.common import GROUP
 from ballast_core.model import Role as CoreRole
 
 RoleName = Literal["Prefill", "Decode", "Flexible"]
-FaceName = Literal["Proxy", "Picker", "Both"]
 
 MANAGER: Final = "ballast-operator"
 """Field manager of every server-side apply, and `app.kubernetes.io/managed-by`."""

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 
-from ballast_api.names import FaceName
+from ballast_api.faces import Face
 from ballast_api.policy_parameters import manifest_words
 from ballast_core.model import Role
 from ballast_core.policies.composing import Problem, problems
 from ballast_core.policies.partition.protocol import Partition
 from ballast_core.policies.suite import Suite
-
-Face = FaceName
 
 
 class Ability(StrEnum):
@@ -31,9 +29,9 @@ class Ability(StrEnum):
 
 FACES: Mapping[Face, frozenset[Ability]] = MappingProxyType(
     {
-        "Proxy": frozenset({Ability.PRIORITIES, Ability.PROMPT_CUTS, Ability.MIGRATIONS}),
-        "Picker": frozenset({Ability.PRIORITIES}),
-        "Both": frozenset({Ability.PRIORITIES}),
+        Face.PROXY: frozenset({Ability.PRIORITIES, Ability.PROMPT_CUTS, Ability.MIGRATIONS}),
+        Face.PICKER: frozenset({Ability.PRIORITIES}),
+        Face.BOTH: frozenset({Ability.PRIORITIES}),
     }
 )
 """What each face does beyond placing requests and letting them wait; `Both` is what both do.

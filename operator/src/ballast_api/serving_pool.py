@@ -32,6 +32,7 @@ from ballast_api.common import (
     ShareRatio,
 )
 from ballast_api.conditions import Conditions
+from ballast_api.faces import Face, FaceField
 from ballast_api.pod_template import PodTemplateOverlay
 from ballast_api.serving_pool_rules import (
     autoscaling_rules,
@@ -42,7 +43,6 @@ from ballast_api.serving_pool_rules import (
 )
 
 Role = names.RoleName
-Face = names.FaceName
 PoolName = Annotated[str, Field(min_length=1, max_length=names.MAX_POOL_NAME, pattern=DNS_LABEL)]
 
 
@@ -185,7 +185,7 @@ class GatewaySpec(ApiModel):
     """Image of the gateway; by default the operator's own."""
     image_pull_policy: ImagePullPolicy | None = None
     """As in a container; by default Kubernetes' own rule."""
-    face: Face = "Proxy"
+    face: FaceField = Face.PROXY
     """Proxy takes OpenAI requests itself, Picker tells an Envoy where to send them (ext_proc), Both does both."""
     parent_refs: Annotated[Seq[ParentRef], Field(max_length=8)] = ()
     """Gateways that an HTTPRoute is attached to; none by default."""

@@ -27,7 +27,7 @@ def routing(
     owner: Owner, spec: ServingPoolSpec, available: frozenset[Kind], missing_parents: Iterable[ParentRef]
 ) -> Routing:
     """The proxy face is a plain backend; the picker face needs an Envoy that asks it, by GIE or by two policies."""
-    picker = spec.gateway.face in ("Picker", "Both")
+    picker = spec.gateway.face.serves_picker
     objects: list[Manifest] = []
     problems: list[Problem] = []
     notes: list[str] = []
