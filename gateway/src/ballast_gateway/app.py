@@ -21,13 +21,13 @@ from ballast_core.directing.director import Director
 from ballast_gateway.admin import build_admin
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
+from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.logs import LineWriter, RequestLog
 from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.scrape import Scraper
 from ballast_gateway.proxy.face import ProxyFace
-from ballast_gateway.proxy.upstream import UpstreamPool
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 

@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Callable
 
 from ballast_core.model import EndpointId, Observation
+from ballast_gateway.http.client import UpstreamError, UpstreamPool
 from ballast_gateway.observe.exposition import BadExposition, read_gauges
 from ballast_gateway.observe.fleet import Fleet, Member
-from ballast_gateway.proxy.upstream import UpstreamError, UpstreamPool
 
 _log = logging.getLogger(__name__)
 _MAX_AT_ONCE = 64

@@ -6,9 +6,9 @@ from ballast_core.model import Outcome
 from ballast_gateway import headers
 from ballast_gateway.driver import Ticket
 from ballast_gateway.errors import ApiError, upstream_broke
+from ballast_gateway.http.client import Collect
 from ballast_gateway.proxy.decode_leg import Job, answer_headers
 from ballast_gateway.proxy.sse import completion_tokens
-from ballast_gateway.proxy.upstream import Collect
 
 
 def pass_on(job: Job, ticket: Ticket, reply: Collect) -> None:

@@ -9,11 +9,12 @@ from typing import Final
 from ballast_core.model import Endpoint, Stage
 from ballast_gateway import headers
 from ballast_gateway.driver import Ticket
+from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
+from ballast_gateway.http.responses import Headers
+from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.proxy.bodies import Generation
-from ballast_gateway.proxy.connection import ClientConnection
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.sse import TokenMeter
-from ballast_gateway.proxy.upstream import Collect, Headers, UpstreamError, UpstreamPool
 from ballast_gateway.records import RequestRecord
 
 PROGRESS_TOKENS: Final = 16

@@ -21,17 +21,17 @@ from ballast_gateway.errors import (
     model_not_found,
     not_found,
 )
+from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.http.requests import HttpRequest
+from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
-from ballast_gateway.proxy.connection import ClientConnection
 from ballast_gateway.proxy.decode_leg import Job
 from ballast_gateway.proxy.divisible import is_divisible
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Generator
 from ballast_gateway.proxy.replayable import is_replayable
-from ballast_gateway.proxy.requests import HttpRequest
-from ballast_gateway.proxy.upstream import UpstreamPool
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)

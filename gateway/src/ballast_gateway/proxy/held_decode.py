@@ -7,11 +7,11 @@ from typing import Final
 
 from ballast_core.model import Endpoint, Outcome, Stage
 from ballast_gateway.driver import Ticket
+from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.proxy.answers import break_stream, pass_on
 from ballast_gateway.proxy.decode_leg import PROGRESS_TOKENS, DecodeExchange, Job, LegFailed, payload, perform
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.moving import Mover
-from ballast_gateway.proxy.upstream import Collect, UpstreamError, UpstreamPool
 
 TARGET_DUE_S: Final = 5.0
 """From a cut to the target's first token, while the client sees nothing: 2 s to be admitted, as the simulator has it,

@@ -10,13 +10,13 @@ from ballast_core.model import Endpoint, Outcome, Stage
 from ballast_core.model.effects import Dispatch
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.errors import rejected
+from ballast_gateway.http.client import Collect, UpstreamPool
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.answers import answer_error, break_stream, pass_on
 from ballast_gateway.proxy.cutting import Cutter
 from ballast_gateway.proxy.decode_leg import DecodeExchange, Job, LegFailed, payload, perform
 from ballast_gateway.proxy.held_decode import HeldDecoder
 from ballast_gateway.proxy.moving import Mover
-from ballast_gateway.proxy.upstream import Collect, UpstreamPool
 
 _log = logging.getLogger(__name__)
 

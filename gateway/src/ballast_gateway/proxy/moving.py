@@ -14,9 +14,9 @@ from typing import Final
 from ballast_core.model import Endpoint
 from ballast_core.model.effects import Migrate
 from ballast_gateway.driver import Ticket
+from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.proxy.decode_leg import Job, payload
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.upstream import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.records import MoveOutcome, MoveRecord
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 from ballast_gateway.errors import ApiError, internal_error, request_timeout
-from ballast_gateway.proxy.requests import HttpRequest, Reading, RequestReader
+from ballast_gateway.http.requests import HttpRequest, Reading, RequestReader
 
 Header = tuple[bytes, bytes]
 

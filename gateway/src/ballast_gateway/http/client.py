@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 client for engines: keep-alive pools by address, one exchange at a time on a connection.
 
-Cancelling `UpstreamPool.perform` closes the connection at once, which is how vLLM learns that it may stop
-(`research`: a disconnect ends the request within some 30 ms).
+Cancelling `UpstreamPool.perform` closes the connection at once, which is how vLLM learns that it may stop: a disconnect
+ends the request within some 30 ms.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
 import httptools
 
-Headers = list[tuple[bytes, bytes]]
-"""Names in lower case."""
+from ballast_gateway.http.responses import Headers, ResponseReader
 
 POOL_IDLE_S = 4.0
 """Below the 5 s after which uvicorn, and so vLLM, closes an idle connection."""
-_MAX_HEADER_BYTES = 64 * 1024
 
 
 class UpstreamError(Exception):
@@ -83,22 +82,26 @@ class Collect(Exchange):
         self._parts.append(data)
 
 
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """One exchange on a connection, until it is over."""
+
+    exchange: Exchange
+    done: asyncio.Future[None]
+    may_be_stale: bool
+    """The connection was used before and has brought no byte since: if it closes now, the request was not taken."""
+
+
 class UpstreamConnection(asyncio.Protocol):
     """One connection to one engine."""
 
     def __init__(self, pool: UpstreamPool, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
-        self.address = address
         self._loop = loop
-        self._parser = httptools.HttpResponseParser(self)
-        self._exchange: Exchange | None = None
-        self._done: asyncio.Future[None] | None = None
-        self._headers: Headers = []
-        self._status = self._header_bytes = 0
-        self._parts: list[bytes] = []
-        self._head_ready = self._head_given = self._complete = self._dirty = False
-        self._framed = self._reusable = False
-        self._answered = self._used = self._paused = False
+        self._reader = ResponseReader()
+        self._turn: _Turn | None = None
+        self._used = self._paused = False
+        self.address = address
         self.idle_since_s = 0.0
         self.closed = False
 
@@ -106,16 +109,15 @@ class UpstreamConnection(asyncio.Protocol):
 
     async def run(self, payload: bytes, exchange: Exchange) -> None:
         """Send a request and feed the answer to `exchange`. Raises `UpstreamError`; on cancellation hangs up."""
-        self._exchange = exchange
+        self._turn = turn = _Turn(exchange, self._loop.create_future(), self._used)
         exchange.connection = self
-        self._answered = self._complete = self._head_given = False
-        self._done = self._loop.create_future()
+        self._reader.begin()
         self._transport.write(payload)
         try:
-            await self._done
+            await turn.done
         except BaseException:
-            if self._exchange is exchange:  # else it is over, and the connection may serve another one
-                self._exchange = None
+            if self._turn is turn:  # else it is over, and the connection may serve another one
+                self._turn = None
                 self.hang_up()
             raise
         finally:
@@ -124,9 +126,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def fail(self, error: Exception) -> None:
         """End the exchange with an error and hang up."""
-        self._exchange = None
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error)
+        self._end_turn(error)
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -153,88 +153,58 @@ class UpstreamConnection(asyncio.Protocol):
         keep_alive(transport)
 
     def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:
-            self.hang_up()  # nobody asked
+        turn, reader = self._turn, self._reader
+        if turn is None:
+            self.hang_up()  # no request is out
             return
-        self._answered = True
+        turn.may_be_stale = False
+        exchange, headless = turn.exchange, reader.head is None
         try:
-            self._parser.feed_data(data)
-            if self._head_ready:
-                self._head_ready, self._head_given = False, True
-                exchange.on_head(self._status, self._headers)
-            if self._parts:
-                parts = self._parts
-                self._parts = []
-                exchange.on_data(parts[0] if len(parts) == 1 else b"".join(parts))
+            body = reader.feed(data)
+            if headless and reader.head is not None:
+                exchange.on_head(reader.head.status, reader.head.headers)
+            if body:
+                exchange.on_data(body)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.fail(UpstreamError(f"{self.address} answered what is not HTTP/1.1: {error}"))
             return
         except UpstreamError as error:
             self.fail(error)
             return
-        if self._complete:
+        if reader.whole:
             exchange.on_end()
             self._finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._pool.forget(self)
-        if self._done is None or self._done.done():
+        turn, head = self._turn, self._reader.head
+        if turn is None:
             return
-        if self._head_given and not self._framed and exc is None:
-            if self._exchange is not None:  # a body that ends with its connection (RFC 9112 section 6.3)
-                self._exchange.on_end()
-            self._done.set_result(None)
-        elif self._used and not self._answered:
-            self._done.set_exception(StaleConnection(f"{self.address} closed a pooled connection"))
+        if head is not None and not head.framed and exc is None:
+            turn.exchange.on_end()  # a body that ends with its connection (RFC 9112 section 6.3)
+            self._end_turn()
+        elif turn.may_be_stale:
+            self._end_turn(StaleConnection(f"{self.address} closed a pooled connection"))
         else:
-            self._done.set_exception(UpstreamError(f"{self.address} broke the connection: {exc or 'closed'}"))
+            self._end_turn(UpstreamError(f"{self.address} broke the connection: {exc or 'closed'}"))
 
     def _finish(self) -> None:
-        self._exchange = None
         self.resume()
-        if self._reusable and not self._dirty and not self.closed:
+        self._end_turn()
+        if self._reader.reusable and not self.closed:
             self._pool.put(self)
         else:
             self.hang_up()
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
 
-    # --- called by the parser: these never raise ------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        if self._complete:
-            self._dirty = True  # an answer that nobody asked for: it must not mix with the one before
+    def _end_turn(self, error: Exception | None = None) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None or turn.done.done():
             return
-        self._headers = []
-        self._header_bytes = 0
-        self._framed = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > _MAX_HEADER_BYTES or self._head_given or self._head_ready or self._dirty:
-            return  # beyond all reason, or a trailer
-        name = name.lower()
-        if name in (b"content-length", b"transfer-encoding"):
-            self._framed = True
-        self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        if self._parser.get_status_code() >= 200 and not self._dirty:
-            self._head_ready = True
-            self._status = self._parser.get_status_code()
-
-    def on_body(self, part: bytes) -> None:
-        if not self._complete:
-            self._parts.append(part)
-
-    def on_message_complete(self) -> None:
-        if self._dirty:
-            return
-        if self._head_ready or self._head_given:  # not a 1xx
-            self._complete = True
-            self._reusable = self._parser.should_keep_alive()
+        if error is None:
+            turn.done.set_result(None)
+        else:
+            turn.done.set_exception(error)
 
 
 class UpstreamPool:
