@@ -87,7 +87,7 @@ def test_another_pod_of_the_same_name_is_another_endpoint(change: str) -> None:
     second = endpoint("10.0.0.2:8000") if change == "address" else endpoint()
     made.ready(second, incarnation="2" if change == "uid" else "1", proven=True)
     assert events[2:] == [EndpointLost(D0), EndpointObserved(second, None)]
-    assert not made.members[D0].draining
+    assert not made.members[D0].liveness.draining
 
 
 def test_a_changed_role_takes_effect_at_once() -> None:
@@ -218,5 +218,5 @@ async def test_an_endpoint_that_hangs_does_not_hold_up_the_others(tmp_path: Path
         ) as gateway,
     ):
         await gateway.ready_endpoints(1)
-        await until(lambda: gateway.gateway.fleet.members[D0].failures >= 2)
+        await until(lambda: gateway.gateway.fleet.members[D0].liveness.failures >= 2)
         assert engine.scrapes > 4
