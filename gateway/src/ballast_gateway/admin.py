@@ -79,7 +79,7 @@ def _member(member: Member, now_s: float) -> dict[str, Any]:
         "pool": endpoint.pool,
         "profile": endpoint.profile,
         "state": member.state,
-        "failed_scrapes": member.failures,
+        "failed_scrapes": member.liveness.failures,
         "problem": member.problem,
         "observation": None
         if seen is None

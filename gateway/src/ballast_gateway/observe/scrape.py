@@ -95,7 +95,7 @@ class Scraper:
                 )
 
     def _failed(self, member: Member, problem: str) -> None:
-        if member.failures == 0:
+        if member.liveness.failures == 0:
             _log.warning("a scrape failed", extra={"endpoint": member.endpoint.id, "problem": problem})
         self._fleet.scrape_failed(member, problem)
         self._on_failure(member)

@@ -1,36 +1,43 @@
-"""Which endpoints one gateway takes to be there, by the rules of the real one (`ballast_gateway.observe.fleet`)."""
+"""Which endpoints one simulated gateway takes to be there: the real gateway's rule, `ballast_core.state.liveness`."""
 
 from __future__ import annotations
 
 from ballast_core.model import EndpointId
-from ballast_core.model.events import EndpointDraining, EndpointLost, Event
+from ballast_core.model.events import Event
+from ballast_core.state.liveness import Liveness, news
+
+_FOUND = Liveness(usable=True)
 
 
 class Watch:
-    """Turns what scrapes and discovery say into events. Every endpoint is taken to have answered once."""
+    """Turns scrapes and discovery into events. Every endpoint counts as proven from the start."""
 
     def __init__(self, failures_until_lost: int) -> None:
         """An endpoint is lost after so many failed scrapes in a row."""
         self._failures_until_lost = failures_until_lost
-        self._failures: dict[EndpointId, int] = {}
-        self._draining: set[EndpointId] = set()
+        self._known: dict[EndpointId, Liveness] = {}
+        """Those of which anything but successful scrapes was heard."""
 
     def takes(self, endpoint_id: EndpointId) -> bool:
-        """A scrape succeeded. Whether its answer counts: an endpoint that was lost is there again, unless it drains."""
-        failures = self._failures.pop(endpoint_id, 0)
-        if failures >= self._failures_until_lost and endpoint_id in self._draining:
-            self._failures[endpoint_id] = failures
-            return False
-        return True
+        """A scrape succeeded. Whether its observation counts: not of an endpoint that was lost and drains."""
+        known = self._known.get(endpoint_id)
+        if known is None:
+            return True
+        after = self._known[endpoint_id] = known.answered()
+        return after.usable
 
     def failed(self, endpoint_id: EndpointId) -> Event | None:
         """A scrape failed."""
-        failures = self._failures[endpoint_id] = self._failures.get(endpoint_id, 0) + 1
-        return EndpointLost(endpoint_id) if failures == self._failures_until_lost else None
+        return self._change(endpoint_id, self._of(endpoint_id).failed(self._failures_until_lost))
 
     def drains(self, endpoint_id: EndpointId) -> Event | None:
-        """Discovery says that it is to get nothing new."""
-        if endpoint_id in self._draining:
-            return None
-        self._draining.add(endpoint_id)
-        return EndpointDraining(endpoint_id)
+        """Discovery wants the endpoint to get nothing new."""
+        return self._change(endpoint_id, self._of(endpoint_id).drained())
+
+    def _of(self, endpoint_id: EndpointId) -> Liveness:
+        return self._known.get(endpoint_id, _FOUND)
+
+    def _change(self, endpoint_id: EndpointId, after: Liveness) -> Event | None:
+        before = self._of(endpoint_id)
+        self._known[endpoint_id] = after
+        return news(before, after, endpoint_id)
