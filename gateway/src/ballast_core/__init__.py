@@ -1,4 +1,4 @@
-"""The decisions, pure: standard library and numpy; no clock, no I/O, no randomness.
+"""The core: all decisions as pure code on the standard library and numpy. No clock, no I/O, no randomness.
 
-Runs unchanged in the gateway and in the simulator. Every event carries its time; every answer is data.
+It runs unchanged in the gateway and in the simulator. Every event carries its time; every result is data.
 """

@@ -1,4 +1,4 @@
-"""All beliefs in one place: read by policies through their view, updated by the Director alone (`learning`)."""
+"""All beliefs together. Policies read them through their view; only `directing.learning` updates them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ballast_core.profiles import HardwareProfile
 
 
 class Beliefs:
-    """What is believed. Parts outside `kinds` exist and answer with their priors, but nothing is learned for them."""
+    """All beliefs. Those outside `kinds` exist and return their priors, but learn nothing."""
 
     def __init__(
         self, kinds: Belief, profiles: Mapping[str, HardwareProfile], lengths: SurvivalSettings | None = None
     ) -> None:
-        """`profiles` by name, as `Endpoint.profile` names them."""
+        """`profiles`: by name, the key is `Endpoint.profile`."""
         self.kinds = kinds
         self.lengths = SurvivalBook(lengths)
         self.step_times = StepTimeBook()
@@ -30,14 +30,14 @@ class Beliefs:
         self.rates = ServiceRates()
         self.hotspots = HotspotDetector()
         self.hardware = StackedProfiles()
-        """Profiles by slot, as they are told: capacities and coefficients before any learning."""
+        """Profiles by slot as declared, without anything learned."""
         self.block_size = 0
-        """Tokens of a prefix block; 0 until a request names one."""
+        """Tokens per prefix block; 0 until a request brings one."""
         self._profiles = profiles
         self._names: dict[int, str] = {}
 
     def add(self, slot: int, profile_name: str) -> None:
-        """An endpoint appeared in this slot, or came back: its caches are empty, its hardware is what is named."""
+        """An endpoint is new in this slot, or back in it; its cache is empty. `profile_name` may be unknown."""
         profile = self._profiles.get(profile_name)
         if self._names.get(slot) != profile_name:
             self._names[slot] = profile_name
@@ -54,11 +54,11 @@ class Beliefs:
             self.prefixes.add(slot, max(capacity, 1))
 
     def lose_cache(self, slot: int) -> None:
-        """The endpoint is gone, and what it had cached with it; its hardware is remembered for its return."""
+        """The endpoint is gone, and its cache with it; its hardware is remembered in case it returns."""
         self.prefixes.remove(slot)
 
     def forget(self, slot: int) -> None:
-        """The slot is free: another endpoint may take it."""
+        """The slot is free for another endpoint."""
         self._names.pop(slot, None)
         self.hardware.clear(slot)
         self.step_times.remove(slot)
@@ -67,7 +67,7 @@ class Beliefs:
         self.rates.forget(slot)
 
     def use_blocks_of(self, block_size: int) -> bool:
-        """Whether prefixes in blocks of this size are known: the first size that is named is used."""
+        """Whether the prefix index works in blocks of this size: it takes the first size that it is given."""
         if block_size > 0 and not self.block_size:
             self.block_size = block_size
             for slot in self._names:

@@ -1,8 +1,8 @@
-"""Names of prefix blocks: a hash of a block's tokens and of everything before them, 64 bits.
+"""Hashes of prefix blocks: 64 bits over a block's tokens and everything before them.
 
-Two prompts share a prefix exactly as far as their leading hashes agree. Only whole blocks have a name, since only
-whole blocks are cached. The hashes are our own: those of an engine depend on its version and settings, and an engine's
-KV events bring the token ids along (`KvEventFeed`).
+Two prompts share a prefix exactly as far as their leading hashes agree. Only whole blocks have a hash, since only whole
+blocks are cached. The hashes are our own: an engine's hashes depend on its version and settings. Its KV events carry
+the token ids, from which ours are computed (`KvEventFeed`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _ROOT = b"\0" * _DIGEST_BYTES
 def token_block_hashes(
     token_ids: Sequence[int] | NDArray[np.integer], block_size: int, *, salt: bytes = b"", parent: int | None = None
 ) -> list[int]:
-    """Hashes of the whole blocks of these tokens, in order; chained on `parent` if they go on from a block.
+    """Hashes of the whole blocks of these tokens, in order; chained to `parent` if they continue a block.
 
-    `salt` keeps apart what must not be shared: model, adapter, tenant's cache salt, images. It enters the first block
-    and through the chain all others. Raises ValueError for a token id that is no unsigned 32-bit number.
+    `salt` separates what must not be shared: model, adapter, tenant's cache salt, images. It enters the first hash and,
+    through the chain, all others. Raises ValueError for a token id that is not an unsigned 32-bit number.
     """
     _check_block_size(block_size)
     tokens = np.asarray(token_ids)
@@ -42,10 +42,10 @@ def token_block_hashes(
 
 
 def text_block_hashes(text: str, block_chars: int, *, salt: bytes = b"") -> list[int]:
-    """Hashes of the whole blocks of a text whose tokens are not known: so many characters stand for a block's tokens.
+    """Hashes of the whole blocks of a text whose tokens are not known: `block_chars` characters make a block.
 
-    Chained and salted as in `token_block_hashes`. Two texts share names as far as their whole blocks agree; never with
-    the same prompt as token ids. Lone surrogates are characters like any other.
+    Chained and salted as in `token_block_hashes`. Two texts share hashes as far as their whole blocks agree. A text
+    never shares a hash with the same prompt given as token ids. Lone surrogates are characters like any other.
     """
     _check_block_size(block_chars)
     digest = blake2b(b"text" + salt, digest_size=_DIGEST_BYTES).digest()
@@ -58,10 +58,10 @@ def text_block_hashes(text: str, block_chars: int, *, salt: bytes = b"") -> list
 
 
 def trace_block_hashes(hash_ids: Sequence[int], input_tokens: int, block_size: int, *, salt: bytes = b"") -> list[int]:
-    """Hashes for a trace row: its `hash_ids` name a block and everything before it already.
+    """Hashes for a trace row, whose `hash_ids` each identify a block and everything before it.
 
-    The last id may stand for a part of a block, which is dropped. `salt` keeps files apart, whose ids mean nothing
-    across them.
+    The last id may stand for a partial block, which is dropped. `salt` separates trace files: ids have no meaning
+    across files.
     """
     _check_block_size(block_size)
     whole = hash_ids[: max(input_tokens, 0) // block_size]

@@ -1,7 +1,7 @@
-"""How far survival curves are from what then happened: SIBYL section 5.2, on requests not learned from.
+"""Calibration of survival curves against held-out requests (SIBYL section 5.2).
 
-The paper's error surface: over a grid of ages (current lengths) and horizons, the predicted chance that a request of
-that age lives through the horizon, against the share of the test requests that did.
+The paper's error surface: over a grid of ages (current lengths) and horizons, the predicted probability that a request
+of that age survives the horizon, against the share of the test requests that did.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ErrorSurface:
     ages: FloatArray
     horizons: FloatArray
     survivors: FloatArray
-    """Test requests that exceeded each age: what `actual` is the share of."""
+    """Number of test requests longer than each age: the denominator of `actual`."""
     predicted: FloatArray
     actual: FloatArray
     """NaN where too few test requests reached the age."""
@@ -33,12 +33,12 @@ class ErrorSurface:
 
     @property
     def mean_absolute_error(self) -> float:
-        """Over the known cells, each counting the same, as in the paper. NaN if there are none."""
+        """Unweighted mean over the known cells, as in the paper. NaN if there are none."""
         return _mean(self.absolute_error)
 
     @property
     def largest_error(self) -> float:
-        """Over the known cells. NaN if there are none."""
+        """Largest error of the known cells. NaN if there are none."""
         errors = self.absolute_error
         return float(np.nanmax(errors)) if np.isfinite(errors).any() else float("nan")
 
@@ -59,11 +59,11 @@ def error_surface(
     cap_tokens: float | None = None,
     min_survivors: int = 30,
 ) -> ErrorSurface:
-    """Predicted and actual chance of P(L > age + horizon | L > age).
+    """Predicted and actual P(L > age + horizon | L > age).
 
-    `test_lengths` are output lengths as they ended. With `cap_tokens`, the limit under which they were generated, the
-    prediction is of the capped length; tables that learned from capped lengths as if they were whole need none.
-    Ages that fewer than `min_survivors` test requests exceeded are unknown.
+    `test_lengths`: final output lengths. `cap_tokens`: the limit under which they were generated; the prediction is
+    then of the capped length. Tables that were learned from capped lengths as if uncensored need none. Ages that fewer
+    than `min_survivors` test requests exceeded are unknown.
     """
     ordered = np.sort(np.asarray(test_lengths, np.float64))
     _check(ordered, ages, horizons)
@@ -88,7 +88,7 @@ class RemainingCalibration:
     actual_mean: FloatArray
     """NaN where too few test requests reached the age."""
     coverage_ratio: FloatArray
-    """Share of the test requests whose remaining length lay within the predicted quantile; ideally `probability`."""
+    """Share of the test requests whose remaining length was within the predicted quantile; ideally `probability`."""
     probability: float
 
     @property
@@ -115,12 +115,12 @@ def remaining_calibration(
     survivors = np.zeros(len(ages))
     actual = np.full(len(ages), np.nan)
     coverage = np.full(len(ages), np.nan)
-    for at, age in enumerate(ages):
+    for index, age in enumerate(ages):
         remaining = lengths[lengths > age] - age
-        survivors[at] = len(remaining)
+        survivors[index] = len(remaining)
         if len(remaining) >= max(min_survivors, 1):
-            actual[at] = remaining.mean()
-            coverage[at] = (remaining <= quantile[at]).mean()
+            actual[index] = remaining.mean()
+            coverage[index] = (remaining <= quantile[index]).mean()
     return RemainingCalibration(ages, survivors, predicted, actual, coverage, probability)
 
 

@@ -1,14 +1,14 @@
-"""LMetric's two-phase hotspot detector (section 5.2): when a prefix draws more than its holders can take.
+"""LMetric's two-phase hotspot detector (section 5.2): a prefix that attracts more requests than its holders can serve.
 
-Requests are classed by their first prefix block, a system prompt or a conversation. For a request of class c let x be
-the share of c among all requests of the last minute or so, and M the candidates that hold its prefix.
+A request's class is its first prefix block: a system prompt or a conversation. For class c, let x be its share of all
+requests in the window (about a minute), and M the set of candidates that hold its prefix.
 
 Phase one: x / (1 - x) > |M| / |not M| (Eq. 2 violated). Phase two: while that holds, more than 2 |M| consecutive
-requests of the class still cost less on M than anywhere else (Eq. 4). Then M is filtered out for the class.
+requests of the class still cost less on M than on all other candidates (Eq. 4). Then M is filtered out for the class.
 
-The paper does not say when a filter ends: here when phase one no longer holds, for then the class's share is one that
-its holders can take. If there is nothing but M no alarm is raised. Its printed Eq. 3 is wrong (both denominators are
-|not M|), Eq. 2 is what counts.
+The paper does not state when a filter ends. Here it ends when phase one no longer holds, since the holders can then
+serve the class's share. Without candidates outside M there is no alarm. The paper's printed Eq. 3 is wrong (both
+denominators are |not M|); Eq. 2 is used.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ballast_core.arrays import BoolArray, FloatArray
 
 WINDOW_S = 60.0
 _TRACKED = 4096
-"""Classes counted in each half of the window; only the hottest are carried on when there are more."""
+"""Classes counted in each half of the window; if there are more, only the most frequent are kept."""
 
 
 class HotspotDetector:
-    """Counts classes and remembers runs. One update per request, each with its time."""
+    """Counts classes and their runs. One update per request, each with its time."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         if not window_s > 0:
             raise ValueError(f"window_s: must be above 0, not {window_s!r}")
         self.window_s = window_s
         self._halves: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
-        """The current half of the window and the one before."""
+        """The current half of the window and the previous one."""
         self._half = -1
         self._runs: dict[int, int] = {}
         """Phase two: consecutive requests of a class that cost less on its holders."""
 
     def arrived(self, prefix_class: int | None, now_s: float) -> None:
-        """One request came; None if it has no prefix worth naming."""
+        """A request arrived; None if it has no whole prefix block."""
         self._turn(now_s)
         current = self._halves[0]
         current[-1] += 1  # all requests; hashes are never negative
@@ -69,14 +69,14 @@ class HotspotDetector:
         return share * others > (1.0 - share) * holders
 
     def filtered(self, prefix_class: int, held: BoolArray) -> bool:
-        """Whether the holders (True in `held`) are to be left out for a request of this class."""
+        """Whether the holders (True in `held`) are excluded for a request of this class."""
         holders = int(held.sum())
         return self._runs.get(prefix_class, 0) > 2 * holders and self.alarmed(
             prefix_class, holders, len(held) - holders
         )
 
     def placed(self, prefix_class: int, held: BoolArray, costs: FloatArray) -> None:
-        """A request of the class was weighed with these costs. Phase two counts, or begins anew."""
+        """A placement gave a request of the class these costs. Phase two counts it, or starts again."""
         holders = int(held.sum())
         if not self.alarmed(prefix_class, holders, len(held) - holders):
             self._runs.pop(prefix_class, None)

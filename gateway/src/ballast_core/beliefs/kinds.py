@@ -1,4 +1,4 @@
-"""Which beliefs a policy reads: only those are learned, so that nobody pays for what no policy asks."""
+"""The kinds of beliefs. A policy declares which it reads, and only those are learned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Belief(Flag):
     STEP_TIMES = auto()
     """Decode step time of each endpoint, recalibrated."""
     PREFILL_TIMES = auto()
-    """Prefill time of each endpoint, and with it the expected hand-off of every request."""
+    """Prefill time of each endpoint, and so the expected hand-off time of every request."""
     PREFIXES = auto()
     """Which endpoint holds which prefix blocks."""
     RATES = auto()
     """Observed decode rates."""
     HOTSPOTS = auto()
-    """Prefixes that draw more traffic to their holders than these can take (LMetric)."""
+    """Prefixes that attract more requests than their holders can serve (LMetric)."""
     PROGRESS = auto()
-    """Output tokens of running requests as they come: in `View.tokens`, `View.decoding_tokens` and `View.flights`."""
+    """Output tokens of running requests: in `View.tokens`, `View.decoding_tokens` and `View.flights`."""
     ALL = LENGTHS | STEP_TIMES | PREFILL_TIMES | PREFIXES | RATES | HOTSPOTS | PROGRESS

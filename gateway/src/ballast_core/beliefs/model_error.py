@@ -1,4 +1,4 @@
-"""How wrong a model's last predictions were, each made before its observation was learned from."""
+"""Errors of a model's last predictions, each made before the model learned from the observation."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _WINDOW = 63
-"""Odd, and long enough that a third of stragglers practically never makes half of it."""
+"""Odd, and so long that with a third of stragglers these practically never fill half of it."""
 _FIRST_PAIRS = 7
 _MEAN_GAIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ModelError:
-    """Errors relative to the prediction: 0.1 is 10 % of it. They are of the last 50 or so predictions."""
+    """Errors relative to the prediction (0.1 is 10 %), over about the last 50 predictions."""
 
     observations: int
     median_ratio: float
-    """Typical size of an error; stragglers hardly count."""
+    """Median absolute error; stragglers hardly count."""
     mean_ratio: float
-    """Mean size, an error above 100 % counting as that."""
+    """Mean absolute error; each error counts as 1 (100 %) at most."""
     bias_ratio: float
-    """Mean signed error, cut off alike: above 0 means that things take longer than predicted."""
+    """Mean signed error with the same bound: above 0, real times are longer than predicted."""
 
 
 class ErrorTracker:
-    """Follows relative errors: observed / predicted - 1."""
+    """Tracks relative errors: observed / predicted - 1."""
 
     def __init__(self, expected_ratio: float) -> None:
-        """`expected_ratio`: size of a typical error before the first one is seen."""
+        """`expected_ratio`: typical absolute error, assumed before the first one is observed."""
         self._recent = deque([-expected_ratio, expected_ratio] * _FIRST_PAIRS, maxlen=_WINDOW)
         self._observations = 0
         self._mean = self._bias = 0.0
 
     def add(self, error_ratio: float) -> None:
-        """One more error."""
+        """Take in one more error."""
         self._recent.append(error_ratio)
         self._observations += 1
         gain = max(_MEAN_GAIN, 1.0 / self._observations)
@@ -49,7 +49,7 @@ class ErrorTracker:
 
     @property
     def error(self) -> ModelError:
-        """The errors so far, summed up."""
+        """A summary of the recent errors."""
         return ModelError(self._observations, _median(abs(error) for error in self._recent), self._mean, self._bias)
 
 

@@ -1,14 +1,14 @@
 """How long a prefill takes on an endpoint, its queue included.
 
-Work is counted in seconds that the endpoint's profile would need for it (the step-time law, chunk by chunk). What is
-learned per endpoint is one factor, seconds that really pass per second of such work, from prefill completions:
+Work is measured in seconds: what the endpoint's profile predicts for it (the step-time law, chunk by chunk). One factor
+is learned per endpoint from prefill completions, the real seconds per second of work:
 
-    service = completion - max(dispatch, the endpoint's completion before)
+    service = completion - max(dispatch, the endpoint's previous completion)
     factor  = (sum of service + prior) / (sum of work + prior)
 
-A busy engine prefills in order of arrival, so the time since its last completion is what this prompt took, however
-long the queue was. Of two prompts that end in one step the second has a service of 0: only the ratio of the sums is
-right, not the mean of ratios. The sums are forgotten with the work done, so an idle endpoint forgets nothing.
+A busy engine prefills in order of arrival. The time since its previous completion is therefore what this prompt took,
+however long the queue was. Of two prompts that end in one step, the second has a service of 0; so the ratio of the sums
+is right, and the mean of ratios is not. The sums decay with work done, so an idle endpoint forgets nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ class PrefillTimeSettings:
     """How fast and how far a profile is corrected. docs/beliefs.md gives the reasons for the defaults."""
 
     memory_work_s: float = 60.0
-    """A completion's weight falls by 1/e for so much work after it."""
+    """After this much further work, in seconds, a completion's weight has fallen to 1/e."""
     prior_work_s: float = 2.0
-    """How many seconds of work a known profile is worth."""
+    """Weight of a known profile, in seconds of work."""
     uninformed_prior_work_s: float = 0.1
+    """The same for an endpoint whose hardware is unknown."""
     straggler_ratio: float = 5.0
-    """A service longer than so many times the expected one, and than two full chunks, counts as the longer of these."""
+    """Services are cut off at the longer of this multiple of the expected service and two full chunks."""
     max_factor: float = 50.0
+    """Bound of the factor, and the reciprocal of its lower bound."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field."""
@@ -65,7 +67,7 @@ class PrefillTimes:
         self._factors: FloatArray = np.ones(1)
 
     def add(self, slot: int, profile: HardwareProfile | None = None) -> None:
-        """An endpoint appeared in this slot, or another one took it; None if its hardware is unknown."""
+        """A new endpoint has this slot; `profile` is None if its hardware is unknown."""
         self.remove(slot)
         if profile is not None:
             self._profiles.put(slot, profile)
@@ -95,9 +97,10 @@ class PrefillTimes:
         cached_tokens: float = 0.0,
         predicted_s: float | None = None,
     ) -> bool:
-        """A prefill that was dispatched at `dispatched_s` is over.
+        """Learn from a completed prefill. Times in seconds on the caller's clock.
 
-        With the duration that was predicted for it, the endpoint's error is kept. Returns whether it could be used.
+        `predicted_s`: the duration predicted at dispatch, from which the model's error is tracked. Returns whether the
+        completion could be used.
         """
         learned = self._learned.get(slot)
         usable = uncached_tokens >= 0 and cached_tokens >= 0 and now_s >= dispatched_s
@@ -105,12 +108,12 @@ class PrefillTimes:
             return False
         if predicted_s is not None and predicted_s > 0:
             learned.errors.add((now_s - dispatched_s) / predicted_s - 1.0)
-        at = np.array([slot])
-        work_s = float(self.work_s(at, uncached_tokens, cached_tokens)[0])
+        slots = np.array([slot])
+        work_s = float(self.work_s(slots, uncached_tokens, cached_tokens)[0])
         service_s = max(now_s - max(dispatched_s, learned.completed_s), 0.0)
         learned.completed_s = max(now_s, learned.completed_s)
         # Two full chunks are always plausible: the first of many prompts that end in one step waits for all of them.
-        longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * float(self._profiles.chunk_s(at)[0]))
+        longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * float(self._profiles.chunk_s(slots)[0]))
         service_s = min(service_s, longest_s * float(self._factors[slot]))
         kept = float(np.exp(-work_s / self.settings.memory_work_s))
         learned.work_s = kept * learned.work_s + work_s
@@ -122,9 +125,9 @@ class PrefillTimes:
     def work_s(
         self, slots: IntArray, uncached_tokens: FloatArray | float, cached_tokens: FloatArray | float = 0.0
     ) -> FloatArray:
-        """Seconds that the profiles need to prefill one prompt alone, in chunks of the engine's token budget.
+        """Seconds that each profile predicts for one prompt prefilled alone, in chunks of the engine's token budget.
 
-        A prompt that is all cached still computes one token.
+        A fully cached prompt still computes one token.
         """
         tokens = np.maximum(uncached_tokens, 1.0)
         budget = self._profiles.token_budget(slots)
@@ -143,11 +146,11 @@ class PrefillTimes:
         *,
         queued_pairs: FloatArray | float = 0.0,
     ) -> FloatArray:
-        """Seconds until an endpoint has prefilled what is queued, as full chunks of many prompts.
+        """Seconds until each endpoint has prefilled its queue, in full chunks.
 
-        `queued_tokens` are uncached tokens dispatched there and not done, the prompt in service included whole;
-        `queued_pairs` the pairs of tokens that attend to each other in them (`PrefillPlan.uncached_pairs`);
-        `elapsed_s` is how long the prompt in service has been there.
+        `queued_tokens`: uncached tokens dispatched there and not done, with the whole prompt in service;
+        `queued_pairs`: the pairs of tokens that attend to each other in them (`PrefillPlan.uncached_pairs`);
+        `elapsed_s`: seconds that the prompt in service has been served.
         """
         seconds = self._profiles.chunk_token_s(slots) * queued_tokens
         seconds += self._profiles.pair_s(slots) * queued_pairs
@@ -170,21 +173,21 @@ class PrefillTimes:
         return self.wait_s(slots, queued_tokens, elapsed_s, queued_pairs=queued_pairs) + own_s
 
     def tokens_per_s(self, slots: IntArray) -> FloatArray:
-        """Service rate of each endpoint: prompt tokens a second in full chunks, attention among them left out."""
+        """Service rate of each endpoint: prompt tokens per second in full chunks, without their attention."""
         return 1.0 / (self._factor_of(slots) * self._profiles.chunk_token_s(slots))
 
     def _factor_of(self, slots: IntArray) -> FloatArray:
-        """1 beyond the slots that are known."""
+        """The factors of these slots; 1 for unknown slots."""
         if len(self._profiles) > len(self._factors):
             self._grow(len(self._profiles))
         return self._factors.take(slots)
 
     def factor(self, slot: int) -> float:
-        """Seconds that pass on this endpoint for each second of work by its profile; 1 if nothing is known."""
+        """Real seconds per second of work by the profile; 1 if nothing is known."""
         return float(self._factors[slot]) if slot in self._learned else 1.0
 
     def error(self, slot: int) -> ModelError:
-        """How wrong the last predicted durations were. Raises `LookupError` if no endpoint was added there."""
+        """Errors of the last predictions. Raises `LookupError` if the slot has no endpoint."""
         if slot not in self._learned:
             raise LookupError(f"slot {slot} has no endpoint")
         return self._learned[slot].errors.error

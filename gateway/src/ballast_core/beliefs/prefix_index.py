@@ -1,11 +1,11 @@
-"""Which endpoint holds which prefix blocks in its KV cache.
+"""The prefix index: which endpoint holds which prefix blocks in its KV cache.
 
-Approximate: what we routed to an endpoint is taken to be cached there, least recently used blocks falling out at the
-endpoint's capacity. Exact: where an endpoint reports its KV events, those rule; what we route there then counts for a
-while only, until its own report arrives or should have.
+Approximate mode: an endpoint is believed to cache every prompt that we route to it, and to evict the least recently
+used blocks beyond its capacity. Exact mode: if an endpoint reports KV events, its reports decide. A block that we route
+there then counts only until its report arrives, or is overdue.
 
-For each block the index keeps the set of its holders as the bits of one integer. A prompt is matched by walking its
-blocks and intersecting these sets, so that the cost is one intersection per block however many endpoints there are.
+For each block the index keeps its holders as a set of bits in one integer. A prompt is matched by walking its blocks
+and intersecting these sets: one intersection per block, however many endpoints there are.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _FEW_BITS = 8
 
 @dataclass(slots=True)
 class _Cache:
-    """What one endpoint holds."""
+    """The blocks of one endpoint."""
 
     capacity_blocks: int
     bit: int
     blocks: dict[int, None] = field(default_factory=dict)
-    """In order of use, the least recent first. Of an exact endpoint: what it reported."""
+    """Least recently used first. In exact mode: the reported blocks."""
     exact: bool = False
     routed: dict[int, float] = field(default_factory=dict)
-    """Of an exact endpoint: blocks routed there and not reported yet, with the time until which they count."""
+    """In exact mode: blocks routed there and not reported yet, with the time until which they count."""
 
 
 class PrefixIndex:
-    """Blocks by holder. Endpoints are slots, small integers; blocks are hashes that name all that lies before them."""
+    """The holders of each block. Endpoints are given by slot, blocks by hash (`beliefs.block_hashes`)."""
 
     def __init__(self, *, confirm_s: float = 30.0) -> None:
-        """`confirm_s`: how long a block that we routed to an exact endpoint counts without its report."""
+        """`confirm_s`: seconds for which a block routed to an endpoint in exact mode counts without a report."""
         if not confirm_s >= 0:
             raise ValueError(f"confirm_s: must be 0 or more, not {confirm_s!r}")
         self.confirm_s = confirm_s
@@ -52,7 +52,7 @@ class PrefixIndex:
         return len(self._holders)
 
     def add(self, slot: int, capacity_blocks: int) -> None:
-        """An endpoint appeared in this slot, or another one took it; its cache is empty."""
+        """A new endpoint has this slot; its cache is empty. Raises ValueError for a bad slot or capacity."""
         if slot < 0 or capacity_blocks < 1:
             raise ValueError(f"slot, capacity_blocks: must be 0 and 1 or more, not {slot!r} and {capacity_blocks!r}")
         self.remove(slot)
@@ -60,7 +60,7 @@ class PrefixIndex:
         self._slots = max(self._slots, slot + 1)
 
     def remove(self, slot: int) -> None:
-        """The endpoint is gone and its cache with it."""
+        """The endpoint is gone, and its cache with it."""
         cache = self._caches.pop(slot, None)
         if cache is not None:
             self._drop(cache, [*cache.blocks, *cache.routed])
@@ -71,14 +71,14 @@ class PrefixIndex:
         return 0 if cache is None else cache.capacity_blocks
 
     def blocks(self, slot: int) -> int:
-        """How many blocks the endpoint is thought to hold; 0 if it is not known."""
+        """How many blocks the endpoint is believed to hold; 0 if it is not known."""
         cache = self._caches.get(slot)
         return 0 if cache is None else len(cache.blocks) + len(cache.routed)
 
     # --- what we do ----------------------------------------------------------------------------------------------
 
     def record(self, slot: int, hashes: Sequence[int], now_s: float) -> None:
-        """A prompt with these blocks was routed to the endpoint: it will hold them. Unknown endpoints are ignored."""
+        """A prompt with these blocks was routed to the endpoint, which will hold them. Unknown slots are ignored."""
         cache = self._caches.get(slot)
         if cache is None:
             return
@@ -95,8 +95,8 @@ class PrefixIndex:
         self._use(cache, hashes[: cache.capacity_blocks])
 
     def _use(self, cache: _Cache, hashes: Sequence[int]) -> None:
-        # From the last block to the first, so that of one prompt the tail falls out before the head, as in vLLM: a
-        # head without tail is of use, a tail without head is not.
+        # From the last block to the first: a prompt's tail is then evicted before its head, as in vLLM. A head without
+        # its tail is useful; a tail without its head is not.
         blocks, holders, bit = cache.blocks, self._holders, cache.bit
         for block in reversed(hashes):
             if block in blocks:
@@ -107,13 +107,13 @@ class PrefixIndex:
         self._bound(cache, blocks)
 
     def _bound(self, cache: _Cache, held: Collection[int]) -> None:
-        """Nothing holds more than its capacity, also when reports of evictions get lost."""
+        """Drop the oldest blocks beyond the capacity: reports of evictions may get lost."""
         excess = len(held) - cache.capacity_blocks
         if excess > 0:
             self._drop(cache, list(islice(held, excess)))
 
     def match(self, hashes: Sequence[int]) -> IntArray:
-        """How many leading blocks each endpoint holds; one entry per slot, 0 where there is no endpoint."""
+        """How many leading blocks each endpoint holds: one entry per slot, 0 where there is no endpoint."""
         matched: IntArray = np.zeros(self._slots, np.int64)
         holders = self._holders
         alive = holders.get(hashes[0], 0) if hashes else 0
@@ -129,12 +129,12 @@ class PrefixIndex:
             _set_bits(matched, alive, depth + 1)
         return matched
 
-    # --- what endpoints say: KV events -----------------------------------------------------------------------------
+    # --- what endpoints report: KV events --------------------------------------------------------------------------
 
     def stored(self, slot: int, hashes: Iterable[int], now_s: float) -> None:
-        """The endpoint reports these blocks as cached. From its first report on, its reports rule.
+        """The endpoint reports these blocks as cached. Its first report turns exact mode on.
 
-        What was guessed before counts for `confirm_s` longer: a report that we missed cannot be told from none.
+        Blocks believed before count for another `confirm_s`: their reports may have been missed.
         """
         cache = self._report(slot, now_s)
         if cache is None:
@@ -152,13 +152,13 @@ class PrefixIndex:
             self._drop(cache, hashes)
 
     def cleared(self, slot: int, now_s: float) -> None:
-        """The endpoint reports that its whole cache was emptied (or that its reports begin anew)."""
+        """The endpoint reports that its whole cache was cleared, or that its reports start again."""
         cache = self._report(slot, now_s)
         if cache is not None:
             self._drop(cache, [*cache.blocks, *cache.routed])
 
     def lost_events(self, slot: int) -> None:
-        """Reports of the endpoint were missed for good: go on by what we route there, from what is known."""
+        """Reports of the endpoint were lost for good: return to approximate mode, starting from the known blocks."""
         cache = self._caches.get(slot)
         if cache is not None and cache.exact:
             cache.exact = False
@@ -179,7 +179,7 @@ class PrefixIndex:
         return cache
 
     def _expire(self, cache: _Cache, now_s: float) -> None:
-        """Forget what was routed and never reported; it stands in order of time."""
+        """Drop blocks that were routed and whose report is overdue; `routed` is ordered by time."""
         gone = []
         for block, until_s in cache.routed.items():
             if until_s > now_s:

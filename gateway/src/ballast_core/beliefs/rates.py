@@ -1,9 +1,9 @@
-"""Observed service rates: tokens a second of one request on each endpoint (v_k), and pool-wide (SIBYL's v_sys).
+"""Observed service rates: tokens per second of one request on each endpoint (v_k), and pool-wide (SIBYL's v_sys).
 
-A rate is a ratio of sums, tokens over the seconds in which they came, both forgotten exponentially with time: long
-and short observations weigh by their length. Where little was seen, an endpoint's rate leans on the pool's, and the
-pool's on a default. The same class holds decode rates (seconds of each request: tokens/s per request) and prefill
-rates (seconds in which the endpoint prefilled: tokens/s).
+A rate is a ratio of two sums, tokens over the seconds in which they came, so observations weigh by their duration. Both
+sums decay exponentially with time. An endpoint with few observations falls back on the pool's rate, and the pool on a
+default. The same class serves decode rates (seconds of each request: tokens/s per request) and prefill rates (seconds
+in which the endpoint prefilled: tokens/s).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ballast_core.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSettings:
-    """How fast rates follow, and what they are before anything is seen."""
+    """How fast rates follow observations, and their values before the first one."""
 
     default_tokens_per_s: float = 30.0
     half_life_s: float = 30.0
     prior_s: float = 2.0
-    """How many seconds of observation the pool's rate is worth for an endpoint, and the default for the pool."""
+    """Weight of the pool's rate for an endpoint, and of the default for the pool, in seconds of observation."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field."""
@@ -38,7 +38,7 @@ PREFILL_RATES = RateSettings(default_tokens_per_s=5000.0, half_life_s=60.0, prio
 
 @dataclass(slots=True)
 class _Seen:
-    """Sums of what was observed, at the time of the last observation."""
+    """Sums of observations, decayed to the time of the last one."""
 
     tokens: float = 0.0
     seconds: float = 0.0
@@ -55,7 +55,7 @@ class ServiceRates:
         self._pool = _Seen()
 
     def observe(self, slot: int, tokens: float, seconds: float, now_s: float) -> bool:
-        """`tokens` came in `seconds` (of one request, or summed over several). Returns whether it could be used."""
+        """`tokens` came in `seconds`, of one request or summed over several. Returns whether this could be used."""
         if not (slot >= 0 and 0 <= tokens < math.inf and 0 < seconds < math.inf and math.isfinite(now_s)):
             return False
         if slot >= len(self._slots):
@@ -73,10 +73,7 @@ class ServiceRates:
         return True
 
     def observe_all(self, gaps: Iterable[tuple[int, int, float, float]]) -> None:
-        """`observe` for (slot, tokens, seconds, now_s), one after the other: known slots' tokens, at finite times.
-
-        Those without a time between them are left out.
-        """
+        """`observe` for each (slot, tokens, seconds, now_s) in order, without its checks; gaps of 0 s are skipped."""
         slots, half_life_s, exp2 = self._slots, self._half_life_s, math.exp2
         pool = self._pool
         pool_tokens, pool_seconds, pool_updated_s = pool.tokens, pool.seconds, pool.updated_s
@@ -107,7 +104,7 @@ class ServiceRates:
         pool.tokens, pool.seconds, pool.updated_s = pool_tokens, pool_seconds, pool_updated_s
 
     def forget(self, slot: int) -> None:
-        """The endpoint is gone; the pool keeps what it saw."""
+        """The endpoint is gone; the pool's sums keep its observations."""
         if 0 <= slot < len(self._slots):
             self._slots[slot] = _Seen()
 
@@ -119,7 +116,7 @@ class ServiceRates:
         return tokens / (kept * self._pool.seconds + prior_s)
 
     def tokens_per_s(self, slots: IntArray, now_s: float) -> FloatArray:
-        """The rate of each endpoint; of one that said little lately, close to the pool's."""
+        """The rate of each endpoint; close to the pool's rate if it has few recent observations."""
         if len(slots):
             self._grow(int(slots.max()) + 1)
         seen = [self._slots[slot] for slot in slots.tolist()]
@@ -138,10 +135,10 @@ class ServiceRates:
 def request_tokens_per_s(
     generated_tokens: FloatArray, decoding_s: FloatArray, start_tokens_per_s: FloatArray | float, prior_s: float = 1.0
 ) -> FloatArray:
-    """v_k of running requests: their own rate so far, starting from that of the endpoint or of the pool.
+    """v_k of running requests: each request's own rate so far, with the endpoint's or pool's rate as prior.
 
-    At the first token it is the start rate itself, so that a request's load does not jump when it turns from pending
-    to running (SIBYL appendix D). `prior_s`, above 0, is how many seconds of decoding the start rate is worth.
+    At the first token it equals the start rate, so a request's load does not jump when it turns from pending to
+    running (SIBYL appendix D). `prior_s`, above 0: weight of the start rate in seconds of decoding.
     """
     own, share = request_parts(generated_tokens, decoding_s, prior_s)
     return own + share * start_tokens_per_s
@@ -150,9 +147,9 @@ def request_tokens_per_s(
 def request_parts(
     generated_tokens: FloatArray, decoding_s: FloatArray, prior_s: float = 1.0
 ) -> tuple[FloatArray, FloatArray]:
-    """`request_tokens_per_s` as own + share x start rate: what the request did itself, and what the start rate counts.
+    """The two parts of `request_tokens_per_s` = own + share x start rate: (own, share).
 
-    Both depend on nothing but the request, and can be kept while the start rate moves.
+    Both depend on the request alone and can be kept while the start rate changes.
     """
     weight = np.reciprocal(np.maximum(decoding_s, 0.0) + prior_s)
     return np.maximum(generated_tokens, 0.0) * weight, prior_s * weight

@@ -18,7 +18,7 @@ UNINFORMED_PROFILE = HardwareProfile(
     b_ms_per_seq=0.02,
     kv_tokens=200_000,
     kv_bytes_per_token=131_072,
-    derivation="a guess between the shipped profiles, for endpoints whose hardware nobody named; learned from there",
+    derivation="a guess between the shipped profiles, for endpoints without a known profile; learning starts from it",
 )
 
 _OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _CHUNK_TOKEN, _KV, _KV_BYTES, _LINK, _LINK_SETUP = (
@@ -27,7 +27,7 @@ _OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _CHUNK_TOKEN,
 
 
 def _column_values(profile: HardwareProfile) -> tuple[float, ...]:
-    """What is kept of a profile: the law's coefficients in seconds, `a` to the fourth power, and capacities."""
+    """A profile's value for each column: the law's coefficients in seconds, `a` to the fourth power, and capacities."""
     budget = profile.max_num_batched_tokens
     chunk_s = profile.step_s(budget, 0.0, 0.0, 0)
     return (
@@ -48,25 +48,25 @@ def _column_values(profile: HardwareProfile) -> tuple[float, ...]:
 
 
 class StackedProfiles:
-    """Coefficients by slot. Slots never set hold those of `UNINFORMED_PROFILE`."""
+    """Coefficients by slot. A slot that was never set has those of `UNINFORMED_PROFILE`."""
 
     def __init__(self) -> None:
         self._columns: list[FloatArray] = [np.full(1, value) for value in _column_values(UNINFORMED_PROFILE)]
-        self._asked: IntArray | None = None
-        self._answers: dict[int, FloatArray] = {}
-        """Columns at the read-only slots that were `_asked` for last: mostly, all candidates of a stage again."""
+        self._cached_slots: IntArray | None = None
+        self._cached: dict[int, FloatArray] = {}
+        """Columns of `_cached_slots`, the last read-only slots looked up: usually all candidates of a stage."""
 
-    def _at(self, column: int, slots: IntArray) -> FloatArray:
+    def _of(self, column: int, slots: IntArray) -> FloatArray:
         if slots.flags.writeable:
             return self._take(column, slots)
-        if slots is not self._asked:
-            self._asked = slots
-            self._answers.clear()
-        answer = self._answers.get(column)
-        if answer is None:
-            answer = self._take(column, slots)
-            self._answers[column] = answer
-        return answer
+        if slots is not self._cached_slots:
+            self._cached_slots = slots
+            self._cached.clear()
+        values = self._cached.get(column)
+        if values is None:
+            values = self._take(column, slots)
+            self._cached[column] = values
+        return values
 
     def _take(self, column: int, slots: IntArray) -> FloatArray:
         try:
@@ -79,7 +79,7 @@ class StackedProfiles:
         return len(self._columns[_BUDGET])
 
     def grow(self, slots: int) -> None:
-        """Make room for so many slots at least."""
+        """Extend the columns to at least this many slots."""
         if slots > len(self):
             more = max(slots, 2 * len(self)) - len(self)
             unknown = _column_values(UNINFORMED_PROFILE)
@@ -87,64 +87,64 @@ class StackedProfiles:
                 np.concatenate([column, np.full(more, value)])
                 for column, value in zip(self._columns, unknown, strict=True)
             ]
-            self._answers.clear()
+            self._cached.clear()
 
     def put(self, slot: int, profile: HardwareProfile) -> None:
         """Set one slot's coefficients."""
         self.grow(slot + 1)
         for column, value in zip(self._columns, _column_values(profile), strict=True):
             column[slot] = value
-        self._answers.clear()
+        self._cached.clear()
 
     def clear(self, slot: int) -> None:
-        """Nothing is known of the slot any more."""
+        """Reset the slot to unknown hardware."""
         self.put(slot, UNINFORMED_PROFILE)
 
     def token_budget(self, slots: IntArray) -> FloatArray:
         """max_num_batched_tokens of each slot."""
-        return self._at(_BUDGET, slots)
+        return self._of(_BUDGET, slots)
 
     def chunk_s(self, slots: IntArray) -> FloatArray:
-        """Seconds of a step that is full of prompt tokens, their attention left out."""
-        return self._at(_CHUNK, slots)
+        """Seconds of a step full of prompt tokens, without their attention."""
+        return self._of(_CHUNK, slots)
 
     def chunk_token_s(self, slots: IntArray) -> FloatArray:
-        """Seconds of each token of a step that is full of prompt tokens."""
-        return self._at(_CHUNK_TOKEN, slots)
+        """Seconds per token of a step full of prompt tokens, without their attention."""
+        return self._of(_CHUNK_TOKEN, slots)
 
     def kv_tokens(self, slots: IntArray) -> FloatArray:
-        """Tokens of KV cache that each slot's endpoint holds."""
-        return self._at(_KV, slots)
+        """Size of each slot's KV cache in tokens."""
+        return self._of(_KV, slots)
 
     def kv_bytes_per_token(self, slots: IntArray) -> FloatArray:
-        """Bytes of one token's KV on each slot's endpoint: where these differ, so do the caches."""
-        return self._at(_KV_BYTES, slots)
+        """Bytes of one token's KV in each slot. Caches with different values are incompatible."""
+        return self._of(_KV_BYTES, slots)
 
     def link_token_s(self, slots: IntArray) -> FloatArray:
-        """Seconds in which each slot's link carries one token's KV."""
-        return self._at(_LINK, slots)
+        """Seconds to transfer one token's KV over each slot's link."""
+        return self._of(_LINK, slots)
 
     def link_setup_s(self, slots: IntArray) -> FloatArray:
-        """Seconds before the first byte, of each slot's link."""
-        return self._at(_LINK_SETUP, slots)
+        """Seconds before the first byte of a transfer over each slot's link."""
+        return self._of(_LINK_SETUP, slots)
 
     def pair_s(self, slots: IntArray) -> FloatArray:
-        """Seconds of one pair of a prefill token and a token that it attends to."""
-        return self._at(_PAIR, slots)
+        """Seconds per pair of a prefill token and a token that it attends to."""
+        return self._of(_PAIR, slots)
 
     def prefill_step_s(self, slots: IntArray, tokens: FloatArray | float) -> FloatArray:
-        """`HardwareProfile.step_s` of each slot for a step of prompt tokens alone, their attention left out."""
+        """`HardwareProfile.step_s` of each slot for a step of prompt tokens alone, without their attention."""
         seconds = self._weights_and_matmul_s(slots, tokens)
-        seconds += self._at(_OVERHEAD, slots)
+        seconds += self._of(_OVERHEAD, slots)
         return seconds
 
     def decode_step_s(
         self, slots: IntArray, decodes: FloatArray | float, context_tokens: FloatArray | float
     ) -> FloatArray:
         """`HardwareProfile.step_s` of each slot for a step of decodes alone; arguments broadcast against the slots."""
-        seconds = self._weights_and_matmul_s(slots, decodes) + self._at(_READ, slots) * context_tokens
-        seconds += self._at(_HOST, slots) * decodes
-        seconds += self._at(_OVERHEAD, slots)
+        seconds = self._weights_and_matmul_s(slots, decodes) + self._of(_READ, slots) * context_tokens
+        seconds += self._of(_HOST, slots) * decodes
+        seconds += self._of(_OVERHEAD, slots)
         return np.asarray(seconds, np.float64)
 
     def step_s(
@@ -156,16 +156,16 @@ class StackedProfiles:
         decodes: FloatArray | float,
     ) -> FloatArray:
         """`HardwareProfile.step_s` of each slot; arguments broadcast against the slots."""
-        seconds = self._weights_and_matmul_s(slots, tokens) + self._at(_OVERHEAD, slots)
-        seconds = seconds + self._at(_READ, slots) * decode_context_tokens
-        seconds = seconds + self._at(_PAIR, slots) * prefill_pairs
-        return np.asarray(seconds + self._at(_HOST, slots) * decodes, np.float64)
+        seconds = self._weights_and_matmul_s(slots, tokens) + self._of(_OVERHEAD, slots)
+        seconds = seconds + self._of(_READ, slots) * decode_context_tokens
+        seconds = seconds + self._of(_PAIR, slots) * prefill_pairs
+        return np.asarray(seconds + self._of(_HOST, slots) * decodes, np.float64)
 
     def _weights_and_matmul_s(self, slots: IntArray, tokens: FloatArray | float) -> FloatArray:
-        """The law's fourth-power mean by squares and square roots, many times faster than powers of arrays."""
-        mean = np.asarray(self._at(_SLOPE, slots) * tokens, np.float64)
+        """The law's fourth-power mean, by squares and square roots: many times faster than powers of arrays."""
+        mean = np.asarray(self._of(_SLOPE, slots) * tokens, np.float64)
         mean *= mean
         mean *= mean
-        mean += self._at(_FLOOR_4, slots)
+        mean += self._of(_FLOOR_4, slots)
         np.sqrt(mean, out=mean)
         return np.sqrt(mean, out=mean)

@@ -1,17 +1,17 @@
-"""How long one decode step takes on an endpoint: a hardware profile, recalibrated from what is seen.
+"""How long one decode step takes on an endpoint: its hardware profile, recalibrated from observations.
 
-A step's time is seen as the time between two tokens of a stream, together with the endpoint's load at that moment.
-The law (`ballast_core.profiles`) is kept; its parts get factors that are learned:
+A step's time is observed as the time between two tokens of a stream, together with the endpoint's load at that time.
+The law (`ballast_core.profiles`) is kept; its parts get learned factors:
 
     t = c (overhead + a)  +  w (matrix multiplications and the host's cost for each decode)  +  v (KV reads)
 
-where the profile itself is c = overhead / (overhead + a), w = v = 1, and the result is a profile again.
+The profile itself is c = overhead / (overhead + a), w = v = 1, and the result is a profile again.
 
-Why these three and not one scale, or free coefficients: an endpoint runs near one load for hours, and there number of
-decodes and context grow together, so that free coefficients would trade against each other and be wild at any other
-load; a single scale cannot say "this GPU reads KV slower than its profile". The factors are the maximum a posteriori
-of a robust weighted regression with the profile as prior, so that what the data cannot tell stays at the profile;
-they stay within bounds and are never negative, so that more load never predicts less time.
+Why three factors? An endpoint runs near one load for hours, and there the number of decodes and their context grow
+together. Free coefficients would trade against each other and be far off at any other load. A single scale could not
+express that a GPU reads KV more slowly than its profile states. The factors are the maximum a posteriori of a robust
+weighted regression with the profile as prior: what the data do not determine stays at the profile. They are bounded and
+never negative, so more load never predicts less time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ballast_core.profiles import HardwareProfile
 
 _MAD_TO_SIGMA = 1.4826
 _OUTLIER_SIGMAS = 4.0
-"""An error so many standard deviations wide weighs a quarter."""
+"""An error of this many standard deviations weighs a quarter."""
 _MAX_ERROR = 1e3
 _LEAST_SIGMA = 0.03
 _LEAST_CHANGE = 0.1
-"""Below this a median error is left to the long memory: with a short one the prior would hold on to it."""
+"""A smaller median error keeps the long memory: with a short one, the prior would preserve the error."""
 _SHORTEST_MEMORY_RATIO = 0.05
 
 
@@ -40,14 +40,16 @@ class StepTimeSettings:
     """How fast and how far a profile is corrected. docs/beliefs.md gives the reasons for the defaults."""
 
     memory_observations: float = 500.0
-    """An observation's weight falls by 1/e for so many after it."""
+    """After this many further observations, an observation's weight has fallen to 1/e."""
     half_life_s: float = 600.0
     prior_observations: float = 0.5
-    """How many observations a known profile is worth: with 10 % noise, it is believed to within 14 %."""
+    """Weight of a known profile, in observations: with 10 % noise, it is trusted to within 14 %."""
     uninformed_prior_observations: float = 0.01
+    """The same for an endpoint whose hardware is unknown."""
     max_factor: float = 8.0
-    """No part of the law becomes more than so many times slower or faster than its profile; the constant may vanish."""
+    """Each part of the law stays within this factor of its profile, slower or faster; the constant may vanish."""
     uninformed_max_factor: float = 100.0
+    """The same for an endpoint whose hardware is unknown."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field."""
@@ -63,7 +65,7 @@ class StepTimeModel:
     """Step time of one endpoint."""
 
     def __init__(self, profile: HardwareProfile | None = None, settings: StepTimeSettings | None = None) -> None:
-        """`profile` is what is believed at first; None if nothing is known of the hardware."""
+        """`profile`: the prior; None if the hardware is unknown."""
         self.base = profile or UNINFORMED_PROFILE
         self.settings = settings or StepTimeSettings()
         known = profile is not None
@@ -82,7 +84,7 @@ class StepTimeModel:
 
     @property
     def profile(self) -> HardwareProfile:
-        """The profile as recalibrated: the law with it is the prediction."""
+        """The recalibrated profile: predictions are the law with it."""
         if self._profile is None:
             base = self.base
             constant, work, reads = self.factors
@@ -104,7 +106,7 @@ class StepTimeModel:
 
     @property
     def error(self) -> ModelError:
-        """How wrong the last predictions were."""
+        """Errors of the last predictions."""
         return self._errors.error
 
     def _parts_s(self, decodes: float, context_tokens: float) -> FloatArray:
@@ -117,10 +119,10 @@ class StepTimeModel:
     def observe(
         self, inter_token_s: float, decodes: float, context_tokens: float, *, now_s: float, prefill_tokens: float = 0.0
     ) -> bool:
-        """A stream's gap between two tokens (or its mean over a few), and the endpoint's load meanwhile.
+        """Learn from the gap between two tokens of a stream (or a mean of several) and the endpoint's load meanwhile.
 
-        `decodes` counts the running decodes and `context_tokens` sums their prompts and outputs so far. A gap known to
-        have held a prefill says nothing of decode steps. Returns whether the observation could be used.
+        `decodes`: number of running decodes; `context_tokens`: sum of their prompts and outputs so far. A gap that is
+        known to contain a prefill is not used. Returns whether the observation could be used.
         """
         if prefill_tokens > 0 or not (0 < inter_token_s < np.inf and 1 <= decodes < np.inf):
             return False
@@ -133,19 +135,19 @@ class StepTimeModel:
         shares = parts / predicted
         self._matrix += weight * np.outer(shares, shares)
         self._vector += weight * (1.0 + error) * shares
-        # Errors are relative to the prediction, and so the prior must be: on an endpoint eight times slower than its
-        # profile it would else hold on 64 times as hard.
+        # Errors are relative to the prediction, so the prior must be too: on an endpoint eight times slower than its
+        # profile, it would otherwise have 64 times its weight.
         slower = max(predicted / float(parts @ self._expected), 1.0)
         self._factors = self._solve(self._prior / slower**2)
         self._profile = None
         return True
 
     def _weigh_and_forget(self, error: float, now_s: float) -> float:
-        """The weight of an observation, after what came before has lost some of its own.
+        """Decay the sums, and return the weight of a new observation.
 
-        Geman and McClure's weight, around the median of recent errors and at their spread: stragglers, fewer than
-        half, do not count. When the endpoint itself changes, the median moves there within some thirty observations;
-        then it is the new ones that count, and the old ones, which are wrong now, are forgotten fast.
+        The weight is Geman and McClure's, centred on the median of recent errors and scaled by their spread: stragglers
+        hardly count as long as they are fewer than half. If the endpoint itself changes, the median follows within
+        about thirty observations. New observations then count fully, and the outdated ones are forgotten fast.
         """
         center, spread = self._errors.center_and_spread()
         self._errors.add(error)
@@ -161,7 +163,7 @@ class StepTimeModel:
         return 1.0 / (1.0 + ((error - center) / (_OUTLIER_SIGMAS * sigma)) ** 2) ** 2
 
     def _solve(self, prior: float) -> FloatArray:
-        """The best factors within the bounds: one that would leave them is held there, the rest solved anew."""
+        """The best factors within the bounds. A factor beyond a bound is fixed there, and the rest solved again."""
         matrix = self._matrix + prior * np.eye(3)
         vector = self._vector + prior * self._expected
         factors = self._expected.copy()
@@ -179,7 +181,7 @@ class StepTimeModel:
         return factors
 
     def predict_s(self, decodes: FloatArray, context_tokens: FloatArray) -> FloatArray:
-        """Seconds of a decode step (TPOT at this load), for arrays of loads."""
+        """Seconds of a decode step (the TPOT at this load), for arrays of loads."""
         one = StackedProfiles()
         one.put(0, self.profile)
         return one.decode_step_s(np.zeros(1, np.int64), decodes, context_tokens)
@@ -195,7 +197,7 @@ class StepTimeBook:
         self._stale: set[int] = set()
 
     def add(self, slot: int, profile: HardwareProfile | None = None) -> None:
-        """An endpoint appeared in this slot, or another one took it: begin with its profile."""
+        """A new endpoint has this slot; learning starts from its profile."""
         self._models[slot] = StepTimeModel(profile, self.settings)
         self._stale.add(slot)
 
@@ -206,7 +208,7 @@ class StepTimeBook:
             self._stacked.clear(slot)
 
     def model(self, slot: int) -> StepTimeModel:
-        """The slot's model. Raises `LookupError` if no endpoint was added there."""
+        """The slot's model. Raises `LookupError` if the slot has no endpoint."""
         if slot not in self._models:
             raise LookupError(f"slot {slot} has no endpoint")
         return self._models[slot]
@@ -233,7 +235,7 @@ class StepTimeBook:
     def predict_s(self, slots: IntArray, decodes: FloatArray, context_tokens: FloatArray) -> FloatArray:
         """Seconds of a decode step of each slot's endpoint at these loads, which broadcast against the slots.
 
-        A slot without endpoint is predicted as unknown hardware.
+        A slot without an endpoint is predicted as unknown hardware.
         """
         for slot in self._stale:
             self._stacked.put(slot, self._models[slot].profile)

@@ -1,10 +1,11 @@
 """Two estimators of the survival curve of output length, S(x) = P(L > x), learned from requests as they end.
 
-`EmaSurvival` is SIBYL's (Eq. 4, corrected): it takes what was generated for the request's length, so a cap of 500
-tokens looks like an end at 500. `CensoringAwareSurvival` is a Kaplan-Meier estimate on buckets with exponential
-forgetting: a request cut off by its `max_tokens`, or cancelled, says that L exceeds what it generated and no more.
+`EmaSurvival` is SIBYL's (Eq. 4, corrected). It takes the number of generated tokens as the request's length, so a cap
+of 500 tokens looks like an end at 500. `CensoringAwareSurvival` is a Kaplan-Meier estimate on buckets with exponential
+forgetting. A request that was cancelled, or cut off by its `max_tokens`, is censored: all that is learned from it is
+that L exceeds what it generated.
 
-Both give the curve at bucket boundaries, on top of a parent curve that stands in where they have no data.
+Both return the curve at bucket boundaries. Where they have no data they fall back on a parent curve.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class SurvivalEstimator(Protocol):
     def ended(self, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0) -> None:
         """A request ended after `output_tokens`; censored if it was cut off (length limit, cancelled, failed).
 
-        The first `counted_tokens` of its life have been told by `aged` already.
+        Its first `counted_tokens` have been counted by `aged` already.
         """
         ...
 
     def aged(self, from_tokens: FloatArray, to_tokens: FloatArray, now_s: float) -> None:
-        """Requests in flight lived on from one age to another without ending."""
+        """Requests in flight grew from one age to another without ending; one array entry per request."""
         ...
 
     def survival(self, parent: FloatArray) -> FloatArray:
@@ -36,12 +37,12 @@ class SurvivalEstimator(Protocol):
         ...
 
     def effective_samples(self) -> FloatArray:
-        """Weight of the requests seen alive at each boundary, shape (count + 1,)."""
+        """Total weight of the requests observed at each boundary, shape (count + 1,)."""
         ...
 
 
 def heavy_tailed_prior(buckets: Buckets, scale_tokens: float, shape: float) -> FloatArray:
-    """Lomax curve (1 + x / scale) ** -shape at the boundaries: what is believed before any request ended."""
+    """Lomax curve (1 + x / scale) ** -shape at the boundaries: the curve before any request has ended."""
     if not (scale_tokens > 0 and shape > 0):
         raise ValueError(f"scale_tokens, shape: must be above 0, not {scale_tokens!r}, {shape!r}")
     return np.asarray((1.0 + buckets.boundaries / scale_tokens) ** -shape, np.float64)
@@ -51,7 +52,7 @@ class EmaSurvival:
     """SIBYL's estimator: at each end S(l) <- alpha S(l) + (1 - alpha) 1[L > l], for EVERY boundary l (Eq. 4).
 
     The paper limits the update to l <= L, which can only raise S, and writes >= where Eq. 3 has >: see docs/beliefs.md.
-    Its initial S, not given either, is the parent curve, whose weight alpha ** n fades as requests end.
+    It gives no initial S either; here it is the parent curve, whose weight after n ends is alpha ** n.
     """
 
     def __init__(self, buckets: Buckets, alpha: float = 0.998) -> None:
@@ -64,7 +65,7 @@ class EmaSurvival:
         self._parent_weight = 1.0
 
     def ended(self, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0) -> None:
-        """Update every boundary. The paper's estimator knows neither censoring nor time."""
+        """Update every boundary. The paper's estimator ignores censoring and time."""
         del censored, now_s, counted_tokens
         self._learned *= self.alpha
         exceeded = int(np.ceil(_checked(output_tokens) / self.buckets.step_tokens))
@@ -72,7 +73,7 @@ class EmaSurvival:
         self._parent_weight *= self.alpha
 
     def aged(self, from_tokens: FloatArray, to_tokens: FloatArray, now_s: float) -> None:
-        """Says nothing to this estimator: it learns from ends only."""
+        """Changes nothing: this estimator learns from ended requests only."""
 
     def survival(self, parent: FloatArray) -> FloatArray:
         """S at the boundaries."""
@@ -91,10 +92,11 @@ class CensoringAwareSurvival:
     """Kaplan-Meier on buckets: S is the product of 1 - deaths / at risk, both forgotten exponentially.
 
     A request is at risk in each bucket that it lived through or ended in, and for its share of the bucket in which it
-    was cut off. Where few were at risk the bucket leans on the parent: `prior_requests` of them, dying at its rate.
+    was cut off. Each bucket also counts `prior_requests` requests that die at the parent's rate, so a bucket with few
+    requests follows the parent.
 
-    What `aged` tells is counted when it happens, so that early on, or when the traffic changes, long requests that
-    still run weigh what they should. Without it the curve starts out too short: the short ones end first.
+    `aged` counts the life of running requests as it happens. Without it, the curve would be too short at the start and
+    after a change of traffic, because short requests end first.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class CensoringAwareSurvival:
         self._updated_s: float | None = None
 
     def ended(self, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0) -> None:
-        """Count the rest of a request's life, and its death if it was not censored."""
+        """Count the rest of a request's life, and its death unless it was censored."""
         self._forget(now_s, self.alpha)
         count, step = self.buckets.count, self.buckets.step_tokens
         until = _checked(output_tokens) / step
@@ -138,13 +140,13 @@ class CensoringAwareSurvival:
             self._at_risk[last] += until - last
 
     def aged(self, from_tokens: FloatArray, to_tokens: FloatArray, now_s: float) -> None:
-        """Count the life that requests in flight have lived between two ages."""
+        """Count the life of requests in flight between two ages."""
         self._forget(now_s, 1.0)
         start = np.maximum(np.asarray(from_tokens, np.float64), 0.0)
         self._at_risk += self._lived(np.maximum(to_tokens, start)) - self._lived(start)
 
     def _lived(self, ages: FloatArray) -> FloatArray:
-        """Buckets lived through by requests of these ages, summed by bucket: the last one counts in part."""
+        """Number of requests of these ages that lived through each bucket; the last bucket of each counts in part."""
         count = self.buckets.count
         position = np.minimum(ages / self.buckets.step_tokens, float(count))
         bucket = position.astype(np.intp)
@@ -176,9 +178,9 @@ class CensoringAwareSurvival:
 
 
 def _hazard(curve: FloatArray) -> FloatArray:
-    """Share of those alive at each boundary that die before the next one.
+    """Share of the requests alive at each boundary that end before the next one.
 
-    Where the curve has vanished nothing is known; there the chance to live as long again is one half (S ~ 1 / x).
+    Where the curve has vanished nothing is known. There, a request doubles its age with probability 1/2 (S ~ 1 / x).
     """
     unknown = 1.0 / np.arange(2.0, len(curve) + 1.0)
     return np.subtract(

@@ -1,7 +1,7 @@
-"""Survival curves by traffic class, over one pooled curve that each class leans on while it has seen little.
+"""Survival curves by traffic class, and one pooled curve that a class falls back on while it has few requests.
 
-A class is whatever the caller holds apart, as a hashable key: model, adapter, objective. Each gets a slot, a small
-integer that indexes the rows of `SurvivalTables`, so that requests of all classes are looked up in one numpy pass.
+A class is any hashable key that the caller distinguishes: model, adapter, objective. Each class gets a class slot, a
+small integer that indexes the rows of `SurvivalTables`: requests of all classes are looked up in one numpy pass.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ballast_core.beliefs.survival import CensoringAwareSurvival, SurvivalEstima
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
 
 POOLED = 0
-"""Slot of the curve of all traffic; also that of classes for which there is no slot left."""
+"""Class slot of the curve of all traffic, also used by classes for which no slot is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
-    """How the curves are kept. docs/beliefs.md gives the reasons for the defaults."""
+    """How the curves are learned. docs/beliefs.md gives the reasons for the defaults."""
 
     buckets: Buckets = field(default_factory=Buckets)
     max_classes: int = 32
     refresh_s: float = 0.25
     """Tables are rebuilt at most this often."""
     idle_s: float = 6 * 3600.0
-    """A slot is given to another class only when its own has not been named for so long: by then none of it runs."""
+    """A class slot is reused only if its class has not been seen for this long: none of its requests runs then."""
     prior_scale_tokens: float = 512.0
     prior_shape: float = 2.0
-    """Before anything ended: a Lomax curve; these values give a mean of 512 tokens and a median of 212."""
+    """The Lomax curve before any request has ended; these values give a mean of 512 and a median of 212 tokens."""
     estimator: Callable[[Buckets], SurvivalEstimator] = CensoringAwareSurvival
 
     def __post_init__(self) -> None:
@@ -60,14 +60,14 @@ class SurvivalBook:
         self._prior = heavy_tailed_prior(buckets, self.settings.prior_scale_tokens, self.settings.prior_shape)
         self._pooled = self.settings.estimator(buckets)
         self._classes: list[_Class] = []
-        """The class of slot s stands at s - 1."""
+        """The class of class slot s has index s - 1."""
         self._slots: dict[Hashable, int] = {}
         self._tables: SurvivalTables | None = None
         self._built_s = -np.inf
         self._changed = True
 
     def slot(self, key: Hashable, now_s: float) -> int:
-        """The class's slot; POOLED for None, and when all slots are taken by classes in use."""
+        """The class's slot; POOLED for None, and if all slots belong to classes in use."""
         if key is None:
             return POOLED
         slot = self._slots.get(key)
@@ -80,7 +80,7 @@ class SurvivalBook:
             slot = len(self._classes)
             self._tables = None  # it has no row yet
         else:
-            slot = 1 + min(range(len(self._classes)), key=lambda at: self._classes[at].named_s, default=-1)
+            slot = 1 + min(range(len(self._classes)), key=lambda index: self._classes[index].named_s, default=-1)
             if slot == POOLED or now_s - self._classes[slot - 1].named_s < self.settings.idle_s:
                 return POOLED
             del self._slots[self._classes[slot - 1].key]
@@ -90,7 +90,7 @@ class SurvivalBook:
         return slot
 
     def known_slot(self, key: Hashable) -> int:
-        """The class's slot if it has one, else POOLED; unlike `slot` it changes nothing."""
+        """The class's slot if it has one, otherwise POOLED; unlike `slot`, it changes nothing."""
         return self._slots.get(key, POOLED)
 
     def ended(
@@ -106,7 +106,7 @@ class SurvivalBook:
         self._changed = True
 
     def aged(self, slots: NDArray[np.int64], from_tokens: FloatArray, to_tokens: FloatArray, now_s: float) -> None:
-        """Requests in flight lived on; arrays of one entry per request. Once a second is often enough."""
+        """Requests in flight grew without ending; one array entry per request. Once a second is often enough."""
         self._pooled.aged(from_tokens, to_tokens, now_s)
         for slot in np.unique(slots):
             if slot != POOLED:
@@ -115,7 +115,7 @@ class SurvivalBook:
         self._changed = True
 
     def tables(self, now_s: float) -> SurvivalTables:
-        """All curves, at most `refresh_s` old. Row POOLED is all traffic; there is one for each slot given so far."""
+        """All curves, at most `refresh_s` old: row POOLED for all traffic, and one row for each class slot in use."""
         stale = self._changed and now_s - self._built_s >= self.settings.refresh_s
         if self._tables is None or stale:
             self._tables = self._build()

@@ -1,9 +1,9 @@
-"""Survival curves of output length as tables: what a hundred thousand requests ask of them in one numpy pass.
+"""Survival curves of output length as tables, looked up for a hundred thousand requests in one numpy pass.
 
-S(x) = P(L > x) of one traffic class is given at the bucket boundaries 0, step, 2 step, ... (SIBYL section 4.2), linear
-in between. Beyond `end`, the first boundary at which S falls below a floor or else the last one, the curve goes on as
-an exponential: no ratio ever divides by a vanishing S, and a request that outlived everything seen still has a finite
-expectation. All lengths and ages are in output tokens.
+S(x) = P(L > x) of one traffic class is given at the bucket boundaries 0, step, 2 step, ... (SIBYL section 4.2) and
+linear in between. `end` is the first boundary where S is below a floor, or else the last boundary. Beyond `end` the
+curve continues as an exponential: no ratio divides by a vanishing S, and a request that is older than all observed ones
+still has a finite expectation. All lengths and ages are in output tokens.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ballast_core.arrays import FloatArray
 
 IndexArray: TypeAlias = NDArray[np.intp]
 ClassSlots: TypeAlias = IndexArray | NDArray[np.int64] | int
-"""The class of each age, as its row in the tables; one number stands for all."""
+"""The class of each age, as its row in the tables; one number applies to all."""
 Cap: TypeAlias = FloatArray | float | None
 
 SURVIVAL_FLOOR = 1e-4
-"""Below this, S is noise: no estimator here weighs as many as 1 / SURVIVAL_FLOOR requests."""
+"""Below this, S is noise: no estimator here has the weight of 1 / SURVIVAL_FLOOR requests."""
 _LONGEST_TAIL_TOKENS = 1e6
 _MOST_LIVES = 1024
 _CHUNK = 8192
-"""Ages looked up at once: their temporaries stay in the processor's cache, which is three times faster."""
+"""Ages looked up in one pass: their temporaries fit in the processor's cache, which is three times faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The grid: `count` buckets of `step_tokens` (SIBYL's Delta, which the paper does not give)."""
+    """The grid: `count` buckets of `step_tokens` (SIBYL's Delta, whose value the paper does not give)."""
 
     step_tokens: int = 32
     count: int = 1024
@@ -54,7 +54,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Point:
-    """The curves at some ages: S within the table, the area right of the age up to `end`, tokens beyond `end`."""
+    """The curves at some ages: S within the table, the area from the age up to `end`, tokens beyond `end`."""
 
     survival: FloatArray
     area: FloatArray
@@ -62,10 +62,10 @@ class _Point:
 
 
 class SurvivalTables:
-    """The curves of all classes at one moment. Immutable; rows are class slots.
+    """The curves of all classes at one time. Immutable; rows are class slots.
 
-    Ages, caps and slots broadcast against each other; every answer has their common shape. A cap is the request's own
-    limit of output tokens (`max_tokens`); None stands for no limit, inf for none of one request.
+    Ages, caps and slots broadcast against each other, and every result has their common shape. A cap is the request's
+    own limit of output tokens (`max_tokens`): None if no request has one, inf in an array for a request without one.
     """
 
     def __init__(self, buckets: Buckets, survival: FloatArray, effective_samples: FloatArray | None = None) -> None:
@@ -121,7 +121,7 @@ class SurvivalTables:
         self._area: FloatArray = right.ravel()
 
     def _per_class(self, values: FloatArray, classes: ClassSlots) -> FloatArray | float:
-        """A per-class number for each age; a plain float where one class, or one value, stands for all."""
+        """A per-class number for each age; a plain float if one class applies to all."""
         if isinstance(classes, int):
             return float(values[classes])
         return values.take(classes)
@@ -155,10 +155,10 @@ class SurvivalTables:
         return survival
 
     def survival_within(self, tokens: FloatArray, classes: ClassSlots = 0) -> FloatArray:
-        """P(L > tokens) for `tokens` of 0 or more, taken to stay what it is at `end_tokens`: fast, for very many."""
+        """P(L > tokens) for `tokens` from 0, without the tail: constant from `end_tokens` on. Fast for many ages."""
         position = tokens * (1.0 / self.buckets.step_tokens)
         bucket = position.astype(np.intp)
-        np.minimum(bucket, self.buckets.count, out=bucket)  # further on stands the next class's row
+        np.minimum(bucket, self.buckets.count, out=bucket)  # beyond it the next class's row begins
         if not isinstance(classes, int) or classes:
             bucket += np.asarray(classes, np.intp) * self._stride
         survival = self._drop.take(bucket, mode="clip")
@@ -177,7 +177,7 @@ class SurvivalTables:
         classes: ClassSlots = 0,
         cap_tokens: Cap = None,
     ) -> FloatArray:
-        """P(still running at `later_tokens` | running at `now_tokens`): Eq. 3, and 0 from the request's own cap on."""
+        """P(still running at `later_tokens` | running at `now_tokens`), SIBYL Eq. 3; 0 from the request's cap on."""
         return _chunked(self._conditional_at, now_tokens, later_tokens, classes, cap_tokens)
 
     def _conditional_at(
@@ -199,10 +199,10 @@ class SurvivalTables:
         return ratio
 
     def expected_remaining(self, ages: FloatArray, classes: ClassSlots = 0, cap_tokens: Cap = None) -> FloatArray:
-        """E[min(L, cap) - age | L > age] in tokens; 0 where the cap is reached.
+        """E[min(L, cap) - age | L > age] in tokens; 0 once the cap is reached.
 
-        The sum of S(u) / S(age) over the whole tokens u = age ... cap - 1, written as the integral of the linear
-        curve plus half of what it loses in between (the trapezoid rule read backwards).
+        This is the sum of S(u) / S(age) over the tokens u = age ... cap - 1. By the trapezoid rule it equals the
+        integral of the linear curve plus half of the curve's fall over that range.
         """
         return _chunked(self._expected_at, ages, classes, cap_tokens)
 
@@ -230,10 +230,10 @@ class SurvivalTables:
         return np.minimum(remaining, cap - ages)
 
     def life_nodes(self, count: int, class_slot: int = 0, cap_tokens: int | None = None) -> tuple[FloatArray, float]:
-        """Ages that stand for the life of a request that begins: `count` of them, each for as many expected tokens.
+        """`count` ages that represent the life of a new request, each for the same number of expected tokens.
 
-        The age at node q is where the expected tokens so far, E[min(L, x)], are (q + 1/2) / count of all. Returns the
-        ages and the tokens that each stands for. Kept for the tables' life: asking again costs nothing.
+        Node q is the age x at which the expected tokens so far, E[min(L, x)], are (q + 1/2) / count of all expected
+        tokens. Returns the ages and the expected tokens per node. Cached for the lifetime of the tables.
         """
         key = (count, class_slot, cap_tokens)
         known = self._lives.get(key)
@@ -254,7 +254,7 @@ class SurvivalTables:
         classes: ClassSlots = 0,
         cap_tokens: Cap = None,
     ) -> FloatArray:
-        """Tokens still to come that are exceeded with probability 1 - `probability` (0 < probability < 1).
+        """Quantile of the remaining tokens: exceeded with probability 1 - `probability` (0 < probability < 1).
 
         Exact at bucket boundaries, interpolated between them; never beyond the request's cap.
         """
@@ -292,11 +292,11 @@ class SurvivalTables:
             at_end, end = self._at_end[row], self._end[row]
             tail = end + np.log(at_end / np.minimum(target, at_end)) / self._hazard[row]
             table[row] = np.where(target < at_end, tail, (inner - 1 + np.clip(share, 0.0, 1.0)) * step)
-            # Beyond `end` every column holds what holds at `end`: the tail has no memory.
+            # Columns beyond `end` hold the value at `end`: an exponential tail has no memory.
         return table.ravel()
 
     def effective_samples(self, ages: FloatArray, classes: ClassSlots = 0) -> FloatArray:
-        """How many requests (weighted by recency) of the class itself were seen alive at these ages."""
+        """Number of requests of the class itself observed at these ages, weighted by recency."""
         position = np.clip(np.asarray(ages, np.float64) / self.buckets.step_tokens, 0.0, float(self.buckets.count))
         row = np.asarray(classes, np.intp) * self._stride
         samples: FloatArray = np.take(self._samples, position.astype(np.intp) + row)
@@ -304,7 +304,7 @@ class SurvivalTables:
 
 
 def _chunked(compute: Callable[..., FloatArray], *arguments: FloatArray | ClassSlots | Cap) -> FloatArray:
-    """`compute` on pieces of arguments that broadcast against each other; scalars and None are passed as they are."""
+    """`compute` on pieces of arguments that broadcast against each other; scalars and None are passed unchanged."""
     shape = np.broadcast_shapes(*(np.shape(given) for given in arguments if given is not None))
     size = math.prod(shape)
     if size <= _CHUNK:

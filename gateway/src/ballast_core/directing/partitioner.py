@@ -184,7 +184,7 @@ class Partitioner:
     def unplanned(self, entry: Entry) -> None:
         """The request runs whole on the endpoints that the ledger names: others are cut with that in mind."""
         slots = (entry.prefill_slot, entry.decode_slot)
-        self.book.place(entry.request.id, [slot for slot in slots if slot is not None])
+        self.book.open_uncut(entry.request.id, [slot for slot in slots if slot is not None])
 
     def closed(self, request_id: RequestId) -> None:
         """The request is over, or has lost its endpoints. Idempotent."""

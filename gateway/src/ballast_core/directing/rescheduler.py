@@ -158,7 +158,7 @@ class Rescheduler:
         source = int(decodes.endpoint[move.request])
         tokens = float(decodes.tokens[move.request])
         move_s = decodes.migration_setup_s + float(decodes.migration_s[source, move.target]) * tokens
-        entry = self._ledger.at(int(seen.rows[move.request]))
+        entry = self._ledger.entry_of_row(int(seen.rows[move.request]))
         self._ledger.reserve(entry, int(seen.slots[move.target]), now_s, move_s)
         self._moving[entry.request.id] = entry
         return MoveTrace(

@@ -1,6 +1,6 @@
-"""The words of the core: values, events and effects, segments and traces. Immutable, without behaviour of their own.
+"""The vocabulary of the core: requests, endpoints, events, effects, segments and traces. Immutable values.
 
-The lowest room of the core: it imports numpy's array types and nothing else of ours.
+The lowest layer of the core: of the other packages it imports only the array types.
 """
 
 from ballast_core.model.endpoints import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage

@@ -1,4 +1,4 @@
-"""What the Director wants done. A driver carries effects out in the order given and reports back by events."""
+"""What the Director wants done. A driver carries out effects in the order given and reports back by events."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ballast_core.model.traces import PlacementTrace, RoundTrace
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the request; a later effect of the same id says how it goes on."""
+    """Keep the request waiting; a later effect with the same id dispatches or rejects it."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the client with an error: `reason` is machine-readable, `message` is for people."""
+    """Answer the client with an error: `reason` is for machines, `message` is for people."""
 
     request_id: RequestId
     reason: RejectReason
@@ -39,14 +39,14 @@ class Dispatch:
     decode: Endpoint
     traces: tuple[PlacementTrace, ...] = ()
     segments: tuple[Segment, ...] = ()
-    """How a partition policy cut it, in order; the first one's end is reported by `SegmentDone`. Empty: not cut."""
+    """The segments into which a partition policy cut it, in order; a cut reached is a `SegmentDone`. Empty: not cut."""
     priority: int | None = None
-    """For engines that schedule by priority, lower first; None: the request's own."""
+    """For engines that schedule by priority, lower first; None: the request's own priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Prefill has ended, or a segment: go on, on this endpoint."""
+    """The prefill, or a segment other than the last, has ended: continue on this endpoint."""
 
     request_id: RequestId
     decode: Endpoint
@@ -55,28 +55,28 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Move a running decode: copy its KV while it goes on, then continue on `target` at the exact next token.
+    """Migrate a running decode: copy its KV cache while it runs, then continue on `target` at the exact next token.
 
-    Report `Migrated` when it runs there, or `MigrationFailed` when it stays where it is.
+    Report `Migrated` when it runs there, or `MigrationFailed` when it stays on `source`.
     """
 
     request_id: RequestId
     source: Endpoint
     target: Endpoint
     trace: RoundTrace | None = None
-    """The round that chose it."""
+    """The round that chose this move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Stop whatever legs of the request still run."""
+    """Stop every leg of the request that still runs."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send `TimerFired` once at this time, or soon after. One that is sent too soon is answered by the same effect."""
+    """Send `TimerFired` once, at this time or soon after. If it comes too early, the same effect is returned again."""
 
     at_s: float
 

@@ -1,4 +1,4 @@
-"""Endpoints, their roles, the stages that they serve, and what one scrape said of them."""
+"""Endpoints, their roles, the stages that they serve, and observations of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ EndpointId = NewType("EndpointId", str)
 
 
 class Role(StrEnum):
-    """What an endpoint may be asked to do."""
+    """Which stages an endpoint may serve."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     FLEXIBLE = "flexible"
-    """Either, and both for one request without a hand-off."""
+    """Either stage, or both stages of one request without a hand-off."""
 
 
 class Stage(StrEnum):
-    """The two halves of a disaggregated request, each placed on its own."""
+    """The two stages of a request. Each has a placement of its own."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -30,7 +30,7 @@ STAGE_ROLES: dict[Stage, frozenset[Role]] = {
     Stage.PREFILL: frozenset({Role.PREFILL, Role.FLEXIBLE}),
     Stage.DECODE: frozenset({Role.DECODE, Role.FLEXIBLE}),
 }
-"""Which roles may take which stage."""
+"""Which roles may serve each stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one scrape of an endpoint's metrics said (`research`: vLLM's gauges of the same names)."""
+    """The metrics of an endpoint at one scrape, from vLLM's gauges of the same names."""
 
     observed_at_s: float
     running: int

@@ -1,6 +1,6 @@
-"""What may happen. Each event is handed to `Director.on_event` together with the time at which it happened.
+"""Everything that may happen. A driver passes each event to `Director.on_event` together with its time.
 
-The life of a request: `RequestArrived`, then (proxy face) `PrefillDone`, `FirstToken`, `Progress`..., and exactly one
+The events of a request: `RequestArrived`, then (proxy face) `PrefillDone`, `FirstToken`, `Progress`..., and exactly one
 of `RequestEnded` or `ClientGone`. `DispatchFailed` may come at any point before the first token.
 """
 
@@ -22,19 +22,19 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The prefill leg has answered; its KV cache waits to be pulled."""
+    """The prefill leg has answered; the KV cache is ready to be pulled."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentDone:
-    """A segment other than the last has reached its cut; the answer is a `Handoff` to the next one's endpoint."""
+    """A segment other than the last has reached its cut; the answer is a `Handoff` to the next segment's endpoint."""
 
     request_id: RequestId
     generated_tokens: int
     computed: bool = True
-    """False: it was skipped before anything of it was done, and the next one has all of it to do."""
+    """False: the segment was skipped before it computed anything; the next segment computes its tokens too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Migrated:
 
 @dataclass(frozen=True, slots=True)
 class MigrationFailed:
-    """A `Migrate` was given up: the request goes on where it was."""
+    """A `Migrate` was given up: the request continues on its source."""
 
     request_id: RequestId
     target: EndpointId
@@ -70,18 +70,18 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ProgressBatch:
-    """`Progress` of many requests, each at its own time, which may lie in the past but never before the last event.
+    """`Progress` of many requests, each with its own time, which may lie in the past but not before the last event.
 
-    No waiting request is dispatched by it: the capacity that it may free is seen at the next event.
+    It dispatches no waiting request: capacity that it frees is used at the next event.
     """
 
     reports: Iterable[tuple[float, RequestId, int]]
-    """(time in seconds, request, output tokens so far), in order of time."""
+    """(time in seconds, request, output tokens so far), ordered by time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPredicted:
-    """A predictor, in the engine or beside it, foresees so many more output tokens of a request than it has by now."""
+    """A predictor, in the engine or beside it, expects this many further output tokens of a request."""
 
     request_id: RequestId
     remaining_tokens: float
@@ -89,10 +89,10 @@ class LengthPredicted:
 
 @dataclass(frozen=True, slots=True)
 class DispatchFailed:
-    """A leg failed before the client got a token, in a way that another endpoint may mend.
+    """A leg failed before the client got a token, and another endpoint may succeed.
 
-    The connection broke, or the endpoint was too busy or going down. An answer that any endpoint would give (a bad
-    request) is no failure of the dispatch: the driver passes it on and reports `RequestEnded`.
+    The connection broke, or the endpoint was too busy or shutting down. An error that every endpoint would return (a
+    bad request) is no failed dispatch: the driver passes it to the client and reports `RequestEnded`.
     """
 
     request_id: RequestId
@@ -102,7 +102,7 @@ class DispatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The last byte has gone to the client, or the stream broke after its first token."""
+    """The last byte has been sent to the client, or the stream broke after its first token."""
 
     request_id: RequestId
     outcome: Outcome
@@ -118,7 +118,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class EndpointObserved:
-    """An endpoint is ready; with an observation if its metrics were scraped."""
+    """An endpoint is ready; with an observation if its metrics have been scraped."""
 
     endpoint: Endpoint
     observation: Observation | None = None
@@ -126,28 +126,28 @@ class EndpointObserved:
 
 @dataclass(frozen=True, slots=True)
 class EndpointsScraped:
-    """Metrics of many endpoints, each named once: `EndpointObserved` for one after the other."""
+    """Metrics of many endpoints, each at most once: the same as one `EndpointObserved` after another."""
 
     answers: Sequence[tuple[Endpoint, Observation]]
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointDraining:
-    """An endpoint finishes what it has and takes nothing new."""
+    """An endpoint finishes its requests and takes no new ones."""
 
     endpoint_id: EndpointId
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointLost:
-    """An endpoint is gone or not ready. What runs there ends by its own events."""
+    """An endpoint is gone or not ready. Its requests end by events of their own."""
 
     endpoint_id: EndpointId
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A time that a `WakeAt` asked for has come; one for each `WakeAt`."""
+    """The time of a `WakeAt` has come; one event for each `WakeAt`."""
 
 
 RequestEvent: TypeAlias = (
@@ -162,7 +162,7 @@ RequestEvent: TypeAlias = (
     | MigrationFailed
     | LengthPredicted
 )
-"""Events of one request that is in flight; of any other request they change nothing."""
+"""Events of one request in flight. For a request that is not in flight they change nothing."""
 
 Event: TypeAlias = (
     RequestArrived

@@ -11,21 +11,21 @@ RequestId = NewType("RequestId", str)
 
 
 class Binding(StrEnum):
-    """When the decode endpoint is fixed (design section 3, hand-off)."""
+    """When the decode endpoint of a disaggregated request becomes final."""
 
     EARLY = "early"
-    """At arrival: push connectors, and sidecars that run both legs themselves."""
+    """At dispatch: for push connectors, and for sidecars that run both legs themselves."""
     LATE = "late"
-    """At arrival for the projection, and again when prefill ends: pull connectors such as NIXL."""
+    """When prefill ends; the choice at dispatch is provisional. For pull connectors such as NIXL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is known of a request when it arrives."""
+    """What is known about a request when it arrives."""
 
     id: RequestId
     prompt_tokens: int
-    """Exact when the prompt came as token ids, else the gateway's estimate."""
+    """Exact if the prompt came as token ids, otherwise the gateway's estimate."""
     max_output_tokens: int | None = None
     model: str = ""
     priority: int = 0
@@ -33,21 +33,21 @@ class Request:
     subset: frozenset[str] | None = None
     """Addresses that the proxy allows (GIE's subset hint); None allows all."""
     block_hashes: tuple[int, ...] = ()
-    """Names of the prompt's whole leading blocks (`beliefs.block_hashes`); empty if they are not known."""
+    """Hashes of the prompt's leading whole blocks (`beliefs.block_hashes`); empty if not known."""
     block_size: int = 0
-    """Tokens of one such block; one size for all requests, others are taken as not known."""
+    """Tokens per block. All requests share one size; hashes of blocks of another size are ignored."""
     traffic_class: str = ""
-    """Requests whose output lengths are learned together (model, adapter, objective); empty: with all others."""
+    """Requests of one class share a survival curve (model, adapter, objective); empty: the pooled curve."""
     expected_output_tokens: float | None = None
-    """Output tokens that a predictor foresees (an oracle in simulations); None: only the survival curve is known."""
+    """Output length that a predictor expects (an oracle in simulations); None: only the survival curve is known."""
     expected_thinking_tokens: float | None = None
-    """How many of the first ones of these are thinking, which nobody waits for token by token; None: not known."""
+    """How many of those tokens, the first ones, are thinking: nothing waits for each of them. None: not known."""
     movable: bool = True
-    """Whether it may go on at another endpoint after its first token: not where its state cannot be carried over."""
+    """Whether its decode may migrate to another endpoint. False if its state cannot be carried over."""
     ttft_objective_s: float | None = None
-    """Within which its first token is due; None: nobody said."""
+    """Seconds from arrival in which the first token is due; None: no objective."""
     divisible: bool = True
-    """Whether its prompt may be cut: not where its driver cannot name the tokens of a part."""
+    """Whether its prompt may be cut. False if its driver cannot identify the tokens of a part."""
 
 
 class Outcome(StrEnum):
@@ -56,15 +56,15 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    """The client went away."""
+    """The client disconnected."""
 
 
 class RejectReason(StrEnum):
-    """Why a request gets no endpoint. One table at the edge maps these to HTTP and gRPC codes."""
+    """Why a request gets no endpoint. One table at the edge maps each reason to an HTTP and a gRPC code."""
 
     NO_ENDPOINTS = "no-endpoints"
-    """No endpoint of the needed role is ready and allowed."""
+    """No ready endpoint has the needed role and is allowed by the request's subset."""
     SATURATED = "saturated"
-    """The limit of requests in flight is reached."""
+    """The limit of requests in flight, or that of waiting requests, is reached."""
     UPSTREAM_FAILED = "upstream-failed"
     """Every endpoint that was tried failed before the first token."""

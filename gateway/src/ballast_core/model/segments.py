@@ -9,14 +9,15 @@ from ballast_core.model.endpoints import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of one request's tokens that one endpoint computes: a micro-request in Libra's words.
+    """A stretch of one request's tokens that one endpoint computes: a micro-request in Libra's terms.
 
-    Positions count prompt and output tokens from the first prompt token. A cut at P is plain disaggregation, one below
-    P leaves the rest of the prompt to the next segment, one above P moves the decode at a planned token.
+    Token positions count prompt and output tokens from the first prompt token. With a prompt of P tokens, a cut at P is
+    plain disaggregation. A cut below P leaves the rest of the prompt to the next segment; a cut above P moves the
+    decode to the next endpoint at that token.
     """
 
     endpoint: Endpoint
     end_tokens: int | None
-    """Position before which it hands over; None: it goes on to the end of the request."""
+    """Token position before which it hands over; None: it runs to the end of the request."""
     tbt_slo_s: float | None = None
-    """Time between tokens that suffices for this stretch (section 4.4: the think part); None: the endpoint's own."""
+    """Seconds between tokens that suffice here (section 4.4: the thinking part); None: the endpoint's own target."""

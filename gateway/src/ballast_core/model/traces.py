@@ -1,4 +1,4 @@
-"""Why this endpoint, why this move, why none? A policy's answer with everything that it weighed."""
+"""Decision traces: what a policy chose, together with everything that it weighed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ballast_core.model.requests import RequestId
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacementTrace:
-    """One placement decision. `costs[k]` belongs to `candidates[k]`; lower wins, inf is ineligible."""
+    """One placement decision. `costs[k]` belongs to `candidates[k]`: the lowest wins, inf means ineligible."""
 
     stage: Stage
     policy: str
@@ -46,31 +46,31 @@ class MoveTrace:
     source: EndpointId
     target: EndpointId
     gain: float
-    """What the objective falls by."""
+    """By how much the objective falls."""
     tokens: float
-    """That the request held."""
+    """Tokens that the request held: prompt and output so far."""
     remaining_tokens: float
-    """As predicted."""
+    """Output tokens still to come, as predicted."""
     move_s: float
-    """Seconds that the copy should take on a link of its own."""
+    """Expected seconds to copy its KV cache if the link carries nothing else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundTrace:
-    """One round. `loads[k]` belongs to `endpoints[k]`."""
+    """One rescheduling round. `loads[k]` belongs to `endpoints[k]`."""
 
     at_s: float
     policy: str
     endpoints: tuple[Endpoint, ...]
     loads: FloatArray
-    """As the policy weighs them, before any move."""
+    """In the policy's own measure, before any move."""
     objective: float
-    """Before any move."""
+    """The policy's objective before any move."""
     requests: int
-    """Decodes that were looked at."""
+    """Number of decodes considered."""
     moves: tuple[MoveTrace, ...]
     reason: str
-    """Why there were no more moves."""
+    """Why the round made no further move."""
 
     def as_dict(self) -> dict[str, object]:
         """The trace as plain JSON values."""

@@ -1,1 +1,1 @@
-"""What is in the fleet and in flight: endpoints, the ledger, planned micro-requests, and a policy's view of them."""
+"""The fleet and the requests in flight: inventory, ledger, the book of planned micro-requests, and policies' views."""

@@ -1,8 +1,8 @@
-"""The requests that decode, counted by endpoint and age: what projections need of a hundred thousand of them.
+"""Histograms of decoding requests by endpoint and age: projections over a hundred thousand requests need no more.
 
-Ages are gathered in steps of some nine percent, requests of one class and about one limit together. A decision takes in
-only the rows that have changed since the last one. All sums are of whole numbers far below 2 ** 53: they come out the
-same to the last bit, in whatever order requests came and went.
+Ages fall into buckets that grow by about nine percent. Requests of one class and of about one limit form a group. An
+update processes only the rows that have changed since the last one. All sums are of whole numbers far below 2 ** 53, so
+they are the same to the last bit in whatever order requests arrive and end.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _STEPS_PER_DOUBLING = 8
 _FIRST_AGE = 64.0
 _OLDEST = 65_536
 _HIGHEST_LIMIT = 2**20
-"""Limits beyond this count as this one: nobody gets there."""
+"""Larger limits count as this one: no request reaches them."""
 
 
 def log_bucket(value: FloatArray, first: float) -> IntArray:
-    """The number of the bucket that holds a value of 0 or more; they grow by nine percent beyond `first`."""
+    """The index of the bucket that holds a value of 0 or more; beyond `first`, buckets grow by nine percent."""
     position = value * (1.0 / first)
     position += 1.0
     np.log2(position, out=position)
@@ -32,7 +32,7 @@ def log_bucket(value: FloatArray, first: float) -> IntArray:
 
 
 def log_middle(bucket: FloatArray, first: float) -> FloatArray:
-    """What stands for the values in a bucket."""
+    """The value that represents a bucket."""
     return np.asarray(first * (2.0 ** ((bucket + 0.5) / _STEPS_PER_DOUBLING) - 1.0), np.float64)
 
 
@@ -40,12 +40,12 @@ _BUCKET_OF_AGE: IntArray = log_bucket(np.arange(_OLDEST + 1.0), _FIRST_AGE)
 AGES: int = int(_BUCKET_OF_AGE[-1]) + 1
 """Number of age buckets; the last one holds all older requests."""
 AGE_OF_BUCKET: FloatArray = log_middle(np.arange(float(AGES)), _FIRST_AGE)
-"""Output tokens that stand for each bucket, shape (AGES,)."""
-AGE_OF_BUCKET[0] = 0.0  # most of the youngest have not begun
+"""Output tokens that represent each bucket, shape (AGES,)."""
+AGE_OF_BUCKET[0] = 0.0  # most requests in the first bucket have no token yet
 
 
 def _group_of(class_slots: IntArray, limit_tokens: IntArray) -> IntArray:
-    """Requests of one class and about one limit share a group, and a curve."""
+    """Requests of one class and of about one limit share a group, and a survival curve."""
     step = _BUCKET_OF_AGE.take(limit_tokens, mode="clip")
     step[limit_tokens == NO_LIMIT] = AGES
     return class_slots * (AGES + 1) + step
@@ -63,14 +63,14 @@ def is_limited(group: int) -> bool:
 
 @dataclass(slots=True, eq=False)
 class AgeHistogram:
-    """One group's requests that decode. Shapes: (slots, AGES), of which only the first `ages` columns hold any."""
+    """The decoding requests of one group. Shapes: (slots, AGES); all columns from `ages` on are empty."""
 
     group: int
     counts: FloatArray
     held: FloatArray
-    """Sums of their tokens, prompt and output so far."""
+    """Sums of the tokens that requests hold: prompt and output so far."""
     squares: FloatArray
-    """Sums of the squares of these."""
+    """Sums of the squares of those tokens."""
     ages: int = 0
     total: int = 0
     """Number of its requests."""
@@ -84,18 +84,18 @@ class AgeHistogram:
 
 
 class AgeHistograms:
-    """Of all groups; `update` before reading."""
+    """The histograms of all groups. Call `update` before reading."""
 
     def __init__(self, flights: Flights) -> None:
         self._flights = flights
         self._watcher = flights.watch()
         self._groups: dict[int, AgeHistogram] = {}
         self._slots = 0
-        # What each row was counted as; rows beyond `_counted` were not.
+        # How each row was counted; rows from `_counted` on were not.
         self._counted = 0
         self._group: IntArray = np.empty(0, np.int64)
         self._cell: IntArray = np.empty(0, np.int64)
-        """-1: not counted, because it was pending."""
+        """-1: not counted, because the request was pending."""
         self._held: FloatArray = np.empty(0)
         self._limit: IntArray = np.empty(0, np.int64)
 
@@ -104,16 +104,16 @@ class AgeHistograms:
 
     @property
     def groups(self) -> IntArray:
-        """The group of each row of the flights, pending ones included; shape (count,)."""
+        """The group of each row of the flights, pending rows included; shape (count,)."""
         return self._group[: self._counted]
 
     @property
     def slots(self) -> int:
-        """Rows of the histograms: slots that requests have been on."""
+        """Number of rows of each histogram: one more than the largest slot seen."""
         return self._slots
 
     def update(self) -> None:
-        """Take in what has changed."""
+        """Count the rows that have changed since the last update."""
         count, changed = self._flights.count, self._flights.changes(self._watcher)
         if not len(changed) and count == self._counted:
             return
@@ -124,11 +124,11 @@ class AgeHistograms:
         self._grow(count)
         self._counted = count
         if len(changed):
-            self._note(changed)
+            self._classify(changed)
             self._count(changed, 1)
 
-    def _note(self, rows: IntArray) -> None:
-        """What the rows are to be counted as."""
+    def _classify(self, rows: IntArray) -> None:
+        """Set how these rows are counted: their cell, group, held tokens and limit."""
         flights = self._flights
         generated, slots, limits = flights.generated_tokens[rows], flights.slot[rows], flights.limit_tokens[rows]
         cells = slots * AGES + _BUCKET_OF_AGE.take(generated, mode="clip")
@@ -178,7 +178,7 @@ class AgeHistograms:
 
 
 def by_group(groups: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
-    """Each group once, and where it stands; all being the same is the usual case, and quicker to find."""
+    """Each group once, with the indices of its members. One group for all is the usual case, and checked first."""
     if not len(groups):
         return
     first = int(groups[0])

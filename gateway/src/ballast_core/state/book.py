@@ -1,8 +1,7 @@
-"""The micro-requests that partition policies have planned and that are not done yet, by endpoint.
+"""The book of micro-requests: what a partition policy has planned for each endpoint and what is not done yet.
 
-What an endpoint has to do, in the order in which it was planned; and which requests run there without a
-plan. How far a request has come is what the ledger knows of it; the book itself changes only when requests come, move,
-reach a cut, or end.
+By endpoint, it holds the planned work in the order of planning, and the requests that run there without a plan. The
+progress of a request is in the ledger; the book changes only when a request arrives, moves, reaches a cut, or ends.
 """
 
 from __future__ import annotations
@@ -19,23 +18,24 @@ from ballast_core.model.segments import Segment
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one endpoint has to do for one micro-request, from its beginning. In whole tokens."""
+    """The whole work of one micro-request on its endpoint, in tokens."""
 
     prefill_tokens: int
     """Prompt tokens to compute."""
     decode_tokens: int
-    """Tokens to decode after that, as far as is foreseen."""
+    """Tokens to decode after that, as expected."""
     context_tokens: int
-    """Tokens of its request that are computed before it begins: cached here, or on the endpoints before."""
+    """Tokens of its request that exist before it begins: cached here, or computed by earlier segments."""
     generated_tokens: int = 0
-    """Output tokens among these."""
+    """Output tokens among `context_tokens`."""
 
 
 def works_of(segments: Sequence[Segment], prompt_tokens: int, length_tokens: int, cached_tokens: int = 0) -> list[Work]:
-    """The work of each segment. `length_tokens`: prompt and foreseen output; `cached_tokens`: on the first endpoint.
+    """The work of each segment, in order.
 
-    The token before a cut is computed by the first of two endpoints; that a decode begins by computing the last token
-    of its context again is left out. A prompt that is all cached still computes one token.
+    `length_tokens`: prompt and expected output; `cached_tokens`: held by the first segment's endpoint. The token before
+    a cut is computed by the segment that ends there; that a decode first recomputes the last token of its context is
+    neglected. A fully cached prompt still computes one token.
     """
     works, start = list[Work](), 0
     for segment in segments:
@@ -56,26 +56,26 @@ def works_of(segments: Sequence[Segment], prompt_tokens: int, length_tokens: int
 
 @dataclass(slots=True)
 class _Share:
-    """One request's micro-requests, and the slot on whose books each one stands; None: on nobody's."""
+    """The micro-requests of one request, each with the slot for which it is booked; None: for no slot."""
 
     works: list[Work]
     slots: list[int | None]
-    at: int = 0
-    """Which one runs."""
+    running: int = 0
+    """Index of the micro-request that runs."""
 
 
 Key = tuple[RequestId, int]
-"""A micro-request: its request, and which of its segments it is."""
+"""A micro-request: its request, and the index of its segment."""
 
 
 class Book:
-    """Works by slot, in the order in which they were put there."""
+    """Work by slot, in the order of booking."""
 
     def __init__(self) -> None:
         self._works: dict[int, dict[Key, Work]] = {}
         self._shares: dict[RequestId, _Share] = {}
         self._uncut: dict[int, dict[RequestId, None]] = {}
-        """By slot, in the order in which they came."""
+        """By slot, in the order of arrival there."""
         self._uncut_slots: dict[RequestId, tuple[int, ...]] = {}
         self._versions: IntArray = np.zeros(16, np.int64)
         self._version = 0
@@ -83,43 +83,43 @@ class Book:
         self._turn = 0
 
     def __len__(self) -> int:
-        """Requests with a plan that are on the book."""
+        """Number of requests with a plan."""
         return len(self._shares)
 
     def __iter__(self) -> Iterator[RequestId]:
         return iter(self._shares)
 
     def works(self, slot: int) -> Mapping[Key, Work]:
-        """What the endpoint in this slot has to do, first come first. Read only."""
+        """The micro-requests booked for this slot, oldest first. Read only."""
         return self._works.get(slot, {})
 
     def uncut(self, slot: int) -> Collection[RequestId]:
-        """Requests without a plan whose prefill or decode was given to the endpoint in this slot, first come first."""
+        """The requests without a plan that are prefilled or decoded in this slot, oldest first."""
         return self._uncut.get(slot, {})
 
     def busy(self, slot: int) -> bool:
-        """Whether anything is to be done in this slot."""
+        """Whether this slot has any work."""
         return bool(self._works.get(slot) or self._uncut.get(slot))
 
     def runs(self, key: Key) -> bool:
-        """Whether that micro-request is the one of its request that runs: the others have not begun."""
-        return self._shares[key[0]].at == key[1]
+        """Whether this micro-request is the running one of its request; later ones have not begun."""
+        return self._shares[key[0]].running == key[1]
 
     def versions(self, slots: IntArray) -> IntArray:
-        """Another number after each change of a slot's works, or of who runs there without a plan.
+        """A number for each slot that changes whenever the slot's work, planned or not, changes.
 
-        What is derived from these is good while it stays.
+        Whatever is derived from a slot's work stays valid while this number stays the same.
         """
         self._grow(int(slots.max(initial=0)) + 1)
         return self._versions.take(slots)
 
     def turns(self, slots: IntArray) -> IntArray:
-        """When each slot was last given work, as a running number: ties go to the lowest."""
+        """When each slot last got work, as a running number: ties go to the lowest."""
         self._grow(int(slots.max(initial=0)) + 1)
         return self._turns.take(slots)
 
     def open(self, request_id: RequestId, works: Sequence[tuple[int, Work]]) -> None:
-        """Put a request's micro-requests on the book, in order: (slot, work). Replaces what it had there."""
+        """Book the micro-requests of a request, in order: (slot, work). Replaces earlier bookings of the request."""
         self.close(request_id)
         self._turn += 1
         self._shares[request_id] = _Share([work for _, work in works], [None] * len(works))
@@ -127,8 +127,8 @@ class Book:
             self._put(request_id, index, slot)
             self._turns[slot] = self._turn
 
-    def place(self, request_id: RequestId, slots: Iterable[int]) -> None:
-        """A request runs in these slots without a plan. Replaces what the book had of it."""
+    def open_uncut(self, request_id: RequestId, slots: Iterable[int]) -> None:
+        """Book a request that runs in these slots without a plan. Replaces earlier bookings of the request."""
         self.close(request_id)
         self._uncut_slots[request_id] = tuple(slots)
         for slot in self._uncut_slots[request_id]:
@@ -136,30 +136,30 @@ class Book:
             self._changed(slot)
 
     def ended(self, request_id: RequestId, next_slot: int | None = None) -> None:
-        """The micro-request that runs is over, and the next one runs, on `next_slot` if that is another one now."""
+        """The running micro-request is over and the next one runs: in `next_slot`, if that differs from the plan."""
         share = self._shares.get(request_id)
         if share is None:
             return
-        self._take(request_id, share.at)
-        share.at += 1
-        if share.at == len(share.slots):
+        self._take(request_id, share.running)
+        share.running += 1
+        if share.running == len(share.slots):
             del self._shares[request_id]
-        elif next_slot is not None and share.slots[share.at] != next_slot:
-            self._take(request_id, share.at)
-            self._put(request_id, share.at, next_slot)
+        elif next_slot is not None and share.slots[share.running] != next_slot:
+            self._take(request_id, share.running)
+            self._put(request_id, share.running, next_slot)
 
     def moved(self, request_id: RequestId, slot: int) -> None:
-        """The micro-request that runs goes on in this slot."""
+        """The running micro-request continues in this slot."""
         share = self._shares.get(request_id)
-        if share is not None and share.slots[share.at] != slot:
-            self._take(request_id, share.at)
-            self._put(request_id, share.at, slot)
+        if share is not None and share.slots[share.running] != slot:
+            self._take(request_id, share.running)
+            self._put(request_id, share.running, slot)
 
     def close(self, request_id: RequestId) -> None:
         """The request is over, or has lost its endpoints. Idempotent."""
         share = self._shares.get(request_id)
         if share is not None:
-            for index in range(share.at, len(share.slots)):
+            for index in range(share.running, len(share.slots)):
                 self._take(request_id, index)
             del self._shares[request_id]
         for slot in self._uncut_slots.pop(request_id, ()):
@@ -167,7 +167,7 @@ class Book:
             self._changed(slot)
 
     def forget(self, slot: int) -> None:
-        """The slot is free for another endpoint: what was to be done there will be done elsewhere, if at all."""
+        """The slot is free for another endpoint: drop all work that was booked for it."""
         for request_id, index in list(self._works.get(slot, ())):
             self._take(request_id, index)
         self._works.pop(slot, None)

@@ -1,7 +1,7 @@
-"""The requests in flight as arrays, one row each: what policies that look at every request compute on.
+"""The requests in flight as arrays, one row each, for policies that compute over every request.
 
 Rows are dense: the first `count` rows of every column are the requests that have an endpoint, in no particular order.
-A removed row's place is taken by the last one.
+When a row is removed, the last row moves to its index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST_ROWS = 64
 
 
 class Flights:
-    """Columns by request, each read as a view of shape (count,) that the next change invalidates."""
+    """Columns by request, each a numpy view of shape (count,) that the next change invalidates."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,15 +37,15 @@ class Flights:
         self._first_token_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._progress_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._changed: list[BoolArray] = []
-        """For each watcher, whether a row has changed since it last asked."""
+        """For each watcher, whether a row has changed since its last call of `changes`."""
 
     def watch(self) -> int:
-        """A new watcher's number for `changes`; to it, every row has changed."""
+        """Register a watcher; returns its number for `changes`. At first, every row counts as changed."""
         self._changed.append(np.ones(len(self._slot), np.bool_))
         return len(self._changed) - 1
 
     def changes(self, watcher: int) -> IntArray:
-        """Rows below `count` whose request or its state is another than when this watcher last asked; ascending."""
+        """Rows below `count` whose request or state has changed since this watcher's last call; ascending."""
         changed = self._changed[watcher][: self.count]
         rows: IntArray = np.flatnonzero(changed)
         changed[rows] = False
@@ -63,17 +63,17 @@ class Flights:
 
     @property
     def limit_tokens(self) -> IntArray:
-        """Output tokens at most; `NO_LIMIT` if the request sets none."""
+        """The request's limit of output tokens; `NO_LIMIT` if it sets none."""
         return self._limit_tokens[: self.count]
 
     @property
     def generated_tokens(self) -> IntArray:
-        """Output tokens that had been seen at `progress_at_s`."""
+        """Output tokens so far, as of `progress_at_s`."""
         return self._generated_tokens[: self.count]
 
     @property
     def counted_tokens(self) -> IntArray:
-        """Output tokens that the survival curves have been told of (`SurvivalBook.aged`)."""
+        """Output tokens that the survival curves have counted already (`SurvivalBook.aged`)."""
         return self._counted_tokens[: self.count]
 
     @property
@@ -88,12 +88,12 @@ class Flights:
 
     @property
     def movable(self) -> BoolArray:
-        """Whether it may decode elsewhere, once it does."""
+        """Whether its decode may migrate."""
         return self._movable[: self.count]
 
     @property
     def expected_tokens(self) -> FloatArray:
-        """Output tokens in all, as a predictor said last; NaN where none did. Watchers are not told of it."""
+        """Final output length by the last prediction; NaN without one. A change of it alone notifies no watcher."""
         return self._expected_tokens[: self.count]
 
     @property
@@ -123,7 +123,7 @@ class Flights:
         movable: bool = False,
         expected_tokens: float | None = None,
     ) -> int:
-        """A new pending row; returns its index, good until a row is removed."""
+        """Add a pending row; returns its index, valid until a row is removed."""
         if self.count == len(self._slot):
             self._grow()
         row = self.count
@@ -142,20 +142,20 @@ class Flights:
         return row
 
     def start_decoding(self, row: int, now_s: float) -> None:
-        """Its KV cache is at its decode endpoint."""
+        """Its KV cache has reached its decode endpoint."""
         self._decoding[row] = True
         self._handoff_at_s[row] = self._first_token_at_s[row] = self._progress_at_s[row] = now_s
         self._touch(row)
 
     def relocate(self, row: int, slot: int, now_s: float) -> None:
-        """It goes on at this slot: one that decodes is there now, a pending one comes when it was expected before."""
+        """It continues in this slot: a decoding request now, a pending one at the time that was expected before."""
         self._slot[row] = slot
         if self._decoding[row]:
             self._handoff_at_s[row] = now_s
         self._touch(row)
 
     def progress(self, row: int, generated_tokens: int, now_s: float) -> None:
-        """So many output tokens exist by now."""
+        """It has this many output tokens now."""
         if self._generated_tokens[row] == 0:
             self._first_token_at_s[row] = now_s
         self._generated_tokens[row] = generated_tokens
@@ -164,15 +164,15 @@ class Flights:
             changed[row] = True
 
     def progress_all(self, rows: Sequence[int], generated_tokens: Sequence[int], at_s: Sequence[float]) -> None:
-        """`progress` of many rows that have tokens already; a row that is named twice says the same both times."""
-        where = np.array(rows, np.int64)
-        self._generated_tokens[where] = generated_tokens
-        self._progress_at_s[where] = at_s
+        """`progress` of many rows that have tokens already; if a row occurs twice, its values must be the same."""
+        indices = np.array(rows, np.int64)
+        self._generated_tokens[indices] = generated_tokens
+        self._progress_at_s[indices] = at_s
         for changed in self._changed:
-            changed[where] = True
+            changed[indices] = True
 
     def remove(self, row: int) -> int:
-        """Drop a row. Returns the index of the row that now stands in its place under `row`: the former last one."""
+        """Drop a row: the last row moves to index `row`. Returns that row's former index."""
         last = self.count - 1
         if row != last:
             for column in self._columns():

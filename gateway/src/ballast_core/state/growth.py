@@ -1,7 +1,7 @@
-"""What the requests in flight are and become, as columns of floats that are kept up to date row by row.
+"""Derived columns of the requests in flight (ages, tokens held, rates, survival), updated row by row.
 
-A decision takes in only the rows that have changed since the last one, and all of them when the survival curves are
-new. Columns stand in the order of `Flights`.
+An update recomputes only the rows that have changed since the last one, or all rows when there are new survival
+tables. Rows are in the order of `Flights`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AGES, _HELD, _OWN_RATES, _START_SHARES, _RECIPROCALS = range(5)
 
 
 class Growth:
-    """Columns of shape (count,): good until the next `update` or change of the flights."""
+    """Columns of shape (count,): valid until the next `update` or change of the flights."""
 
     def __init__(self, flights: Flights) -> None:
         self._flights = flights
@@ -26,7 +26,7 @@ class Growth:
         self._tables: SurvivalTables | None = None
 
     def update(self, tables: SurvivalTables) -> None:
-        """Take in what has changed, and new curves."""
+        """Recompute the rows that have changed, or all rows if `tables` is new."""
         flights = self._flights
         count, changed = flights.count, flights.changes(self._watcher)
         if len(self._columns[_AGES]) < count:
@@ -56,7 +56,7 @@ class Growth:
 
     @property
     def held(self) -> FloatArray:
-        """Tokens of prompt and output so far."""
+        """Tokens held: prompt and output so far."""
         return self._columns[_HELD][: self._flights.count]
 
     @property
@@ -66,7 +66,7 @@ class Growth:
 
     @property
     def start_shares(self) -> FloatArray:
-        """What the rate that requests start from counts, 0 to 1; 1 for those that have not begun."""
+        """Weight of the rate that requests start from, 0 to 1; 1 for requests that have not begun."""
         return self._columns[_START_SHARES][: self._flights.count]
 
     @property

@@ -1,7 +1,7 @@
-"""The endpoints that exist, whether each takes new work, and what each last said of itself.
+"""The inventory: which endpoints exist, whether each takes new requests, and its last observation.
 
-Endpoints live in slots: stable small integers that index every per-endpoint array here and in the ledger, so that a
-decision over a thousand endpoints is a few numpy operations. A slot is reused only when nothing refers to it.
+Each endpoint has a slot: a small integer that stays the same and indexes every per-endpoint array, here and in the
+ledger. A decision over a thousand endpoints is then a few numpy operations. A slot is reused once nothing refers to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST_CAPACITY = 16
 
 
 class Readiness(IntEnum):
-    """Whether an endpoint takes new work."""
+    """Whether an endpoint takes new requests."""
 
     GONE = 0
     DRAINING = 1
@@ -29,15 +29,15 @@ class Readiness(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The ready endpoints of one stage in order of id. Shapes: the arrays are (len(endpoints),)."""
+    """The ready endpoints of one stage, ordered by id. Shapes: the arrays are (len(endpoints),)."""
 
     endpoints: tuple[Endpoint, ...]
     slots: IntArray
     id_hashes: HashArray
-    """A 64-bit hash of each endpoint's id, the same on every machine: for policies that draw lots."""
+    """A 64-bit hash of each endpoint's id, the same on every machine: for policies that choose at random."""
 
     def __post_init__(self) -> None:
-        """What is known of the same candidates may be kept: they stay as they are."""
+        """Make `slots` read-only, so that values looked up for the same candidates may be cached."""
         self.slots.flags.writeable = False
 
     @classmethod
@@ -47,7 +47,7 @@ class Candidates:
         return cls(tuple(endpoints), np.array(slots, dtype=np.int64), np.array(hashes, dtype=np.uint64))
 
     def take(self, kept: Sequence[int]) -> Candidates:
-        """Those at these places, in this order."""
+        """The candidates at these indices, in this order."""
         return Candidates(tuple(self.endpoints[k] for k in kept), self.slots[kept], self.id_hashes[kept])
 
 
@@ -85,13 +85,13 @@ class Inventory:
         return endpoint
 
     def readiness(self, slot: int) -> Readiness:
-        """Whether the endpoint in this slot takes new work."""
+        """Whether the endpoint in this slot takes new requests."""
         return self._readiness[slot]
 
     def put(self, endpoint: Endpoint) -> tuple[int, bool]:
         """Add or refresh a ready endpoint. Returns its slot, and whether the candidates changed.
 
-        A draining endpoint stays draining: only losing it ends that.
+        A draining endpoint stays draining until it is lost.
         """
         slot = self._slots.get(endpoint.id)
         if slot is None:
@@ -109,7 +109,7 @@ class Inventory:
         return slot, changed
 
     def slot_as(self, endpoint: Endpoint) -> int | None:
-        """The slot of an endpoint that is known just so and there; None where `put` would change something."""
+        """The slot of an endpoint that is present and unchanged; None if `put` would change something."""
         slot = self._slots.get(endpoint.id)
         if slot is None or self._readiness[slot] is Readiness.GONE:
             return None
@@ -117,17 +117,17 @@ class Inventory:
         return slot if known is endpoint or known == endpoint else None
 
     def observe_all(self, slots: IntArray, observations: Sequence[Observation]) -> None:
-        """`observe` for many slots, each named once."""
+        """`observe` for many slots, each at most once."""
         observed_at_s = np.array([seen.observed_at_s for seen in observations])
         new = observed_at_s >= self.observed_at_s[slots]
-        where = slots[new]
-        self.observed_at_s[where] = observed_at_s[new]
-        self.running[where] = np.array([seen.running for seen in observations])[new]
-        self.waiting[where] = np.array([seen.waiting for seen in observations])[new]
-        self.kv_usage_ratio[where] = np.array([seen.kv_usage_ratio for seen in observations])[new]
+        newer = slots[new]
+        self.observed_at_s[newer] = observed_at_s[new]
+        self.running[newer] = np.array([seen.running for seen in observations])[new]
+        self.waiting[newer] = np.array([seen.waiting for seen in observations])[new]
+        self.kv_usage_ratio[newer] = np.array([seen.kv_usage_ratio for seen in observations])[new]
 
     def observe(self, slot: int, observation: Observation) -> None:
-        """Note what a scrape said; an observation older than the last one is ignored."""
+        """Store an observation; one older than the last is ignored."""
         if observation.observed_at_s < self.observed_at_s[slot]:
             return
         self.observed_at_s[slot] = observation.observed_at_s
@@ -136,7 +136,7 @@ class Inventory:
         self.kv_usage_ratio[slot] = observation.kv_usage_ratio
 
     def drain(self, slot: int) -> None:
-        """Take the endpoint off the candidates; what it has goes on."""
+        """Remove the endpoint from the candidates; its requests continue."""
         if self._readiness[slot] is Readiness.READY:
             self._readiness[slot] = Readiness.DRAINING
             self._changed()
@@ -148,7 +148,7 @@ class Inventory:
         self._changed()
 
     def release(self, slot: int) -> bool:
-        """Free the slot of a lost endpoint to which nothing refers any more; False if it is not lost."""
+        """Free the slot of a lost endpoint to which nothing refers any more; False if the endpoint is not lost."""
         endpoint = self._endpoints[slot]
         if endpoint is None or self._readiness[slot] is not Readiness.GONE:
             return False
@@ -157,7 +157,7 @@ class Inventory:
         return True
 
     def candidates(self, stage: Stage) -> Candidates:
-        """The ready endpoints whose role may take the stage."""
+        """The ready endpoints whose role may serve the stage."""
         found = self._candidates.get(stage)
         if found is None:
             roles = STAGE_ROLES[stage]
@@ -171,7 +171,7 @@ class Inventory:
         return found
 
     def draining(self, stage: Stage) -> list[int]:
-        """Slots of endpoints that drain and whose role may take the stage, in order of id."""
+        """Slots of draining endpoints whose role may serve the stage, ordered by id."""
         roles = STAGE_ROLES[stage]
         return [
             slot
@@ -183,7 +183,7 @@ class Inventory:
         ]
 
     def ready_roles(self) -> frozenset[Role]:
-        """The roles of which there is a ready endpoint."""
+        """The roles that some ready endpoint has."""
         if self._roles is None:
             self._roles = frozenset(
                 endpoint.role

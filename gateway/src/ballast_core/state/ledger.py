@@ -1,8 +1,8 @@
-"""The in-flight ledger: everything that we dispatched and that has not ended, whether metrics show it yet or not.
+"""The in-flight ledger: every request that we have dispatched and that has not ended, seen in metrics or not.
 
-Each request is on the books of one endpoint per stage: of its prefill endpoint until its KV cache has been handed
-off, and of its decode endpoint from the moment it is assigned (a pending prefill is load to come) until it ends. One
-that moves is on the books of its target too, as a decode on its way in (`Ledger.reserve`).
+A request is booked on one endpoint per stage: on its prefill endpoint until the hand-off of its KV cache, and on its
+decode endpoint from the dispatch (a pending prefill is load to come) until it ends. A request that migrates is booked
+on its target too, as a pending decode (`Ledger.reserve`).
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ class Phase(Enum):
     DECODING = auto()
 
 
-# Looked up with every report of tokens; members of an Enum are not found as fast as names of the module.
+# Needed for every report of tokens: a module's name is found faster than a member of an Enum.
 _DECODING, _DECODE = Phase.DECODING, Stage.DECODE
 _FEW = 12
-"""Reports below this number are booked faster one by one than as arrays."""
+"""Fewer reports than this are booked faster one by one than as arrays."""
 
 Gap = tuple[int, int, float, float]
-"""Output tokens that came after others of their request: (slot, tokens, seconds in which they came, time)."""
+"""Output tokens that followed others of their request: (slot, tokens, seconds since those others, time)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """What is believed of a prefill when it is dispatched."""
+    """What is expected of a prefill when it is dispatched."""
 
     dispatched_s: float = 0.0
     cached_tokens: int = 0
-    """Leading tokens of the prompt that the endpoint is thought to hold already."""
+    """Leading prompt tokens that the endpoint is believed to hold already."""
     tokens: int = 0
-    """Tokens of the prompt that are there when it ends, cached ones among them: all of them, or those before a cut."""
+    """Prompt tokens, cached ones included, that exist when it ends: the whole prompt, or the part before a cut."""
     predicted_s: float = 0.0
-    """Expected time to its end, its queue included; 0 where nobody asked."""
+    """Expected seconds to its end, its queue included; 0 if no policy reads it."""
 
     @property
     def uncached_tokens(self) -> int:
@@ -74,25 +74,25 @@ class Entry:
     arrived_s: float
     phase: Phase = Phase.HELD
     prefill_slot: int | None = None
-    """None when held, when its prefill is over, or when the decode endpoint prefills it itself."""
+    """None while held, after its prefill, or if its decode endpoint prefills it too."""
     prefill: PrefillPlan = NO_PREFILL
-    """How its prefill was expected to go when it was dispatched."""
+    """What was expected of its prefill at dispatch."""
     decode_slot: int | None = None
     generated_tokens: int = 0
     failures: int = 0
     avoid: set[EndpointId] = field(default_factory=set)
     """Endpoints on which a leg of this request failed."""
     progress_at_s: float = 0.0
-    """When `generated_tokens` was last updated; inf once it has moved: the gap to its next tokens tells of no endpoint.
+    """When `generated_tokens` was last updated. inf after a migration: the gap to the next token measures no endpoint.
     """
     row: int = -1
-    """Its row in the ledger's `flights`; -1 when held."""
+    """Its row in the ledger's `flights`; -1 while held."""
     reservation: Entry | None = None
-    """While it moves: its books at the target, those of a decode that is on its way in."""
+    """While it migrates: its booking on the target, as a pending decode."""
 
 
 class Ledger:
-    """Requests in flight, and their sums by stage and slot. Shapes: the arrays are (capacity,)."""
+    """Requests in flight, and their sums by stage and slot. Shapes: the arrays are (capacity,), indexed by slot."""
 
     def __init__(self, capacity: int) -> None:
         self._entries: dict[RequestId, Entry] = {}
@@ -102,20 +102,20 @@ class Ledger:
         self.requests = {stage: np.zeros(capacity, np.int64) for stage in Stage}
         self.tokens = {stage: np.zeros(capacity, np.int64) for stage in Stage}
         self.uncached_tokens: IntArray = np.zeros(capacity, np.int64)
-        """Prompt tokens still to compute: `tokens` of the prefill stage without what is cached there."""
+        """Prompt tokens still to compute: `tokens` of the prefill stage less what is cached there."""
         self.uncached_pairs: FloatArray = np.zeros(capacity)
-        """Pairs of tokens that attend to each other while those are computed."""
+        """Pairs of tokens that attend to each other while those tokens are computed."""
         self.prefilling_since_s: FloatArray = np.zeros(capacity)
-        """Since when the prefill at the head of the queue can have been in service; of no meaning without a queue."""
+        """Earliest time at which the prefill at the head of the queue can have started; meaningless without a queue."""
         self.decoding_requests: IntArray = np.zeros(capacity, np.int64)
-        """Requests that decode, without pending ones."""
+        """Requests that decode; pending ones are not counted."""
         self.decoding_tokens: IntArray = np.zeros(capacity, np.int64)
-        """Tokens of the requests that decode: prompt and output so far, without pending ones."""
+        """Tokens that those requests hold: prompt and output so far."""
         self._on_engine: IntArray = np.zeros(capacity, np.int64)
-        """Our requests that the engine itself should know of by now."""
+        """Our requests that the engine should report by now."""
         self._excess: IntArray = np.zeros(capacity, np.int64)
         self.foreign: IntArray = np.zeros(capacity, np.int64)
-        """Requests that the endpoint reports beyond ours: of other gateways and of direct clients."""
+        """Requests that the endpoint reports beyond ours: from other gateways and direct clients."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -125,12 +125,12 @@ class Ledger:
 
     @cached_property
     def growth(self) -> Growth:
-        """Columns derived from `flights`: kept from the first time that somebody asks for them."""
+        """Columns derived from `flights`; maintained from the first read on."""
         return Growth(self.flights)
 
     @cached_property
     def age_histograms(self) -> AgeHistograms:
-        """The decoding ones of `flights` by slot and age: kept from the first time that somebody asks for them."""
+        """The decoding requests of `flights` by slot and age; maintained from the first read on."""
         return AgeHistograms(self.flights)
 
     @property
@@ -161,7 +161,7 @@ class Ledger:
         self.foreign = np.concatenate([self.foreign, empty])
 
     def open(self, request: Request, now_s: float) -> Entry:
-        """Put a new request on the books, held. Raises `ValueError` if its id is in flight already."""
+        """Add a new request, held. Raises `ValueError` if its id is in flight already."""
         if request.id in self._entries:
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
         entry = self._entries[request.id] = Entry(request=request, arrived_s=now_s)
@@ -179,10 +179,10 @@ class Ledger:
         class_slot: int = 0,
         prefill_tokens: int | None = None,
     ) -> None:
-        """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it itself.
+        """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it too.
 
-        `prefill_s` is the time after which it is expected at its decode endpoint, `class_slot` its survival curve. The
-        prefill ends before `prefill_tokens`, or with the prompt.
+        `prefill_s`: expected seconds until it can decode; `class_slot`: row of its survival curve; `prefill_tokens`:
+        prompt tokens before the first cut, None for the whole prompt.
         """
         prompt_tokens = entry.request.prompt_tokens
         to_prefill = prompt_tokens if prefill_tokens is None else min(prefill_tokens, prompt_tokens)
@@ -211,18 +211,18 @@ class Ledger:
         )
         self._by_row.append(entry)
 
-    def at(self, row: int) -> Entry:
-        """The entry, or the reservation, of a row of `flights`."""
+    def entry_of_row(self, row: int) -> Entry:
+        """The entry, or the reservation, in a row of `flights`."""
         return self._by_row[row]
 
     def foresee(self, entry: Entry, remaining_tokens: float) -> None:
-        """A predictor said how many output tokens are to come; what is no number of 0 or more is taken as unknown."""
+        """Record a prediction of the output tokens still to come; anything but a finite number from 0 is unknown."""
         if entry.row >= 0:
             known = 0.0 <= remaining_tokens < math.inf
             self.flights.expected_tokens[entry.row] = entry.generated_tokens + remaining_tokens if known else math.nan
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
-        """Its prefill is over: from here on it is on its decode endpoint's books only. Idempotent."""
+        """Its prefill is over: from now on it is booked on its decode endpoint only. Idempotent."""
         if entry.phase is Phase.PREFILLING and entry.decode_slot is not None:
             first = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
             self._leave_prefill(entry, entry.decode_slot, now_s)
@@ -243,7 +243,7 @@ class Ledger:
         entry.phase = Phase.DECODING
 
     def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
-        """So many output tokens exist by now; fewer than before are a late report. Tokens imply a finished prefill."""
+        """It has this many output tokens now; a smaller number is a late report. Tokens imply a finished prefill."""
         more = generated_tokens - entry.generated_tokens
         if more > 0 and entry.decode_slot is not None:
             if entry.phase is not _DECODING:
@@ -256,10 +256,10 @@ class Ledger:
     def progressed_all(
         self, reports: Iterable[tuple[float, RequestId, int]], begins: Callable[[Entry, int, float], None]
     ) -> list[Gap]:
-        """`progressed` for (time, request, output tokens), one after the other; unknown requests are left out.
+        """`progressed` for each (time, request, output tokens) in order; unknown requests are skipped.
 
-        A request without tokens so far is left to `begins(entry, generated_tokens, now_s)`. Returns what the others say
-        of their endpoints, in the same order.
+        A request without tokens so far is passed to `begins(entry, generated_tokens, now_s)`. Returns the gaps of all
+        the others, in the same order.
         """
         entry_of = self._entries.get
         gaps: list[Gap] = []
@@ -293,10 +293,10 @@ class Ledger:
         return gaps
 
     def reserve(self, entry: Entry, slot: int, now_s: float, move_s: float = 0.0) -> None:
-        """Book a decode at a second endpoint too, where it is expected in `move_s`: placements see it as on its way in.
+        """Book a decode on a second endpoint, its target, where it is expected in `move_s`: a pending decode there.
 
-        What it generates meanwhile is added when it has moved. Raises ValueError unless it decodes elsewhere and is not
-        on the move already.
+        Tokens generated meanwhile are added by `move`. Raises ValueError unless the request decodes on another endpoint
+        and has no reservation yet.
         """
         source = entry.decode_slot
         if entry.phase is not _DECODING or source is None or source == slot or entry.reservation is not None:
@@ -319,7 +319,7 @@ class Ledger:
         self._by_row.append(coming)
 
     def release(self, entry: Entry) -> None:
-        """It stays where it is, or is over: what was reserved for it is free. Idempotent."""
+        """Drop its reservation: it stays on its endpoint, or is over. Idempotent."""
         coming = entry.reservation
         if coming is not None and coming.decode_slot is not None:
             self.requests[_DECODE][coming.decode_slot] -= 1
@@ -328,10 +328,9 @@ class Ledger:
             entry.reservation = None
 
     def move(self, entry: Entry, slot: int, now_s: float) -> None:
-        """From now on it decodes at `slot`: all its books go there, and a reservation ends.
+        """From now on it decodes in `slot`: its decode booking moves there, and a reservation ends.
 
-        One whose prefill is not over will decode there; its prefill stays where it is. Raises ValueError for a request
-        without an endpoint.
+        If its prefill is not over, only its future decode moves. Raises ValueError for a request without an endpoint.
         """
         source = entry.decode_slot
         if source is None:
@@ -358,7 +357,7 @@ class Ledger:
         self.flights.relocate(entry.row, slot, now_s)
 
     def unassign(self, entry: Entry) -> None:
-        """Take it off its endpoints' books and hold it again. Idempotent."""
+        """Drop its bookings and hold it again. Idempotent."""
         self.release(entry)
         if entry.decode_slot is not None:
             if entry.phase is Phase.PREFILLING:
@@ -382,33 +381,33 @@ class Ledger:
         entry.row = -1
 
     def close(self, request_id: RequestId) -> Entry | None:
-        """Take a request off the books for good; returns its last state, or None if it was not there."""
+        """Remove a request; returns its last state, or None if it was not in flight."""
         entry = self._entries.pop(request_id, None)
         if entry is not None:
             self.unassign(entry)
         return entry
 
     def observed(self, slot: int, observation: Observation) -> None:
-        """Compare what an endpoint reports with our own books.
+        """Compare what an endpoint reports with our own bookings there.
 
-        Only an excess seen twice in a row counts as foreign: a single one is usually a request of ours that ended
-        between the engine's last step and the scrape (vLLM's gauges refresh only when the engine steps).
+        Only an excess seen twice in a row counts as foreign. A single one is usually a request of ours that ended
+        between the engine's last step and the scrape: vLLM refreshes its gauges only when the engine steps.
         """
         excess = max(0, observation.running + observation.waiting - int(self._on_engine[slot]))
         self.foreign[slot] = min(excess, int(self._excess[slot]))
         self._excess[slot] = excess
 
     def observed_all(self, slots: IntArray, observations: Sequence[Observation]) -> None:
-        """`observed` for many slots, each named once."""
+        """`observed` for many slots, each at most once."""
         reported = np.array([seen.running + seen.waiting for seen in observations])
         excess = np.maximum(reported - self._on_engine[slots], 0)
         self.foreign[slots] = np.minimum(excess, self._excess[slots])
         self._excess[slots] = excess
 
     def forget(self, slot: int) -> None:
-        """What the endpoint reported no longer counts."""
+        """Drop what the endpoint reported."""
         self.foreign[slot] = self._excess[slot] = 0
 
     def is_idle(self, slot: int) -> bool:
-        """Whether nothing of ours refers to the slot."""
+        """Whether no request of ours is booked on the slot."""
         return not any(self.requests[stage][slot] for stage in Stage)

@@ -1,6 +1,6 @@
-"""What a placement sees of the fleet: one array entry per candidate endpoint, in order of endpoint id.
+"""What a policy sees of the fleet: arrays with one entry per candidate endpoint, ordered by endpoint id.
 
-Everything is computed when it is first read: a policy pays for what it uses.
+Each array is computed when it is first read, so a policy pays only for what it uses.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["BoolArray", "FloatArray", "HashArray", "IntArray", "View"]
 
 
 class View:
-    """The candidates of one stage of one request at one moment. Shapes: arrays are (len(endpoints),) unless said.
+    """The candidates for one stage of one request at one time. Shapes: (len(endpoints),) unless stated otherwise.
 
-    Loads count what our ledger knows, the request itself left out; where said so, also what endpoints report beyond
-    it (other gateways, direct clients). Good until the Director takes in its next event.
+    Loads count the requests of our ledger without the request itself. Where stated, they also count foreign requests:
+    those that endpoints report beyond ours (other gateways, direct clients). Valid until the Director's next event.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class View:
         beliefs: Beliefs,
         handoff_s: float | None = None,
     ) -> None:
-        """`handoff_s`: time until the hand-off where it is the same for all; None: each candidate prefills itself."""
+        """`handoff_s`: seconds until the hand-off, the same for all candidates; None: each candidate prefills it."""
         self.now_s = now_s
         self.stage = stage
         self.request = request
         self.endpoints: tuple[Endpoint, ...] = candidates.endpoints
         self.slots: IntArray = candidates.slots
-        """Slots of the candidates: what `flights` and `beliefs` index by."""
+        """Slots of the candidates: the indices of `flights` and `beliefs`."""
         self.id_hashes: HashArray = candidates.id_hashes
         """A 64-bit hash of each endpoint's id."""
         self.beliefs = beliefs
-        """What is learned; read only."""
+        """What has been learned. Read only."""
         self._inventory = inventory
         self._ledger = ledger
         self._handoff_s = handoff_s
@@ -60,7 +60,7 @@ class View:
 
     @cached_property
     def requests(self) -> IntArray:
-        """Requests in flight for this stage: running, queued, and assigned but not there yet; foreign ones too."""
+        """Requests in flight for this stage: running, queued, or assigned and still on their way; and foreign ones."""
         return self._ledger.requests[self.stage].take(self.slots) + self._ledger.foreign.take(self.slots)
 
     @cached_property
@@ -70,22 +70,22 @@ class View:
 
     @cached_property
     def tokens(self) -> IntArray:
-        """Tokens in flight for this stage: of prompts still to prefill, or of prompts and outputs held for decode."""
+        """Tokens in flight for this stage. Prefill: of prompts not done. Decode: of prompts and outputs so far."""
         return self._ledger.tokens[self.stage].take(self.slots)
 
     @cached_property
     def decoding_requests(self) -> IntArray:
-        """Our requests that decode there, without pending ones; foreign ones too."""
+        """Requests that decode there, pending ones not counted; and foreign ones."""
         return self._ledger.decoding_requests.take(self.slots) + self._ledger.foreign.take(self.slots)
 
     @cached_property
     def decoding_tokens(self) -> IntArray:
-        """Tokens that our decoding requests hold there: prompts and outputs so far, without pending ones."""
+        """Tokens that our decoding requests hold there: prompts and outputs so far; pending ones not counted."""
         return self._ledger.decoding_tokens.take(self.slots)
 
     @cached_property
     def uncached_tokens(self) -> IntArray:
-        """Prompt tokens that the endpoint has been given to prefill and has not, without those it has cached."""
+        """Prompt tokens that the endpoint still has to compute: assigned for prefill, not cached there, not done."""
         return self._ledger.uncached_tokens.take(self.slots)
 
     @cached_property
@@ -95,7 +95,7 @@ class View:
 
     @cached_property
     def prefill_elapsed_s(self) -> FloatArray:
-        """How long the prefill at the head of the queue has been in service; 0 where nothing is queued."""
+        """Seconds that the prefill at the head of the queue has been in service; 0 where none is queued."""
         since_s = self._ledger.prefilling_since_s.take(self.slots)
         busy = self._ledger.requests[Stage.PREFILL].take(self.slots) > 0
         return np.where(busy, np.maximum(self.now_s - since_s, 0.0), 0.0)
@@ -104,29 +104,29 @@ class View:
 
     @cached_property
     def running_requests(self) -> IntArray:
-        """Requests that the endpoint reported as running when it was last observed."""
+        """Running requests by the endpoint's last observation."""
         return self._inventory.running.take(self.slots)
 
     @cached_property
     def waiting_requests(self) -> IntArray:
-        """Requests that the endpoint reported as waiting when it was last observed."""
+        """Waiting requests by the endpoint's last observation."""
         return self._inventory.waiting.take(self.slots)
 
     @cached_property
     def kv_usage_ratio(self) -> FloatArray:
-        """Share of KV blocks in use when last observed, 0 to 1."""
+        """Share of KV blocks in use by the endpoint's last observation, 0 to 1."""
         return self._inventory.kv_usage_ratio.take(self.slots)
 
     # --- hardware and beliefs -----------------------------------------------------------------------------------
 
     @cached_property
     def kv_tokens(self) -> FloatArray:
-        """Tokens of KV cache that the endpoint holds in all, by its profile."""
+        """Size of the endpoint's KV cache in tokens, by its profile."""
         return self.beliefs.hardware.kv_tokens(self.slots)
 
     @cached_property
     def matched_tokens(self) -> IntArray:
-        """Leading tokens of the request's prompt that the endpoint is thought to hold; 0 where nothing is known."""
+        """Leading tokens of the request's prompt that the endpoint is believed to hold; 0 where nothing is known."""
         matched: IntArray = np.zeros(len(self.endpoints), np.int64)
         blocks = self.request.block_hashes
         if blocks and self.request.block_size == self.beliefs.block_size:
@@ -138,7 +138,7 @@ class View:
 
     @cached_property
     def prefill_s(self) -> FloatArray:
-        """Expected time to prefill this request on each candidate, its queue there included."""
+        """Expected seconds to prefill this request on each candidate, its queue there included."""
         return self.beliefs.prefill_times.duration_s(
             self.slots,
             (self.request.prompt_tokens - self.matched_tokens).astype(np.float64),
@@ -150,7 +150,7 @@ class View:
 
     @cached_property
     def own_prefill_s(self) -> FloatArray:
-        """Expected time to prefill this request on each candidate, once it is its turn."""
+        """Expected seconds to prefill this request on each candidate, its queue there not included."""
         return self.beliefs.prefill_times.duration_s(
             self.slots,
             (self.request.prompt_tokens - self.matched_tokens).astype(np.float64),
@@ -159,19 +159,19 @@ class View:
 
     @property
     def prefills_here(self) -> bool:
-        """Whether the request is to be prefilled by the candidate itself: prefill stage, or no hand-off."""
+        """Whether the candidate itself prefills the request: at the prefill stage, or without a hand-off."""
         return self.stage is Stage.PREFILL or self._handoff_s is None
 
     @cached_property
     def handoff_s(self) -> FloatArray:
-        """Decode stage: expected time until the request can begin to decode there, prefill and its queue included."""
+        """Decode stage: expected seconds until the request can decode there, prefill and its queue included."""
         if self._handoff_s is None:
             return self.prefill_s
         return np.full(len(self.endpoints), self._handoff_s)
 
     @cached_property
     def hotspot(self) -> BoolArray:
-        """Candidates that the hotspot detector leaves out for this request: all holders of its prefix, or none."""
+        """Candidates that the hotspot detector excludes for this request: all holders of its prefix, or none."""
         held = self.matched_tokens > 0
         blocks = self.request.block_hashes
         if blocks and self.beliefs.hotspots.filtered(blocks[0], held):
@@ -192,15 +192,15 @@ class View:
 
     @property
     def growth(self) -> Growth:
-        """Columns derived from `flights`, in their order; `update` them before reading."""
+        """Columns derived from `flights`, in the same order. Call `update` before reading."""
         return self._ledger.growth
 
     @property
     def age_histograms(self) -> AgeHistograms:
-        """The requests of `flights` that decode, by slot and age; `update` them before reading."""
+        """The decoding requests of `flights` by slot and age. Call `update` before reading."""
         return self._ledger.age_histograms
 
     @property
     def capacity(self) -> int:
-        """Length of arrays by slot: every slot is below it."""
+        """Length of arrays that are indexed by slot."""
         return self._inventory.capacity
