@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from ballast_operator.cluster import ApiFailure
-from ballast_operator.handlers import Controller, Key, registry_for
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.controller import Controller, Key
+from ballast_operator.handlers import registry_for
 from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind
 from ballast_operator.reconcile import Result
 from ballast_operator.settings import OperatorSettings

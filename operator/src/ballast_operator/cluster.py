@@ -16,26 +16,11 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import DynamicApiError
 from yaml import YAMLError
 
+from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import EVENT, Kind, Manifest, kind_of
 
 PAGE = 500
 """Objects of one page of a list."""
-
-
-class ApiFailure(Exception):
-    """The API server said no, or nothing. `str()` is its message."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        self.status = status
-        """HTTP status; 0 when there was no answer."""
-        self.reason = reason
-        """Kubernetes' reason, such as `NotFound`."""
-        super().__init__(message)
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same request may succeed later, unchanged."""
-        return self.status in (0, 429) or self.status >= 500
 
 
 def load_credentials() -> None:
