@@ -8,7 +8,7 @@ The scheduling rules are those of vLLM 0.32 (v1/core/sched/scheduler.py, kv_cach
 v1/engine/core.py); `ballast_sim.validation` replays recorded runs of vLLM's own scheduler and compares step by step.
 """
 
-from ballast_sim.engine.coarse import CoarseEngine
+from ballast_sim.engine.coarse.engine import CoarseEngine
 from ballast_sim.engine.config import EngineConfig, StepTimer
 from ballast_sim.engine.content import BlockHashes, TokenContent, TraceContent, UniqueContent
 from ballast_sim.engine.engine import Engine, EngineLoad

@@ -9,13 +9,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from ballast_sim.engine.batch import Batch
+from ballast_sim.engine.assembly import new_scheduler, new_state
 from ballast_sim.engine.config import EngineConfig, slowed
 from ballast_sim.engine.events import EngineEvent, Finished, FinishReason, HandOff, PullStarted, RequestStats, StepEnded
 from ballast_sim.engine.requests import EngineRequest, RequestState, Status
-from ballast_sim.engine.scheduler import Scheduler
+from ballast_sim.engine.vllm.batch import Batch, Output
+from ballast_sim.engine.vllm.scheduler import Scheduler
 
 _NEVER = math.inf
 
@@ -31,6 +32,22 @@ class _Held:
     state: RequestState
     expires_at_s: float
     renewed: bool = False  # by a heartbeat that the worker has not read yet
+
+
+class Steps(Protocol):
+    """Composes steps and takes in their output."""
+
+    def schedule(self, now_s: float) -> Batch:
+        """See `Scheduler.schedule`."""
+        ...
+
+    def update_from_output(self, batch: Batch, now_s: float) -> Output:
+        """See `Scheduler.update_from_output`."""
+        ...
+
+    def abort(self, request: RequestState) -> None:
+        """See `Scheduler.abort`."""
+        ...
 
 
 class EngineLoad(NamedTuple):
@@ -57,7 +74,7 @@ class Engine:
         """`on_step(composed_at_s, batch)` sees every step that computes something, as it is composed."""
         self.config = config
         self._timer = config.timer
-        self.scheduler = self._make_scheduler()
+        self.scheduler, self._steps = self._make_scheduler()
         self.expired_leases = 0
         self._on_step = on_step
         self._now_s = 0.0
@@ -73,8 +90,9 @@ class Engine:
         self._read: list[RequestState] = []  # held until now; the worker has not reported it yet
         self._events: list[EngineEvent] = []
 
-    def _make_scheduler(self) -> Scheduler:
-        return Scheduler(self.config)
+    def _make_scheduler(self) -> tuple[Scheduler, Steps]:
+        scheduler = new_scheduler(new_state(self.config))
+        return scheduler, scheduler
 
     # -- what the driver tells ---------------------------------------------------------------------------------------
 
@@ -188,7 +206,7 @@ class Engine:
     @property
     def preemptions(self) -> int:
         """Preemptions so far."""
-        return self.scheduler.counters.preemptions
+        return self.scheduler.state.counters.preemptions
 
     def requests(self) -> list[str]:
         """Ids of the requests that have not ended, in order of arrival."""
@@ -200,28 +218,30 @@ class Engine:
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """The gauge alone; see `load`."""
-        return self.scheduler.pool.usage_ratio
+        return self.scheduler.state.kv.pool.usage_ratio
 
     def load(self, now_s: float | None = None) -> EngineLoad:
         """Requests and KV as the gauges show them; those not taken in yet count as waiting.
 
         `now_s` matters to a `CoarseEngine` only: it answers for that time without doing anything.
         """
-        scheduler = self.scheduler
-        kv_usage_ratio = scheduler.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s)
-        running, waiting = len(scheduler.running), len(scheduler.waiting) + len(scheduler.holding)
+        scheduler = self.scheduler.state
+        kv_usage_ratio = scheduler.kv.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s)
+        running, waiting = len(scheduler.running), len(scheduler.waiting) + len(scheduler.skipped_waiting)
         if not (waiting or self._inbox):
             return EngineLoad(running, 0, 0, kv_usage_ratio, 0)
         new = [message.state for message in self._inbox if message.kind == "add"]
-        deferred = sum(1 for state in scheduler.holding if state.status is Status.PULLING)
+        deferred = sum(1 for state in scheduler.skipped_waiting if state.status is Status.PULLING)
         queued = sum(state.input_tokens for state in scheduler.waiting) + sum(state.input_tokens for state in new)
         return EngineLoad(running, waiting + len(new), deferred, kv_usage_ratio, queued)
 
     def transfer_stages(self) -> dict[str, int]:
         """Waiting requests by how far their pull is, as vLLM's num_requests_kv_fetch_by_stage names it."""
-        pulling = [state.pull_reported for state in self.scheduler.holding if state.status is Status.PULLING]
+        pulling = [
+            state.pull_reported for state in self.scheduler.state.skipped_waiting if state.status is Status.PULLING
+        ]
         return {
-            "waiting_to_start": sum(not state.pull_tried for state in self.scheduler.waiting),
+            "waiting_to_start": sum(not state.pull_tried for state in self.scheduler.state.waiting),
             "in_progress": pulling.count(False),
             "completed_waiting": pulling.count(True),
         }
@@ -237,7 +257,7 @@ class Engine:
 
     def check_blocks(self) -> None:
         """Raise AssertionError where a KV block is lost or shared wrongly."""
-        self.scheduler.pool.check(self.scheduler.held_blocks())
+        self.scheduler.state.kv.pool.check(self.scheduler.state.held_blocks())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -258,12 +278,12 @@ class Engine:
 
     def _compose(self) -> bool:
         """Compose a step, or go on waiting for the oldest; False when there is nothing to do at all."""
-        if not self.scheduler.has_requests():
+        if not self.scheduler.state.has_requests():
             if not self._queue:
                 return False
             self._await_oldest()
             return True
-        batch = self.scheduler.schedule(self._now_s)
+        batch = self._steps.schedule(self._now_s)
         for state in batch.pulls:
             self._begin_pull(state)
         for state in batch.needless_pulls:
@@ -287,7 +307,7 @@ class Engine:
             return True
         pending = any(batch.ended_pulls or batch.ended_sends or batch.tokens for batch in self._queue)
         due = bool(self._read) or any(end_s <= self._now_s for end_s in self._transfer_ends_s())
-        return not (pending or due or empty.preempted) and self.scheduler.has_requests()
+        return not (pending or due or empty.preempted) and self.scheduler.state.has_requests()
 
     def _start(self, batch: Batch) -> None:
         """Give a composed step its place on the accelerator and its duration."""
@@ -295,7 +315,7 @@ class Engine:
         lasts_s = self.config.timer.step_s(
             batch.tokens, batch.decode_context_tokens, batch.prefill_pairs, batch.decodes
         )
-        batch.ends_s = batch.starts_s + lasts_s + self.scheduler.take_swap_s()
+        batch.ends_s = batch.starts_s + lasts_s + self.scheduler.policy.take_swap_s()
         self._gpu_free_s = batch.ends_s
         if self._on_step is not None:
             self._on_step(self._now_s, batch)
@@ -309,7 +329,7 @@ class Engine:
             batch.ended_sends = self._ended_sends()
         batch.ends_s = max(batch.ends_s, self._now_s) if batch.tokens else self._now_s
         self._queue.append(batch)
-        if len(self._queue) >= self._depth or not (batch.tokens or self.scheduler.has_requests()):
+        if len(self._queue) >= self._depth or not (batch.tokens or self.scheduler.state.has_requests()):
             self._await_oldest()
 
     def _await_oldest(self) -> None:
@@ -324,8 +344,7 @@ class Engine:
         for message in self._inbox:
             if message.kind == "abort":
                 self._abort(message.state)
-        output = self.scheduler.process(batch, self._now_s)
-        self.scheduler.measured(batch)
+        output = self._steps.update_from_output(batch, self._now_s)
         if output.tokens or (batch.tokens and self._tells_every_step):
             self._events.append(StepEnded(self._now_s, output.tokens, batch.tokens))
         for state, reason in output.finished:
@@ -334,12 +353,12 @@ class Engine:
 
     def _process_pulls(self, batch: Batch) -> None:
         failed = [state for state in batch.ended_pulls if state.pull_failed and not self.config.recompute_failed_pulls]
-        self.scheduler.pulls_reported(batch.ended_pulls)
+        self.scheduler.transfers.finished_receiving(batch.ended_pulls)
         for state in failed:
             if state.status is not Status.FINISHED:
-                self.scheduler.abort(state)
+                self._steps.abort(state)
                 self._finish(state, FinishReason.ERROR)
-        self.scheduler.sends_reported(batch.ended_sends)
+        self.scheduler.transfers.finished_sending(batch.ended_sends)
 
     def _take_in(self) -> None:
         """Everything that was told since the last turn, in order."""
@@ -347,7 +366,7 @@ class Engine:
         for message in inbox:
             match message.kind:
                 case "add":
-                    self.scheduler.add(message.state)
+                    self.scheduler.add_request(message.state)
                 case "abort":
                     self._abort(message.state)
 
@@ -356,7 +375,7 @@ class Engine:
             return
         if any(message.state is state and message.kind == "add" for message in self._inbox):
             return  # taken in first, aborted right after
-        self.scheduler.abort(state)
+        self._steps.abort(state)
         self._finish(state, FinishReason.ABORT)
 
     # -- ends, pulls, leases -----------------------------------------------------------------------------------------
@@ -365,11 +384,11 @@ class Engine:
         request_id = state.request_id
         del self._requests[request_id]
         hand_off = None
-        if state.request.hold and reason in (FinishReason.LENGTH, FinishReason.STOP):
+        if state.spec.hold and reason in (FinishReason.LENGTH, FinishReason.STOP):
             expires_at_s = self._now_s + self.config.lease_s
             self._held[request_id] = _Held(state, expires_at_s)
             computed = state.computed  # the last token has no KV yet, but where a step too many is under way
-            blocks = tuple(state.blocks[: self.scheduler.pool.blocks_for(computed)])
+            blocks = tuple(state.blocks[: self.scheduler.state.kv.pool.blocks_for(computed)])
             hand_off = HandOff(blocks, computed, expires_at_s, _ends_of(state))
         self._events.append(Finished(self._now_s, request_id, reason, state.stats(), hand_off))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ballast_sim.engine.requests import RequestState
 
 _SPENT = -1
-"""The hash of every block whose content nobody will ask for again; Python hashes nothing to -1."""
+"""The hash of every block whose content will not be looked up again; Python hashes nothing to -1."""
 
 
 class BlockPool:
@@ -145,7 +145,7 @@ class BlockPool:
                 self._copies.setdefault(block_hash, []).append(block)
 
     def spend(self, blocks: Iterable[int]) -> None:
-        """These full blocks of a request that has ended, with a hash or not yet, will not be asked for by anybody."""
+        """Drop the hashes of these full blocks of a request that has ended: they will not be looked up again."""
         hashes = self._block_hash
         for block in blocks:
             block_hash = hashes[block]

@@ -15,12 +15,16 @@ from typing import Any, cast
 import numpy as np
 
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.engine.batch import Batch
-from ballast_sim.engine.cohort import CohortScheduler
+from ballast_sim.engine.assembly import new_scheduler, new_state
+from ballast_sim.engine.coarse.calm import CalmSteps
+from ballast_sim.engine.coarse.cohort import Cohort
+from ballast_sim.engine.coarse.scheduler import CoarseSteps
 from ballast_sim.engine.config import EngineConfig, StepTimer
-from ballast_sim.engine.engine import Engine
+from ballast_sim.engine.engine import Engine, Steps
 from ballast_sim.engine.events import EngineEvent, RequestStats, TokensAdvanced
 from ballast_sim.engine.requests import RequestState
+from ballast_sim.engine.vllm.batch import Batch
+from ballast_sim.engine.vllm.scheduler import Scheduler
 
 Count = Callable[[Sequence[float], float, int, int], int]
 """How many of the first entries come before a time: `bisect_left`, or not after it: `bisect_right`."""
@@ -66,7 +70,6 @@ class CoarseEngine(Engine):
     """
 
     _tells_every_step = False
-    scheduler: CohortScheduler
 
     def __init__(
         self,
@@ -84,8 +87,12 @@ class CoarseEngine(Engine):
         super().__init__(config, on_step)
         self.silent_until_s = 0.0
 
-    def _make_scheduler(self) -> CohortScheduler:
-        return CohortScheduler(self.config, self._settled, self._mark_every)
+    def _make_scheduler(self) -> tuple[Scheduler, Steps]:
+        state = new_state(self.config)
+        self.cohort = Cohort(state, self._settled, self._mark_every)
+        scheduler = new_scheduler(state, self.cohort)
+        self._calm = CalmSteps(state, scheduler.policy, self.cohort)
+        return scheduler, CoarseSteps(scheduler, self.cohort)
 
     def _settled(self, state: RequestState, first: int, times_s: Sequence[float]) -> None:
         """All these tokens came before those of the turn that is under way."""
@@ -120,44 +127,43 @@ class CoarseEngine(Engine):
     def settle(self) -> None:
         """Have the next `advance` tell every token so far."""
         self._told = len(self._events)
-        self.scheduler.dissolve()
+        self.cohort.settle()
         self._forget()
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """See `Engine.kv_usage_ratio`."""
-        scheduler, steps = self.scheduler, self._steps_before(now_s, bisect_left)
-        pool = scheduler.pool
-        return pool.usage_ratio_with(pool.free_blocks - scheduler.blocks_of(steps)) if steps else pool.usage_ratio
+        steps, pool = self._steps_before(now_s, bisect_left), self.scheduler.state.kv.pool
+        return pool.usage_ratio_with(pool.free_blocks - self.cohort.blocks_of(steps)) if steps else pool.usage_ratio
 
     def stats(self, request_id: str) -> RequestStats | None:
         """See `Engine.stats`; of what has been told of or advanced to."""
         state = self._requests.get(request_id)
         if state is None:
             return None
-        tokens = self.scheduler.output_tokens(state)
+        tokens = self.cohort.output_tokens(state)
         if tokens == state.output_tokens:
             return state.stats()
-        return replace(state.stats(), output_tokens=tokens, last_token_s=self.scheduler.ended_s[-1])
+        return replace(state.stats(), output_tokens=tokens, last_token_s=self.cohort.ended_s[-1])
 
     def marks(self, now_s: float, inclusive: bool) -> Sequence[tuple[float, str, int]]:
         """Progress in steady decode that has not been told: (time, request, output tokens), in order.
 
         Of steps that ended before `now_s`, or by it where `inclusive`.
         """
-        scheduler, count = self.scheduler, bisect_right if inclusive else bisect_left
+        cohort, count = self.cohort, bisect_right if inclusive else bisect_left
         foresight = self._foresight
         if foresight is None and self._blocked is not None and self._blocked.ends_s <= now_s:
             foresight = self._foresee()
         if foresight is not None and not self._inbox:
             ends_s = foresight.ends_s
             steps = count(ends_s, now_s, 0, foresight.steps)
-            found = scheduler.marks(ends_s, steps)
-            steps += scheduler.steps_without_marks()
+            found = cohort.marks(ends_s, steps)
+            steps += cohort.steps_without_marks()
             self.silent_until_s = ends_s[min(steps, foresight.steps)]
             return found
         # The end of the first step that is not over: nothing that is told before brings a token.
         self.silent_until_s = self._blocked.ends_s if self._blocked is not None else 0.0
-        return scheduler.marks((), 0)
+        return cohort.marks((), 0)
 
     # -- leaps -------------------------------------------------------------------------------------------------------
 
@@ -195,12 +201,12 @@ class CoarseEngine(Engine):
                 return None
         if self._held and any(held.renewed for held in self._held.values()):
             return None
-        scheduler = self.scheduler
-        steps = scheduler.calm_steps(HORIZON_STEPS)
+        cohort = self.cohort
+        steps = self._calm.count(HORIZON_STEPS)
         if steps == 0:
             return None
         ends_s = [self._blocked.ends_s, *(batch.ends_s for batch in self._queue)]
-        ends_s += step_ends_s(self.config.timer, self._gpu_free_s, scheduler.size, scheduler.context_tokens, steps)
+        ends_s += step_ends_s(self.config.timer, self._gpu_free_s, cohort.size, cohort.context_tokens, steps)
         if self._pulling or self._held:
             steps = bisect_left(ends_s, min(self._transfer_ends_s()), 0, steps)
         self._foresight = _Foresight(ends_s, steps) if steps else None
@@ -212,16 +218,16 @@ class CoarseEngine(Engine):
             foresight = self._foresight
             assert foresight is not None
             assert self._blocked is not None
-            ends_s, scheduler = foresight.ends_s, self.scheduler
+            ends_s, cohort = foresight.ends_s, self.cohort
             in_flight = [self._blocked, *self._queue]
-            composed, context = scheduler.composed_steps, scheduler.context_tokens
+            composed, context = self.scheduler.state.steps.composed, cohort.context_tokens
             first = 0 if self._on_step is not None else max(0, steps - len(in_flight))
             for step in range(first, steps):
                 batch = Batch(
                     number=composed + 1 + step,
-                    tokens=scheduler.size,
-                    decodes=scheduler.size,
-                    decode_context_tokens=context + step * scheduler.size,
+                    tokens=cohort.size,
+                    decodes=cohort.size,
+                    decode_context_tokens=context + step * cohort.size,
                     starts_s=ends_s[self._depth + step - 1],
                     ends_s=ends_s[self._depth + step],
                 )
@@ -229,7 +235,7 @@ class CoarseEngine(Engine):
                     self._on_step(ends_s[step], batch)
                 in_flight.append(batch)
             in_flight = in_flight[-self._depth :]
-            scheduler.leap(steps, ends_s[:steps], in_flight)
+            cohort.advance(steps, ends_s[:steps], in_flight)
             self._now_s = ends_s[steps - 1]
             self._gpu_free_s = in_flight[-1].ends_s
             self._blocked, *rest = in_flight

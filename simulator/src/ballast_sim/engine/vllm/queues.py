@@ -9,7 +9,7 @@ from ballast_sim.engine.requests import RequestState
 
 
 class WaitingQueue(Protocol):
-    """Requests that wait for admission, in the policy's order."""
+    """Requests that wait for admission, in the policy's order; vLLM's RequestQueue."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[RequestState]: ...
@@ -32,7 +32,7 @@ class FcfsQueue:
         self._queue: deque[RequestState] = deque()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Requests in the queue."""
         return len(self._queue)
 
     def __iter__(self) -> Iterator[RequestState]:
@@ -44,11 +44,11 @@ class FcfsQueue:
         self._queue.append(state)
 
     def peek(self) -> RequestState:
-        """The next one."""
+        """The next request."""
         return self._queue[0]
 
     def pop(self) -> RequestState:
-        """Take the next one."""
+        """Remove and return the next request."""
         return self._queue.popleft()
 
     def prepend(self, state: RequestState) -> None:
@@ -56,19 +56,19 @@ class FcfsQueue:
         self._queue.appendleft(state)
 
     def put_back(self, skipped: Sequence[RequestState]) -> None:
-        """In front of all others, in the order given."""
+        """To the front, in the order given."""
         self._queue.extendleft(reversed(skipped))
 
     def remove(self, state: RequestState) -> None:
-        """Take one out, wherever it stands."""
+        """Remove a request from any position."""
         self._queue.remove(state)
 
     def reorder(self) -> None:
-        """Nothing: arrival does not change."""
+        """Nothing to do: the order of arrival does not change."""
 
 
 class PriorityQueue:
-    """By rank (`RequestState.key`), smallest first; there is no front to be put to."""
+    """By `RequestState.key`, smallest first; a preempted request goes where its key puts it."""
 
     __slots__ = ("_heap",)
 
@@ -77,7 +77,7 @@ class PriorityQueue:
         self._heap: list[RequestState] = []
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Requests in the queue."""
         return len(self._heap)
 
     def __iter__(self) -> Iterator[RequestState]:
@@ -89,27 +89,27 @@ class PriorityQueue:
         heapq.heappush(self._heap, state)
 
     def peek(self) -> RequestState:
-        """The next one."""
+        """The next request."""
         return self._heap[0]
 
     def pop(self) -> RequestState:
-        """Take the next one."""
+        """Remove and return the next request."""
         return heapq.heappop(self._heap)
 
     def prepend(self, state: RequestState) -> None:
-        """By its key, too."""
+        """By its key."""
         heapq.heappush(self._heap, state)
 
     def put_back(self, skipped: Sequence[RequestState]) -> None:
-        """By their keys, too."""
+        """By their keys."""
         for state in skipped:
             heapq.heappush(self._heap, state)
 
     def remove(self, state: RequestState) -> None:
-        """Take one out, wherever it stands."""
+        """Remove a request from any position."""
         self._heap.remove(state)
         heapq.heapify(self._heap)
 
     def reorder(self) -> None:
-        """After keys of its members have changed."""
+        """Restore the order after keys have changed."""
         heapq.heapify(self._heap)
