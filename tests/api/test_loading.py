@@ -166,6 +166,7 @@ def test_settings_carry_profiles_through_yaml() -> None:
         (f"{SETTINGS}---\na: 1", "must hold one YAML document, not 2"),
         ("- a", "must be a mapping of fields, not a list"),
         (f"{SETTINGS}face: Door", "face: must be 'Proxy', 'Picker' or 'Both', not 'Door'"),
+        (f"{SETTINGS}face: yes", "face: must be 'Proxy', 'Picker' or 'Both'; put it in quotes, YAML reads it as true"),
         (f"{SETTINGS}scrape: {{intervalS: 0}}", "scrape.intervalS: must be above 0, not 0"),
         (f"{SETTINGS}policy: {{decode: {{type: best}}}}", "policy.decode.type: unknown placement 'best'; known:"),
         (SETTINGS.replace("{file: endpoints.yaml}", "{}"), "discovery.kubernetes: set exactly one of"),

@@ -47,7 +47,7 @@ def build_admin(
 
     @app.get("/ballast/v1/endpoints", dependencies=[Depends(authorised)])
     async def endpoints() -> dict[str, Any]:
-        """The endpoints that discovery knows, and what each last said."""
+        """The endpoints that discovery knows, each with its last observation."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
         return {"endpoints": [_member(member, now_s()) for member in members]}
 

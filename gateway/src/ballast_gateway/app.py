@@ -47,7 +47,7 @@ class PickerServer(Protocol):
 
 
 class Gateway:
-    """One gateway. `start` it, let it run, `drain` it, `close` it; `ports` says where it listens.
+    """One gateway: `start` it, let it run, `drain` it, `close` it. `ports` holds the port of each listener by name.
 
     `out` takes the request log.
     """
@@ -96,8 +96,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Open the listeners and begin to observe. Raises `OSError` (port taken) and `InvalidInput` (bad file)."""
-        at = self.settings.listeners
-        await self._serve_admin(at.host, at.admin)
+        listeners = self.settings.listeners
+        await self._serve_admin(listeners.host, listeners.admin)
         await self._discover()
         if self.settings.face.serves_proxy:
             self.proxy = ProxyFace(
@@ -109,7 +109,7 @@ class Gateway:
                 on_record=self._ended,
             )
             self._closing.push_async_callback(self.proxy.close)
-            self.ports["proxy"] = await self.proxy.listen(at.host, at.proxy)
+            self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy)
         if self.settings.face.serves_picker:
             from ballast_gateway import picker
 
@@ -121,7 +121,7 @@ class Gateway:
         _log.info("listening", extra={"event": "listening", "ports": self.ports})
 
     def not_ready(self) -> list[str]:
-        """Why the gateway should get no traffic; empty if it should."""
+        """Reasons why the gateway should get no traffic; empty if it should."""
         reasons = []
         if self._draining:
             reasons.append("draining: the gateway is about to stop")
@@ -136,7 +136,7 @@ class Gateway:
         return reasons
 
     async def drain(self) -> bool:
-        """Say not ready, keep serving for the grace period, then finish what runs. False if something was cut off."""
+        """Report not ready, serve on for the grace period, then finish what runs. False if a request was cut off."""
         limits = self.settings.limits
         self._draining = True
         if self.picker is not None:

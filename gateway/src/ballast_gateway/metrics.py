@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. docs/gateway.md says what to do when each of them moves."""
+"""Prometheus metrics of the gateway. docs/gateway.md lists what to do when each of them moves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Scrapes every member of the fleet at its own steady beat.
+"""Scrapes every member of the fleet, each at its own steady beat.
 
-It uses the byte path's client: at five scrapes a second and endpoint, httpx would cost more processor time than the
-requests themselves (0.8 ms each against some 0.05 ms).
+It uses the byte path's client: at five scrapes a second of every endpoint, httpx would cost more processor time than
+the requests themselves (0.8 ms each against some 0.05 ms).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_AT_ONCE = 64
 
 
 class Scraper:
-    """Call `sync` when members came or went. `on_failure` is told of each failed scrape."""
+    """Scrapes every member. Call `sync` when members came or went; `on_failure` is called for each failed scrape."""
 
     def __init__(
         self,

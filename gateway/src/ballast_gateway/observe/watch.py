@@ -42,7 +42,7 @@ class WatchFailed(Exception):
 
 
 class PodDiscovery:
-    """Keeps the fleet as the pods of one namespace say. `api` is the official client's transport and credentials.
+    """Keeps the fleet equal to the pods of one namespace. `api` is the official client's transport and credentials.
 
     The typed `CoreV1Api` is left alone: importing its models takes 2 s and 130 MB, and a raw pod is all we read.
     """
