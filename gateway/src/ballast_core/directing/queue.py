@@ -117,13 +117,13 @@ class Queue:
 
     def expired(self, now_s: float) -> list[Entry]:
         """Whose time is over, in order of that; they still wait."""
-        over: list[Entry] = []
+        over: dict[RequestId, Entry] = {}  # one that left and came back at the same time has two items with one end
         while self._ends and self._ends[0][0] <= now_s:
             until_s, request_id = heapq.heappop(self._ends)
             waiting = self._waiting.get(request_id)
             if waiting is not None and waiting.until_s == until_s:
-                over.append(waiting.entry)
-        return over
+                over[request_id] = waiting.entry
+        return list(over.values())
 
     def extend(self, request_id: RequestId, until_s: float) -> None:
         """One whose time was over may wait on."""
