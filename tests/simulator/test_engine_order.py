@@ -22,7 +22,8 @@ from ballast_core.policies.queue.orders import Fcfs, LeastAttained, ShortestJob,
 from ballast_core.policies.queue.protocol import Work
 from ballast_core.policies.queue.uniboost import UniBoost, most_priority_changes
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, Finished, FinishReason
-from ballast_sim.engine.engine import Steps
+from ballast_sim.engine.assembly import new_scheduler, new_state
+from ballast_sim.engine.loop import EngineLoop
 from ballast_sim.engine.ordering import Ordering
 from ballast_sim.engine.papers.ranked import RankedPolicy
 from ballast_sim.engine.papers.ranks import Ranks
@@ -195,11 +196,8 @@ class Watched(Engine):
     def __init__(self, settings: EngineConfig) -> None:
         self.admitted_over: list[tuple[RequestState, RequestState]] = []
         self.idle_for_nothing = 0
-        super().__init__(settings)
-
-    def _make_scheduler(self) -> tuple[Scheduler, Steps]:
-        scheduler = super()._make_scheduler()[0]
-        return scheduler, Watching(scheduler, self)
+        scheduler = new_scheduler(new_state(settings))
+        super().__init__(settings, loop=EngineLoop(settings, scheduler, Watching(scheduler, self)))
 
 
 class Watching:

@@ -41,4 +41,4 @@ class LocalBatching:
 
 
 PROFILES_OWN = LocalBatching()
-"""vLLM's fixed budget, as large as the profile says."""
+"""vLLM's fixed budget, the profile's."""
