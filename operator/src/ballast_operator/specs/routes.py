@@ -1,6 +1,6 @@
 """Objects that attach the pool to a Gateway: HTTPRoute, InferencePool, and Envoy Gateway's two policies.
 
-Which of them a ServingPool needs is for `plan.routing` to say.
+`ballast_operator.routing` decides which of them a ServingPool needs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def extension_policy(owner: Owner) -> Manifest:
                             "port": names.PORT_EXT_PROC,
                         }
                     ],
-                    # The response too: its body tells the picker of the first token and of the end.
+                    # The response too: the picker sees the first token and the end in its body.
                     "processingMode": {
                         "request": {"body": "FullDuplexStreamed"},
                         "response": {"body": "FullDuplexStreamed"},
@@ -118,7 +118,7 @@ def extension_policy(owner: Owner) -> Manifest:
 
 
 def traffic_policy(owner: Owner) -> Manifest:
-    """Envoy Gateway: send the request where the picker's header says."""
+    """Envoy Gateway: send the request to the endpoint in the picker's header."""
     override = {"extractFrom": [{"header": DESTINATION_HEADER}]}
     return child(
         TRAFFIC_POLICY,
