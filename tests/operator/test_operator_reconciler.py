@@ -119,6 +119,18 @@ def test_a_refused_object_is_named_with_its_field_and_keeps_no_other_back() -> N
     assert stored_condition(store, "Degraded")["status"] == "False"
 
 
+def test_a_refused_edit_is_never_reported_as_complete() -> None:
+    """All pods are ready, of the older revision."""
+    store = serving()
+    edited(store, engine={"image": "registry.test/engine:2"})
+    store.refuse = {"Deployment": refusal(403, "Forbidden", "exceeded quota")}
+    for _ in range(2):
+        look(store)
+        assert stored_condition(store, "Progressing")["reason"] != "Complete"
+        assert stored_condition(store, "Degraded")["reason"] == "ApplyFailed"
+        assert stored_condition(store, "Available")["status"] == "True"
+
+
 def test_a_child_that_may_not_be_deleted_is_named() -> None:
     """A pool that left the spec, and a right that the operator lacks."""
     store = serving()
