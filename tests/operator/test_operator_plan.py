@@ -520,7 +520,7 @@ def test_what_this_look_has_written_is_not_complete_whatever_was_observed() -> N
         pytest.param(observed(serving_pool(model={"name": ""})), ["spec.model.name"], id="spec"),
         pytest.param(
             observed(serving_pool(gpuBudget=7), profiles=TWO_GPU_PREFILL),
-            ["4 (prefill) + 4 (decode) = 8 GPUs", "spec.gpuBudget is 7"],
+            ["spec.gpuBudget: ", "4 (prefill) + 4 (decode) = 8 GPUs", "the budget is 7"],
             id="budget",
         ),
     ],
