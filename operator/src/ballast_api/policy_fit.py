@@ -21,7 +21,7 @@ from ballast_core.policies.suite import Suite
 class Ability(StrEnum):
     """What a policy may ask of the face that holds a request."""
 
-    PRIORITIES = "tell engines the priority of a request"
+    PRIORITIES = "pass the priority of a request to engines"
     PROMPT_CUTS = "cut prompts"
     OUTPUT_CUTS = "cut what a request generates"
     MIGRATIONS = "move a running decode"
