@@ -57,7 +57,7 @@ def check_books(ledger: Ledger) -> None:
 
 def _checked_row(ledger: Ledger, entry: Entry) -> int:
     flights, row = ledger.flights, entry.row
-    assert ledger.at(row) is entry
+    assert ledger.entry_of_row(row) is entry
     assert flights.slot[row] == entry.decode_slot
     assert flights.prompt_tokens[row] == entry.request.prompt_tokens
     assert flights.generated_tokens[row] == entry.generated_tokens
