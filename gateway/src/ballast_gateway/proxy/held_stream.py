@@ -38,7 +38,7 @@ _CHARS_PER_TOKEN: Final = 256
 class HeldStream:
     """The events of one generation, whichever engine they come from: `feed` them, `continuation` asks for more.
 
-    A leg is one engine's part. `begin_leg` before each but the first.
+    A leg is one engine's part; `begin_leg` before each.
     """
 
     __slots__ = (
@@ -266,10 +266,11 @@ class HeldStream:
         return len(recent) if len(recent) < _LOOK_BACK else None  # legs begin at a boundary
 
     def begin_leg(self) -> None:
-        """What is fed from now on comes from an engine that was asked by `continuation`."""
-        self._expected = self._ids()
+        """What is fed from now on comes from another engine; once the stream has begun, asked by `continuation`."""
+        self._later = self.begun
+        self._expected = self._ids() if self.begun else b""
         self._partial, self.broken = b"", ""
-        self._first_of_leg = self._later = True
+        self._first_of_leg = True
         self._earlier_tokens = self.tokens
         self.leg_tokens = 0
         self._recent.clear()
