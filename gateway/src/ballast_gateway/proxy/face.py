@@ -28,10 +28,9 @@ from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.cutting import Cutter
-from ballast_gateway.proxy.divisible import is_divisible
+from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job
-from ballast_gateway.proxy.replayable import is_replayable
 from ballast_gateway.proxy.run import Resources, Run
 from ballast_gateway.records import RequestRecord
 
@@ -228,10 +227,7 @@ class ProxyFace:
                     divisible=self._cuts and is_divisible(generation),
                 )
             ) as ticket:
-                run = Run(self._resources, job, ticket)
-                if movable:
-                    ticket.mover = run.order_move
-                await run.run()
+                await Run(self._resources, job, ticket, movable=movable).run()
         except asyncio.CancelledError:
             record.outcome, record.reason = "cancelled", "client-gone"
             raise

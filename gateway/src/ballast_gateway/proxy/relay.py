@@ -140,7 +140,7 @@ class Relay(Collect):
 class HeldRelay(Relay):
     """A leg of a stream whose tokens are kept: whole events go to the client."""
 
-    __slots__ = ("_held", "_unheld", "_until_token")
+    __slots__ = ("_held", "_movable", "_unheld", "_until_token")
 
     def __init__(
         self,
@@ -153,8 +153,12 @@ class HeldRelay(Relay):
         due_s: float,
         idle_timeout_s: float,
         until_token: bool,
+        movable: bool,
     ) -> None:
-        """`until_token`: `due_s` holds until the leg's first token, whatever comes before it."""
+        """`until_token`: `due_s` holds until the leg's first token, whatever comes before it.
+
+        `movable`: the holder wants to hear of each event's end.
+        """
         super().__init__(
             holder, client, loop, streams=True, continues=continues, due_s=due_s, idle_timeout_s=idle_timeout_s
         )
@@ -162,6 +166,7 @@ class HeldRelay(Relay):
         self._unheld = held.lost
         """The engine gives no token ids: this is a plain relay from now on."""
         self._until_token = until_token
+        self._movable = movable
 
     @property
     def tokens(self) -> int:
@@ -178,7 +183,8 @@ class HeldRelay(Relay):
         if not self.relays or self._unheld:
             super().on_data(data)
             return
-        had_tokens = held.leg_tokens
+        leg = held.leg
+        had_tokens = leg.tokens
         shown = held.feed(data)
         self._unheld = held.lost
         if self._unheld:
@@ -186,17 +192,18 @@ class HeldRelay(Relay):
                 self._holder.on(Event.TIED)
             super().on_data(shown)
             return
-        if held.leg_tokens or not self._until_token:
+        if leg.tokens or not self._until_token:
             self.deadline_s = self._loop.time() + self._idle_timeout_s
         if shown:
             if not self.shows:
                 self._begin(Event.BEGUN)
             self._client.write(shown)
-        if held.leg_tokens:
-            self._report(held.tokens, first=not had_tokens)
-        if held.broken:
-            raise UpstreamError(held.broken)
-        self._holder.between_events()
+        if leg.tokens:
+            self._report(leg.earlier_tokens + leg.tokens, first=not had_tokens)
+        if leg.broken:
+            raise UpstreamError(leg.broken)
+        if self._movable:
+            self._holder.between_events()
 
     def on_end(self) -> None:
         if not self.relays or self._unheld:

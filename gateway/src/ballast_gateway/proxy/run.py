@@ -67,13 +67,16 @@ class _Course:
 
 
 class Run:
-    """One generation. The Director's order to move it, if it can be moved, is `order_move`."""
+    """One generation. If it is `movable`, its ticket's `mover` is `order_move`."""
 
-    def __init__(self, resources: Resources, job: Job, ticket: Ticket) -> None:
+    def __init__(self, resources: Resources, job: Job, ticket: Ticket, *, movable: bool) -> None:
         self.life = Life()
         self._resources = resources
         self._job = job
         self._ticket = ticket
+        self._movable = movable
+        if movable:
+            ticket.mover = self.order_move
         self._move: Move | None = None
         # What an action needs of the event before it; the wait or the call that brings the event sets it.
         self._course: _Course
@@ -117,9 +120,10 @@ class Run:
 
     def between_events(self) -> None:
         """Leave the source where a warm target may go on; give a move up that cannot come to that any more."""
-        state, held = self.life.state, self._job.held
-        if held is None or not (state is State.WARM or state is State.WARMING):
+        state = self.life.state
+        if not (state is State.WARM or state is State.WARMING):
             return
+        held = self._held
         if not held.may_go_on:
             if not held.finished:  # else its end is near, and ends the move too
                 self.on(Event.TIED)
@@ -261,6 +265,7 @@ class Run:
             due_s=due_s,
             idle_timeout_s=idle_timeout_s,
             until_token=state is State.CROSSING,
+            movable=self._movable,
         )
 
     def _kind_of_failure(self) -> Event:
