@@ -29,6 +29,10 @@ class StaleConnection(UpstreamError):
     """A pooled connection was closed by the engine before it answered anything: the request was not taken."""
 
 
+class StoppedReading(UpstreamError):
+    """An exchange wants no more of its answer: raise it from `on_data` to hang up."""
+
+
 class Exchange:
     """One request and what becomes of its answer. Subclasses say what to do with it; this one ignores the body."""
 
