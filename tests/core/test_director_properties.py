@@ -228,7 +228,7 @@ class WellBehaved(RuleBasedStateMachine):
         self.feed((MigrationFailed if fails else Migrated)(life.request.id, life.moving_to))
 
     @rule(
-        kind=st.sampled_from([EndpointDraining, EndpointLost, *[EndpointObserved] * 4]),
+        kind=st.sampled_from([*[EndpointDraining] * 2, EndpointLost, *[EndpointObserved] * 3]),
         name=names,
         seen=st.none() | observations,
     )
@@ -243,14 +243,15 @@ class WellBehaved(RuleBasedStateMachine):
     @precondition(lambda self: self.watch.ready)
     @rule(others=st.sampled_from([0, 0, 1, 3]), kv_usage_ratio=st.sampled_from([0.1, 0.95]))
     def all_are_scraped(self, others: int, kv_usage_ratio: float) -> None:
-        """Each shows our requests, and perhaps others."""
+        """Each shows our requests, and perhaps others: twice, as others count from then on."""
         director, now_s = self.watch.director, self.watch.now_s
         answers = []
         for one in self.watch.ready.values():
             slot = director.inventory.slot_of(one.id)
             ours = 0 if slot is None else on_engine(director.ledger, slot)
             answers.append((one, Observation(now_s, ours, others, kv_usage_ratio)))
-        self.feed(EndpointsScraped(tuple(answers)))
+        for _ in range(2):
+            self.feed(EndpointsScraped(tuple(answers)))
 
 
 def leg_is_to_end(life: Life) -> bool:
