@@ -51,7 +51,7 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
     """Else `kubectl apply` would take what the operator then refuses."""
     rules = {rule.message for rule in SchedulingPolicySpec.rules}
     assert rules == {manifest_words(composing.NOTHING_WAITS)}
-    needs_a_fleet = {"NOBODY_CUTS"}
+    needs_a_fleet = {"NOTHING_CUTS"}
     reasons = {name for name, value in vars(composing).items() if name.isupper() and isinstance(value, str)}
     assert reasons - needs_a_fleet == {"NOTHING_WAITS"}
 
@@ -148,7 +148,7 @@ def test_engines_that_go_on_from_a_part_of_a_prompt_must_be_able_to(
 def test_a_fleet_in_which_nothing_can_be_cut_is_refused() -> None:
     """Beside what the face lacks."""
     reasons = [each.reason for each in misfits(suite({"partition": {"type": "fixed"}}), Face.PROXY, {Role.DECODE: 2})]
-    assert composing.NOBODY_CUTS in reasons
+    assert composing.NOTHING_CUTS in reasons
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_a_policy_file_takes_all_parts_and_options_replace_them() -> None:
         (("--queue", "lifo"), "--queue: unknown queue order 'lifo'; known: edf, fcfs"),
         (("--admission", "bounded:places=3"), "--admission: bounded has no parameter 'places'; it takes "),
         (("--admission", "bounded:max_wait_s"), "--admission: cannot read 'max_wait_s' in"),
-        (("--queue", "sjf"), "policy ballast: queue orders nobody: without an admission that bounds"),
+        (("--queue", "sjf"), "policy ballast: queue orders nothing: without an admission that bounds"),
         (("--queue", "sjf:engine_priority=true"), "policy ballast: queue tells engines its order, and they do not"),
         (("--partition", "fixed", "--endpoints", "2P2D@h20-qwen3-32b"), "policy ballast: partition cuts nothing"),
     ],
@@ -259,7 +259,7 @@ def test_a_part_without_effect_is_worth_a_note() -> None:
     command = ["simulate", "--workload", "chat", "--limit", "10", "--endpoints", "1F@h20-qwen3-32b"]
     answer = CliRunner().invoke(app, [*command, "--policy", "ballast", "--partition", "fixed"])
     assert answer.exit_code == 0
-    assert "partition cuts nothing while there is one flexible endpoint only" in " ".join(answer.output.split())
+    assert "partition cuts nothing while there is only one flexible endpoint" in " ".join(answer.output.split())
 
 
 BAD = {
