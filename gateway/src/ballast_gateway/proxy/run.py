@@ -1,7 +1,10 @@
-"""One generation from arrival to answer: waits for what its state names, and carries out what the table says.
+"""One generation from arrival to answer: waits for what its state names, and carries out the table's actions.
 
-What happens in which state is in `life`; here is only how: the requests that engines get, and the reports to the
-Director. A leg's bytes pass through `relay`, a move's warm-up is in `moving`, what the client is sent is in `answers`.
+`life` has the states, events and actions. Here is how they are carried out: the requests that engines get, and the
+reports to the Director. A leg's bytes pass through `relay`, a move's warm-up is in `moving`, answers are in `answers`.
+
+The Director is a `Ticket` away. Nothing else of it is known here, and its decisions come in as events. Two of
+them are answered at once today (`prefill_done`, `segment_done`); HANDING_OFF and REJOINING are where to await them.
 """
 
 from __future__ import annotations
