@@ -73,7 +73,7 @@ demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (
 	@$(BIN)/ballast demo --duration $(or $(DURATION),60) $(if $(TRACE),--trace $(TRACE))
 
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, formatting and import contracts
 	@$(BIN)/ruff check .
