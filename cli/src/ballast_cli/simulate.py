@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ballast_sim.simulation.runs.experiment import Outcome
 
 INTERRUPTED = 130
+MOST_LOAD = 10
+"""Times the capacity: more is a percentage by mistake."""
 
 
 @with_options
@@ -105,6 +107,10 @@ def _check_rates(load: float | None, rate_scale: float | None) -> None:
     for name, value in (("load", load), ("rate_scale", rate_scale)):
         if value is not None and not 0 < value < float("inf"):
             raise SettingError(name, f"must be above 0 and finite, not {value:g}")
+    if load is not None and load > MOST_LOAD:
+        raise SettingError(
+            "load", f"{load:g} is {load:g} times the capacity; write {load / 100:g} for {load:g} %, {MOST_LOAD} at most"
+        )
 
 
 def _simulate(

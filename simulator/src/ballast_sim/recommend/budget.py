@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_sim.hardware_names import find_profile
 from ballast_sim.naming import known_names
 from ballast_sim.settings import SettingError
 
@@ -52,13 +53,9 @@ def parse_budget(
 
 
 def _profile(name: str, model: str, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
-    """By its own name, as `HARDWARE-MODEL`, or the fewest GPUs of `HARDWARE-MODEL-tpN`."""
-    for exact in (name, f"{name}-{model}"):
-        if exact in profiles:
-            return profiles[exact]
-    by_size = [profile for known, profile in profiles.items() if known.startswith(f"{name}-{model}-tp")]
-    if not by_size:
+    profile = find_profile(name, profiles, model)
+    if profile is None:
         fitting = [known for known in profiles if model in known]
         known = known_names(f"{name}-{model}", fitting or profiles)
         raise BudgetError("budget", f"no profile of {model} on {name!r}; {known}; or name another --model")
-    return min(by_size, key=lambda profile: profile.gpus)
+    return profile

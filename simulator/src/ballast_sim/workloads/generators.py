@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+from ballast_sim.naming import known_names
 from ballast_sim.settings import SettingError
 from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
 from ballast_sim.workloads.lengths import Lengths, Pair, independent, lognormal, mixed, uniform, within
@@ -183,7 +184,7 @@ def generate(
     Raises ValueError for a name that does not exist and for a rate that is not positive.
     """
     if name not in GENERATORS:
-        raise SettingError("workload", f"there is no {name!r}; there are {', '.join(GENERATORS)}")
+        raise SettingError("workload", f"unknown workload {name!r}; {known_names(name, GENERATORS)}")
     generator = GENERATORS[name]
     rate = (generator.default_rate_rps if rate_rps is None else rate_rps) * rate_scale
     if not 0 < rate < math.inf:

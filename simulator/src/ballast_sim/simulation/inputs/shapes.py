@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_sim.hardware_names import find_profile
 from ballast_sim.naming import known_names
 from ballast_sim.settings import SettingError
 
@@ -37,8 +38,11 @@ class Machine:
 def parse_shape(
     text: str, profile: str | None = None, profiles: Mapping[str, HardwareProfile] = SHIPPED_PROFILES
 ) -> tuple[Machine, ...]:
-    """The machines of a shape; `profile` is the one of parts that name none. Raises `ShapeError`."""
-    if profile is not None and profile not in profiles:
+    """The machines of a shape; `profile` is the one of parts that name none. Raises `ShapeError`.
+
+    Hardware alone stands for its profile of `DEFAULT_MODEL`.
+    """
+    if profile is not None and find_profile(profile, profiles) is None:
         raise ShapeError("profile", f"unknown profile {profile!r}; {known_names(profile, profiles)}")
     machines: list[Machine] = []
     letters: set[str] = set()
@@ -50,7 +54,8 @@ def parse_shape(
             raise ShapeError("endpoints", f"cannot read {part.strip()!r}; write such as 2P4D or 8P@PROFILE,4D@PROFILE")
         if name is None:
             raise ShapeError("endpoints", f"{part.strip()!r} names no profile; add @PROFILE or --profile PROFILE")
-        if name not in profiles:
+        hardware = find_profile(name, profiles)
+        if hardware is None:
             raise ShapeError("endpoints", f"unknown profile {name!r}; {known_names(name, profiles)}")
         for number, letter in found:
             if not number.strip("0"):
@@ -61,8 +66,9 @@ def parse_shape(
             first = sum(machine.endpoint.role is _ROLES[letter] for machine in machines)
             for index in range(first, first + int(number)):
                 endpoint_id = EndpointId(f"{letter.lower()}{index:03d}")
-                endpoint = Endpoint(endpoint_id, f"{endpoint_id}:8000", _ROLES[letter], pool=name, profile=name)
-                machines.append(Machine(endpoint, profiles[name]))
+                address, role = f"{endpoint_id}:8000", _ROLES[letter]
+                endpoint = Endpoint(endpoint_id, address, role, pool=hardware.name, profile=hardware.name)
+                machines.append(Machine(endpoint, hardware))
     if "C" in letters and len(letters) > 1:
         raise ShapeError(
             "endpoints",

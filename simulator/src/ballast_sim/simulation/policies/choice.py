@@ -13,6 +13,8 @@ import yaml
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import SchedulingPolicy
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.model import Role
 from ballast_core.policies.composing import problems, remarks
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.registry import COMPOSITIONS, PARTS, PLACEMENTS, PolicyError, build, build_placement
@@ -131,7 +133,7 @@ def check_composition(
 ) -> list[str]:
     """What parts of the policies do not do in such a fleet. Raises `CompositionError`."""
     endpoints = Counter(machine.endpoint.role for machine in machines)
-    said: dict[str, None] = {}
+    found: dict[str, None] = {}
     for choice in choices:
         for problem in problems(choice.suite, endpoints):
             raise CompositionError(f"policy {choice.name}: {problem.part} {problem.reason}")
@@ -140,8 +142,20 @@ def check_composition(
                 f"policy {choice.name}: queue tells engines its order, and they do not listen; "
                 "add --engine-policy priority, or leave engine_priority out"
             )
-        said |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
-    return list(said)
+        found |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
+        if not endpoints[Role.FLEXIBLE] and _weighs_prefills_only(choice.suite.decode):
+            name = choice.suite.decode.type
+            found[
+                f"policy {choice.name}: {name} weighs what is left to prefill, which no decode endpoint does; "
+                f"{name}/least-requests places prefills by it"
+            ] = None
+    return list(found)
+
+
+def _weighs_prefills_only(placement: Placement) -> bool:
+    """It reads which prefixes are cached, and nothing of how decodes go on."""
+    decoding = Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES | Belief.PROGRESS
+    return Belief.PREFIXES in placement.needs and not placement.needs & decoding
 
 
 def read_policy_file(path: Path) -> tuple[PolicyChoice, ...]:
