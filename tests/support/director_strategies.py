@@ -45,7 +45,7 @@ class Restless:
         moves: list[Move] = []
         left = np.flatnonzero(decodes.may_move).tolist()
         for target in np.flatnonzero(decodes.takes).tolist():
-            full = decodes.free_capacity is not None and not decodes.free_places[target]
+            full = decodes.free_decodes is not None and not decodes.free_decodes[target]
             request = next((one for one in left if decodes.endpoint[one] != target), None)
             if request is not None and not full:
                 left.remove(request)
