@@ -1,7 +1,7 @@
 """Running decodes move: a copy while the source goes on, the cut at an exact token, and on at the target.
 
 1. *Copy*: a warm leg at the target pulls the KV of prompt and tokens so far from the source, which goes on decoding
-   with its own blocks. The warm leg ends after one token, which nobody gets; its blocks stay in the target's prefix
+   with its own blocks. The warm leg ends after one token, which no client gets; its blocks stay in the target's prefix
    cache.
 2. *Cut*: the source leg is stopped. Prompt and the tokens that the client has by then go to the target, which finds
    the copied blocks in its cache and computes what came after the copy began.
