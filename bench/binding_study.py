@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ballast_core.model import Binding
-from ballast_sim.simulation.capacity_cache import cached_capacity
-from ballast_sim.simulation.experiment import RunSpec, Setup, run
-from ballast_sim.simulation.load_search import measure_capacity
-from ballast_sim.simulation.policy_choice import parse_policies
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.capacity.cache import cached_capacity
+from ballast_sim.simulation.capacity.search import measure_capacity
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import parse_policies
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, run
 
 MEASURES = (("tpot_s", "p99"), ("tpot_s", "mean"), ("ttft_s", "p99"), ("ttft_s", "mean"))
 

@@ -21,8 +21,8 @@ from ballast_sim.capacity import LengthStatistics
 from ballast_sim.recommend.budget import Hardware, parse_budget
 from ballast_sim.recommend.layouts import layouts
 from ballast_sim.recommend.search import Answer, Question, search
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.source import WorkloadSource
 from ballast_sim.workloads import GENERATORS
 
 ROOT = Path(__file__).resolve().parents[1]

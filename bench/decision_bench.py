@@ -40,6 +40,7 @@ from ballast_core.model.events import (
 )
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from bench.comparison import Calibration, Earlier, Recording, Row
 
 SIZES = ((10, 100), (100, 10_000), (1_000, 100_000))
@@ -106,7 +107,7 @@ class Fleet:
 def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
     """A Director with that many endpoints, observed, and that many requests on its books."""
     placement = build_placement(policy)
-    director = Director(DirectorSettings(prefill=placement, decode=placement))
+    director = Director(DirectorSettings(prefill=placement, decode=placement, profiles=SHIPPED_PROFILES))
     made = Fleet(director, random.Random(f"{endpoints} {in_flight}"))
     for role, count in ((Role.PREFILL, max(1, endpoints // 4)), (Role.DECODE, endpoints)):
         for k in range(count):

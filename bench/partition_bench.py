@@ -38,6 +38,7 @@ from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
 from ballast_core.policies.partition.libra import Libra
 from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.book import Book
 from ballast_core.state.view import View
 from bench.comparison import Calibration, Earlier, Recording, Row
@@ -130,7 +131,9 @@ class Fleet:
 def fleet(endpoints: int, naive: bool) -> Fleet:
     """With that many endpoints and `IN_FLIGHT` requests for each, cut at one ratio."""
     placement = LeastRequests()
-    director = Director(DirectorSettings(prefill=placement, decode=placement, partition=Libra()))
+    director = Director(
+        DirectorSettings(prefill=placement, decode=placement, partition=Libra(), profiles=SHIPPED_PROFILES)
+    )
     assert isinstance(director.partitioner, Partitioner)
     director.partitioner.planner = Fixed(at="ratio", ratio=0.6)  # cheaper, to fill the books
     made = Fleet(director, random.Random(f"{endpoints}"))

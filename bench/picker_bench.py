@@ -24,6 +24,7 @@ from pathlib import Path
 
 import httpx
 
+from ballast_api.faces import Face
 from ballast_api.gateway_settings import (
     Discovery,
     EndpointEntry,
@@ -164,7 +165,7 @@ async def gateway(addresses: list[str], folder: Path) -> AsyncIterator[tuple[int
     )
     settings = GatewaySettings(
         model=ServedModel(served_names=(MODEL,)),
-        face="Picker",
+        face=Face.PICKER,
         discovery=Discovery(file=str(folder / "endpoints.yaml")),
         listeners=Listeners(host="127.0.0.1", proxy=0, ext_proc=0, grpc_health=0, admin=0),
     )

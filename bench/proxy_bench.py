@@ -27,7 +27,8 @@ import httptools
 import httpx
 import uvloop
 
-from ballast_gateway.proxy.upstream import Collect, Headers, UpstreamPool
+from ballast_gateway.http.client import Collect, UpstreamPool
+from ballast_gateway.http.responses import Headers
 
 METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
 HANDLE = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [list(range(32))], "remote_port": 1}

@@ -41,6 +41,7 @@ from ballast_core.policies.registry import build_placement
 from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.policies.rescheduling.load_curves import LoadCurves
 from ballast_core.policies.rescheduling.protocol import Decodes
+from ballast_core.profiles import SHIPPED_PROFILES
 from bench.comparison import Calibration, Earlier, Recording, Row
 
 SIZES = ((64, 5_000), (256, 20_000), (1_000, 100_000))
@@ -97,7 +98,9 @@ class Fleet:
 def fleet(policy: Ares, endpoints: int, in_flight: int) -> Fleet:
     """In the middle of its work."""
     placement = build_placement("random")
-    director = Director(DirectorSettings(prefill=placement, decode=placement, rescheduling=policy))
+    director = Director(
+        DirectorSettings(prefill=placement, decode=placement, rescheduling=policy, profiles=SHIPPED_PROFILES)
+    )
     made = Fleet(director, random.Random(f"{endpoints} {in_flight}"))
     for role, count in ((Role.PREFILL, 1), (Role.DECODE, endpoints)):
         for k in range(count):

@@ -20,10 +20,10 @@ from typing import Any
 
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
-from ballast_sim.simulation.experiment import RunSpec, Setup, run
-from ballast_sim.simulation.policy_choice import parse_policies
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import parse_policies
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, run
 from bench.comparison import Calibration, Earlier, Recording, Row
 
 DECODE_ENDPOINTS = 64

@@ -18,14 +18,14 @@ from pathlib import Path
 import ballast_core
 import ballast_sim
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.simulation.policy_choice import PolicyChoice
+from ballast_sim.simulation.policies.choice import PolicyChoice
 
 ROOTS = {
     **{package.__name__: Path(str(package.__file__)).parent for package in (ballast_core, ballast_sim)},
     "bench": Path(__file__).parents[1],
 }
-ENTRY_MODULES = ("ballast_sim.simulation.experiment", "ballast_sim.simulation.load_search")
-STOP_MODULES = frozenset({"ballast_core.policies.registry", "ballast_sim.simulation.only_simulated"})
+ENTRY_MODULES = ("ballast_sim.simulation.runs.experiment", "ballast_sim.simulation.capacity.search")
+STOP_MODULES = frozenset({"ballast_core.policies.registry", "ballast_sim.simulation.policies.only_simulated"})
 """These import every placement, to build the one that is wanted."""
 DIGITS = 12
 

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context
 from typing import Any, TypeAlias, TypeVar
 
-from ballast_sim.simulation.pool import end_with_parent
+from ballast_sim.simulation.runs.pool import end_with_parent
 
 INTERRUPTED = 130
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ballast_sim.simulation.source import Load, WorkloadSource, trace_requests
+from ballast_sim.simulation.inputs.source import Load, WorkloadSource, trace_requests
 from ballast_sim.workloads import WorkloadRequest, scale_arrivals, spread_equal_arrivals
 
 JITTER_RATIO = 0.1

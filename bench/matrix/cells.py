@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ballast_sim.simulation.experiment import Setup
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.runs.experiment import Setup
 from bench.common.seeding import SeededTrace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

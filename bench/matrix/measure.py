@@ -11,10 +11,10 @@ from pathlib import Path
 from ballast_core.model import STAGE_ROLES, Binding, Stage
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_sim.capacity import estimate
-from ballast_sim.simulation.experiment import RunSpec, Setup, run
-from ballast_sim.simulation.load_search import CAPACITY_SEED, measure_capacity
-from ballast_sim.simulation.policy_choice import PolicyChoice, PolicyChoiceError, least_requests, parse_policies
-from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.capacity.search import CAPACITY_SEED, measure_capacity
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.policies.choice import PolicyChoice, PolicyChoiceError, least_requests, parse_policies
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, run
 from bench.common.code import DIGITS, common_digest, placement_digest, profile_digest
 from bench.common.seeding import SeededTrace
 from bench.common.store import Code

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 
-from ballast_sim.simulation.experiment import versions
+from ballast_sim.simulation.runs.experiment import versions
 from bench.common.store import Code, Store
 from bench.matrix.analyse import OURS
 from bench.matrix.cells import COMPARISON_SEEDS, SEEDS, SELECTION_SEEDS, Cell

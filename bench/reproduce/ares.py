@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ballast_core.model import Binding
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.length_hints import LengthHints
-from ballast_sim.simulation.policy_choice import PolicyChoice, parse_policies, with_parts
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import LengthHints
+from ballast_sim.simulation.policies.choice import PolicyChoice, parse_policies, with_parts
 from bench.reproduce.ares_card import CARD
 from bench.reproduce.form import (
     MANY_SEEDS,

@@ -24,14 +24,15 @@ from ballast_core.policies.suite import Suite
 from ballast_core.state.book import Book
 from ballast_core.state.view import View
 from ballast_sim.engine.batching import LocalBatching
-from ballast_sim.simulation.experiment import RunSpec, Setup, build_fleet
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.length_hints import LengthHints
-from ballast_sim.simulation.policy_choice import PolicyChoice
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import Load, WorkloadSource
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import LengthHints
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import Load, WorkloadSource
+from ballast_sim.simulation.policies.choice import PolicyChoice
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet
 from ballast_sim.workloads import GENERATORS, WorkloadRequest
 from bench.reproduce.libra_profiles import PROFILES
 

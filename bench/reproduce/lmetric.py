@@ -8,9 +8,9 @@ from typing import Any
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.suite import Suite
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.policy_choice import PolicyChoice
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import PolicyChoice
 from bench.reproduce.form import (
     STANDARD_FIGURES,
     Claim,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from ballast_sim.simulation.source import Load, WorkloadSource
+from ballast_sim.simulation.inputs.source import Load, WorkloadSource
 from ballast_sim.workloads import WorkloadRequest
 
 BLOCK_TOKENS = 64

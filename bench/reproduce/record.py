@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ballast_sim.simulation.experiment import versions
+from ballast_sim.simulation.runs.experiment import versions
 from bench.common.store import Code
 from bench.reproduce.form import Experiment
 from bench.reproduce.results import Results

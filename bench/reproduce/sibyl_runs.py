@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ballast_sim.calibration import LengthSettings, score_lengths, workload_in_order
-from ballast_sim.simulation.experiment import RunSpec, build_fleet
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.results import summarise
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.runs.experiment import RunSpec, build_fleet
 from bench.reproduce.tasks import Simulated, flat
 
 SAMPLE_EVERY_S = 5.0

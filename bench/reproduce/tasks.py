@@ -11,12 +11,12 @@ from typing import Any
 
 from ballast_core.model import Binding
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
-from ballast_sim.simulation.experiment import RunSpec, Setup, run
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.policy_choice import PolicyChoice, parse_policies
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import PolicyChoice, parse_policies
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, run
 from ballast_sim.workloads import ArrivalProcess
 from bench.common.code import common_digest, modules_digest, profile_digest
 from bench.common.seeding import SeededTrace

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ballast_sim.simulation.engine_scheduler import parse_scheduler
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.length_hints import LengthHints
-from ballast_sim.simulation.policy_choice import parse_policies, with_parts
+from ballast_sim.simulation.inputs.engine_scheduler import parse_scheduler
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import LengthHints
+from ballast_sim.simulation.policies.choice import parse_policies, with_parts
 from bench.reproduce.form import (
     MANY_SEEDS,
     STANDARD_FIGURES,

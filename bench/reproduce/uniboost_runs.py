@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ballast_sim.simulation.experiment import RunSpec, build_fleet
-from ballast_sim.simulation.source import Load
+from ballast_sim.simulation.inputs.source import Load
+from ballast_sim.simulation.runs.experiment import RunSpec, build_fleet
 from ballast_sim.workloads import WorkloadRequest
 from bench.reproduce.tasks import Simulated
 

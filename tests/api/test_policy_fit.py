@@ -1,16 +1,17 @@
-"""Whether policies suit each other, a face of the gateway, a fleet and its engines: who refuses what, and how."""
+"""Whether policies suit each other, a face of the gateway, a fleet and its engines, and what refuses the others."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from ballast_api.errors import InvalidInput
+from ballast_api.faces import Face
 from ballast_api.loading import load_manifest_files, parse_settings
-from ballast_api.policy_fit import FACES, PROMPT_ONLY, Ability, Face, asked_of_face, engine_misfits, misfits
+from ballast_api.policy_fit import FACES, PROMPT_ONLY, Ability, asked_of_face, engine_misfits, misfits
 from ballast_api.policy_parameters import manifest_words
 from ballast_api.scheduling_policy import SchedulingPolicy, SchedulingPolicySpec
 from ballast_core.model import Role
@@ -20,7 +21,7 @@ from ballast_core.policies.registry import PARTS
 from ballast_core.policies.suite import Suite
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-TOLD = {"queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}
+PRIORITIES = {"queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}
 
 PROMPTS = {"partition": {"type": "libra", "parameters": {"cuts": "prompt"}}}
 READS_PARTS = {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
@@ -55,11 +56,11 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
     assert reasons - needs_a_fleet == {"NOTHING_WAITS"}
 
 
-@pytest.mark.parametrize("face", get_args(Face))
+@pytest.mark.parametrize("face", list(Face))
 @pytest.mark.parametrize(
     ("part", "spec", "ability"),
     [
-        ("queue", TOLD, Ability.PRIORITIES),
+        ("queue", PRIORITIES, Ability.PRIORITIES),
         ("partition", {"partition": {"type": "fixed"}}, Ability.PROMPT_CUTS),
         ("partition", PROMPTS, Ability.PROMPT_CUTS),
         ("rescheduling", {"rescheduling": {"type": "ares"}}, Ability.MIGRATIONS),
@@ -68,7 +69,7 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
 def test_a_face_that_cannot_do_what_a_policy_asks_refuses_it(
     face: Face, part: str, spec: dict[str, Any], ability: Ability
 ) -> None:
-    """When the gateway starts, with the field and the face: a part that nobody carries out is no silent no-op."""
+    """When the gateway starts, with the field and the face: a part without effect is no silent no-op."""
     text = f"model: {{servedNames: [m]}}\ndiscovery: {{file: e}}\nface: {face}\npolicy: {spec}\n"
     if ability in FACES[face]:
         assert parse_settings(text).policy.build() == suite(spec)
@@ -80,7 +81,7 @@ def test_a_face_that_cannot_do_what_a_policy_asks_refuses_it(
     assert problem.message.startswith(f"face {face} cannot {ability}")
 
 
-@pytest.mark.parametrize("face", get_args(Face))
+@pytest.mark.parametrize("face", list(Face))
 @pytest.mark.parametrize(
     ("spec", "fix"),
     [
@@ -146,7 +147,7 @@ def test_engines_that_go_on_from_a_part_of_a_prompt_must_be_able_to(
 
 def test_a_fleet_in_which_nothing_can_be_cut_is_refused() -> None:
     """Beside what the face lacks."""
-    reasons = [each.reason for each in misfits(suite({"partition": {"type": "fixed"}}), "Proxy", {Role.DECODE: 2})]
+    reasons = [each.reason for each in misfits(suite({"partition": {"type": "fixed"}}), Face.PROXY, {Role.DECODE: 2})]
     assert composing.NOTHING_CUTS in reasons
 
 
@@ -162,5 +163,5 @@ def test_a_fleet_in_which_nothing_can_be_cut_is_refused() -> None:
 )
 def test_engines_that_are_told_priorities_must_schedule_by_them(args: tuple[str, ...], suits: bool) -> None:
     """vLLM takes them in silence otherwise. The last argument counts, as in vLLM."""
-    assert (engine_misfits(suite(TOLD), args) == []) is suits
+    assert (engine_misfits(suite(PRIORITIES), args) == []) is suits
     assert engine_misfits(suite({}), args) == []

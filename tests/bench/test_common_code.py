@@ -6,7 +6,7 @@ import pytest
 
 from ballast_core.policies.registry import build_placement
 from ballast_core.policies.suite import Suite
-from ballast_sim.simulation.policy_choice import PolicyChoice
+from ballast_sim.simulation.policies.choice import PolicyChoice
 from bench.common.code import ENTRY_MODULES, closure, digest, essence, file_of, imports, placement_digest
 
 SOURCE = '''"""What it does."""
@@ -51,12 +51,12 @@ def test_a_placement_depends_on_its_own_modules() -> None:
     ours = closure(["ballast_core.policies.placement.ballast"])
     assert "ballast_core.policies.placement.projection" in ours
     assert "ballast_core.policies.placement.sibyl" not in ours
-    assert "ballast_core.policies.placement.ballast" in closure(["ballast_sim.simulation.oracle"])
+    assert "ballast_core.policies.placement.ballast" in closure(["ballast_sim.simulation.policies.oracle"])
 
 
 def test_what_all_runs_share_holds_no_placement_and_no_tools_around_the_simulator() -> None:
     common = closure(ENTRY_MODULES)
-    assert {"ballast_core.directing.director", "ballast_sim.engine.scheduler", "ballast_sim.capacity"} <= common
+    assert {"ballast_core.directing.director", "ballast_sim.engine.vllm.scheduler", "ballast_sim.capacity"} <= common
     placements = {build_placement(name).__module__ for name in ("ballast", "sibyl", "least-requests", "lmetric")}
     assert not common & placements
     assert not any(module.startswith(("ballast_sim.engine_sim", "ballast_sim.calibration")) for module in common)

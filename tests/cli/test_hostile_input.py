@@ -178,9 +178,15 @@ def test_calibrate_passes_nothing_over(options: list[str], message: str) -> None
     assert message in refused("calibrate", "--workload", "chat", "--limit", "30", *options).stderr
 
 
-def test_standard_output_without_room_is_told_in_a_line() -> None:
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", [["policies"], ["simulate", "--help"], ["--help"]], ids=" ".join)
+def test_standard_output_without_room_is_reported_in_a_line(arguments: list[str], buffering: str) -> None:
+    """Whether the write fails at once or only when the buffer is flushed."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffering}
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*CLI, "policies"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*CLI, *arguments], env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 2
     assert done.stderr == "error: standard output: cannot be written: No space left on device\n"
 

@@ -14,10 +14,10 @@ from ballast_cli.profile import manifest
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, SHIPPED_PROFILES, HardwareProfile
 from ballast_sim.engine_sim.options import OptionError, parse_options
 from ballast_sim.own_profiles import ProfileFileError, read_profiles
-from ballast_sim.simulation.capacity_cache import fingerprint
-from ballast_sim.simulation.experiment import Setup
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.capacity.cache import fingerprint
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.runs.experiment import Setup
 from tests.support.measured_engine import measure
 
 OURS = replace(A100_QWEN3_32B, name="ours")

@@ -31,6 +31,7 @@ from ballast_core.policies.registry import (
 )
 from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.policies.suite import Suite
+from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, only_dispatch, request
 
 FLEXIBLE = {Role.FLEXIBLE: 2}
@@ -117,7 +118,7 @@ def combinations() -> Iterator[dict[str, Any]]:
 
 
 def director(names: tuple[str, ...] = ("f0", "f1"), **parts: Any) -> Director:
-    made = Director(DirectorSettings(**suite(**parts).parts()))
+    made = Director(DirectorSettings(**suite(**parts).parts(), profiles=SHIPPED_PROFILES))
     for name in names:
         made.on_event(EndpointObserved(endpoint(name)), 0.0)
     return made

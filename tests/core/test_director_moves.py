@@ -36,6 +36,7 @@ from ballast_core.policies.admission import Bounded
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.rescheduling.ares import Ares
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.inventory import Readiness
 from ballast_core.state.ledger import Phase
 from tests.support.core_builders import endpoint, request
@@ -43,7 +44,11 @@ from tests.support.core_builders import endpoint, request
 
 def mover(policy: Ares | None = None, names: tuple[str, ...] = ("p0", "d0", "d1")) -> Director:
     least = LeastRequests()
-    made = Director(DirectorSettings(prefill=least, decode=least, rescheduling=policy or Ares(min_stay_s=5.0)))
+    made = Director(
+        DirectorSettings(
+            prefill=least, decode=least, rescheduling=policy or Ares(min_stay_s=5.0), profiles=SHIPPED_PROFILES
+        )
+    )
     for name in names:
         made.on_event(EndpointObserved(endpoint(name)), 0.0)
     return made
@@ -243,6 +248,7 @@ def test_moves_go_where_admission_has_a_place() -> None:
             decode=least,
             admission=limits,
             rescheduling=Ares(theta=0.0, max_moves_per_round=2, payoff=0.001),
+            profiles=SHIPPED_PROFILES,
         )
     )
     for name in ("p0", "d0", "d1", "d2"):
@@ -342,7 +348,7 @@ def check_books(d: Director) -> None:
 def test_unlike_caches_have_no_link() -> None:
     """KV of another size a token cannot be copied."""
     least = LeastRequests()
-    d = Director(DirectorSettings(prefill=least, decode=least, rescheduling=Ares()))
+    d = Director(DirectorSettings(prefill=least, decode=least, rescheduling=Ares(), profiles=SHIPPED_PROFILES))
     for name, profile in (("p0", "h20-qwen3-32b"), ("d0", "h20-qwen3-32b"), ("d1", "h200-llama3-8b")):
         d.on_event(EndpointObserved(replace(endpoint(name), profile=profile)), 0.0)
     crowded(d)
@@ -354,7 +360,13 @@ def test_what_is_yet_to_be_cut_stays() -> None:
     least = LeastRequests()
     cut = Fixed(at="ratio", ratio=0.9, margin_tokens=0)
     d = Director(
-        DirectorSettings(prefill=least, decode=least, partition=cut, rescheduling=Ares(theta=0.0, min_stay_s=0.0))
+        DirectorSettings(
+            prefill=least,
+            decode=least,
+            partition=cut,
+            rescheduling=Ares(theta=0.0, min_stay_s=0.0),
+            profiles=SHIPPED_PROFILES,
+        )
     )
     for name in ("f0", "f1"):
         d.on_event(EndpointObserved(endpoint(name)), 0.0)

@@ -13,6 +13,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import RequestId, Stage
 from ballast_core.model.events import EndpointObserved, PrefillDone, Progress, ProgressBatch, RequestArrived
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, observation, request
 
 REQUESTS = tuple(f"r{k}" for k in range(5))
@@ -26,7 +27,7 @@ reports = st.lists(
 def started(handed_off: int, learn: Belief) -> Director:
     """Five requests placed at 0 s; the first few of them decode."""
     placement = build_placement("least-requests")
-    made = Director(DirectorSettings(prefill=placement, decode=placement, learn=learn))
+    made = Director(DirectorSettings(prefill=placement, decode=placement, learn=learn, profiles=SHIPPED_PROFILES))
     for name in ("p0", "d0", "d1"):
         made.on_event(EndpointObserved(endpoint(name), observation()), 0.0)
     for k, name in enumerate(REQUESTS):

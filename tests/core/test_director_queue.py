@@ -36,6 +36,7 @@ from ballast_core.policies.queue.protocol import Work
 from ballast_core.policies.queue.ranking import rank
 from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, build
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.ledger import Entry, Phase
 from tests.support.core_builders import endpoint, observation, only_dispatch, request
 
@@ -59,6 +60,7 @@ def bounded(
             admission=admission,
             binding=binding,
             hold_s=hold_s,
+            profiles=SHIPPED_PROFILES,
         )
     )
     for name in names:
@@ -229,6 +231,17 @@ def test_waiting_for_an_endpoint_becomes_waiting_for_a_place() -> None:
     d.on_event(EndpointObserved(endpoint("f0")), 2.0)
     assert d.on_event(TimerFired(), 3.0) == [WakeAt(9.0)]
     assert dispatched(d.on_event(done("a"), 4.0)) == ["b"]
+
+
+def test_one_that_comes_back_at_the_same_time_is_rejected_once() -> None:
+    """Its client went and asked again under the same id, all at one time: both waits had the same end."""
+    d = bounded((), hold_s=2.0)
+    assert arrive(d, "a", 0.0) == [Hold(RequestId("a")), WakeAt(2.0)]
+    d.on_event(ClientGone(RequestId("a")), 0.0)
+    assert arrive(d, "a", 0.0) == [Hold(RequestId("a")), WakeAt(2.0)]
+    (effect,) = d.on_event(TimerFired(), 2.0)
+    assert isinstance(effect, Reject)
+    assert d.on_event(TimerFired(), 2.0) == []
 
 
 def test_all_endpoints_gone_while_many_wait() -> None:

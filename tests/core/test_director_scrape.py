@@ -20,6 +20,7 @@ from ballast_core.model.events import (
     RequestArrived,
 )
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, observation, request
 
 NAMES = ("p0", "d0", "d1", "d2")
@@ -39,7 +40,9 @@ changes = st.lists(st.tuples(st.sampled_from([EndpointLost, EndpointDraining]), 
 
 def started() -> Director:
     placement = build_placement("ballast")
-    made = Director(DirectorSettings(prefill=placement, decode=placement, learn=Belief.ALL, hold_s=60.0))
+    made = Director(
+        DirectorSettings(prefill=placement, decode=placement, learn=Belief.ALL, hold_s=60.0, profiles=SHIPPED_PROFILES)
+    )
     for name in NAMES:
         made.on_event(EndpointObserved(endpoint(name), observation()), 0.0)
     for k in range(4):

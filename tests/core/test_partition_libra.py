@@ -19,7 +19,7 @@ from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
 from ballast_core.policies.partition.libra import Libra, LibraPlanner, Probe, search
 from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.policies.placement.placements import LeastRequests
-from ballast_core.profiles import A100_QWEN3_32B, HardwareProfile
+from ballast_core.profiles import A100_QWEN3_32B, SHIPPED_PROFILES, HardwareProfile
 from tests.support.core_builders import only_dispatch
 from tests.support.virtual_endpoint import OneEndpoint
 from tests.support.virtual_endpoint import Part as Plain
@@ -143,7 +143,7 @@ def test_search_is_algorithm_1(
 def fleet(policy: Libra, endpoints: int = 2) -> Director:
     """Flexible A100 pairs."""
     placement = LeastRequests()
-    made = Director(DirectorSettings(prefill=placement, decode=placement, partition=policy))
+    made = Director(DirectorSettings(prefill=placement, decode=placement, partition=policy, profiles=SHIPPED_PROFILES))
     for name in (f"f{k}" for k in range(endpoints)):
         made.on_event(
             EndpointObserved(Endpoint(EndpointId(name), f"{name}:8000", Role.FLEXIBLE, profile="a100-qwen3-32b")), 0.0

@@ -36,6 +36,7 @@ from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.partition.protocol import Partition
 from ballast_core.policies.partition.registry import PARTITIONS
 from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.book import Book, Work, works_of
 from tests.support.core_builders import endpoint, observation, only_dispatch
 
@@ -51,7 +52,14 @@ def cutting(
     """A Director that cuts, with these endpoints ready."""
     policy = LeastRequests()
     made = Director(
-        DirectorSettings(prefill=policy, decode=policy, partition=partition, binding=binding, hold_s=hold_s)
+        DirectorSettings(
+            prefill=policy,
+            decode=policy,
+            partition=partition,
+            binding=binding,
+            hold_s=hold_s,
+            profiles=SHIPPED_PROFILES,
+        )
     )
     for name in names:
         made.on_event(EndpointObserved(endpoint(name)), 0.0)
@@ -186,6 +194,28 @@ def test_a_planned_endpoint_that_is_gone_is_replaced_under_late_binding(gone: Ev
         (handoff,) = d.on_event(SegmentDone(ID, 20 if partition is LATE_CUT else 0), 1.0)
         assert isinstance(handoff, Handoff)
         assert handoff.decode.id == "f0"
+
+
+@pytest.mark.parametrize("binding", Binding)
+def test_a_planned_endpoint_is_handed_on_to_as_it_is_now(binding: Binding) -> None:
+    """Its address has changed since the request was cut."""
+    d = cutting(Fixed(), binding=binding)
+    d.on_event(RequestArrived(ask()), 0.0)
+    moved = replace(endpoint("f1"), address="f1:9000")
+    d.on_event(EndpointObserved(moved), 0.5)
+    (handoff,) = d.on_event(SegmentDone(ID, 0), 1.0)
+    assert isinstance(handoff, Handoff)
+    assert handoff.decode == moved
+
+
+def test_a_planned_endpoint_with_another_role_is_replaced_under_late_binding() -> None:
+    """It takes no segments any more."""
+    d = cutting(Fixed())
+    d.on_event(RequestArrived(ask()), 0.0)
+    d.on_event(EndpointObserved(endpoint("f1", Role.PREFILL)), 0.5)
+    (handoff,) = d.on_event(SegmentDone(ID, 0), 1.0)
+    assert isinstance(handoff, Handoff)
+    assert handoff.decode.id == "f2"
 
 
 def test_under_early_binding_a_draining_endpoint_stays_the_planned_one() -> None:

@@ -28,6 +28,7 @@ from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.placement.sibyl import Sibyl
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.view import View
 from tests.support.core_builders import only_dispatch
 from tests.support.placement_states import BLOCK, Flight, State, ask, asks, build, costs, states
@@ -277,7 +278,7 @@ def test_beliefs_and_hotspots_of_the_parts_are_learned() -> None:
     filtered = Product((Factor(LMetric()), Factor(Random(), 1e6)))
     most = {}
     for policy in (plain, filtered):
-        made = Director(DirectorSettings(prefill=policy, decode=policy))
+        made = Director(DirectorSettings(prefill=policy, decode=policy, profiles=SHIPPED_PROFILES))
         assert made.beliefs.kinds == Belief.PREFIXES | Belief.HOTSPOTS
         for name in ("f0", "f1", "f2", "f3"):
             endpoint = Endpoint(EndpointId(name), f"{name}:1", Role.FLEXIBLE, profile="h20-qwen3-32b")

@@ -13,6 +13,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.placement_states import State, asks, build, costs, states
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,7 +30,9 @@ LOAD_POLICIES = [
 FOLLOWING = {
     name
     for name in PLACEMENTS
-    if DirectorSettings(prefill=build_placement("random"), decode=build_placement(name)).follows_progress
+    if DirectorSettings(
+        prefill=build_placement("random"), decode=build_placement(name), profiles=SHIPPED_PROFILES
+    ).follows_progress
 }
 
 

@@ -12,6 +12,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Request, RequestId, Role
 from ballast_core.model.events import EndpointObserved, FirstToken, RequestArrived
 from ballast_core.policies.placement.lmetric import LMetric
+from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import only_dispatch
 from tests.support.placement_states import BLOCK, State, ask, asks, costs, states
 
@@ -87,7 +88,7 @@ def test_the_filter_ends_when_the_share_is_one_that_the_holders_can_take() -> No
 
 
 def director(policy: LMetric) -> Director:
-    made = Director(DirectorSettings(prefill=policy, decode=policy))
+    made = Director(DirectorSettings(prefill=policy, decode=policy, profiles=SHIPPED_PROFILES))
     for name in ("f0", "f1", "f2", "f3"):
         endpoint = Endpoint(EndpointId(name), f"{name}:1", Role.FLEXIBLE, profile="h20-qwen3-32b")
         made.on_event(EndpointObserved(endpoint), 0.0)

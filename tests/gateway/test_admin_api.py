@@ -90,7 +90,7 @@ async def test_readiness_says_what_is_missing(tmp_path: Path) -> None:
         await until(lambda: gateway.gateway.fleet.settled)
         assert (await admin.get("/readyz")).json() == {"status": "ok"}
         drain = asyncio.create_task(gateway.gateway.drain())
-        await asyncio.sleep(0.05)
+        await until(gateway.gateway.not_ready)
         draining = await admin.get("/readyz")
         assert draining.status_code == 503
         assert draining.json()["reasons"] == ["draining: the gateway is about to stop"]

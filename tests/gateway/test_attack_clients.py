@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ballast_gateway.errors import ApiError
+from ballast_gateway.http.requests import RequestReader
 from ballast_gateway.openai_body import InvalidBody, parse_object
 from ballast_gateway.proxy.bodies import read_generation
-from ballast_gateway.proxy.requests import RequestReader
 from ballast_gateway.proxy.sse import has_token
 from tests.support.gateway_kit import RunningGateway, assert_openai_error, post, raw_exchange, running_gateway, until
 from tests.support.scripted_engine import (

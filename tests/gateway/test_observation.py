@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from ballast_api.errors import InvalidInput
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, Event
+from ballast_gateway.observe import files
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, running_gateway, until
@@ -87,7 +87,7 @@ def test_another_pod_of_the_same_name_is_another_endpoint(change: str) -> None:
     second = endpoint("10.0.0.2:8000") if change == "address" else endpoint()
     made.ready(second, incarnation="2" if change == "uid" else "1", proven=True)
     assert events[2:] == [EndpointLost(D0), EndpointObserved(second, None)]
-    assert not made.members[D0].draining
+    assert not made.members[D0].liveness.draining
 
 
 def test_a_changed_role_takes_effect_at_once() -> None:
@@ -135,8 +135,15 @@ def test_a_bad_endpoints_file_is_refused_at_the_start(tmp_path: Path) -> None:
         FileDiscovery(tmp_path / "missing.yaml", made).load()
 
 
-async def test_changes_of_the_file_are_followed(tmp_path: Path) -> None:
+async def test_changes_of_the_file_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Added, removed; replaced by a rename as Kubernetes does it; a broken file in between changes nothing."""
+    monkeypatch.setattr(files, "_POLL_S", 0.02)
+
+    def refusals() -> int:
+        return sum(record.getMessage().startswith("the endpoints file is not usable") for record in caplog.records)
+
     async with (
         scripted_engine(decode_script) as one,
         scripted_engine(decode_script) as two,
@@ -152,10 +159,10 @@ async def test_changes_of_the_file_are_followed(tmp_path: Path) -> None:
         replace(endpoints_text({"f0": one.address, "f1": two.address}))
         await gateway.ready_endpoints(2)
         replace("endpoints: [")
-        await asyncio.sleep(1.2)
+        await until(lambda: refusals() == 1)
         assert set(members) == {"f0", "f1"}
         gateway.endpoints_file.unlink()
-        await asyncio.sleep(1.2)
+        await until(lambda: refusals() == 2)
         assert set(members) == {"f0", "f1"}
         replace(endpoints_text({"f1": two.address}))
         await until(lambda: set(members) == {"f1"})
@@ -209,14 +216,25 @@ async def test_an_endpoint_whose_metrics_fail_is_lost_until_they_come_again(
 
 
 async def test_an_endpoint_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    """Each has its own beat."""
+    """Each has its own beat: one is scraped again and again while the other still owes its first answer."""
     async with (
         silent_server() as address,
         scripted_engine(decode_script) as engine,
         running_gateway(
-            tmp_path, {"d0": address, "f0": engine.address}, wait=False, scrape={"timeoutS": 0.3}
+            tmp_path, {"d0": address, "f0": engine.address}, wait=False, scrape={"timeoutS": 300.0}
         ) as gateway,
     ):
         await gateway.ready_endpoints(1)
-        await until(lambda: gateway.gateway.fleet.members[D0].failures >= 2)
-        assert engine.scrapes > 4
+        await until(lambda: engine.scrapes >= 5)
+        assert not gateway.gateway.fleet.members[D0].tried
+
+
+async def test_a_scrape_without_an_answer_in_time_has_failed(tmp_path: Path) -> None:
+    """And the next one follows."""
+    async with (
+        silent_server() as address,
+        running_gateway(tmp_path, {"d0": address}, wait=False, scrape={"timeoutS": 0.05}) as gateway,
+    ):
+        member = gateway.gateway.fleet.members[D0]
+        await until(lambda: member.liveness.failures >= 2)
+        assert (member.state, member.problem) == ("unreachable", "no answer within 0.05 s")

@@ -71,7 +71,6 @@ async def stage(
     *,
     roles: Sequence[Role] = (Role.FLEXIBLE,) * 3,
     limits: Limits | None = None,
-    max_in_flight: int | None = None,
     hidden: int = 0,
 ) -> AsyncIterator[Stage]:
     """Three upstreams, the last `hidden` of which the picker does not know."""
@@ -79,7 +78,7 @@ async def stage(
         upstreams = [await stack.enter_async_context(upstream()) for _ in roles]
         known = [endpoint_at(one.address, role) for one, role in zip(upstreams, roles, strict=True)]
         known = known[: len(known) - hidden]
-        running = await stack.enter_async_context(picker(known, limits=limits, max_in_flight=max_in_flight))
+        running = await stack.enter_async_context(picker(known, limits=limits))
         if setup.steer == "override-host":
             setup = EnvoySetup(steer=setup.steer, hosts=tuple(one.address for one in upstreams))
         at = await stack.enter_async_context(envoy(running.server.port, setup, folder))
@@ -254,7 +253,7 @@ async def test_a_subset_hint_binds_the_pick(tmp_path: Path) -> None:
 
 async def test_beyond_the_limit_requests_are_shed(tmp_path: Path) -> None:
     """429 with Retry-After; the one in flight is not disturbed, and its end makes room."""
-    async with stage(DUPLEX, tmp_path, max_in_flight=1) as on:
+    async with stage(DUPLEX, tmp_path, limits=Limits(max_in_flight=1)) as on:
         gate = asyncio.Semaphore(0)
         for one in on.upstreams:
             one.paced = gate

@@ -22,6 +22,7 @@ from ballast_gateway import errors
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.messages import (
+    CHUNK_BYTES,
     BodyMode,
     BodyReply,
     HeaderChange,
@@ -35,7 +36,6 @@ from ballast_gateway.picker.messages import (
     TrailersReply,
     streamed_body,
 )
-from ballast_gateway.picker.protocol import CHUNK_BYTES
 from ballast_gateway.picker.query import Query
 from ballast_gateway.prompts import BLOCK_TOKENS, NO_FACTS, PromptReader
 from ballast_gateway.traffic_classes import LEAST_REQUESTS

@@ -156,13 +156,11 @@ async def test_two_requests_of_one_id_are_two_requests() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "endpoints", "status", "reason"),
-    [(None, [], 503, "no-endpoints"), (1, ENDPOINTS, 429, "saturated")],
+    [(10, [], 503, "no-endpoints"), (1, ENDPOINTS, 429, "saturated")],
 )
-async def test_what_cannot_be_placed_is_answered(
-    limit: int | None, endpoints: list[Any], status: int, reason: str
-) -> None:
+async def test_what_cannot_be_placed_is_answered(limit: int, endpoints: list[Any], status: int, reason: str) -> None:
     """503 without an endpoint, 429 beyond the limit; the stream ends cleanly."""
-    async with picker(endpoints, max_in_flight=limit) as running, channel(running.server.port) as made:
+    async with picker(endpoints, limits=Limits(max_in_flight=limit)) as running, channel(running.server.port) as made:
         kept = process(made)
         if endpoints:
             await routed(kept)

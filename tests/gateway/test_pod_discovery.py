@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.pods import PodChange, PodDraining, PodGone, PodReady, read_pod
 from ballast_gateway.observe.watch import PodDiscovery
 from tests.support.gateway_kit import until
-from tests.support.pod_api import PodApi, pod, pod_api
+from tests.support.pod_api import PodApi, WatchFault, pod, pod_api
 
 A = EndpointId("a")
+FIRST_S = 0.01
+"""The first pause, where a test waits for several."""
 
 
 def ready(role: Role = Role.DECODE, address: str = "10.0.0.1:8000", pool: str = "", profile: str = "") -> PodReady:
@@ -138,6 +141,33 @@ async def test_after_410_it_lists_again() -> None:
         await until(lambda: api.watchers)
         api.put(pod("d"))
         await until(lambda: watched.ids() == {"b", "c", "d"})
+
+
+@pytest.mark.parametrize("fault", ["gets 410", "gets an expired event", "ends at once"])
+async def test_a_server_whose_watches_all_fail_is_not_flooded_with_lists(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: WatchFault
+) -> None:
+    """Each pause before a list is twice the one before it; a watch that works makes the next one short again."""
+    monkeypatch.setattr(watch, "_FIRST_BACKOFF_S", FIRST_S)
+    caplog.set_level("INFO", watch.__name__)
+    async with watching("a") as watched:
+        api = watched.api
+        api.watch_fault = fault
+        api.cut()
+        await until(lambda: len(api.listed_s) >= 6)
+        again_s = api.listed_s[1:6]
+        pauses_s = [after - before for before, after in pairwise(again_s)]
+        assert all(pause >= 0.9 * FIRST_S * 2**n for n, pause in enumerate(pauses_s, start=1))
+        assert watched.ids() == {"a"}
+
+        api.watch_fault = None
+        await until(lambda: api.watchers)
+        api.put(pod("b", ip="10.0.0.2"))
+        await until(lambda: watched.ids() == {"a", "b"})
+        caplog.clear()
+        api.cut()
+        await until(lambda: caplog.records)
+        assert [vars(record)["retry_in_s"] for record in caplog.records] == [FIRST_S]
 
 
 async def test_bookmarks_move_the_version_on() -> None:

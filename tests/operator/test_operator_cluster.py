@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from ballast_operator.cluster import ApiFailure, Catalogue, Cluster
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.cluster import Catalogue, Cluster
 from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, HTTP_ROUTE, INFERENCE_POOL, SERVICE, SERVING_POOL
 from tests.support.operator_builders import deployment, profile
 

@@ -1,27 +1,34 @@
-"""Level-based: whatever the operator finds, and wherever it dies, it ends in the same state.
+"""Level-based: whatever the reconciler finds, and wherever it dies, it ends in the same state.
 
-1. From any starting state, a look followed by looks until nothing is written ends in the state that an empty
-   namespace ends in (references alike).
-2. Killed before its k-th write, for every k, and started again, it ends in that same state.
+1. From any starting state, looks until one writes nothing end in the state that an empty namespace ends in
+   (references alike).
+2. Killed before its k-th write, or answered 503 there, for every k, and run again, it ends in that same state. Objects,
+   status and Events count as writes.
 3. The look after that writes nothing.
-4. Nothing that is somebody else's is ever written or deleted.
+4. Nothing of another owner is ever written or deleted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from ballast_operator.apply import carry_out
-from ballast_operator.gather import gather
-from ballast_operator.kinds import SERVING_POOL, Manifest
-from ballast_operator.observed import ApplyFailure
-from ballast_operator.plan import plan, with_failures
-from tests.support.object_store import Killed, ObjectStore, StoreKey
-from tests.support.operator_builders import DEFAULTS, NAMESPACE, NOW, objective, policy, pool, profile, serving_pool
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.kinds import Manifest
+from tests.support.object_store import UNAVAILABLE, Killed, ObjectStore, StoreKey
+from tests.support.operator_builders import (
+    NAMESPACE,
+    objective,
+    policy,
+    pool,
+    profile,
+    reconciler,
+    serving_pool,
+    stored_condition,
+)
 
 REFERRED = (profile("a100", gpus=2), profile("h20"), policy(), objective())
 SPEC = serving_pool(
@@ -37,17 +44,9 @@ FRONT = {
 MOST_LOOKS = 5
 
 
-def look(store: ObjectStore) -> tuple[ApplyFailure, ...]:
-    """What the reconciler does, against a store."""
-    observed = gather(store, store, NAMESPACE, "chat", now=NOW, defaults=DEFAULTS)
-    assert observed is not None
-    wanted = plan(observed)
-    outcome = carry_out(store, observed, wanted)
-    if outcome.failures:
-        wanted = with_failures(replace(observed, failures=outcome.failures), wanted)
-    if wanted.status is not None and observed.pool.get("status") != wanted.status:
-        store.apply_status(SERVING_POOL, observed.pool, wanted.status, "ballast-operator")
-    return outcome.failures
+def look(store: ObjectStore) -> None:
+    """One look of an operator that has just started: it remembers nothing."""
+    reconciler(store).serving_pool(NAMESPACE, "chat")
 
 
 def settle(store: ObjectStore) -> None:
@@ -80,7 +79,7 @@ def from_another_spec() -> ObjectStore:
 
 
 def tampered() -> ObjectStore:
-    """Somebody edited, stripped and deleted children by hand."""
+    """Children that were edited, stripped and deleted by hand."""
     store = empty()
     settle(store)
     deployment = store.objects["Deployment", NAMESPACE, "chat-decode"]
@@ -115,43 +114,42 @@ def test_every_starting_state_ends_alike(start: Callable[[], ObjectStore]) -> No
     assert store.writes[before:] == []
 
 
+@pytest.mark.parametrize("interruption", [Killed(), UNAVAILABLE], ids=["killed", "answered-503"])
 @pytest.mark.parametrize("start", STARTS, ids=lambda start: start.__name__)
-def test_killed_before_any_write_it_converges(start: Callable[[], ObjectStore]) -> None:
-    """Invariant 2, for every k until a look is not killed any more."""
+def test_interrupted_before_any_write_it_converges(start: Callable[[], ObjectStore], interruption: Exception) -> None:
+    """Invariant 2, for every k until a look is not interrupted any more."""
     expected = reference()
-    kills = 0
+    interruptions = 0
     while True:
         store = start()
-        store.writes_left = kills
-        try:
+        store.interrupt(interruption, after=interruptions)
+        with contextlib.suppress(Killed, ApiFailure):
             look(store)
-        except Killed:
-            kills += 1
-        else:
+        if store.end_interruption():  # the look had fewer writes
             break
-        store.writes_left = None
+        interruptions += 1
         settle(store)
-        assert expected == store.state(), f"killed before write {kills}"
-    assert kills > 3
+        assert expected == store.state(), f"interrupted before write {interruptions}"
+    assert interruptions > 3
 
 
 def test_killed_at_every_single_write_it_still_gets_there() -> None:
     """A process that dies after each write makes progress all the same."""
     store = empty()
     for _ in range(100):
-        store.writes_left = 1
+        store.interrupt(Killed(), after=1)
         try:
             look(store)
             look(store)
         except Killed:
             continue
         break
-    store.writes_left = None
+    store.end_interruption()
     settle(store)
     assert reference() == store.state()
 
 
-def test_an_object_of_somebody_else_is_left_alone_and_named() -> None:
+def test_an_object_of_another_owner_is_left_alone_and_named() -> None:
     """Invariant 4: a name that is taken is a condition, never a take-over."""
     theirs: Manifest = {
         "apiVersion": "v1",
@@ -161,15 +159,11 @@ def test_an_object_of_somebody_else_is_left_alone_and_named() -> None:
     }
     store = empty()
     store.put(theirs)
-    failures = look(store)
-    assert [(str(failure.key), failure.conflict) for failure in failures] == [("Service chat-decode", True)]
+    look(store)
     assert store.objects["Service", NAMESPACE, "chat-decode"] == theirs
-    degraded = next(
-        item
-        for item in store.objects["ServingPool", NAMESPACE, "chat"]["status"]["conditions"]
-        if item["type"] == "Degraded"
-    )
+    degraded = stored_condition(store, "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "NameConflict")
+    assert "Service chat-decode" in degraded["message"]
     del store.objects["Service", NAMESPACE, "chat-decode"]
     settle(store)
     assert reference() == store.state()
@@ -190,9 +184,9 @@ def test_children_of_another_serving_pool_are_not_pruned() -> None:
 def test_a_refused_write_does_not_keep_the_others_back() -> None:
     """One forbidden kind, everything else in place, the refusal in the status; healed once it is allowed."""
     store = empty()
-    store.refuse = {"PodDisruptionBudget": "not allowed here"}
-    failures = look(store)
-    assert {failure.key.kind for failure in failures} == {"PodDisruptionBudget"}
+    store.refuse = {"PodDisruptionBudget": ApiFailure(403, "Forbidden", "not allowed here")}
+    look(store)
+    assert stored_condition(store, "Degraded")["message"].count("not allowed here") == 3
     assert ("Deployment", NAMESPACE, "chat-decode") in store.objects
     store.refuse = {}
     settle(store)

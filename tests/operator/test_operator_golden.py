@@ -9,15 +9,15 @@ import yaml
 
 from ballast_api.loading import load_manifest_files, parse_settings
 from ballast_operator.kinds import Manifest
-from ballast_operator.observed import Input
+from ballast_operator.observed import Observed
 from ballast_operator.plan import plan
 from ballast_operator.settings import GatewayDefaults
-from tests.support.operator_builders import NOW
+from tests.support.operator_builders import NOW, status_of
 
 QUICKSTART = Path(__file__).parents[2] / "manifests" / "quickstart"
 
 
-def quickstart() -> Input:
+def quickstart() -> Observed:
     found: dict[str, list[Manifest]] = {}
     for resource in load_manifest_files(QUICKSTART):
         manifest = resource.dump()
@@ -25,7 +25,7 @@ def quickstart() -> Input:
         if resource.namespaced:
             manifest["metadata"]["namespace"] = "default"
         found.setdefault(manifest["kind"], []).append(manifest)
-    return Input(
+    return Observed(
         pool=found["ServingPool"][0],
         now=NOW,
         gateway_defaults=GatewayDefaults(image="localhost/ballast:dev", image_pull_policy="IfNotPresent"),
@@ -50,8 +50,7 @@ _Readable.add_representer(
 
 def test_the_quickstarts_plan(golden: Callable[[str, str], None]) -> None:
     """Objects in the order of writing, then the first status."""
-    result = plan(quickstart())
-    documents = [*result.apply, {"status": result.status}]
+    documents = [*plan(quickstart()).apply, {"status": status_of(quickstart())}]
     golden("quickstart_plan.yaml", yaml.dump_all(documents, Dumper=_Readable, sort_keys=False, width=120))
 
 

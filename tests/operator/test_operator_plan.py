@@ -1,4 +1,4 @@
-"""The plan as a table: situation in, objects and conditions out."""
+"""Plan and verdict as tables: situation in, objects and conditions out."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ import pytest
 from ballast_api.loading import parse_settings
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_operator.kinds import (
+    DEPLOYMENT,
     EXTENSION_POLICY,
     GATEWAY,
     HTTP_ROUTE,
     INFERENCE_POOL,
+    SERVICE,
     TRAFFIC_POLICY,
     Kind,
     Manifest,
-    ObjectKey,
 )
-from ballast_operator.observed import ApplyFailure, Input
-from ballast_operator.plan import Plan, plan
+from ballast_operator.observed import Observed
+from ballast_operator.outcome import Outcome, Refusal
+from ballast_operator.plan import plan
+from ballast_operator.planned import Plan
+from ballast_operator.verdict import Verdict, verdict
 from tests.support.operator_builders import (
     all_ready,
     deployment,
+    judged,
     objective,
     observed,
     pod,
@@ -32,6 +37,7 @@ from tests.support.operator_builders import (
     profile,
     profiles,
     serving_pool,
+    status_of,
 )
 
 ENVOY_GATEWAY = frozenset({GATEWAY, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY})
@@ -54,15 +60,13 @@ def find(result: Plan, kind: str, name: str) -> Manifest:
     return next(item for item in result.apply if (item["kind"], item["metadata"]["name"]) == (kind, name))
 
 
-def condition(result: Plan, kind: str) -> tuple[str, str]:
-    assert result.status is not None
-    found = next(item for item in result.status["conditions"] if item["type"] == kind)
+def condition(situation: Observed, kind: str, *refusals: Refusal) -> tuple[str, str]:
+    found = next(item for item in status_of(situation, *refusals)["conditions"] if item["type"] == kind)
     return found["status"], found["reason"]
 
 
-def message(result: Plan, kind: str) -> str:
-    assert result.status is not None
-    return str(next(item["message"] for item in result.status["conditions"] if item["type"] == kind))
+def message(situation: Observed, kind: str) -> str:
+    return str(next(item["message"] for item in status_of(situation)["conditions"] if item["type"] == kind))
 
 
 def engine(result: Plan, name: str) -> Manifest:
@@ -139,7 +143,7 @@ def test_the_engine_gets_vllms_command_line_with_the_users_arguments_last() -> N
 def test_gpus_come_from_the_profile_unless_the_pool_says_otherwise(
     gpus: int, tensor_parallel: int | None, expected: str
 ) -> None:
-    """Requested as the profile's resource, and told to vLLM."""
+    """Requested as the profile's resource, and passed to vLLM."""
     more: dict[str, Any] = {} if tensor_parallel is None else {"tensorParallelSize": tensor_parallel}
     spec = serving_pool(pool("it", "Flexible", **more))
     found = {"h20": profile("h20", gpus=gpus, resourceName="example.com/accelerator")}
@@ -154,9 +158,9 @@ def test_pods_run_on_the_profiles_nodes_with_the_profile_in_their_environment() 
     spec = find(result, "Deployment", "chat-prefill")["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"hardware": "a100"}
     environment = {entry["name"]: entry.get("value") for entry in engine(result, "chat-prefill")["env"]}
-    told = json.loads(str(environment["BALLAST_PROFILE"]))
-    assert told["dMsPerToken"] == 0.1
-    assert not told.keys() & {"nodeSelector", "costPerHour", "resourceName"}
+    numbers = json.loads(str(environment["BALLAST_PROFILE"]))
+    assert numbers["dMsPerToken"] == 0.1
+    assert not numbers.keys() & {"nodeSelector", "costPerHour", "resourceName"}
 
 
 def test_pods_pass_pod_security_restricted() -> None:
@@ -240,22 +244,22 @@ def test_scaling_changes_no_pod_template() -> None:
             },
             id="both",
         ),
-        pytest.param("Picker", frozenset({GATEWAY, HTTP_ROUTE}), {}, id="nobody-would-ask-the-picker"),
+        pytest.param("Picker", frozenset({GATEWAY, HTTP_ROUTE}), {}, id="no-envoy-that-asks-the-picker"),
     ],
 )
 def test_a_parent_is_routed_by_what_the_cluster_has(
     face: str, available: frozenset[Kind], expected: dict[str, str | None]
 ) -> None:
     """Kinds to the name of the route's backend."""
-    result = plan(observed(serving_pool(gateway={"face": face, **PARENT}), optional_kinds=available))
+    situation = observed(serving_pool(gateway={"face": face, **PARENT}), optional_kinds=available)
     routes = {
         item["kind"]: item["spec"]["rules"][0]["backendRefs"][0]["name"] if item["kind"] == "HTTPRoute" else None
-        for item in result.apply
+        for item in plan(situation).apply
         if "networking" in item["apiVersion"] or "envoyproxy" in item["apiVersion"]
     }
     assert routes == expected
     missing_api = "HTTPRoute" not in expected
-    assert condition(result, "Degraded") == (("True", "APINotInstalled") if missing_api else ("False", "AsExpected"))
+    assert condition(situation, "Degraded") == (("True", "APINotInstalled") if missing_api else ("False", "AsExpected"))
 
 
 @pytest.mark.parametrize(
@@ -275,13 +279,13 @@ def test_clients_see_the_ports_of_the_face_and_never_the_admin_port(face: str, p
     ("there", "expected"), [(None, 2), (1, 2), (4, 4), (9, 6)], ids=["new", "below", "within", "above"]
 )
 def test_autoscaling_keeps_what_is_there_within_its_bounds(there: int | None, expected: int) -> None:
-    """Somebody else may scale: the operator only clamps."""
+    """Another controller may scale: the operator only clamps."""
     spec = serving_pool(pool("it", "Flexible", autoscaling={"minReplicas": 2, "maxReplicas": 6}))
     children = () if there is None else (deployment("chat-it", wanted=there),)
     assert find(plan(observed(spec, children=children)), "Deployment", "chat-it")["spec"]["replicas"] == expected
 
 
-CONDITIONS: list[tuple[str, Input, dict[str, tuple[str, str]]]] = [
+CONDITIONS: list[tuple[str, Observed, dict[str, tuple[str, str]]]] = [
     (
         "nothing-yet",
         observed(),
@@ -452,16 +456,6 @@ CONDITIONS: list[tuple[str, Input, dict[str, tuple[str, str]]]] = [
         {"Degraded": ("True", "InvalidSpec")},
     ),
     (
-        "refused-write",
-        observed(failures=(ApplyFailure(ObjectKey("Deployment", "chat-decode"), "quota"),)),
-        {"Degraded": ("True", "ApplyFailed")},
-    ),
-    (
-        "somebody-elses-object",
-        observed(failures=(ApplyFailure(ObjectKey("Service", "chat-decode"), "exists", conflict=True),)),
-        {"Degraded": ("True", "NameConflict")},
-    ),
-    (
         "no-image",
         observed(pods=(pod("a", waiting=("ImagePullBackOff", "no such image")),)),
         {"Degraded": ("True", "ImageUnavailable")},
@@ -484,10 +478,35 @@ CONDITIONS: list[tuple[str, Input, dict[str, tuple[str, str]]]] = [
 @pytest.mark.parametrize(
     ("situation", "expected"), [case[1:] for case in CONDITIONS], ids=[case[0] for case in CONDITIONS]
 )
-def test_conditions_say_what_is(situation: Input, expected: dict[str, tuple[str, str]]) -> None:
+def test_conditions_say_what_is(situation: Observed, expected: dict[str, tuple[str, str]]) -> None:
     """Situation to (status, reason) by condition type."""
-    result = plan(situation)
-    assert {kind: condition(result, kind) for kind in expected} == expected
+    assert {kind: condition(situation, kind) for kind in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (Refusal(DEPLOYMENT.key("chat-decode"), "quota"), ("True", "ApplyFailed")),
+        (Refusal(SERVICE.key("chat-decode"), "exists", taken=True), ("True", "NameConflict")),
+    ],
+    ids=["refused-write", "object-of-another-owner"],
+)
+def test_what_could_not_be_written_is_in_the_condition(refusal: Refusal, expected: tuple[str, str]) -> None:
+    """From the outcome of the same look; the pool is looked at again."""
+    situation = observed(children=all_ready())
+    assert condition(situation, "Degraded", refusal) == expected
+    assert judged(situation, refusal).requeue_s is not None
+
+
+def test_what_this_look_has_written_is_not_complete_whatever_was_observed() -> None:
+    """The counts that were read before a Deployment was written are those of the older spec."""
+    situation = observed(children=all_ready())
+    written = Outcome(written=frozenset({DEPLOYMENT.key("chat-decode")}))
+    found = verdict(situation, plan(situation), written)
+    progressing = next(item for item in (found.status or {})["conditions"] if item["type"] == "Progressing")
+    assert progressing["status"] == "True"
+    assert "chat-decode" in progressing["message"]
+    assert found.requeue_s is not None
 
 
 @pytest.mark.parametrize(
@@ -501,38 +520,37 @@ def test_conditions_say_what_is(situation: Input, expected: dict[str, tuple[str,
         pytest.param(observed(serving_pool(model={"name": ""})), ["spec.model.name"], id="spec"),
         pytest.param(
             observed(serving_pool(gpuBudget=7), profiles=TWO_GPU_PREFILL),
-            ["4 (prefill) + 4 (decode) = 8 GPUs", "spec.gpuBudget is 7"],
+            ["spec.gpuBudget: ", "4 (prefill) + 4 (decode) = 8 GPUs", "the budget is 7"],
             id="budget",
         ),
     ],
 )
-def test_a_problem_names_its_place(situation: Input, words: list[str]) -> None:
+def test_a_problem_names_object_and_field(situation: Observed, words: list[str]) -> None:
     """Degraded says which object or field."""
-    text = message(plan(situation), "Degraded")
+    text = message(situation, "Degraded")
     assert [word for word in words if word not in text] == []
 
 
 def test_what_waits_for_a_reference_is_neither_written_nor_pruned() -> None:
-    """A profile that somebody deleted must not cost a running fleet."""
-    result = plan(observed(profiles=profiles("h20"), children=all_ready()))
+    """A deleted profile must not cost a running fleet."""
+    situation = observed(profiles=profiles("h20"), children=all_ready())
+    result = plan(situation)
     assert "Deployment/chat-decode" in objects(result)
     assert not {"Deployment/chat-prefill", "Deployment/chat-gateway", "ConfigMap/chat-gateway"} & set(objects(result))
     assert result.prune == ()
-    assert condition(result, "Available") == ("True", "Ready")
+    assert condition(situation, "Available") == ("True", "Ready")
 
 
 @pytest.mark.parametrize("spec", [{"model": {"name": ""}}, {"pools": []}, {"engine": None}], ids=str)
 def test_a_spec_that_is_not_valid_changes_nothing(spec: dict[str, Any]) -> None:
     """Objects stay, counts and availability stay, only Degraded and Progressing speak."""
-    before = plan(observed(children=all_ready())).status
-    result = plan(observed(serving_pool(status=before, generation=2, **spec), children=all_ready()))
-    assert (result.apply, result.prune) == ((), ())
-    assert condition(result, "Available") == ("True", "Ready")
-    assert condition(result, "Degraded") == ("True", "InvalidSpec")
-    assert result.status is not None
-    assert before is not None
-    assert result.status["pools"] == before["pools"]
-    assert result.status["observedGeneration"] == 2
+    before = status_of(observed(children=all_ready()))
+    situation = observed(serving_pool(status=before, generation=2, **spec), children=all_ready())
+    assert (plan(situation).apply, plan(situation).prune) == ((), ())
+    assert condition(situation, "Available") == ("True", "Ready")
+    assert condition(situation, "Degraded") == ("True", "InvalidSpec")
+    assert status_of(situation)["pools"] == before["pools"]
+    assert status_of(situation)["observedGeneration"] == 2
 
 
 def test_over_budget_no_pool_grows_and_none_is_removed() -> None:
@@ -560,12 +578,12 @@ def test_nothing_is_made_for_a_serving_pool_that_is_being_deleted() -> None:
     going = serving_pool()
     going["metadata"]["deletionTimestamp"] = "2026-11-21T05:59:00Z"
     assert plan(observed(going)) == Plan()
+    assert judged(observed(going)) == Verdict()
 
 
 def test_counts_ratio_and_columns() -> None:
     """What `kubectl get` prints, and what scripts read."""
-    status = plan(observed(children=(*all_ready()[:2], deployment("chat-decode", wanted=4, ready=3)))).status
-    assert status is not None
+    status = status_of(observed(children=(*all_ready()[:2], deployment("chat-decode", wanted=4, ready=3))))
     assert status["display"] == {"prefill": "2/2", "decode": "3/4", "ratio": "2:3", "sloPercent": ""}
     assert status["ratio"] == pytest.approx(2 / 3, abs=1e-4)
     assert status["prefill"] == {"replicas": 2, "readyReplicas": 2}
@@ -576,8 +594,8 @@ def test_counts_ratio_and_columns() -> None:
 
 def test_only_what_is_not_settled_is_looked_at_again_soon() -> None:
     """A settled pool costs nothing between resyncs."""
-    assert plan(observed(children=all_ready())).requeue_s is None
-    assert plan(observed()).requeue_s is not None
+    assert judged(observed(children=all_ready())).requeue_s is None
+    assert judged(observed()).requeue_s is not None
 
 
 PRIORITY = {"type": "uniboost", "parameters": {"enginePriority": True}}
@@ -585,14 +603,14 @@ PRIORITY = {"type": "uniboost", "parameters": {"enginePriority": True}}
 
 def test_a_policy_that_does_not_suit_leaves_the_gateway_as_it_is_and_engines_alone() -> None:
     """What runs goes on with the policy that it has; the condition says what to do."""
-    result = plan(observed(serving_pool(policyRef={"name": "fair"}), policy=policy(queue=PRIORITY)))
+    situation = observed(serving_pool(policyRef={"name": "fair"}), policy=policy(queue=PRIORITY))
+    result = plan(situation)
     kinds = {(item["kind"], item["metadata"]["name"]) for item in result.apply}
     assert ("Deployment", "chat-decode") in kinds
     assert not kinds & {("ConfigMap", "chat-gateway"), ("Deployment", "chat-gateway")}
     assert result.prune == ()
-    (degraded,) = [item for item in result.status["conditions"] if item["type"] == "Degraded"]  # type: ignore[index]
     for words in ("SchedulingPolicy fair", "queue.parameters.enginePriority", "--scheduling-policy priority"):
-        assert words in degraded["message"]
+        assert words in message(situation, "Degraded")
 
 
 def test_all_parts_of_a_policy_that_suits_reach_the_gateway() -> None:

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from ballast_api.serving_pool import ServingPoolStatus
 from ballast_operator.accepted import accepted_status
+from ballast_operator.conditions import transitions
 from ballast_operator.events import event_for
 from ballast_operator.kinds import Manifest
-from ballast_operator.plan import plan
-from ballast_operator.status import transitions
 from tests.support.operator_builders import (
     LATER,
     NOW,
@@ -28,6 +27,7 @@ from tests.support.operator_builders import (
     profile,
     profiles,
     serving_pool,
+    status_of,
 )
 
 
@@ -51,10 +51,9 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def status_of(world: dict[str, Any], before: Manifest | None, now: str) -> Manifest:
+def status_in(world: dict[str, Any], before: Manifest | None, now: str) -> Manifest:
     pool = serving_pool(status=before, generation=world["generation"], **world["spec"])
-    status = plan(observed(pool, children=world["children"], profiles=world["profiles"], now=now)).status
-    assert status is not None
+    status = status_of(observed(pool, children=world["children"], profiles=world["profiles"], now=now))
     ServingPoolStatus.parse(status)
     return status
 
@@ -62,8 +61,8 @@ def status_of(world: dict[str, Any], before: Manifest | None, now: str) -> Manif
 @given(first=worlds(), second=worlds())
 def test_transition_times_move_with_the_status_only(first: dict[str, Any], second: dict[str, Any]) -> None:
     """Invariants 1 and 2, between any two worlds."""
-    before = status_of(first, None, NOW)
-    after = status_of(second, before, LATER)
+    before = status_in(first, None, NOW)
+    after = status_in(second, before, LATER)
     known = {item["type"]: item for item in before["conditions"]}
     for item in after["conditions"]:
         old = known.get(item["type"])
@@ -77,8 +76,8 @@ def test_transition_times_move_with_the_status_only(first: dict[str, Any], secon
 @given(world=worlds())
 def test_an_unchanged_world_has_an_unchanged_status(world: dict[str, Any]) -> None:
     """Invariant 3."""
-    before = status_of(world, None, NOW)
-    assert status_of(world, before, LATER) == before
+    before = status_in(world, None, NOW)
+    assert status_in(world, before, LATER) == before
     assert transitions(before, before) == []
 
 

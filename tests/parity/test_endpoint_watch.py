@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_core.model.events import EndpointObserved, Event
 from ballast_gateway.observe.fleet import Fleet
-from ballast_sim.simulation.watch import Watch
+from ballast_sim.simulation.gateways.watch import Watch
 
 ENDPOINTS = [Endpoint(EndpointId(name), f"{name}:8000", Role.DECODE) for name in ("a", "b")]
 

@@ -7,34 +7,34 @@ engines; the order in which requests are opened, handed off and ended is asyncio
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ballast_api.gateway_settings import GatewaySettings
+from ballast_core.beliefs.block_hashes import trace_block_hashes
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Outcome, Request, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.model.events import EndpointObserved
-from ballast_core.policies.admission import Bounded
 from ballast_core.policies.placement.registry import PLACEMENTS
-from ballast_core.policies.registry import QUEUE_ORDER, build, build_placement
 from ballast_gateway.driver import Driver, Ticket
+from ballast_gateway.settings import director_settings
 from ballast_sim.engine import Finished
-from ballast_sim.simulation.fleet import (
-    PROGRESS_EVERY_TOKENS,
-    Fleet,
-    FleetSettings,
-    engine_request,
-    leg_id,
-)
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.world import Source, World
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.fleet.progress import PROGRESS_EVERY_TOKENS
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.requests.legs import engine_request, leg_id
+from ballast_sim.simulation.world.pulls import Source
+from ballast_sim.simulation.world.world import World
 from tests.support.virtual_loop import run_virtually
 
 SCENARIO = Path(__file__).with_name("scenario.yaml")
@@ -50,13 +50,24 @@ class Job:
 
 
 def jobs_of(scenario: dict[str, Any]) -> list[Job]:
-    """The scenario's arrivals: Poisson, uniform lengths."""
+    """The scenario's arrivals: Poisson, uniform lengths; prompts share prefixes where it names `prefixes`."""
     spec = scenario["arrivals"]
     rng, now_s, jobs = random.Random(spec["seed"]), 0.0, []
-    for _ in range(spec["count"]):
+    for index in range(spec["count"]):
         now_s += rng.expovariate(spec["rate_rps"])
-        jobs.append(Job(now_s, rng.randint(*spec["input_tokens"]), rng.randint(*spec["output_tokens"])))
+        job = Job(now_s, rng.randint(*spec["input_tokens"]), rng.randint(*spec["output_tokens"]))
+        jobs.append(_with_prefix(job, index, rng, scenario["prefixes"]) if "prefixes" in scenario else job)
     return jobs
+
+
+def _with_prefix(job: Job, index: int, rng: random.Random, spec: dict[str, Any]) -> Job:
+    """The first blocks are those of one of `groups` conversations, the last ones its own."""
+    size, group = spec["block_size"], rng.randrange(spec["groups"])
+    blocks = math.ceil(job.input_tokens / size)
+    shared = min(rng.randint(*spec["shared_blocks"]), blocks)
+    ids = [1_000 * group + block for block in range(shared)]
+    ids += [1_000_000 * (index + 1) + block for block in range(blocks - shared)]
+    return replace(job, hash_ids=ids, block_size=size)
 
 
 def line(effect: Effect, now_s: float) -> str | None:
@@ -114,7 +125,16 @@ class _Gateway:
     async def _serve(self, index: int, job: Job) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(job.arrival_s - loop.time())
-        request = Request(RequestId(str(index)), job.input_tokens, max_output_tokens=job.output_tokens)
+        hashes: tuple[int, ...] = ()
+        if job.hash_ids and job.block_size:
+            hashes = tuple(trace_block_hashes(job.hash_ids, job.input_tokens, job.block_size))
+        request = Request(
+            RequestId(str(index)),
+            job.input_tokens,
+            max_output_tokens=job.output_tokens,
+            block_hashes=hashes,
+            block_size=job.block_size or 0,
+        )
         with self.driver.open(request) as ticket:
             self.tickets[index] = ticket
             dispatch = await ticket.dispatched()
@@ -188,13 +208,18 @@ def simulated(scenario: dict[str, Any], settings: DirectorSettings) -> list[str]
     return log
 
 
+def director_settings_of(**policy: Any) -> DirectorSettings:
+    """As a gateway has them from its settings file."""
+    file = {"model": {"servedNames": ["m"]}, "discovery": {"file": "endpoints.yaml"}, "policy": policy}
+    return director_settings(GatewaySettings.parse(file))
+
+
 @pytest.mark.parametrize("binding", list(Binding))
 @pytest.mark.parametrize("policy", sorted(PLACEMENTS))
 def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> None:
     """Every dispatch and hand-off: the same request, endpoints and microsecond."""
     scenario = yaml.safe_load(SCENARIO.read_text())
-    placement = build_placement(policy)
-    settings = DirectorSettings(prefill=placement, decode=placement, binding=binding)
+    settings = replace(director_settings_of(prefill={"type": policy}, decode={"type": policy}), binding=binding)
     expected = simulated(scenario, settings)
     assert len(expected) == 2 * scenario["arrivals"]["count"]
     assert run_virtually(_Gateway(scenario, settings).run()) == expected
@@ -204,13 +229,22 @@ def test_gateway_and_simulator_decide_alike(policy: str, binding: Binding) -> No
 def test_they_let_requests_wait_and_go_alike(order: str) -> None:
     """With so few places that most wait in the gateway: who goes next, and when."""
     scenario = yaml.safe_load(SCENARIO.read_text())
-    placement = build_placement("least-requests")
-    admission = Bounded(max_prefill_requests=1, max_decode_requests=2)
-    settings = DirectorSettings(
-        prefill=placement, decode=placement, queue=build(QUEUE_ORDER, order), admission=admission
-    )
+    placements = {stage: {"type": "least-requests"} for stage in ("prefill", "decode")}
+    admission = {"type": "bounded", "parameters": {"maxPrefillRequests": 1, "maxDecodeRequests": 2}}
+    settings = director_settings_of(**placements, queue={"type": order}, admission=admission)
     expected = simulated(scenario, settings)
-    unbounded = simulated(scenario, DirectorSettings(prefill=placement, decode=placement))
+    unbounded = simulated(scenario, director_settings_of(**placements))
     assert expected != unbounded
     assert len(expected) == len(unbounded)
     assert run_virtually(_Gateway(scenario, settings).run()) == expected
+
+
+@pytest.mark.parametrize("policy", ["least-uncached-tokens", "lmetric", "ballast"])
+def test_they_know_the_same_prefixes(policy: str) -> None:
+    """Where prompts share prefixes: both indexes of own routing agree, and they change what is decided."""
+    scenario = yaml.safe_load(SCENARIO.read_text())
+    prefixes = {"block_size": 64, "groups": 4, "shared_blocks": [0, 40]}
+    settings = director_settings_of(prefill={"type": policy}, decode={"type": policy})
+    expected = simulated({**scenario, "prefixes": prefixes}, settings)
+    assert expected != simulated({**scenario, "prefixes": {**prefixes, "shared_blocks": [0, 0]}}, settings)
+    assert run_virtually(_Gateway({**scenario, "prefixes": prefixes}, settings).run()) == expected

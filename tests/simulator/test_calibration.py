@@ -20,9 +20,9 @@ from ballast_sim.calibration import (
     workload_in_order,
 )
 from ballast_sim.calibration.scores import BINS, score_curves
-from ballast_sim.simulation.policy_choice import parse_policies
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import SourceError, WorkloadSource
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import SourceError, WorkloadSource
+from ballast_sim.simulation.policies.choice import parse_policies
 from ballast_sim.workloads import WorkloadRequest, generate
 
 ZETA = generate("zeta", duration_s=1e9, limit=6000, seed=3)

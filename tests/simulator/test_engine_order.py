@@ -22,10 +22,14 @@ from ballast_core.policies.queue.orders import Fcfs, LeastAttained, ShortestJob,
 from ballast_core.policies.queue.protocol import Work
 from ballast_core.policies.queue.uniboost import UniBoost, most_priority_changes
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, Finished, FinishReason
-from ballast_sim.engine.batch import Batch
-from ballast_sim.engine.ordering import Ordering, Ranks
+from ballast_sim.engine.assembly import new_scheduler, new_state
+from ballast_sim.engine.loop import EngineLoop
+from ballast_sim.engine.ordering import Ordering
+from ballast_sim.engine.papers.ranked import RankedPolicy
+from ballast_sim.engine.papers.ranks import Ranks
 from ballast_sim.engine.requests import RequestState
-from ballast_sim.engine.scheduler import Scheduler
+from ballast_sim.engine.vllm.batch import Batch
+from ballast_sim.engine.vllm.scheduler import Scheduler
 from tests.support.engine_histories import LAW, MARK_EVERY_TOKENS, PLANS, SETTINGS, History, Plan, play
 from tests.support.engine_orders import ORDERINGS, SERVICE, UNIBOOSTS, NewestFirst, ordering
 from tests.support.engines import STEP_S, Run, config, request, started
@@ -105,8 +109,9 @@ def test_engines_agree_where_gamma_is_learned(swap_s: float | None, synchronous:
     stepping, coarse = Engine(settings), CoarseEngine(settings)
     assert ends_of(stepping, load) == ends_of(coarse, load)
     for engine in (stepping, coarse):
-        ranks = engine.scheduler._ranks
-        assert ranks is not None
+        policy = engine.scheduler.policy
+        assert isinstance(policy, RankedPolicy)
+        ranks = policy.ranks
         assert ranks.gamma_per_s is not None
         assert ranks.gamma_per_s != order.gamma_per_s
         assert engine.preemptions > 20
@@ -191,28 +196,36 @@ class Watched(Engine):
     def __init__(self, settings: EngineConfig) -> None:
         self.admitted_over: list[tuple[RequestState, RequestState]] = []
         self.idle_for_nothing = 0
-        super().__init__(settings)
+        scheduler = new_scheduler(new_state(settings))
+        super().__init__(settings, loop=EngineLoop(settings, scheduler, Watching(scheduler, self)))
 
-    def _make_scheduler(self) -> Scheduler:
-        watch = self
 
-        class Watching(Scheduler):
-            def schedule(self, now_s: float) -> Batch:
-                before = set(self.running)
-                batch = super().schedule(now_s)
-                ready = [state for state in self.waiting if not state.stale]
-                new = [state for state in self.running if state not in before]
-                watch.admitted_over += [(state, other) for state in new for other in ready]
-                if ready and not batch.preempted:
-                    watch.idle_for_nothing += self._could_go(ready[0], batch)
-                return batch
+class Watching:
+    """A scheduler that is watched."""
 
-            def _could_go(self, state: RequestState, batch: Batch) -> bool:
-                hit = self.pool.longest_hit(state) if state.computed == 0 else []
-                seats = len(self.running) < self.config.max_num_seqs
-                return seats and batch.tokens < self.config.max_num_batched_tokens and self._lacking(state, hit) <= 0
+    def __init__(self, scheduler: Scheduler, watch: Watched) -> None:
+        self._scheduler = scheduler
+        self._watch = watch
+        self.update_from_output = scheduler.update_from_output
+        self.abort = scheduler.abort
 
-        return Watching(self.config)
+    def schedule(self, now_s: float) -> Batch:
+        state, watch = self._scheduler.state, self._watch
+        before = set(state.running)
+        batch = self._scheduler.schedule(now_s)
+        ready = [request for request in state.waiting if not request.stale]
+        new = [request for request in state.running if request not in before]
+        watch.admitted_over += [(request, other) for request in new for other in ready]
+        if ready and not batch.preempted:
+            watch.idle_for_nothing += self._could_go(ready[0], batch)
+        return batch
+
+    def _could_go(self, request: RequestState, batch: Batch) -> bool:
+        state = self._scheduler.state
+        hit = state.kv.pool.longest_hit(request) if request.computed == 0 else []
+        seats = len(state.running) < state.config.max_num_seqs
+        tokens = batch.tokens < state.config.max_num_batched_tokens
+        return seats and tokens and state.missing_blocks(request, hit) <= 0
 
 
 @given(st.integers(0, 10_000), UNIBOOSTS)
@@ -225,7 +238,7 @@ def test_nobody_is_overtaken_by_one_who_arrives_much_later(seed: int, order: Uni
     assert len(ends_of(engine, load)) == 60
     most_s = order.most_boost_s(SERVICE)
     for admitted, waiting in engine.admitted_over:
-        assert admitted.request.arrival_s <= waiting.request.arrival_s + most_s
+        assert admitted.spec.arrival_s <= waiting.spec.arrival_s + most_s
     assert engine.idle_for_nothing == 0
 
 
@@ -235,7 +248,7 @@ def test_the_bound_is_about_uniboost() -> None:
     engine = Watched(settings)
     ends_of(engine, load)
     most_s = UniBoost(gamma_per_s=30.0, bin_tokens=8).most_boost_s(SERVICE)
-    gaps_s = [admitted.request.arrival_s - waiting.request.arrival_s for admitted, waiting in engine.admitted_over]
+    gaps_s = [admitted.spec.arrival_s - waiting.spec.arrival_s for admitted, waiting in engine.admitted_over]
     assert max(gaps_s) > most_s
 
 

@@ -69,8 +69,8 @@ def test_a_cached_prefix_is_not_computed_again_but_for_its_last_token() -> None:
     run = started(config(), requests).until()
     assert run.chunks() == [[(12, 0, "1")], [(4, 8, "2")]]
     assert run.finished["2"].stats.cached_tokens == 8
-    assert run.engine.scheduler.counters.prefix_hits == 8
-    assert run.engine.scheduler.counters.prefix_queries == 24
+    assert run.engine.scheduler.state.counters.prefix_hits == 8
+    assert run.engine.scheduler.state.counters.prefix_queries == 24
 
 
 def test_a_block_can_be_hit_in_the_very_call_that_allocates_it() -> None:

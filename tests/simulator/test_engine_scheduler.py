@@ -8,13 +8,13 @@ import pytest
 
 from ballast_core.policies.queue.uniboost import UniBoost
 from ballast_sim.engine.scheduling import VLLM_OWN
-from ballast_sim.simulation.engine_scheduler import parse_scheduler
-from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup, run
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.length_hints import LengthHints
-from ballast_sim.simulation.policy_choice import parse_policies
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.engine_scheduler import parse_scheduler
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import LengthHints
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import parse_policies
+from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, Setup, run
 
 
 def test_names_and_settings() -> None:

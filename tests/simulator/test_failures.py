@@ -15,10 +15,19 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, EndpointId, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.policies.registry import build_placement
-from ballast_sim.simulation.failures import Failure, FailureKind, FailureScriptError, parse_failures, read_failures
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.failures import (
+    Failure,
+    FailureKind,
+    FailureScriptError,
+    parse_failures,
+    read_failures,
+)
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads import WorkloadRequest
 
 SHAPES = ("2P2D@a100-qwen3-32b", "1P3D@h20-qwen3-32b", "3F@a100-qwen3-32b", "2C@h20-qwen3-32b")
@@ -48,7 +57,7 @@ def simulate(
     machines, placement = parse_shape(shape), build_placement(policy)
     fleet = Fleet(
         machines,
-        DirectorSettings(prefill=placement, decode=placement, binding=binding),
+        DirectorSettings(prefill=placement, decode=placement, binding=binding, profiles=SHIPPED_PROFILES),
         FleetSettings(
             gateways=gateways, failures=parse_failures(script, [machine.endpoint.id for machine in machines])
         ),

@@ -16,9 +16,11 @@ from ballast_core.model import Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import ShapeError, parse_shape
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import ShapeError, parse_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def simulate(
             costs = [trace.costs.tolist() for trace in effect.traces]
             log.append(f"{now_s!r} {type(effect).__name__} {effect.request_id} {source} {effect.decode.id} {costs}")
 
-    director = DirectorSettings(prefill=placement, decode=placement, learn=learn)
+    director = DirectorSettings(prefill=placement, decode=placement, learn=learn, profiles=SHIPPED_PROFILES)
     fleet = Fleet(parse_shape(shape), director, on_effect=note, stepwise=stepwise)
     fleet.load(jobs)
     fleet.run()

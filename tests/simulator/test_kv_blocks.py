@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ballast_sim.engine.kv import BlockPool
 from ballast_sim.engine.requests import RequestState
+from ballast_sim.engine.vllm.block_pool import BlockPool
 from tests.support.engines import request
 
 

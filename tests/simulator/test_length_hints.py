@@ -12,10 +12,12 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Request
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.view import View
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.length_hints import ARES_LIKE, NO_HINTS, LengthHints
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import ARES_LIKE, NO_HINTS, LengthHints
+from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads import WorkloadRequest
 
 
@@ -85,7 +87,7 @@ class Listening:
 @pytest.mark.parametrize(("hints", "exact"), [(LengthHints(), True), (LengthHints(mae_tokens=5), False)])
 def test_policies_hear_of_predicted_lengths(hints: LengthHints, exact: bool) -> None:
     decode = Listening()
-    settings = DirectorSettings(prefill=build_placement("round-robin"), decode=decode)
+    settings = DirectorSettings(prefill=build_placement("round-robin"), decode=decode, profiles=SHIPPED_PROFILES)
     fleet = Fleet(parse_shape("1P2D@a100-qwen3-32b"), settings, FleetSettings(length_hints=hints, known_limits=False))
     fleet.load([WorkloadRequest(arrival_s=float(n), input_tokens=10, output_tokens=20 + n) for n in range(5)])
     fleet.run()

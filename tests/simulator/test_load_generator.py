@@ -10,7 +10,7 @@ import pytest
 
 from ballast_sim.load import LoadSettings, Progress, RequestResult, build_report, run_load
 from ballast_sim.load.prompts import PromptMaker
-from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.workloads import WorkloadRequest, generate
 from tests.support.engine_sim import engine_sim, metric
 

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from ballast_sim.calibration import predict_and_measure
-from ballast_sim.simulation.experiment import RunSpec, Setup, build_fleet
-from ballast_sim.simulation.policy_choice import parse_policies
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import Load, WorkloadSource
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import Load, WorkloadSource
+from ballast_sim.simulation.policies.choice import parse_policies
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet
 from ballast_sim.workloads.request import WorkloadRequest
 
 

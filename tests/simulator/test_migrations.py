@@ -14,14 +14,18 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, RequestId, Stage
 from ballast_core.model.effects import Migrate
+from ballast_core.model.events import Migrated, MigrationFailed
 from ballast_core.policies.registry import build_placement
+from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.engine import Finished
-from ballast_sim.simulation.failures import Failure, FailureKind
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.migrations import CopyBy, MigrationSettings, NotMoved
-from ballast_sim.simulation.records import Record
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.fleet.migrations import NotMoved
+from ballast_sim.simulation.inputs.failures import Failure, FailureKind
+from ballast_sim.simulation.inputs.fleet_settings import CopyBy, FleetSettings, MigrationSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.requests.records import Record
 
 PROFILE = "a100-qwen3-32b"
 
@@ -52,7 +56,7 @@ class Watched(Fleet):
         super().finished(event)
 
     def _note(self, request_id: str, times_s: Sequence[float]) -> None:
-        leg = self._legs[request_id]
+        leg = self.book.legs[request_id]
         if leg.kind.name == "DECODE":
             self.token_times_s.setdefault(leg.record.index, []).extend(times_s)
 
@@ -80,7 +84,7 @@ class Scene:
 
 def simulate(jobs: Sequence[Job], plans: Sequence[Plan], scene: Scene) -> Watched:
     placement = build_placement("least-requests")
-    director = DirectorSettings(prefill=placement, decode=placement, learn=scene.learn)
+    director = DirectorSettings(prefill=placement, decode=placement, learn=scene.learn, profiles=SHIPPED_PROFILES)
     around = FleetSettings(
         physics=scene.physics,
         failures=scene.failures,
@@ -88,13 +92,14 @@ def simulate(jobs: Sequence[Job], plans: Sequence[Plan], scene: Scene) -> Watche
     )
     fleet = Watched(parse_shape(scene.shape), director, around, stepwise=scene.stepwise)
     fleet.token_times_s = {}
-    tell = fleet.tell
+    report = fleet.report
 
     def heard(record: Record, event: object) -> None:
-        scene.heard.append(f"{fleet.kernel.now_s!r} {event}")
-        tell(record, event)  # type: ignore[arg-type]
+        if isinstance(event, Migrated | MigrationFailed):
+            scene.heard.append(f"{fleet.kernel.now_s!r} {event}")
+        report(record, event)  # type: ignore[arg-type]
 
-    fleet.tell = heard  # type: ignore[method-assign]
+    fleet.report = heard  # type: ignore[method-assign]
     fleet.load(jobs)
     decoders = [machine.endpoint for machine in fleet.world.machines if machine.endpoint.role.value != "prefill"]
     by_id = {endpoint.id: endpoint for endpoint in decoders}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ballast_sim.simulation.experiment import RunSpec, Setup, build_fleet
-from ballast_sim.simulation.policy_choice import PolicyChoiceError, parse_policies
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import Load, WorkloadSource
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import Load, WorkloadSource
+from ballast_sim.simulation.policies.choice import PolicyChoiceError, parse_policies
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet
 from ballast_sim.workloads.request import WorkloadRequest
 
 SHAPE = "1P@a100-qwen3-32b,2D@h20-qwen3-32b"

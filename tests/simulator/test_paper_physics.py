@@ -22,9 +22,10 @@ from ballast_sim.engine import EngineRequest, Finished, StepEnded, UniqueContent
 from ballast_sim.physics import PHYSICS
 from ballast_sim.physics.laws import ARES_LINEAR, SIBYL_HELD, SIBYL_PRINTED, DecodeLaw, LinearStep, SibylThroughput
 from ballast_sim.physics.sharing import SharingEngine
-from ballast_sim.simulation.failures import parse_failures
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.failures import parse_failures
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads import WorkloadRequest, generate
 
 LAWS = {"printed": SIBYL_PRINTED, "held": SIBYL_HELD, "ares": ARES_LINEAR}
@@ -240,7 +241,7 @@ def fleet_of(physics: str, policy: str, **extra: object) -> Fleet:
     machines, placement = parse_shape("1P@a100-qwen3-32b,3D@h20-qwen3-32b"), build_placement(policy)
     return Fleet(
         machines,
-        DirectorSettings(prefill=placement, decode=placement),
+        DirectorSettings(prefill=placement, decode=placement, profiles=SHIPPED_PROFILES),
         FleetSettings(
             physics=physics,
             failures=parse_failures(extra.get("script", []), [machine.endpoint.id for machine in machines]),

@@ -14,8 +14,10 @@ from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.queue.orders import Fcfs
 from ballast_core.policies.queue.protocol import QueueOrder
 from ballast_core.policies.queue.uniboost import UniBoost
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.shapes import parse_shape
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads.request import WorkloadRequest
 
 
@@ -33,7 +35,9 @@ def ttft_s(
     queue: QueueOrder | None, admission: Admission | None, engine_policy: Literal["fcfs", "priority"] = "fcfs"
 ) -> np.ndarray:
     """Time to first token of every request."""
-    settings = DirectorSettings(prefill=LeastRequests(), decode=LeastRequests(), queue=queue, admission=admission)
+    settings = DirectorSettings(
+        prefill=LeastRequests(), decode=LeastRequests(), queue=queue, admission=admission, profiles=SHIPPED_PROFILES
+    )
     fleet = Fleet(parse_shape("1P1D@h200-llama3-8b", None), settings, FleetSettings(engine_policy=engine_policy))
     fleet.load(heavy_prompts())
     fleet.run()

@@ -16,9 +16,9 @@ from ballast_sim.recommend.layouts import MOST_LAYOUTS, Layout, Part, decode_rps
 from ballast_sim.recommend.manifests import resources, to_yaml
 from ballast_sim.recommend.search import Answer, Candidate, Question, ranked
 from ballast_sim.recommend.variants import Variant, default_variant, variants
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
 
 A100, H20 = SHIPPED_PROFILES["a100-qwen3-32b"], SHIPPED_PROFILES["h20-qwen3-32b"]
 CHAT = LengthStatistics(input_tokens=1000, output_tokens=200, input_pairs=1e6, context_tokens=1100)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ballast_sim.simulation.balance import Balance
-from ballast_sim.simulation.experiment import RunSpec, Setup, build_fleet, run
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.length_hints import LengthHints
-from ballast_sim.simulation.policy_choice import parse_policies, with_parts
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.figures.balance import Balance
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.length_hints import LengthHints
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import parse_policies, with_parts
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet, run
 from ballast_sim.workloads import generate
 
 SHAPE = "1P@a100-qwen3-32b,4D@a100-qwen3-32b"

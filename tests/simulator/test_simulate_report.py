@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_sim.simulation.experiment import RunSpec, Setup, run
-from ballast_sim.simulation.policy_choice import least_requests
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import least_requests
 from ballast_sim.simulation.report import render
 from ballast_sim.simulation.report.charts import frontier
 from ballast_sim.simulation.report.svg import Axis, Chart, Mark, Series, linear, logarithmic
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.runs.experiment import RunSpec, Setup, run
 
 VALUES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=30)
 

@@ -15,9 +15,8 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
-from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup, build_fleet, run
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.load_search import (
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_sim.simulation.capacity.search import (
     GROWTH_RATIO,
     CapacityError,
     Interrupted,
@@ -26,13 +25,16 @@ from ballast_sim.simulation.load_search import (
     hopeless,
     measure_capacity,
 )
-from ballast_sim.simulation.policy_choice import default_prefill, least_requests, parse_policies
-from ballast_sim.simulation.pool import run_all
-from ballast_sim.simulation.records import Record
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource, scale_sessions, turns
-from ballast_sim.simulation.timeline import MAX_SAMPLES, Timeline
+from ballast_sim.simulation.figures.timeline import MAX_SAMPLES, Timeline
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource, scale_sessions, turns
+from ballast_sim.simulation.policies.choice import default_prefill, least_requests, parse_policies
+from ballast_sim.simulation.requests.records import Record
+from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, Setup, build_fleet, run
+from ballast_sim.simulation.runs.pool import run_all
 from ballast_sim.workloads import WorkloadRequest, generate
 
 SHAPE = "2P@a100-qwen3-32b,2D@h20-qwen3-32b"
@@ -118,9 +120,11 @@ def test_a_probe_is_given_up_only_when_its_percentile_is_lost(waited: list[float
     """Whatever the requests still to come do."""
     fleet = Fleet(
         parse_shape("1F@a100-qwen3-32b"),
-        DirectorSettings(prefill=build_placement("round-robin"), decode=build_placement("round-robin")),
+        DirectorSettings(
+            prefill=build_placement("round-robin"), decode=build_placement("round-robin"), profiles=SHIPPED_PROFILES
+        ),
     )
-    fleet.records = [
+    fleet.records[:] = [
         Record(k, 0.0, 1, 1, arrived=k < known, first_token_s=wait_s if k < known else None)
         for k, wait_s in enumerate(waited)
     ]
@@ -198,7 +202,11 @@ def test_lost_scrapes_leave_the_director_without_observations() -> None:
     """All lost: it goes by its own books, and every request completes."""
     fleet = Fleet(
         parse_shape(SHAPE),
-        DirectorSettings(prefill=build_placement("least-requests"), decode=build_placement("least-requests")),
+        DirectorSettings(
+            prefill=build_placement("least-requests"),
+            decode=build_placement("least-requests"),
+            profiles=SHIPPED_PROFILES,
+        ),
         FleetSettings(scrape_loss_ratio=1.0),
     )
     fleet.load(generate("chat", duration_s=10, seed=1))
@@ -213,7 +221,7 @@ def test_policies_see_output_lengths_only_where_asked(exact: bool) -> None:
     spec = RunSpec(setup=setup(), policy=least_requests())
     spec = replace(spec, setup=replace(spec.setup, fleet=FleetSettings(known_limits=exact, max_tokens=50)))
     fleet = build_fleet(spec, CHAT.load(0, 1.0))
-    seen = [fleet._as_seen(record).max_output_tokens for record in fleet.records]
+    seen = [fleet.foresight.limit_tokens(record) for record in fleet.records]
     outputs = [record.output_tokens for record in fleet.records]
     assert seen == (outputs if exact else [max(50, output) for output in outputs])
 

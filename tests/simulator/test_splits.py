@@ -19,11 +19,13 @@ from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.book import Book
 from ballast_core.state.view import View
-from ballast_sim.simulation.fleet import Fleet, FleetSettings
-from ballast_sim.simulation.links import Computed, Link
-from ballast_sim.simulation.results import Objective, summarise
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.splits import Leg, Split, leg_of
+from ballast_sim.simulation.figures.results import summarise
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.requests.splits import Leg, Split, leg_of
+from ballast_sim.simulation.world.links import Computed, Link
 from tests.simulator.test_fleet_simulation import Job
 from tests.support.core_builders import endpoint
 
@@ -68,7 +70,9 @@ def cut_up(
     """
     placement = build_placement("least-requests")
     partition = Cutting(tuple(map(tuple, cuts)))
-    made = DirectorSettings(prefill=placement, decode=placement, partition=partition, learn=learn)
+    made = DirectorSettings(
+        prefill=placement, decode=placement, partition=partition, learn=learn, profiles=SHIPPED_PROFILES
+    )
     fleet = Fleet(FLEET, made, around, stepwise=stepwise, tbt_limit_s=tbt_limit_s)
     fleet.load(jobs)
     if used is not None:

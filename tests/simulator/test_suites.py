@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup, run
-from ballast_sim.simulation.fleet import FleetSettings
-from ballast_sim.simulation.policy_choice import parse_policies, with_parts
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import parse_policies, with_parts
+from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, Setup, run
 
 TOLD = "shortest-prompt:engine_priority=true"
 BOUNDED = "bounded:max_prefill_requests=2"

@@ -11,6 +11,7 @@ from ballast_core.model.effects import Dispatch, Effect
 from ballast_core.model.events import EndpointObserved
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.placement.protocol import Placement
+from ballast_core.profiles import SHIPPED_PROFILES
 
 
 def endpoint(name: str, role: Role | None = None) -> Endpoint:
@@ -38,7 +39,14 @@ def director(
     """A Director with these endpoints ready."""
     policy = policy or LeastRequests()
     made = Director(
-        DirectorSettings(prefill=policy, decode=policy, binding=binding, hold_s=hold_s, max_in_flight=max_in_flight)
+        DirectorSettings(
+            prefill=policy,
+            decode=policy,
+            binding=binding,
+            hold_s=hold_s,
+            max_in_flight=max_in_flight,
+            profiles=SHIPPED_PROFILES,
+        )
     )
     for name in names:
         made.on_event(EndpointObserved(endpoint(name)), 0.0)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, Finished, PullStarted, StepEnded, TokensAdvanced
-from ballast_sim.engine.batch import Batch
-from ballast_sim.engine.cohort import CohortScheduler
-from ballast_sim.engine.engine import EngineLoad
+from ballast_sim.engine.gauges import EngineLoad
+from ballast_sim.engine.vllm.batch import Batch
 from tests.support.engines import FixedTimer, config, request
 
 LAW = HardwareProfile(
@@ -228,14 +227,14 @@ def _check_marks(engine: Engine, at_s: float, history: History) -> None:
 
 
 def _snapshot(engine: Engine, at_s: float) -> Snapshot:
-    scheduler = engine.scheduler
-    if isinstance(scheduler, CohortScheduler):
-        scheduler.name_blocks()
+    if isinstance(engine, CoarseEngine):
+        engine.cohort.hash_all_blocks()
+    scheduler = engine.scheduler.state
     counters = scheduler.counters
     return Snapshot(
         at_s,
         engine.load(at_s or None),
-        scheduler.pool.contents(),
+        scheduler.kv.pool.contents(),
         [list(state.blocks) for state in scheduler.running],
         (counters.preemptions, counters.prefix_queries, counters.prefix_hits, counters.external_queries),
         [state.request_id for state in scheduler.waiting],

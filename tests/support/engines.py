@@ -15,7 +15,7 @@ from ballast_sim.engine import (
     TraceContent,
     UniqueContent,
 )
-from ballast_sim.engine.batch import Batch
+from ballast_sim.engine.vllm.batch import Batch
 
 STEP_S = 0.01
 

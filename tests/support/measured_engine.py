@@ -10,7 +10,7 @@ import numpy as np
 
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import Engine, EngineConfig, EngineRequest, StepEnded, UniqueContent
-from ballast_sim.engine.batch import Batch
+from ballast_sim.engine.vllm.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """A store of objects that answers as the API server does where the operator's logic depends on it.
 
 It keeps what is applied, notes the applied fields in `managedFields`, removes fields that the same manager stops to
-apply, gives uids, and can die before its n-th write. The real API server runs in e2e/; this one makes every
-interruption of every plan cheap to try.
+apply, gives uids, refuses a status for an object that is another one by now, and can fail before its n-th write. Events
+count as writes, and are kept apart from the objects. The real API server runs in e2e/; this one makes every
+interruption of every look cheap to try.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from ballast_operator.cluster import ApiFailure
+from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import OPTIONAL_CHILDREN, SERVING_POOL, Kind, Manifest
 
 StoreKey = tuple[str, str | None, str]
@@ -21,14 +22,20 @@ class Killed(Exception):
     """The process died before this write."""
 
 
+UNAVAILABLE = ApiFailure(503, "ServiceUnavailable", "etcd leader changed")
+
+
 class ObjectStore:
     """Objects by kind, namespace and name."""
 
     def __init__(self, *objects: Manifest, optional: Iterable[Kind] = OPTIONAL_CHILDREN) -> None:
         self.objects: dict[StoreKey, Manifest] = {}
         self.writes: list[str] = []
-        self.writes_left: int | None = None
-        self.refuse: dict[str, str] = {}
+        self.events: list[Manifest] = []
+        self._interruption: Exception | None = None
+        self._writes_left = 0
+        self.refuse: dict[str, ApiFailure] = {}
+        """Answers to all writes of a kind (`Service`) or of one object (`Service chat`)."""
         self._optional = frozenset(optional)
         self._uids = 0
         for manifest in objects:
@@ -37,6 +44,15 @@ class ObjectStore:
     def put(self, manifest: Manifest) -> None:
         """Store an object as it is."""
         self.objects[_key(manifest)] = copy.deepcopy(manifest)
+
+    def interrupt(self, error: Exception, *, after: int) -> None:
+        """Raise `error` instead of doing the next write but `after`, once."""
+        self._interruption, self._writes_left = error, after
+
+    def end_interruption(self) -> bool:
+        """Take it back; whether it was still to come."""
+        pending, self._interruption = self._interruption is not None, None
+        return pending
 
     def available(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
         """Those of `kinds` that this cluster has."""
@@ -51,7 +67,7 @@ class ObjectStore:
         wanted = dict(pair.split("=") for pair in labels.split(",") if pair)
         return tuple(
             copy.deepcopy(item)
-            for (found, where, _), item in sorted(self.objects.items(), key=str)
+            for (found, where, _), item in sorted(self.objects.items(), key=lambda item: str(item[0]))
             if found == kind.kind
             and where == namespace
             and wanted.items() <= (item["metadata"].get("labels") or {}).items()
@@ -59,7 +75,7 @@ class ObjectStore:
 
     def apply(self, manifest: Manifest, manager: str) -> Manifest:
         """Server-side apply with force."""
-        self._write(f"apply {manifest['kind']} {manifest['metadata']['name']}", manifest["kind"])
+        self._write("apply", manifest["kind"], manifest["metadata"]["name"])
         live = self.objects.get(_key(manifest))
         kept = _without(live, _fields_of(live, manager), manifest) if live else {}
         merged: Manifest = _merge(kept, copy.deepcopy(manifest))
@@ -74,35 +90,50 @@ class ObjectStore:
         return merged
 
     def apply_status(self, kind: Kind, of: Manifest, status: Manifest, manager: str) -> Manifest:
-        """Replace the status."""
-        self._write(f"status {kind.kind} {of['metadata']['name']}", kind.kind)
+        """Replace the status of this very object."""
+        self._write("status", kind.kind, of["metadata"]["name"])
         del manager
-        live = self.objects[_key(of)]
+        live = self.objects.get(_key(of))
+        if live is None:
+            raise ApiFailure(404, "NotFound", "not found")
+        if live["metadata"]["uid"] != of["metadata"]["uid"]:
+            raise ApiFailure(409, "Conflict", "uid mismatch")
         live["status"] = copy.deepcopy(status)
         return live
 
     def delete(self, manifest: Manifest) -> None:
         """Delete an object, if it is still the same."""
-        self._write(f"delete {manifest['kind']} {manifest['metadata']['name']}", manifest["kind"])
+        self._write("delete", manifest["kind"], manifest["metadata"]["name"])
         live = self.objects.get(_key(manifest))
         if live is not None and live["metadata"]["uid"] == manifest["metadata"]["uid"]:
             del self.objects[_key(manifest)]
 
     def create_event(self, event: Manifest) -> None:
-        """Events are not kept."""
+        """Keep an Event."""
+        self._write("event", "Event", event["reason"])
+        self.events.append(copy.deepcopy(event))
+
+    def run_deployments(self) -> None:
+        """What Kubernetes does with Deployments: all pods of the newest revision run and are ready."""
+        for manifest in self.objects.values():
+            if manifest["kind"] == "Deployment":
+                count = manifest["spec"]["replicas"]
+                manifest["status"] = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
 
     def state(self) -> dict[StoreKey, Any]:
         """What the objects say, without what differs from run to run: uids of children."""
         return {key: _without_uid(item) for key, item in self.objects.items()}
 
-    def _write(self, what: str, kind: str) -> None:
-        if self.writes_left is not None:
-            if self.writes_left == 0:
-                raise Killed(what)
-            self.writes_left -= 1
-        if kind in self.refuse:
-            raise ApiFailure(403, "Forbidden", self.refuse[kind])
-        self.writes.append(what)
+    def _write(self, verb: str, kind: str, name: str) -> None:
+        if self._interruption is not None:
+            if self._writes_left == 0:
+                error, self._interruption = self._interruption, None
+                raise error
+            self._writes_left -= 1
+        for key in (kind, f"{kind} {name}"):
+            if key in self.refuse:
+                raise self.refuse[key]
+        self.writes.append(f"{verb} {kind} {name}")
 
 
 def _key(manifest: Manifest) -> StoreKey:

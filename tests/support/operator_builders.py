@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ballast_operator.kinds import Manifest
-from ballast_operator.observed import Input
-from ballast_operator.settings import GatewayDefaults
+from ballast_operator.observed import Observed
+from ballast_operator.outcome import Outcome, Refusal
+from ballast_operator.plan import plan
+from ballast_operator.reconcile import Reconciler
+from ballast_operator.settings import GatewayDefaults, OperatorSettings
+from ballast_operator.verdict import Verdict, verdict
+from tests.support.object_store import ObjectStore
 
 NOW = "2026-11-21T06:00:00Z"
 LATER = "2026-11-21T06:05:00Z"
@@ -17,7 +22,7 @@ API_VERSION = "serving.ballast.dev/v1alpha1"
 
 
 def pool(name: str, role: str, *, replicas: int = 2, hardware: str = "h20", **more: Any) -> Manifest:
-    """An entry of spec.pools. `autoscaling=` takes the place of replicas."""
+    """An entry of spec.pools. `autoscaling=` replaces `replicas`."""
     entry: Manifest = {"name": name, "role": role, "hardware": hardware, **more}
     return entry if "autoscaling" in more else {**entry, "replicas": replicas}
 
@@ -85,10 +90,22 @@ def profiles(*names: str) -> dict[str, Manifest]:
     return {name: profile(name) for name in names or ("a100", "h20")}
 
 
-def observed(pool_manifest: Manifest | None = None, **more: Any) -> Input:
+def observed(pool_manifest: Manifest | None = None, **more: Any) -> Observed:
     """Everything that a plan needs; all profiles exist unless said otherwise."""
     content: dict[str, Any] = {"profiles": profiles(), "now": NOW, "gateway_defaults": DEFAULTS, **more}
-    return Input(pool=pool_manifest or serving_pool(), **content)
+    return Observed(pool=pool_manifest or serving_pool(), **content)
+
+
+def judged(situation: Observed, *refusals: Refusal) -> Verdict:
+    """The verdict when everything is written that is planned, but for `refusals`."""
+    return verdict(situation, plan(situation), Outcome(refusals=refusals))
+
+
+def status_of(situation: Observed, *refusals: Refusal) -> Manifest:
+    """The status of that verdict."""
+    status = judged(situation, *refusals).status
+    assert status is not None
+    return status
 
 
 def deployment(name: str, *, wanted: int = 1, ready: int | None = None, **status: Any) -> Manifest:
@@ -125,3 +142,14 @@ def pod(name: str, *, pool_name: str = "decode", waiting: tuple[str, str] | None
         status["containerStatuses"] = [{"state": {"waiting": {"reason": waiting[0], "message": waiting[1]}}}]
     metadata = {"name": name, "namespace": NAMESPACE, "labels": {"serving.ballast.dev/pool": pool_name}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+
+
+def reconciler(store: ObjectStore, *, now: str = NOW) -> Reconciler:
+    """The real one, against a store."""
+    return Reconciler(store, store, OperatorSettings(gateway=DEFAULTS), lambda: now)
+
+
+def stored_condition(store: ObjectStore, kind: str, *, name: str = "chat") -> Manifest:
+    """A condition of the ServingPool in the store."""
+    conditions = store.objects["ServingPool", NAMESPACE, name]["status"]["conditions"]
+    return next(dict(item) for item in conditions if item["type"] == kind)

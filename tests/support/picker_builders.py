@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from ballast_api.gateway_settings import Discovery, GatewaySettings, Limits, Listeners, Scrape, ServedModel
+from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_core.directing.director import Director
-from ballast_core.directing.settings import DirectorSettings
-from ballast_core.model import Binding, Endpoint, EndpointId, Role
+from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.events import EndpointObserved
-from ballast_core.policies.placement.placements import RoundRobin
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker import PickerServer, serve
 from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.settings import director_settings
 
 MODEL = "served-model"
 
@@ -56,27 +56,25 @@ async def picker(
     endpoints: Sequence[Endpoint],
     *,
     limits: Limits | None = None,
-    max_in_flight: int | None = None,
     ready: Callable[[], bool] = lambda: True,
     scrape_interval_s: float = 0.2,
 ) -> AsyncIterator[RunningPicker]:
     """A picker on free ports of loopback, round robin over the endpoints."""
-    director = Director(
-        DirectorSettings(prefill=RoundRobin(), decode=RoundRobin(), binding=Binding.EARLY, max_in_flight=max_in_flight)
+    settings = GatewaySettings(
+        model=ServedModel(served_names=(MODEL,)),
+        policy=SchedulingPolicySpec.parse({"prefill": {"type": "round-robin"}, "decode": {"type": "round-robin"}}),
+        discovery=Discovery(file="unused.yaml"),
+        limits=limits or Limits(),
+        scrape=Scrape(interval_s=scrape_interval_s),
+        listeners=Listeners(host="127.0.0.1", proxy=0, ext_proc=0, grpc_health=0, admin=0),
     )
+    director = Director(director_settings(settings))
     for endpoint in endpoints:
         director.on_event(EndpointObserved(endpoint), 0.0)
     driver = Driver(director)
     events: list[PickerEvent] = []
     records: list[RequestRecord] = []
     ids = itertools.count()
-    settings = GatewaySettings(
-        model=ServedModel(served_names=(MODEL,)),
-        discovery=Discovery(file="unused.yaml"),
-        limits=limits or Limits(),
-        scrape=Scrape(interval_s=scrape_interval_s),
-        listeners=Listeners(host="127.0.0.1", proxy=0, ext_proc=0, grpc_health=0, admin=0),
-    )
     server = await serve(
         driver,
         settings,

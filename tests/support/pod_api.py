@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 
@@ -36,6 +36,13 @@ def pod(
     }
 
 
+WatchFault = Literal["gets 410", "gets an expired event", "ends at once"]
+EXPIRED = {
+    "type": "ERROR",
+    "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"},
+}
+
+
 class PodApi:
     """Holds pods by name and a log of changes; watches see what comes after their resourceVersion."""
 
@@ -46,8 +53,13 @@ class PodApi:
         self.oldest = 0
         """Watches from before this version are answered 410."""
         self.queries: list[dict[str, str]] = []
+        self.listed_s: list[float] = []
+        """When each list was asked for, on the loop's clock."""
         self.headers: list[dict[str, str]] = []
         self.fail_with: int | None = None
+        """Every request is answered with this status."""
+        self.watch_fault: WatchFault | None = None
+        """What happens to every new watch."""
         self._log: list[tuple[int, dict[str, Any]]] = []
         self._changed = asyncio.Event()
         self.watchers: set[asyncio.StreamWriter] = set()
@@ -70,22 +82,25 @@ class PodApi:
         """Forget the past: running watches get an ERROR event of code 410."""
         self.version += 1
         self.oldest = self.version
-        status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
         for writer in list(self.watchers):
-            _write_event(writer, {"type": "ERROR", "object": status})
+            _write_event(writer, EXPIRED)
         self.watchers.clear()
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._wake()
 
     def cut(self) -> None:
         """Break every watch off, as a restarting API server does."""
         for writer in list(self.watchers):
             writer.transport.abort()
+        self.watchers.clear()
+        self._wake()
 
     def _record(self, kind: str, item: dict[str, Any]) -> None:
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
         self._log.append((self.version, {"type": kind, "object": item}))
+        self._wake()
+
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -113,6 +128,7 @@ class PodApi:
         if self.fail_with is not None:
             writer.write(b"HTTP/1.1 %d X\r\ncontent-length: 2\r\n\r\n{}" % self.fail_with)
         elif query.get("watch") != "true":
+            self.listed_s.append(asyncio.get_running_loop().time())
             body = json.dumps(
                 {
                     "kind": "PodList",
@@ -121,13 +137,18 @@ class PodApi:
                 }
             ).encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        elif int(query["resourceVersion"]) < self.oldest:
+        elif self.watch_fault == "gets 410" or int(query["resourceVersion"]) < self.oldest:
             writer.write(b"HTTP/1.1 410 Gone\r\ncontent-length: 2\r\n\r\n{}")
         else:
             await self._watch(int(query["resourceVersion"]), writer)
 
     async def _watch(self, since: int, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n")
+        if self.watch_fault == "gets an expired event":
+            _write_event(writer, EXPIRED)
+        if self.watch_fault is not None:
+            writer.write(b"0\r\n\r\n")
+            return
         self.watchers.add(writer)
         while writer in self.watchers:
             changed = self._changed

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from ballast_sim.simulation.policy_choice import PolicyChoice
-    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.simulation.inputs.source import WorkloadSource
+    from ballast_sim.simulation.policies.choice import PolicyChoice
 
 GENERATED_REQUESTS = 10_000
 """Of a built-in workload, where neither --limit nor --duration is given."""
@@ -50,8 +50,8 @@ def calibrate_command(
     """
     from ballast_cli.calibrate_view import CalibrationView
     from ballast_cli.output import check_outputs, write_output
-    from ballast_sim.simulation.experiment import versions
-    from ballast_sim.simulation.policy_choice import parse_policies
+    from ballast_sim.simulation.policies.choice import parse_policies
+    from ballast_sim.simulation.runs.experiment import versions
 
     view = CalibrationView(plain_stdout=json_out != "-")
     try:
@@ -91,8 +91,8 @@ def calibrate_command(
 def _source(
     trace: Path | None, workload: str | None, rate: float | None, duration: float | None, limit: int | None
 ) -> "WorkloadSource":
-    from ballast_sim.simulation.naming import known_names
-    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.naming import known_names
+    from ballast_sim.simulation.inputs.source import WorkloadSource
     from ballast_sim.workloads import GENERATORS
 
     if (trace is None) == (workload is None):
@@ -138,8 +138,8 @@ def _fleet(
     from ballast_sim.calibration import predict_and_measure
     from ballast_sim.calibration.figures import fleet_figures
     from ballast_sim.own_profiles import read_profiles
-    from ballast_sim.simulation.comparison import check_fits
-    from ballast_sim.simulation.shapes import parse_shape
+    from ballast_sim.simulation.inputs.shapes import parse_shape
+    from ballast_sim.simulation.runs.comparison import check_fits
 
     machines = parse_shape(endpoints, profile, read_profiles(profiles))
     short = replace(source, limit=requests if source.limit is None else min(requests, source.limit))

@@ -32,7 +32,7 @@ def policies_command(json_out: JsonOption = False) -> None:
     for `simulate` alone.
     """
     from ballast_core.policies.registry import PARTS, PLACEMENT
-    from ballast_sim.simulation.only_simulated import SIMULATOR_ONLY
+    from ballast_sim.simulation.policies.only_simulated import SIMULATOR_ONLY
 
     tables = {kind.name: dict(kind.types) for kind in PARTS.values()}
     tables[PLACEMENT.name] |= SIMULATOR_ONLY

@@ -40,7 +40,7 @@ def load_command(
     Exit status: 0 when every request completed, 1 when some failed, 2 for options that cannot work.
     """
     from ballast_sim.load import LoadSettings
-    from ballast_sim.simulation.results import Objective
+    from ballast_sim.simulation.inputs.objective import Objective
     from ballast_sim.workloads import load_workload
 
     try:

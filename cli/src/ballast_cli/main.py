@@ -10,19 +10,28 @@ from typer.core import TyperGroup
 
 from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, profile, recommend, simulate, validate
 from ballast_cli.demo import command as demo
+from ballast_cli.output import discard_standard_output
 
 
 class _Commands(TyperGroup):
-    """Says in one line that standard output has no room."""
+    """Reports a standard output without room in one line and exits with status 2."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or error.filename is not None:
+                raise
+            discard_standard_output()
+            typer.echo(f"error: standard output: cannot be written: {error.strerror}", err=True)
+            sys.exit(2)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except OSError as error:
-            if error.errno != errno.ENOSPC or error.filename is not None:
-                raise
-            typer.echo(f"error: standard output: cannot be written: {error.strerror}", err=True)
-            raise typer.Exit(2) from None
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at the interpreter's end it would be too late for a message
 
 
 app = typer.Typer(

@@ -1,6 +1,7 @@
 """Where results go: checked before an hour of work, written after it, and never a traceback for a full disk."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def write_output(option: str, target: str | Path, text: str) -> None:
         Path(target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{option}: {target}: cannot be written: {error.strerror}") from None
+
+
+def discard_standard_output() -> None:
+    """What is still buffered is lost: the interpreter flushes at its end, and a failure there makes its status 120."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _same(path: Path) -> Path:

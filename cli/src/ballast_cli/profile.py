@@ -86,7 +86,7 @@ def show_command(
 ) -> None:
     """Print shipped profiles as HardwareProfile manifests, ready for `kubectl apply`."""
     from ballast_core.profiles import SHIPPED_PROFILES
-    from ballast_sim.simulation.naming import known_names
+    from ballast_sim.naming import known_names
 
     for name in names:
         if name not in SHIPPED_PROFILES:
@@ -148,7 +148,7 @@ def _base_profile(text: str) -> "HardwareProfile":
     from ballast_api.hardware_profile import HardwareProfile as Manifest
     from ballast_api.loading import load_manifest_files
     from ballast_core.profiles import SHIPPED_PROFILES
-    from ballast_sim.simulation.naming import known_names
+    from ballast_sim.naming import known_names
 
     if text in SHIPPED_PROFILES:
         return SHIPPED_PROFILES[text]

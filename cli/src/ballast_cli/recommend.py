@@ -61,7 +61,7 @@ def recommend_command(
     from ballast_sim.own_profiles import read_node_selectors
     from ballast_sim.recommend.manifests import resources, to_yaml
     from ballast_sim.recommend.search import Stopped, search
-    from ballast_sim.simulation.pool import WorkerDied, default_jobs
+    from ballast_sim.simulation.runs.pool import WorkerDied, default_jobs
 
     view = View()
     try:
@@ -142,10 +142,10 @@ def _question(
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.recommend.budget import parse_budget
     from ballast_sim.recommend.search import Question
-    from ballast_sim.simulation.comparison import check_fits, parse_seeds
-    from ballast_sim.simulation.results import Objective
-    from ballast_sim.simulation.shapes import parse_shape
-    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.simulation.inputs.objective import Objective
+    from ballast_sim.simulation.inputs.shapes import parse_shape
+    from ballast_sim.simulation.inputs.source import WorkloadSource
+    from ballast_sim.simulation.runs.comparison import check_fits, parse_seeds
     from ballast_sim.workloads import GENERATORS
 
     assumed: list[str] = []

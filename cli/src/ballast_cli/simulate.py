@@ -10,12 +10,12 @@ import typer
 if TYPE_CHECKING:
     from ballast_cli.simulate_view import View
     from ballast_core.model import Binding
-    from ballast_sim.simulation.comparison import Comparison
-    from ballast_sim.simulation.experiment import Outcome
-    from ballast_sim.simulation.failures import Failure
-    from ballast_sim.simulation.policy_choice import PolicyChoice
-    from ballast_sim.simulation.shapes import Machine
-    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.simulation.inputs.failures import Failure
+    from ballast_sim.simulation.inputs.shapes import Machine
+    from ballast_sim.simulation.inputs.source import WorkloadSource
+    from ballast_sim.simulation.policies.choice import PolicyChoice
+    from ballast_sim.simulation.runs.comparison import Comparison
+    from ballast_sim.simulation.runs.experiment import Outcome
 
 INTERRUPTED = 130
 
@@ -116,15 +116,15 @@ def simulate_command(
     from ballast_cli.simulate_view import View
     from ballast_sim.engine.batching import LocalBatching
     from ballast_sim.own_profiles import read_profiles
-    from ballast_sim.simulation.comparison import Comparison, check_fits, parse_seeds
-    from ballast_sim.simulation.engine_scheduler import parse_scheduler
-    from ballast_sim.simulation.experiment import Setup
-    from ballast_sim.simulation.gateways import FleetSettings
-    from ballast_sim.simulation.length_hints import LengthHints
-    from ballast_sim.simulation.policy_choice import check_composition, with_parts
-    from ballast_sim.simulation.pool import WorkerDied, default_jobs
-    from ballast_sim.simulation.results import Objective
-    from ballast_sim.simulation.shapes import parse_shape
+    from ballast_sim.simulation.inputs.engine_scheduler import parse_scheduler
+    from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+    from ballast_sim.simulation.inputs.length_hints import LengthHints
+    from ballast_sim.simulation.inputs.objective import Objective
+    from ballast_sim.simulation.inputs.shapes import parse_shape
+    from ballast_sim.simulation.policies.choice import check_composition, with_parts
+    from ballast_sim.simulation.runs.comparison import Comparison, check_fits, parse_seeds
+    from ballast_sim.simulation.runs.experiment import Setup
+    from ballast_sim.simulation.runs.pool import WorkerDied, default_jobs
 
     view = View(plain_stdout=json_out != "-")
     try:
@@ -208,8 +208,8 @@ def _simulate(
     view: "View",
 ) -> "list[Outcome]":
     """The outcomes there are, in the order of the rows."""
-    from ballast_sim.simulation.load_search import Interrupted
-    from ballast_sim.simulation.pool import run_all
+    from ballast_sim.simulation.capacity.search import Interrupted
+    from ballast_sim.simulation.runs.pool import run_all
 
     scale = rate_scale or 1.0
     if load is not None:
@@ -225,9 +225,9 @@ def _simulate(
 
 def _capacity(asked: "Comparison", stop: threading.Event, view: "View") -> float:
     """The rate scale at which the set-up's capacity is reached; printed."""
-    from ballast_sim.simulation.capacity_cache import cached_capacity
-    from ballast_sim.simulation.load_search import measure_capacity
-    from ballast_sim.simulation.pool import throttled
+    from ballast_sim.simulation.capacity.cache import cached_capacity
+    from ballast_sim.simulation.capacity.search import measure_capacity
+    from ballast_sim.simulation.runs.pool import throttled
 
     with view.search("capacity of least-requests/least-requests") as (on_probe, tell):
         beat = throttled(tell, stop.is_set)
@@ -269,8 +269,8 @@ def _source(
     limit: int | None,
     closed_loop: bool,
 ) -> "WorkloadSource":
-    from ballast_sim.simulation.naming import known_names
-    from ballast_sim.simulation.source import WorkloadSource
+    from ballast_sim.naming import known_names
+    from ballast_sim.simulation.inputs.source import WorkloadSource
     from ballast_sim.workloads import GENERATORS, ArrivalProcess
 
     if (trace is None) == (workload is None):
@@ -290,7 +290,7 @@ def _source(
 
 def _policies(text: str | None, path: Path | None) -> "tuple[PolicyChoice, ...]":
     from ballast_core.policies.placement.registry import PLACEMENTS
-    from ballast_sim.simulation.policy_choice import parse_policies, read_policy_file
+    from ballast_sim.simulation.policies.choice import parse_policies, read_policy_file
 
     pairs = (*(parse_policies(text) if text is not None else ()), *(read_policy_file(path) if path else ()))
     names = [pair.name for pair in pairs]
@@ -321,7 +321,7 @@ def _max_tokens(text: str) -> int | None:
 
 
 def _failures(path: Path | None, machines: "tuple[Machine, ...]") -> "tuple[Failure, ...]":
-    from ballast_sim.simulation.failures import read_failures
+    from ballast_sim.simulation.inputs.failures import read_failures
 
     if path is None:
         return ()

@@ -47,7 +47,7 @@ def build_admin(
 
     @app.get("/ballast/v1/endpoints", dependencies=[Depends(authorised)])
     async def endpoints() -> dict[str, Any]:
-        """The endpoints that discovery knows, and what each last said."""
+        """The endpoints that discovery knows, each with its last observation."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
         return {"endpoints": [_member(member, now_s()) for member in members]}
 
@@ -79,7 +79,7 @@ def _member(member: Member, now_s: float) -> dict[str, Any]:
         "pool": endpoint.pool,
         "profile": endpoint.profile,
         "state": member.state,
-        "failed_scrapes": member.failures,
+        "failed_scrapes": member.liveness.failures,
         "problem": member.problem,
         "observation": None
         if seen is None

@@ -21,13 +21,13 @@ from ballast_core.directing.director import Director
 from ballast_gateway.admin import build_admin
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
+from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.logs import LineWriter, RequestLog
 from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.scrape import Scraper
 from ballast_gateway.proxy.face import ProxyFace
-from ballast_gateway.proxy.upstream import UpstreamPool
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 
@@ -47,7 +47,7 @@ class PickerServer(Protocol):
 
 
 class Gateway:
-    """One gateway. `start` it, let it run, `drain` it, `close` it; `ports` says where it listens.
+    """One gateway: `start` it, let it run, `drain` it, `close` it. `ports` holds the port of each listener by name.
 
     `out` takes the request log.
     """
@@ -96,10 +96,10 @@ class Gateway:
 
     async def start(self) -> None:
         """Open the listeners and begin to observe. Raises `OSError` (port taken) and `InvalidInput` (bad file)."""
-        at = self.settings.listeners
-        await self._serve_admin(at.host, at.admin)
+        listeners = self.settings.listeners
+        await self._serve_admin(listeners.host, listeners.admin)
         await self._discover()
-        if self.settings.face in ("Proxy", "Both"):
+        if self.settings.face.serves_proxy:
             self.proxy = ProxyFace(
                 self.driver,
                 self.pool,
@@ -109,8 +109,8 @@ class Gateway:
                 on_record=self._ended,
             )
             self._closing.push_async_callback(self.proxy.close)
-            self.ports["proxy"] = await self.proxy.listen(at.host, at.proxy)
-        if self.settings.face in ("Picker", "Both"):
+            self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy)
+        if self.settings.face.serves_picker:
             from ballast_gateway import picker
 
             self.picker = await picker.serve(
@@ -121,7 +121,7 @@ class Gateway:
         _log.info("listening", extra={"event": "listening", "ports": self.ports})
 
     def not_ready(self) -> list[str]:
-        """Why the gateway should get no traffic; empty if it should."""
+        """Reasons why the gateway should get no traffic; empty if it should."""
         reasons = []
         if self._draining:
             reasons.append("draining: the gateway is about to stop")
@@ -129,14 +129,14 @@ class Gateway:
             reasons.append("discovery has not given its first answer yet")
         elif not self.fleet.settled:
             reasons.append("some endpoints have not been scraped yet")
-        if self.settings.face in ("Proxy", "Both") and "proxy" not in self.ports:
+        if self.settings.face.serves_proxy and "proxy" not in self.ports:
             reasons.append("the proxy face does not listen yet")
-        if self.settings.face in ("Picker", "Both") and "ext_proc" not in self.ports:
+        if self.settings.face.serves_picker and "ext_proc" not in self.ports:
             reasons.append("the picker face does not listen yet")
         return reasons
 
     async def drain(self) -> bool:
-        """Say not ready, keep serving for the grace period, then finish what runs. False if something was cut off."""
+        """Report not ready, serve on for the grace period, then finish what runs. False if a request was cut off."""
         limits = self.settings.limits
         self._draining = True
         if self.picker is not None:

@@ -161,7 +161,7 @@ class Ticket:
 class Driver:
     """Feeds one Director. `clock` gives seconds; by default the running loop's own clock, so virtual time works.
 
-    `on_decision_s` is told what each event that had effects cost in processor time of the Director, in seconds.
+    `on_decision_s` receives the Director's wall time, in seconds, for each event that had effects.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What clients are told when a request goes wrong: one table from reasons to status codes, in OpenAI's shape.
+"""Errors that clients get: status code and body for each reason, in OpenAI's shape.
 
 Both faces answer with these values, so a client sees the same error whichever way it came. Statuses follow the
 endpoint-picker protocol of the Gateway API Inference Extension (503 no eligible endpoint, 429 shed).
@@ -80,7 +80,7 @@ def body_too_large(limit_bytes: int) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """A fault of the gateway itself: 500. The log says which."""
+    """A fault of the gateway itself: 500. The log names it."""
     return ApiError(
         status=500, type="internal_error", code="internal-error", message="the gateway failed to handle the request"
     )

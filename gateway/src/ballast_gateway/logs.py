@@ -36,7 +36,7 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    for chatty in ("uvicorn.error", "uvicorn.access", "httpx", "asyncio"):
+    for chatty in ("uvicorn.error", "uvicorn.access", "asyncio"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
 
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. docs/gateway.md says what to do when each of them moves."""
+"""Prometheus metrics of the gateway. docs/gateway.md lists what to do when each of them moves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Metrics:
         self._output = Counter("ballast_gateway_output_tokens", "Output tokens.", ("model",), registry=registry)
         self._decisions = Histogram(
             "ballast_gateway_decision_seconds",
-            "Processor time of the Director for an event that had effects.",
+            "Wall time of the Director for an event that had effects.",
             buckets=_DECISIONS,
             registry=registry,
         )
@@ -106,7 +106,7 @@ class Metrics:
                 pass
 
     def decision(self, seconds: float) -> None:
-        """What a decision cost."""
+        """The Director took so many seconds of wall time for an event that had effects."""
         self._decisions.observe(seconds)
 
     def request(self, record: RequestRecord) -> None:

@@ -1,21 +1,24 @@
-"""From the settings file to the core's own settings."""
+"""The one road from the settings file to the core's settings."""
 
 from __future__ import annotations
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
+from ballast_core.profiles import SHIPPED_PROFILES
 
 BINDINGS = {"NixlConnector": Binding.LATE}
 """NIXL pulls: the decode endpoint is only needed when prefill has ended (vLLM `nixl/pull_scheduler.py`)."""
 
 
 def director_settings(settings: GatewaySettings) -> DirectorSettings:
-    """What the Director is told."""
+    """The settings of a gateway's Director. A profile of the file replaces the shipped one of its name."""
+    own = {name: profile.to_core(name) for name, profile in settings.profiles.items()}
     return DirectorSettings(
         **settings.policy.build().parts(),
         binding=BINDINGS[settings.connector],
         max_in_flight=settings.limits.max_in_flight,
         max_retries=settings.limits.max_retries,
         hold_s=settings.limits.hold_s,
+        profiles={**SHIPPED_PROFILES, **own},
     )

@@ -26,7 +26,7 @@ class Problem:
 
 
 class InvalidInput(ValueError):
-    """Input that is refused. `str()` is for people: one line per problem, each naming the place and the fix."""
+    """Input that is refused. `str()` is for people: one line per problem, each naming the field and the fix."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         self.where = where
@@ -75,6 +75,7 @@ _TEMPLATES: Mapping[str, str] = {
     "missing": "is missing; add it",
     "extra_forbidden": "is not a field here; check the spelling or remove it",
     "literal_error": "must be {expected}, not {shown}",
+    "enum": "must be {expected}, not {shown}",
     "greater_than_equal": "must be {ge} or more, not {shown}",
     "greater_than": "must be above {gt}, not {shown}",
     "less_than_equal": "must be {le} or less, not {shown}",
@@ -93,7 +94,7 @@ def _sentence(line: Any) -> str:
     if kind == "string_pattern_mismatch":
         pattern = line["ctx"]["pattern"]
         return f"{PATTERN_SENTENCES.get(pattern, f'must match {pattern}')}, not {_shown(value)}"
-    if kind == "literal_error" and isinstance(value, bool):
+    if kind in ("literal_error", "enum") and isinstance(value, bool):
         return f"must be {line['ctx']['expected']}; put it in quotes, YAML reads it as {_shown(value)}"
     if kind in _TEMPLATES:
         length = len(value) if isinstance(value, str) else 0

@@ -27,6 +27,7 @@ from ballast_api.common import (
     Seq,
     raise_at,
 )
+from ballast_api.faces import Face, FaceField
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
@@ -103,7 +104,7 @@ class Scrape(ApiModel):
 
 
 class Limits(ApiModel):
-    """Where the gateway says no."""
+    """Bounds on requests, and timeouts."""
 
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     """Bytes of one request body; more is answered 413."""
@@ -137,8 +138,8 @@ class Streams(ApiModel):
     """Streams of the proxy face."""
 
     rescue: bool = True
-    """Whether a stream whose engine fails after the first token goes on at another one, from its tokens; only streams
-    whose state is all in their tokens can."""
+    """Whether a stream whose engine fails after the first token goes on at another one, from its tokens. Only streams
+    with all of their state in their tokens can."""
 
 
 class Admin(ApiModel):
@@ -171,7 +172,7 @@ class GatewaySettings(ApiModel):
 
     model: ServedModel
     """The model."""
-    face: Literal["Proxy", "Picker", "Both"] = "Proxy"
+    face: FaceField = Face.PROXY
     """Which faces are served."""
     policy: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
     """What decides, as in a SchedulingPolicy's spec. Policies that the face cannot carry out are refused."""
@@ -180,7 +181,8 @@ class GatewaySettings(ApiModel):
     discovery: Discovery
     """Where endpoints come from."""
     profiles: dict[str, EngineProfile] = Field(default_factory=dict)
-    """What the gateway believes of the hardware, by HardwareProfile name."""
+    """What the gateway believes of the hardware, by HardwareProfile name. An entry replaces the shipped profile of its
+    name; the other shipped profiles are known, too."""
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
     scrape: Scrape = Field(default_factory=Scrape)
@@ -219,7 +221,7 @@ class EndpointEntry(ApiModel):
     pool: str = ""
     """Pool that it belongs to, for metrics."""
     profile: str = ""
-    """Key of `profiles` in the settings; empty if unknown."""
+    """Key of `profiles` in the settings, or name of a shipped profile; empty if unknown."""
 
     def to_core(self) -> Endpoint:
         """The core's value."""

@@ -1,7 +1,6 @@
-"""Whether the policies of a SchedulingPolicy go together, and whether a gateway and a fleet can carry them out.
+"""Whether a face of the gateway, a fleet and its engines can carry out the policies of a SchedulingPolicy.
 
-Which policies go together is for `ballast_core.policies.composing` to say. What only the API knows is which face of the
-gateway does what policies may ask for.
+`ballast_core.policies.composing` decides which policies go together. What each face can do is known here only.
 """
 
 from __future__ import annotations
@@ -10,25 +9,19 @@ import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
 
-from ballast_api.common import Rule
+from ballast_api.faces import Face
 from ballast_api.policy_parameters import manifest_words
 from ballast_core.model import Role
-from ballast_core.policies.composing import NOTHING_WAITS, Problem, problems, remarks
+from ballast_core.policies.composing import Problem, problems
 from ballast_core.policies.partition.protocol import Partition
 from ballast_core.policies.suite import Suite
-
-if TYPE_CHECKING:
-    from ballast_api.scheduling_policy import SchedulingPolicySpec
-
-Face = Literal["Proxy", "Picker", "Both"]
 
 
 class Ability(StrEnum):
     """What a policy may ask of the face that holds a request."""
 
-    PRIORITIES = "tell engines the priority of a request"
+    PRIORITIES = "pass the priority of a request to engines"
     PROMPT_CUTS = "cut prompts"
     OUTPUT_CUTS = "cut what a request generates"
     MIGRATIONS = "move a running decode"
@@ -36,9 +29,9 @@ class Ability(StrEnum):
 
 FACES: Mapping[Face, frozenset[Ability]] = MappingProxyType(
     {
-        "Proxy": frozenset({Ability.PRIORITIES, Ability.PROMPT_CUTS, Ability.MIGRATIONS}),
-        "Picker": frozenset({Ability.PRIORITIES}),
-        "Both": frozenset({Ability.PRIORITIES}),
+        Face.PROXY: frozenset({Ability.PRIORITIES, Ability.PROMPT_CUTS, Ability.MIGRATIONS}),
+        Face.PICKER: frozenset({Ability.PRIORITIES}),
+        Face.BOTH: frozenset({Ability.PRIORITIES}),
     }
 )
 """What each face does beyond placing requests and letting them wait; `Both` is what both do.
@@ -53,26 +46,6 @@ PROMPT_ONLY: Mapping[str, tuple[str, str]] = MappingProxyType({"fixed": ("at", "
 """For each partition the parameter, and its value, that keeps all cuts within prompts or at their end."""
 LEAST_LEASE_S = 30
 """How long engines must keep the KV of a first part: the proxy wants the next engine's first token within 20 s."""
-
-
-def composition_rules() -> tuple[Rule, ...]:
-    """Rules across the parts of a SchedulingPolicy: the core's, once more for the API server."""
-    return (
-        _rule(
-            "queue",
-            "!has(self.queue) || self.queue.type == 'fcfs' || (has(self.admission) && self.admission.type != 'open')"
-            " || (has(self.queue.parameters) && has(self.queue.parameters.enginePriority)"
-            " && self.queue.parameters.enginePriority)",
-            NOTHING_WAITS,
-        ),
-    )
-
-
-def _rule(field: str, cel: str, reason: str) -> Rule:
-    def holds(spec: SchedulingPolicySpec) -> bool:
-        return all(problem.reason != reason for problem in problems(spec.build()))
-
-    return Rule(field=field, cel=cel, message=manifest_words(reason), holds=holds)
 
 
 def misfits(suite: Suite, face: Face, endpoints: Mapping[Role, int] | None = None) -> list[Problem]:
@@ -152,9 +125,9 @@ def _why_no_parts(config: Mapping[str, object]) -> str:
 def _last_value(args: Sequence[str], option: str) -> str | None:
     """What the last of `--option VALUE` and `--option=VALUE` says."""
     value = None
-    for at, arg in enumerate(args):
-        if arg == option and at + 1 < len(args):
-            value = args[at + 1]
+    for index, arg in enumerate(args):
+        if arg == option and index + 1 < len(args):
+            value = args[index + 1]
         elif arg.startswith(f"{option}="):
             value = arg.partition("=")[2]
     return value
@@ -180,5 +153,3 @@ def _cuts_output(partition: Partition) -> bool:
 
 
 _PART_OF = {Ability.PRIORITIES: "queue", Ability.PROMPT_CUTS: "partition", Ability.MIGRATIONS: "rescheduling"}
-
-__all__ = ["FACES", "Ability", "Face", "asked_of_face", "composition_rules", "misfits", "remarks"]

@@ -6,13 +6,9 @@ CEL's cost is bounded by the lists' maxItems, so every list that a rule walks ha
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from ballast_api.common import Rule
 from ballast_api.names import GATEWAY_POOL_SEGMENT
-
-if TYPE_CHECKING:
-    from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 
 _PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
 
@@ -112,14 +108,6 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
                 " <= self.gpuBudget"
             ),
             message="gpuBudget is below what the pools' replicas need at least; raise it or lower replicas",
-            holds=lambda self: self.gpu_budget is None or _gpus_at_least(self) <= self.gpu_budget,
+            holds=lambda self: self.gpu_budget is None or self.least_gpus <= self.gpu_budget,
         ),
     )
-
-
-def _gpus_at_least(spec: ServingPoolSpec) -> int:
-    return sum(_gpus_of(pool) for pool in spec.pools)
-
-
-def _gpus_of(pool: PoolSpec) -> int:
-    return pool.wanted_replicas * (pool.tensor_parallel_size or 1) * pool.nodes_per_instance

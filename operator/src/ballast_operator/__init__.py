@@ -1,6 +1,13 @@
-"""The Kubernetes operator: kopf handlers (thin) -> gather -> plan (pure) -> apply.
+"""The Kubernetes operator: kopf handlers (thin) -> gather -> plan -> apply -> verdict.
 
-`handlers` turns watch events into keys on a work queue, `reconcile` takes one key at a time: `gather` reads the
-cluster into a frozen `Input`, `plan` says what must exist and what the status is, `apply` writes the difference.
-`plan` and `specs` know no Kubernetes client, clock or event loop. Only `cluster` speaks to the API server.
+`handlers` turns watch events into keys, `controller` queues them, `reconcile` takes one key at a time. Each step hands
+a frozen value to the next ones:
+
+    gather(cluster)                   -> Observed   what is there
+    plan(observed)                    -> Plan       what must be there, and what keeps the cluster from it
+    apply(cluster, observed, plan)    -> Outcome    what was written, what was refused
+    verdict(observed, plan, outcome)  -> Verdict    the status, and when to look again
+
+`plan`, `verdict` and all that they import are pure: no Kubernetes client, clock or event loop. Only `cluster` sends
+requests to the API server. The contract "rooms of the operator" in pyproject.toml states who may import whom.
 """

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from ballast_api.conditions import AcceptedStatus, Condition, ConditionStatus, ConditionType, Reason
+from ballast_api.conditions import AcceptedStatus, ConditionType, Reason
 from ballast_api.errors import InvalidInput
-from ballast_api.loading import parse_resource
+from ballast_operator.conditions import Finding, conditions
 from ballast_operator.kinds import Manifest
+from ballast_operator.references import parse
 
 
 def accepted_status(manifest: Manifest, now: str) -> Manifest:
     """Status with the condition Accepted. `now` is RFC 3339 in UTC."""
+    return AcceptedStatus(
+        observed_generation=manifest["metadata"].get("generation"),
+        conditions=conditions(manifest, (_finding(manifest),), now),
+    ).dump()
+
+
+def _finding(manifest: Manifest) -> Finding:
     try:
-        parse_resource({key: value for key, value in manifest.items() if key != "status"})
+        parse(manifest)
     except InvalidInput as error:
         message = "; ".join(str(problem) for problem in error.problems)
-        return _status(manifest, "False", Reason.INVALID_SPEC, message, now)
-    return _status(manifest, "True", Reason.ACCEPTED, "", now)
-
-
-def _status(manifest: Manifest, status: ConditionStatus, reason: Reason, message: str, now: str) -> Manifest:
-    generation = manifest["metadata"].get("generation")
-    old = next(
-        (
-            item
-            for item in (manifest.get("status") or {}).get("conditions") or ()
-            if item.get("type") == ConditionType.ACCEPTED and item.get("status") == status
-        ),
-        None,
-    )
-    condition = Condition(
-        type=str(ConditionType.ACCEPTED),
-        status=status,
-        reason=str(reason),
-        message=message,
-        last_transition_time=str(old["lastTransitionTime"]) if old else now,
-        observed_generation=generation,
-    )
-    return AcceptedStatus(observed_generation=generation, conditions=(condition,)).dump()
+        return Finding(ConditionType.ACCEPTED, "False", Reason.INVALID_SPEC, message)
+    return Finding(ConditionType.ACCEPTED, "True", Reason.ACCEPTED)

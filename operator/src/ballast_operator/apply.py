@@ -1,33 +1,35 @@
 """Writing: what a plan wants and the cluster does not have yet.
 
-Every write is complete in itself and the next look starts from what is there, so the operator may die between any two.
-A refused write does not keep the others back: it is reported and tried again.
+Each write is complete in itself and the next look starts from what is there, so the operator may die between any two.
+A refused write does not keep the others back: it is part of the outcome, and the next look tries it again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ballast_api import names
-from ballast_operator.cluster import ApiFailure
+from ballast_operator.api_failure import ApiFailure
 from ballast_operator.drift import differs
-from ballast_operator.gather import is_child
-from ballast_operator.kinds import Kind, Manifest, key_of, kind_of
+from ballast_operator.kinds import Kind, Manifest, ObjectKey, key_of, kind_of
 from ballast_operator.log_fields import log_fields, reference
-from ballast_operator.observed import ApplyFailure, Input
-from ballast_operator.plan import Plan
+from ballast_operator.observed import Observed
+from ballast_operator.outcome import Outcome, Refusal
+from ballast_operator.ownership import owner_conflict
+from ballast_operator.planned import Plan
 
 logger = logging.getLogger(__name__)
 
+CONFLICT: Final = 409
+"""HTTP status of a precondition that no longer holds."""
+
 
 class Writer(Protocol):
-    """What applying asks of the API server."""
+    """What applying needs of the API server."""
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
-        """One object, None if there is none."""
+        """One object, None if none of that name exists."""
         ...
 
     def apply(self, manifest: Manifest, manager: str) -> Manifest:
@@ -39,74 +41,57 @@ class Writer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a plan's objects."""
+def apply(writer: Writer, observed: Observed, plan: Plan) -> Outcome:
+    """Write what must exist, then delete what must go.
 
-    written: int
-    """Objects applied or deleted."""
-    failures: tuple[ApplyFailure, ...]
-
-
-def carry_out(writer: Writer, observed: Input, plan: Plan) -> Outcome:
-    """Apply and prune. Raises `ApiFailure` when the API server cannot be reached; other refusals are in the outcome."""
-    failures: list[ApplyFailure] = []
-    written = 0
-    for manifest in plan.apply:
-        try:
-            written += _apply(writer, observed, manifest)
-        except _NotOurs as error:
-            failures.append(ApplyFailure(key_of(manifest), str(error), conflict=True))
-        except ApiFailure as error:
-            if error.transient:
-                raise
-            failures.append(ApplyFailure(key_of(manifest), str(error)))
-    for manifest in plan.prune:
-        try:
-            writer.delete(manifest)
-            written += 1
-            _log("deleted", manifest)
-        except ApiFailure as error:
-            if error.transient:
-                raise
-            if error.status != 409:  # another object by now: the next look sees it
-                failures.append(ApplyFailure(key_of(manifest), str(error)))
-    return Outcome(written=written, failures=tuple(failures))
+    Raises `ApiFailure` when the same write may succeed later unchanged (no answer, 429, 5xx): the look is then tried
+    again as a whole. Other refusals are in the outcome.
+    """
+    results = [_ensure(writer, observed, manifest) for manifest in plan.apply]
+    results += [_remove(writer, manifest) for manifest in plan.prune]
+    return Outcome(
+        written=frozenset(result for result in results if isinstance(result, ObjectKey)),
+        refusals=tuple(result for result in results if isinstance(result, Refusal)),
+    )
 
 
-class _NotOurs(Exception):
-    """An object of a needed name belongs to somebody else. `str()` says to whom."""
-
-
-def _apply(writer: Writer, observed: Input, manifest: Manifest) -> int:
+def _ensure(writer: Writer, observed: Observed, manifest: Manifest) -> ObjectKey | Refusal | None:
+    """The object's key if it was written, None if it was right already."""
     live = observed.child(key_of(manifest))
-    if live is None:
-        _check_free(writer, observed, manifest)
-    elif not differs(manifest, live, names.MANAGER):
-        return 0
-    writer.apply(manifest, names.MANAGER)
-    _log("applied", manifest)
-    return 1
+    if live is not None and not differs(manifest, live, names.MANAGER):
+        return None
+    try:
+        # An object that is not among the children may still exist.
+        conflict = _conflict(writer, observed, manifest) if live is None else None
+        if conflict is not None:
+            return Refusal(key_of(manifest), conflict, taken=True)
+        writer.apply(manifest, names.MANAGER)
+    except ApiFailure as error:
+        return _refusal(manifest, error)
+    return _written("applied", manifest)
 
 
-def _check_free(writer: Writer, observed: Input, manifest: Manifest) -> None:
-    """An object that is not among the children may still exist: never take somebody else's."""
+def _conflict(writer: Writer, observed: Observed, manifest: Manifest) -> str | None:
     metadata = manifest["metadata"]
     found = writer.get(kind_of(manifest), metadata["namespace"], metadata["name"])
-    if found is None or is_child(found, observed.pool):
-        return
-    controller = _controller(found["metadata"].get("ownerReferences") or ())
-    if controller is not None:
-        raise _NotOurs(f"exists and is controlled by {controller['kind']} {controller['name']}")
-    labels = found["metadata"].get("labels") or {}
-    ours = {names.APP_MANAGED_BY: names.MANAGER, names.LABEL_SERVING_POOL: observed.pool["metadata"]["name"]}
-    if any(labels.get(key) != value for key, value in ours.items()):
-        raise _NotOurs("exists and was not made by Ballast; delete it or rename the ServingPool")
+    return None if found is None else owner_conflict(found, observed.pool)
 
 
-def _controller(references: Iterable[Manifest]) -> Manifest | None:
-    return next((reference for reference in references if reference.get("controller")), None)
+def _remove(writer: Writer, manifest: Manifest) -> ObjectKey | Refusal | None:
+    """The object's key if it was deleted, None if another object has its name by now: the next look sees that one."""
+    try:
+        writer.delete(manifest)
+    except ApiFailure as error:
+        return None if error.status == CONFLICT else _refusal(manifest, error)
+    return _written("deleted", manifest)
 
 
-def _log(what: str, manifest: Manifest) -> None:
-    logger.info("%s %s", what, reference(manifest), extra=log_fields(manifest, action=what))
+def _refusal(manifest: Manifest, error: ApiFailure) -> Refusal:
+    if error.transient:
+        raise error
+    return Refusal(key_of(manifest), str(error))
+
+
+def _written(action: str, manifest: Manifest) -> ObjectKey:
+    logger.info("%s %s", action, reference(manifest), extra=log_fields(manifest, action=action))
+    return key_of(manifest)

@@ -16,26 +16,11 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import DynamicApiError
 from yaml import YAMLError
 
+from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import EVENT, Kind, Manifest, kind_of
 
 PAGE = 500
 """Objects of one page of a list."""
-
-
-class ApiFailure(Exception):
-    """The API server said no, or nothing. `str()` is its message."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        self.status = status
-        """HTTP status; 0 when there was no answer."""
-        self.reason = reason
-        """Kubernetes' reason, such as `NotFound`."""
-        super().__init__(message)
-
-    @property
-    def transient(self) -> bool:
-        """Whether the same request may succeed later, unchanged."""
-        return self.status in (0, 429) or self.status >= 500
 
 
 def load_credentials() -> None:
@@ -66,7 +51,7 @@ class Cluster:
         self._client = make(client.ApiClient(configuration), discoverer=lambda *_: None)
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
-        """The object, or None if there is none of that name (or not even its kind)."""
+        """The object, or None if none of that name exists (or not even its kind)."""
         return self._or_none(lambda: self._request("GET", kind.path(namespace, name)))
 
     def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
@@ -77,7 +62,7 @@ class Cluster:
             page = self._request(
                 "GET", kind.path(namespace), label_selector=labels or None, limit=PAGE, _continue=token
             )
-            # Items of a list carry neither: the list says it once.
+            # The server writes both once for the list and leaves them out of its items.
             items += [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in page["items"]]
             token = page["metadata"].get("continue")
             if not token:
@@ -143,7 +128,7 @@ class Cluster:
 
 
 class Catalogue:
-    """Which optional kinds the cluster has; asked again after `keep_s` seconds of `clock`."""
+    """Which optional kinds the cluster has. An answer is kept for `keep_s` seconds of `clock`."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float], *, keep_s: float) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""Kubernetes Events: what `kubectl describe` tells of a condition that changed. Pure."""
+"""Kubernetes Events: what `kubectl describe` shows of a condition that changed. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the cluster: everything that a plan for one ServingPool needs, into one `Input`."""
+"""Reading the cluster: everything that a look at one ServingPool needs, into one `Observed`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from ballast_api import names
 from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import ParentRef
-from ballast_operator.cluster import ApiFailure
+from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
     DEPLOYMENT,
@@ -22,16 +22,17 @@ from ballast_operator.kinds import (
     Kind,
     Manifest,
 )
-from ballast_operator.observed import Input
+from ballast_operator.observed import Observed
+from ballast_operator.ownership import child_selector, is_child
 from ballast_operator.references import named_objects, parse_pool
 from ballast_operator.settings import GatewayDefaults
 
 
 class Reader(Protocol):
-    """What gathering asks of the API server."""
+    """What gathering needs of the API server."""
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
-        """One object, None if there is none."""
+        """One object, None if none of that name exists."""
         ...
 
     def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
@@ -40,7 +41,7 @@ class Reader(Protocol):
 
 
 class OptionalKinds(Protocol):
-    """What gathering asks about installed APIs."""
+    """What gathering needs to know about installed APIs."""
 
     def available(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
         """Those of `kinds` that the cluster has."""
@@ -49,15 +50,15 @@ class OptionalKinds(Protocol):
 
 def gather(
     reader: Reader, optional: OptionalKinds, namespace: str, name: str, *, now: str, defaults: GatewayDefaults
-) -> Input | None:
-    """Everything about one ServingPool, or None if there is none of that name. Raises what `reader` raises."""
+) -> Observed | None:
+    """Everything about one ServingPool, or None if none of that name exists. Raises what `reader` raises."""
     pool = reader.get(SERVING_POOL, namespace, name)
     if pool is None:
         return None
     named = named_objects(pool)
     available = optional.available((*OPTIONAL_CHILDREN, GATEWAY))
     children = _children(reader, pool, available)
-    return Input(
+    return Observed(
         pool=pool,
         now=now,
         gateway_defaults=defaults,
@@ -75,16 +76,8 @@ def gather(
     )
 
 
-def is_child(manifest: Manifest, pool: Manifest) -> bool:
-    """Whether `pool` (by uid) is the controller of an object."""
-    return any(
-        reference.get("controller") and reference["uid"] == pool["metadata"]["uid"]
-        for reference in manifest["metadata"].get("ownerReferences") or ()
-    )
-
-
 def _children(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tuple[Manifest, ...]:
-    labels = f"{names.LABEL_SERVING_POOL}={pool['metadata']['name']},{names.APP_MANAGED_BY}={names.MANAGER}"
+    labels = child_selector(pool)
     kinds = [*BUILT_IN_CHILDREN, *(kind for kind in OPTIONAL_CHILDREN if kind in available)]
     found = (item for kind in kinds for item in reader.list(kind, pool["metadata"]["namespace"], labels=labels))
     return tuple(item for item in found if is_child(item, pool))
@@ -97,7 +90,7 @@ def _named(reader: Reader, kind: Kind, namespace: str, named: Iterable[tuple[Kin
 
 def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tuple[ParentRef, ...]:
     if GATEWAY not in available:
-        return ()  # no HTTPRoute either: the plan says so
+        return ()  # the cluster has no HTTPRoute either, and the plan reports that
     try:
         parents = parse_pool(pool).spec.gateway.parent_refs
     except InvalidInput:
@@ -106,7 +99,7 @@ def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind])
     return tuple(
         parent
         for parent in parents
-        if (parent.group, parent.kind) == (GATEWAY.api_version.partition("/")[0], GATEWAY.kind)
+        if (parent.group, parent.kind) == (GATEWAY.group, GATEWAY.kind)
         and _is_missing(reader, parent.namespace or namespace, parent.name)
     )
 

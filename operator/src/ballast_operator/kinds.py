@@ -1,4 +1,8 @@
-"""The kinds that the operator reads and writes: where the API server keeps them, and how an object is named."""
+"""The kinds that the operator reads and writes: their paths on the API server, and the order of writing.
+
+This is the one table of kinds. What is watched, listed, written, pruned and ordered is read from it, and a test holds
+the chart's rights against it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,17 @@ Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as plain data, as in YAML."""
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectKey:
+    """Names one object within its namespace."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind at one version."""
@@ -19,6 +34,20 @@ class Kind:
     kind: str
     plural: str
     namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        """API group; empty for Kubernetes' core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Version within the group."""
+        return self.api_version.rpartition("/")[2]
+
+    def key(self, name: str) -> ObjectKey:
+        """Names one object of this kind."""
+        return ObjectKey(self.kind, name)
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         """Path on the API server: of an object, or of the collection without `name` (all namespaces without one)."""
@@ -61,30 +90,25 @@ BUILT_IN_CHILDREN: Final = (
     DISRUPTION_BUDGET,
     DEPLOYMENT,
 )
-"""Children that every cluster can hold, in the order of writing: what a pod needs comes before the pod."""
+"""Children whose kind every cluster has, in the order of writing: what a pod needs comes before the pod."""
 OPTIONAL_CHILDREN: Final = (INFERENCE_POOL, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY)
-"""Children that exist only where their CRD is installed."""
+"""Children whose kind exists only where its CRD is installed, in the order of writing, after the built-in ones."""
 CHILDREN: Final = BUILT_IN_CHILDREN + OPTIONAL_CHILDREN
+"""Every kind of child in the order of writing. Pruning goes the other way: consumers go before what they use."""
 
 _BY_NAME: Final = {(kind.api_version, kind.kind): kind for kind in CHILDREN}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ObjectKey:
-    """Names one object within its namespace."""
-
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
-
-
 def kind_of(manifest: Manifest) -> Kind:
-    """The kind of a child. Raises KeyError for a kind that is none of ours."""
+    """The kind of a child. Raises KeyError for a kind of no child."""
     return _BY_NAME[manifest["apiVersion"], manifest["kind"]]
 
 
 def key_of(manifest: Manifest) -> ObjectKey:
     """The name of an object."""
     return ObjectKey(manifest["kind"], manifest["metadata"]["name"])
+
+
+def writing_order(manifest: Manifest) -> tuple[int, str]:
+    """Sorts children into the order of writing: by kind, then by name. Raises KeyError for a kind of no child."""
+    return CHILDREN.index(kind_of(manifest)), str(manifest["metadata"]["name"])

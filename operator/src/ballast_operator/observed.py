@@ -1,4 +1,4 @@
-"""What the operator has read: one frozen value that holds everything a plan needs."""
+"""What gathering has read: one frozen value that holds everything a plan and a verdict need."""
 
 from __future__ import annotations
 
@@ -11,17 +11,7 @@ from ballast_operator.settings import GatewayDefaults
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyFailure:
-    """A write that the API server refused, or that would have taken somebody else's object."""
-
-    key: ObjectKey
-    message: str
-    conflict: bool = False
-    """True when the object belongs to somebody else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
+class Observed:
     """One ServingPool and its surroundings at one moment. Objects are as the API server gave them."""
 
     pool: Manifest
@@ -29,23 +19,37 @@ class Input:
     now: str
     """The moment, RFC 3339 in UTC."""
     gateway_defaults: GatewayDefaults
-    """For gateways that the spec leaves open."""
+    """For what the spec leaves open about the gateway."""
     policy: Manifest | None = None
-    """The SchedulingPolicy of policyRef; None if there is none of that name."""
+    """The SchedulingPolicy of policyRef; None if none of that name exists."""
     objective: Manifest | None = None
-    """The ServiceLevelObjective of sloRef; None if there is none of that name."""
+    """The ServiceLevelObjective of sloRef; None if none of that name exists."""
     profiles: Mapping[str, Manifest] = field(default_factory=dict)
     """Those HardwareProfiles of the spec that exist, by name."""
     children: tuple[Manifest, ...] = ()
     """Objects whose controller is this ServingPool."""
     pods: tuple[Manifest, ...] = ()
-    """Its pods, if something is not ready; else empty: nobody needs them then."""
+    """Its pods while a Deployment is not ready. Empty otherwise: only problems of pods are read from them."""
     optional_kinds: frozenset[Kind] = frozenset()
     """Those optional kinds that the cluster has."""
     missing_parents: tuple[ParentRef, ...] = ()
     """Gateways of parentRefs that do not exist."""
-    failures: tuple[ApplyFailure, ...] = ()
-    """Writes of this very round that failed: they belong into the status."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name of the ServingPool."""
+        return str(self.pool["metadata"]["name"])
+
+    @property
+    def generation(self) -> int | None:
+        """metadata.generation of the ServingPool."""
+        generation = self.pool["metadata"].get("generation")
+        return None if generation is None else int(generation)
+
+    @property
+    def deleting(self) -> bool:
+        """Whether the ServingPool is being deleted. Its children then go by their owner reference."""
+        return bool(self.pool["metadata"].get("deletionTimestamp"))
 
     def child(self, key: ObjectKey) -> Manifest | None:
         """The child of that name, if it exists."""

@@ -1,7 +1,7 @@
-"""From everything that was read to everything that must be: objects to apply, objects to prune, the status.
+"""From everything that was read to everything that must be: objects to apply, to prune and to hold.
 
 Level-based: the plan depends on what is, never on what happened, so it is right from any starting state. Three rules
-keep a fleet safe from half-told wishes:
+keep a fleet safe from incomplete wishes:
 
 * an object is written only when everything that it is built from is there; until then it is *held*: left as it is;
 * a spec that is not valid, or asks for what this release cannot do, changes nothing;
@@ -11,18 +11,20 @@ keep a fleet safe from half-told wishes:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from ballast_api import names
-from ballast_api.conditions import Reason
 from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import PoolSpec, ServingPool, ServingPoolSpec
-from ballast_operator import status
-from ballast_operator.kinds import DEPLOYMENT, Manifest, ObjectKey, key_of
-from ballast_operator.observed import Input
-from ballast_operator.policies import policy_problems, policy_remarks
-from ballast_operator.references import Problem, References, parse_pool, resolve
+from ballast_core.model import Role
+from ballast_core.policies.composing import remarks
+from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, ObjectKey, key_of, writing_order
+from ballast_operator.observed import Observed
+from ballast_operator.planned import Plan, Target
+from ballast_operator.problems.references import unsuited
+from ballast_operator.problems.spec import impossible, invalid, over_budget
+from ballast_operator.references import References, parse_pool, resolve
 from ballast_operator.routing import routing
 from ballast_operator.specs import disruption_budgets, gateway_rbac, services
 from ballast_operator.specs.engine_container import gpus_of
@@ -31,105 +33,73 @@ from ballast_operator.specs.gateway_config import gateway_config_map, gateway_se
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.meta import Owner
 
-REQUEUE_S = 10.0
-"""Seconds until a ServingPool that is not where it should be is looked at again, should no watch tell earlier."""
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What must be. Nothing in here depends on the order in which the cluster came to its state."""
-
-    apply: tuple[Manifest, ...] = ()
-    """Objects that must exist, in the order of writing."""
-    prune: tuple[Manifest, ...] = ()
-    """Children that must go."""
-    status: Manifest | None = None
-    """The ServingPool's status; None to leave it alone."""
-    requeue_s: float | None = None
-    """Seconds until the next look, if no event comes first; None leaves it to the resync."""
-
-
-def plan(observed: Input) -> Plan:
+def plan(observed: Observed) -> Plan:
     """The plan for one ServingPool."""
-    if observed.pool["metadata"].get("deletionTimestamp"):
+    if observed.deleting:
         return Plan()  # children go by their owner reference; creating one anew would race with that
     try:
         pool = parse_pool(observed.pool)
     except InvalidInput as error:
-        message = "; ".join(str(problem) for problem in error.problems)
-        return Plan(status=status.refused(observed, Problem(Reason.INVALID_SPEC, message)))
-    problem = _cannot_do(pool.spec) or _name_clash(pool)
-    if problem is not None:
-        return Plan(status=status.refused(observed, problem))
+        return Plan(problems=invalid(error))
+    taken = {services.gateway_admin_service_name(pool.name), services.engines_service_name(pool.name)}
+    problems = impossible(pool, taken)
+    if problems:
+        return Plan(problems=problems)
     return _plan_valid(observed, pool)
 
 
-def _plan_valid(observed: Input, pool: ServingPool) -> Plan:
-    references = resolve(pool.spec, observed)
-    wanted = _wanted_replicas(observed, pool)
-    over_budget = _over_budget(pool.spec, references, wanted)
-    unsuited = policy_problems(pool.spec, references)
+def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
+    spec = pool.spec
     owner = Owner(name=pool.name, namespace=pool.namespace, uid=str(pool.metadata.uid))
-    routes = routing(owner, pool.spec, observed.optional_kinds, observed.missing_parents)
-    gateway, held_gateway = _gateway_objects(owner, pool.spec, references, observed, hold=bool(unsuited))
-    engines, held_engines = _engine_objects(owner, pool.spec, references, wanted, hold=over_budget is not None)
-    objects = (*gateway, *engines, *routes.objects)
-    seen = status.Seen(
-        observed=observed,
-        spec=pool.spec,
-        wanted=wanted,
-        references=references,
-        problems=(*references.problems, *unsuited, *routes.problems, *([over_budget] if over_budget else [])),
-        held=bool(held_gateway or held_engines),
-        notes=(*routes.notes, *policy_remarks(pool.spec, references, wanted), *_not_yet(pool.spec)),
-    )
+    references = resolve(spec, observed)
+    target = Target(spec, {entry.name: _instances(observed, pool.name, entry) for entry in spec.pools})
+    misfit = () if references.policy is None else unsuited(spec, references.policy)
+    excess = over_budget(spec.gpu_budget, _gpus(target, references))
+    routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents)
+    gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit))
+    engines = _engine_objects(owner, target, references, hold=bool(excess))
+    objects = (*gateway.objects, *engines.objects, *routes.objects)
+    held = gateway.held | engines.held
     return Plan(
-        apply=tuple(sorted(objects, key=_writing_order)),
-        prune=_surplus(observed, {key_of(item) for item in objects} | held_gateway | held_engines),
-        status=status.wanted_status(seen),
-        requeue_s=None if status.settled(seen) else REQUEUE_S,
+        apply=tuple(sorted(objects, key=writing_order)),
+        prune=_surplus(observed, held.union(key_of(item) for item in objects)),
+        held=held,
+        target=target,
+        problems=(*references.problems, *misfit, *routes.problems, *excess),
+        remarks=(*routes.remarks, *_policy_remarks(target, references), *_inert_fields(spec)),
     )
 
 
-def with_failures(observed: Input, before: Plan) -> Plan:
-    """The same plan, its status telling of `observed.failures`."""
-    after = plan(observed)
-    return replace(before, status=after.status, requeue_s=after.requeue_s)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One part of a ServingPool: what is written, and what is held."""
 
-
-_WRITING_ORDER = (
-    *("ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment"),
-    *("InferencePool", "HTTPRoute", "EnvoyExtensionPolicy", "BackendTrafficPolicy"),
-)
-
-
-def _writing_order(manifest: Manifest) -> tuple[int, str]:
-    return _WRITING_ORDER.index(manifest["kind"]), str(manifest["metadata"]["name"])
+    objects: tuple[Manifest, ...]
+    held: frozenset[ObjectKey] = frozenset()
 
 
 def _gateway_objects(
-    owner: Owner, spec: ServingPoolSpec, references: References, observed: Input, *, hold: bool
-) -> tuple[list[Manifest], set[ObjectKey]]:
-    objects = [
+    owner: Owner, spec: ServingPoolSpec, references: References, observed: Observed, *, hold: bool
+) -> _Part:
+    objects = (
         gateway_rbac.gateway_service_account(owner),
         gateway_rbac.gateway_role(owner),
         gateway_rbac.gateway_role_binding(owner),
         services.gateway_service(owner, spec),
         services.gateway_admin_service(owner),
         disruption_budgets.gateway_disruption_budget(owner),
-    ]
+    )
     if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
         name = names.gateway_object_name(owner.name)
-        return objects, {ObjectKey("ConfigMap", name), ObjectKey("Deployment", name)}
+        return _Part(objects, frozenset({CONFIG_MAP.key(name), DEPLOYMENT.key(name)}))
     settings = gateway_settings(owner, spec, references.policy, references.profiles)
-    objects.append(gateway_config_map(owner, settings))
-    objects.append(gateway_deployment(owner, spec.gateway, settings, observed.gateway_defaults))
-    return objects, set()
+    deployment = gateway_deployment(owner, spec.gateway, settings, observed.gateway_defaults)
+    return _Part((*objects, gateway_config_map(owner, settings), deployment))
 
 
-def _engine_objects(
-    owner: Owner, spec: ServingPoolSpec, references: References, wanted: dict[str, int], *, hold: bool
-) -> tuple[list[Manifest], set[ObjectKey]]:
+def _engine_objects(owner: Owner, target: Target, references: References, *, hold: bool) -> _Part:
+    spec = target.spec
     objects: list[Manifest] = []
     held: set[ObjectKey] = set()
     for pool in spec.pools:
@@ -137,77 +107,55 @@ def _engine_objects(
         objects.append(disruption_budgets.pool_disruption_budget(owner, pool))
         profile = references.profiles.get(pool.hardware)
         if hold or profile is None:
-            held.add(ObjectKey("Deployment", names.pool_object_name(owner.name, pool.name)))
+            held.add(DEPLOYMENT.key(names.pool_object_name(owner.name, pool.name)))
         else:
-            objects.append(engine_deployment(owner, spec, pool, profile, wanted[pool.name]))
-    return objects, held
+            objects.append(engine_deployment(owner, spec, pool, profile, target.instances[pool.name]))
+    return _Part(tuple(objects), frozenset(held))
 
 
-def _surplus(observed: Input, keep: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
-    kept = set(keep)
+def _surplus(observed: Observed, keep: Collection[ObjectKey]) -> tuple[Manifest, ...]:
     surplus = [
         child
         for child in observed.children
-        if key_of(child) not in kept and not child["metadata"].get("deletionTimestamp")
+        if key_of(child) not in keep and not child["metadata"].get("deletionTimestamp")
     ]
-    # Consumers go before what they use.
-    return tuple(sorted(surplus, key=_writing_order, reverse=True))
+    return tuple(sorted(surplus, key=writing_order, reverse=True))
 
 
-def _wanted_replicas(observed: Input, pool: ServingPool) -> dict[str, int]:
-    """Instances by pool. With autoscaling, what is there counts, within the bounds: somebody else may scale."""
-    return {entry.name: _replicas(observed, pool.name, entry) for entry in pool.spec.pools}
-
-
-def _replicas(observed: Input, serving_pool: str, pool: PoolSpec) -> int:
+def _instances(observed: Observed, serving_pool: str, pool: PoolSpec) -> int:
+    """With autoscaling, the number that is there counts, within the bounds: another controller may scale."""
     if pool.autoscaling is None:
         return pool.wanted_replicas
-    deployment = observed.child(ObjectKey(DEPLOYMENT.kind, names.pool_object_name(serving_pool, pool.name)))
+    deployment = observed.child(DEPLOYMENT.key(names.pool_object_name(serving_pool, pool.name)))
     now = deployment["spec"].get("replicas", 1) if deployment else pool.autoscaling.min_replicas
     return int(min(max(now, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas))
 
 
-def _cannot_do(spec: ServingPoolSpec) -> Problem | None:
-    spanning = [pool.name for pool in spec.pools if pool.nodes_per_instance > 1]
-    if spanning:
-        where = f"spec.pools ({', '.join(spanning)}): nodesPerInstance"
-        return Problem(Reason.UNSUPPORTED, f"{where} above 1 is not supported by this release; set it to 1")
-    return None
-
-
-def _name_clash(pool: ServingPool) -> Problem | None:
-    """A pool named like one of the gateway's Services would fight with it over the name."""
-    taken = {services.gateway_admin_service_name(pool.name), services.engines_service_name(pool.name)}
-    counts = Counter(names.pool_object_name(pool.name, entry.name) for entry in pool.spec.pools)
-    clashing = [entry.name for entry in pool.spec.pools if counts[names.pool_object_name(pool.name, entry.name)] > 1]
-    clashing += [entry.name for entry in pool.spec.pools if names.pool_object_name(pool.name, entry.name) in taken]
-    if clashing:
-        message = f"spec.pools: the name {clashing[0]} is taken by the gateway's own objects; choose another"
-        return Problem(Reason.INVALID_SPEC, message)
-    return None
-
-
-def _over_budget(spec: ServingPoolSpec, references: References, wanted: dict[str, int]) -> Problem | None:
-    if spec.gpu_budget is None:
-        return None
-    gpus = {
-        pool.name: wanted[pool.name] * gpus_of(pool, references.profiles[pool.hardware])
-        for pool in spec.pools
+def _gpus(target: Target, references: References) -> Mapping[str, int]:
+    """GPUs that each pool asks for, of those pools whose HardwareProfile is known."""
+    return {
+        pool.name: target.instances[pool.name] * gpus_of(pool, references.profiles[pool.hardware])
+        for pool in target.spec.pools
         if pool.hardware in references.profiles
     }
-    total = sum(gpus.values())
-    if total <= spec.gpu_budget:
-        return None
-    parts = " + ".join(f"{count} ({name})" for name, count in gpus.items())
-    message = f"the pools ask for {parts} = {total} GPUs, spec.gpuBudget is {spec.gpu_budget}; no pool was changed"
-    return Problem(Reason.GPU_BUDGET_EXCEEDED, message)
 
 
-def _not_yet(spec: ServingPoolSpec) -> list[str]:
-    notes = []
+def _policy_remarks(target: Target, references: References) -> tuple[str, ...]:
+    """What the policy does not do in this fleet as it is."""
+    if references.policy is None:
+        return ()
+    endpoints: Counter[Role] = Counter()
+    for pool in target.spec.pools:
+        endpoints[names.core_role(pool.role)] += target.instances[pool.name]
+    return tuple(f"{each.part} {each.reason}" for each in remarks(references.policy.build(), endpoints))
+
+
+def _inert_fields(spec: ServingPoolSpec) -> tuple[str, ...]:
+    """What the spec asks for without effect in this release."""
+    found = []
     if spec.ratio.mode != "Off":
-        notes.append(f"ratio.mode {spec.ratio.mode} has no effect in this release")
+        found.append(f"ratio.mode {spec.ratio.mode} has no effect in this release")
     autoscaled = [pool.name for pool in spec.pools if pool.autoscaling is not None]
     if autoscaled:
-        notes.append(f"autoscaling of {', '.join(autoscaled)} is left to others in this release, within its bounds")
-    return notes
+        found.append(f"autoscaling of {', '.join(autoscaled)} is left to others in this release, within its bounds")
+    return tuple(found)

@@ -1,24 +1,44 @@
-"""One look at one object: gather, plan, apply, status, events. Blocking; level-based; safe to repeat and to kill."""
+"""One look at one object: gather, plan, apply, verdict, then status and Events.
+
+Blocking; level-based; safe to repeat, and to kill between any two writes.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from ballast_api import names
 from ballast_operator.accepted import accepted_status
-from ballast_operator.apply import carry_out
-from ballast_operator.cluster import ApiFailure, Catalogue, Cluster
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.apply import Writer, apply
+from ballast_operator.conditions import transitions
 from ballast_operator.events import event_for
-from ballast_operator.gather import gather
+from ballast_operator.gather import OptionalKinds, Reader, gather
 from ballast_operator.kinds import SERVING_POOL, Kind, Manifest
 from ballast_operator.log_fields import log_fields, reference
-from ballast_operator.plan import plan, with_failures
+from ballast_operator.plan import plan
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.status import transitions
+from ballast_operator.verdict import verdict
 
 logger = logging.getLogger(__name__)
+
+_GONE: Final = (404, 409)
+"""HTTP statuses of a write to an object that was deleted, or that is another one by now."""
+
+
+class Api(Reader, Writer, Protocol):
+    """What the reconciler needs of the API server. Each method raises `ApiFailure`."""
+
+    def apply_status(self, kind: Kind, of: Manifest, status: Manifest, manager: str) -> Manifest:
+        """Server-side apply of the status of this very object."""
+        ...
+
+    def create_event(self, event: Manifest) -> None:
+        """Post an Event."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +54,30 @@ class Result:
 class Reconciler:
     """Holds the connection to the cluster. `now` gives RFC 3339 in UTC."""
 
-    def __init__(
-        self, cluster: Cluster, catalogue: Catalogue, settings: OperatorSettings, now: Callable[[], str]
-    ) -> None:
-        self._cluster = cluster
-        self._catalogue = catalogue
+    def __init__(self, api: Api, optional: OptionalKinds, settings: OperatorSettings, now: Callable[[], str]) -> None:
+        self._api = api
+        self._optional = optional
         self._settings = settings
         self._now = now
 
     def serving_pool(self, namespace: str, name: str) -> Result:
-        """Bring one ServingPool's objects and status in line. Raises `ApiFailure` when the API server is not there."""
-        observed = gather(
-            self._cluster, self._catalogue, namespace, name, now=self._now(), defaults=self._settings.gateway
-        )
+        """Bring one ServingPool's objects and status in line.
+
+        Raises `ApiFailure` when a request may succeed later unchanged; the status is then as it was.
+        """
+        observed = gather(self._api, self._optional, namespace, name, now=self._now(), defaults=self._settings.gateway)
         if observed is None:
             return Result()
-        wanted = plan(observed)
-        outcome = carry_out(self._cluster, observed, wanted)
-        if outcome.failures:
-            wanted = with_failures(replace(observed, failures=outcome.failures), wanted)
-        if wanted.status is not None:
-            self._write_status(SERVING_POOL, observed.pool, wanted.status)
-        return Result(requeue_s=wanted.requeue_s, failed=bool(outcome.failures))
+        planned = plan(observed)
+        outcome = apply(self._api, observed, planned)
+        found = verdict(observed, planned, outcome)
+        if found.status is not None:
+            self._write_status(SERVING_POOL, observed.pool, found.status)
+        return Result(requeue_s=found.requeue_s, failed=bool(outcome.refusals))
 
     def referred(self, kind: Kind, namespace: str | None, name: str) -> Result:
-        """Say of a SchedulingPolicy, ServiceLevelObjective or HardwareProfile whether it is accepted."""
-        manifest = self._cluster.get(kind, namespace, name)
+        """Write into a SchedulingPolicy, ServiceLevelObjective or HardwareProfile whether it is accepted."""
+        manifest = self._api.get(kind, namespace, name)
         if manifest is not None and not manifest["metadata"].get("deletionTimestamp"):
             self._write_status(kind, manifest, accepted_status(manifest, self._now()))
         return Result()
@@ -69,15 +87,15 @@ class Reconciler:
         if before == status:
             return
         try:
-            self._cluster.apply_status(kind, manifest, status, names.MANAGER)
+            self._api.apply_status(kind, manifest, status, names.MANAGER)
         except ApiFailure as error:
-            if error.status in (404, 409):  # deleted, or another object by now: nothing to tell
+            if error.status in _GONE:
                 return
             raise
         for condition in transitions(before, status):
-            self._tell(manifest, condition)
+            self._report(manifest, condition)
 
-    def _tell(self, manifest: Manifest, condition: Manifest) -> None:
+    def _report(self, manifest: Manifest, condition: Manifest) -> None:
         logger.info(
             "%s: %s is %s (%s) %s",
             reference(manifest),
@@ -88,8 +106,8 @@ class Reconciler:
         if event is None:
             return
         try:
-            self._cluster.create_event(event)
+            self._api.create_event(event)
         except ApiFailure as error:
-            # An operator of single namespaces has no right to tell of cluster-scoped objects.
+            # An operator of single namespaces has no right to post Events about cluster-scoped objects.
             level = logging.DEBUG if error.status == 403 else logging.WARNING
             logger.log(level, "%s: event not posted: %s", reference(manifest), error, extra=log_fields(manifest))

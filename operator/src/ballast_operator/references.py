@@ -1,31 +1,20 @@
-"""What a ServingPool refers to: names to read, and what was found."""
+"""What a ServingPool refers to: the names to read, and the usable ones of what was read. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from ballast_api.common import Resource
-from ballast_api.conditions import Reason
 from ballast_api.errors import InvalidInput
 from ballast_api.hardware_profile import HardwareProfile, HardwareProfileSpec
 from ballast_api.loading import parse_resource
+from ballast_api.resources import AnyResource
 from ballast_api.scheduling_policy import SchedulingPolicy, SchedulingPolicySpec
-from ballast_api.service_level_objective import ServiceLevelObjective
 from ballast_api.serving_pool import ServingPool, ServingPoolSpec
 from ballast_operator.kinds import HARDWARE_PROFILE, OBJECTIVE, SCHEDULING_POLICY, Kind, Manifest
-from ballast_operator.observed import Input
-
-ResourceT = TypeVar("ResourceT", bound=Resource)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that keeps the cluster from the spec."""
-
-    reason: Reason
-    message: str
+from ballast_operator.observed import Observed
+from ballast_operator.problems.problem import Problem
+from ballast_operator.problems.references import Named, not_found, not_valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +22,9 @@ class References:
     """The usable ones of what a spec names, and a problem for each of the others."""
 
     policy: SchedulingPolicySpec | None
-    """None if it is named and not usable; the default if none is named."""
-    objective: ServiceLevelObjective | None
+    """The default if the spec names none; None if it names one that is not usable."""
     profiles: Mapping[str, HardwareProfileSpec]
+    """By name; those that are not usable are left out."""
     problems: tuple[Problem, ...]
 
     def missing_profiles(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -64,60 +53,57 @@ def _named_in(spec: Manifest) -> Iterator[tuple[Kind, str]]:
 
 
 def parse_pool(manifest: Manifest) -> ServingPool:
-    """The model. Raises `InvalidInput`. Status is left out: it is ours to write, never a reason to refuse a spec."""
-    resource = parse_resource({key: value for key, value in manifest.items() if key != "status"})
+    """The model of a ServingPool. Raises `InvalidInput`."""
+    resource = parse(manifest)
     assert isinstance(resource, ServingPool)
     return resource
 
 
-def resolve(spec: ServingPoolSpec, observed: Input) -> References:
+def parse(manifest: Manifest) -> AnyResource:
+    """The model of a custom resource. Raises `InvalidInput`. The operator writes the status: no reason to refuse."""
+    return parse_resource({key: value for key, value in manifest.items() if key != "status"})
+
+
+def resolve(spec: ServingPoolSpec, observed: Observed) -> References:
     """Look every reference of `spec` up in what was read."""
     problems: list[Problem] = []
     policy: SchedulingPolicySpec | None = SchedulingPolicySpec()
     if spec.policy_ref is not None:
-        where = f"SchedulingPolicy {spec.policy_ref.name} (spec.policyRef)"
-        found = _parsed(SchedulingPolicy, observed.policy, where, _POLICY_REASONS, problems)
-        policy = found.spec if found else None
-    objective = None
+        named = Named("spec.policyRef", SCHEDULING_POLICY.kind, spec.policy_ref.name)
+        found = _usable(named, observed.policy, problems)
+        policy = found.spec if isinstance(found, SchedulingPolicy) else None
     if spec.slo_ref is not None:
-        where = f"ServiceLevelObjective {spec.slo_ref.name} (spec.sloRef)"
-        objective = _parsed(ServiceLevelObjective, observed.objective, where, _SLO_REASONS, problems)
+        _usable(Named("spec.sloRef", OBJECTIVE.kind, spec.slo_ref.name), observed.objective, problems)
     profiles = {}
-    for name, pools in _pools_by_hardware(spec).items():
-        where = f"HardwareProfile {name} (of pool {', '.join(pools)})"
-        profile = _parsed(HardwareProfile, observed.profiles.get(name), where, _PROFILE_REASONS, problems)
-        if profile is not None:
-            profiles[name] = profile.spec
-    return References(policy=policy, objective=objective, profiles=profiles, problems=tuple(problems))
+    for named in _hardware(spec):
+        profile = _usable(named, observed.profiles.get(named.name), problems)
+        if isinstance(profile, HardwareProfile):
+            profiles[named.name] = profile.spec
+    return References(policy=policy, profiles=profiles, problems=tuple(problems))
 
 
-_POLICY_REASONS = (Reason.POLICY_NOT_FOUND, Reason.POLICY_INVALID)
-_SLO_REASONS = (Reason.SLO_NOT_FOUND, Reason.SLO_INVALID)
-_PROFILE_REASONS = (Reason.PROFILE_NOT_FOUND, Reason.PROFILE_INVALID)
-
-
-def _parsed(
-    model: type[ResourceT],
-    manifest: Manifest | None,
-    where: str,
-    reasons: tuple[Reason, Reason],
-    problems: list[Problem],
-) -> ResourceT | None:
-    not_found, invalid = reasons
+def _usable(named: Named, manifest: Manifest | None, problems: list[Problem]) -> AnyResource | None:
     if manifest is None:
-        problems.append(Problem(not_found, f"{where} does not exist"))
+        problems.append(not_found(named))
         return None
     try:
-        resource = parse_resource({key: value for key, value in manifest.items() if key != "status"})
+        return parse(manifest)
     except InvalidInput as error:
-        problems.append(Problem(invalid, f"{where} is not valid: {'; '.join(str(p) for p in error.problems)}"))
+        problems.append(not_valid(named, error))
         return None
-    assert isinstance(resource, model)
-    return resource
 
 
-def _pools_by_hardware(spec: ServingPoolSpec) -> dict[str, list[str]]:
-    result: dict[str, list[str]] = {}
-    for pool in spec.pools:
-        result.setdefault(pool.hardware, []).append(pool.name)
-    return result
+def _hardware(spec: ServingPoolSpec) -> list[Named]:
+    """Each HardwareProfile once, with the first field that names it and all pools that do."""
+    users: dict[str, list[int]] = {}
+    for index, pool in enumerate(spec.pools):
+        users.setdefault(pool.hardware, []).append(index)
+    return [
+        Named(
+            f"spec.pools[{indexes[0]}].hardware",
+            HARDWARE_PROFILE.kind,
+            name,
+            users=tuple(spec.pools[index].name for index in indexes),
+        )
+        for name, indexes in users.items()
+    ]

@@ -13,7 +13,8 @@ from typing import Literal
 import kopf
 
 from ballast_operator.cluster import Catalogue, Cluster, load_credentials
-from ballast_operator.handlers import Controller, kopf_settings, registry_for
+from ballast_operator.controller import Controller
+from ballast_operator.handlers import kopf_settings, registry_for
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
 

@@ -32,7 +32,7 @@ from ballast_sim.engine import (
     TraceContent,
     UniqueContent,
 )
-from ballast_sim.engine.batch import Batch
+from ballast_sim.engine.vllm.batch import Batch
 
 TIME_TOLERANCE_S = 2e-5  # the files round times to 1 us and durations to 0.1 us
 DEFAULT_LEASE_S = 30.0

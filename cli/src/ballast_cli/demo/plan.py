@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ballast_api import names
 from ballast_api.common import ApiModel
+from ballast_api.faces import Face
 from ballast_api.gateway_settings import (
     Discovery,
     EndpointEntry,
@@ -113,7 +114,7 @@ def gateway_settings(
     """The settings of a local gateway in front of the fleet, which reads its endpoints from that file."""
     return GatewaySettings(
         model=ServedModel(served_names=fleet.pool.spec.model.all_served_names()),
-        face="Proxy",
+        face=Face.PROXY,
         policy=policy,
         discovery=Discovery(file=str(endpoints)),
         profiles={engine.profile.metadata.name: engine.profile.spec for engine in fleet.engines},

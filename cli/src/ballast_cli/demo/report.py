@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ballast_sim.capacity import Capacity
 from ballast_sim.load import LoadReport
-from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.inputs.objective import Objective
 
 _PERCENTILES = ("p50", "p90", "p99")
 

@@ -90,6 +90,7 @@ class Dispatcher:
         placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
         if placed is None:  # no ready endpoint is left: the provisional one may still answer
             self._bookings.assign_decode(entry, old_slot, now_s)
+            self._bookings.release(*slots)
             return Handoff(entry.request.id, kept)
         if placed.slot != old_slot:
             self._placer.chosen(Stage.DECODE, placed.slot)

@@ -6,8 +6,9 @@ Only flexible endpoints take segments. In the ledger a request is booked where i
 - A cut beyond the prompt: the endpoint prefills and decodes as if it had the whole request, until the cut.
 
 Later micro-requests are only in the book. A segment goes to its planned endpoint, since the cut was chosen for that
-pair. If that endpoint takes no new requests when the cut is reached, late binding chooses another one, or keeps the
-request where it is if there is none. Under early binding the KV cache is on its way already, and nothing changes.
+pair. If that endpoint is not ready, flexible and allowed for the request when the cut is reached, late binding chooses
+another one, or keeps the request where it is if there is none. Under early binding the KV cache has been sent already,
+and the plan stays.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ballast_core.model.segments import Segment
 from ballast_core.policies.partition.base import least_loaded
 from ballast_core.policies.partition.protocol import Partition
 from ballast_core.state.book import Book, works_of
-from ballast_core.state.inventory import Candidates, Inventory, Readiness
+from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
 
 
@@ -198,12 +199,14 @@ class Partitioner:
 
     def _target(self, entry: Entry, planned: Endpoint, now_s: float) -> Endpoint:
         slot = self._inventory.slot_of(planned.id)
-        if slot is not None and (self._binding is Binding.EARLY or self._inventory.readiness(slot) is Readiness.READY):
-            return planned
+        if slot is not None and self._binding is Binding.EARLY:
+            return self._inventory.endpoint(slot)
+        ready = self._placer.allowed(self._candidates(), entry)
+        if slot is not None and len(found := np.flatnonzero(ready.slots == slot)):
+            return ready.endpoints[int(found[0])]
         here_slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         assert here_slot is not None, "a request with a plan has an endpoint"
         here = self._inventory.endpoint(here_slot)
-        ready = self._placer.allowed(self._candidates(), entry)
         others = ready.take([index for index, endpoint in enumerate(ready.endpoints) if endpoint.id != here.id])
         if not others.endpoints:
             return here

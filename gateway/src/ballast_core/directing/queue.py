@@ -117,13 +117,13 @@ class Queue:
 
     def expired(self, now_s: float) -> list[Entry]:
         """The requests that have waited too long, by the end of their wait; they stay in the queue."""
-        over: list[Entry] = []
+        over: dict[RequestId, Entry] = {}  # a request that left and returned at one time has two items with one end
         while self._ends and self._ends[0][0] <= now_s:
             until_s, request_id = heapq.heappop(self._ends)
             waiting = self._waiting.get(request_id)
             if waiting is not None and waiting.until_s == until_s:
-                over.append(waiting.entry)
-        return over
+                over[request_id] = waiting.entry
+        return list(over.values())
 
     def extend(self, request_id: RequestId, until_s: float) -> None:
         """Let a request that had expired wait longer."""

@@ -10,7 +10,7 @@ from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.model import Binding, Stage
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.suite import Suite
-from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_core.profiles import HardwareProfile
 
 _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
 
@@ -40,7 +40,7 @@ class DirectorSettings(Suite):
     """How often a request is dispatched again after a failed leg."""
     hold_s: float = 0.0
     """Seconds that a request waits for an endpoint to appear if there is none; 0 rejects at once."""
-    profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: SHIPPED_PROFILES)
+    profiles: Mapping[str, HardwareProfile]
     """Hardware profiles by name (`Endpoint.profile`); for an unknown name, learning starts from a guess."""
     learn: Belief = Belief.NONE
     """Beliefs to learn beyond those that the policies read."""

@@ -1,4 +1,4 @@
-"""Observation: which endpoints there are (`files`, `pods`, `watch`) and what each says of itself (`scrape`).
+"""Observation: which endpoints there are (`files`, `pods`, `watch`) and the load that each reports (`scrape`).
 
-Everything meets in `fleet`, which turns it into the core's endpoint events.
+`fleet` puts both together and turns them into the core's endpoint events.
 """

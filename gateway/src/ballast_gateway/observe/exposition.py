@@ -16,12 +16,12 @@ _PREEMPTIONS = b"vllm:num_preemptions_total"
 
 
 class BadExposition(Exception):
-    """The page is not what an engine says: a needed line is missing or holds no number."""
+    """No page of an engine: a needed line is missing or holds no number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """What one page said."""
+    """The numbers of one page."""
 
     running: int
     waiting: int

@@ -16,7 +16,7 @@ _POLL_S = 0.5
 
 
 class FileDiscovery:
-    """Keeps the fleet as the file says. A file that becomes unreadable or wrong changes nothing until it is mended."""
+    """Keeps the fleet equal to the file. A file that becomes unreadable or wrong changes nothing until it is mended."""
 
     def __init__(self, path: Path, fleet: Fleet) -> None:
         self._path = path

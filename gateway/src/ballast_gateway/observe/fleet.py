@@ -1,16 +1,16 @@
-"""The endpoints as discovery and scrapes know them, and the events that tell the Director.
+"""The endpoints as discovery and scrapes know them, and the events that follow for the Director.
 
-Discovery says what should serve; scrapes say whether it answers. An endpoint is offered to the Director while both
-agree, and taken back when either does not.
+Discovery names what should serve, scrapes show whether it answers; `ballast_core.state.liveness` is the rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_core.model import Endpoint, EndpointId, Observation
-from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, Event
+from ballast_core.model.events import EndpointObserved, Event
+from ballast_core.state.liveness import Liveness, news
 
 
 @dataclass(slots=True)
@@ -19,14 +19,10 @@ class Member:
 
     endpoint: Endpoint
     incarnation: str
-    """Tells two endpoints of one name apart: a pod's uid."""
-    offered: bool = False
-    """The Director may use it."""
-    draining: bool = False
+    """A pod's uid: two endpoints of one name differ in it."""
+    liveness: Liveness = field(default_factory=Liveness)
     tried: bool = False
     """It has been scraped, with success or without."""
-    failures: int = 0
-    """Failed scrapes in a row."""
     observation: Observation | None = None
     problem: str = ""
     """Why the last scrape failed; empty if it did not."""
@@ -34,9 +30,9 @@ class Member:
     @property
     def state(self) -> str:
         """ready, draining, unreachable (scrapes fail) or pending (not yet scraped)."""
-        if self.draining:
+        if self.liveness.draining:
             return "draining"
-        if self.offered:
+        if self.liveness.usable:
             return "ready"
         return "unreachable" if self.tried else "pending"
 
@@ -77,25 +73,25 @@ class Fleet:
         if member is None:
             member = self.members[endpoint.id] = Member(endpoint, incarnation)
             if proven:
-                self._offer(member, None)
+                member.liveness = member.liveness.proven()
+                self._feed(EndpointObserved(endpoint))
             self.on_change()
         elif member.endpoint != endpoint:
             member.endpoint = endpoint
-            if member.offered:
+            if member.liveness.usable:
                 self._feed(EndpointObserved(endpoint))
 
     def draining(self, endpoint_id: EndpointId) -> None:
         """It gets no new requests; those that it has go on."""
         member = self.members.get(endpoint_id)
-        if member is not None and not member.draining:
-            member.draining = True
-            self._feed(EndpointDraining(endpoint_id))
+        if member is not None:
+            self._change(member, member.liveness.drained())
 
     def gone(self, endpoint_id: EndpointId) -> None:
-        """Discovery has it no more, or says that it is not ready."""
+        """Discovery no longer has it, or reports it as not ready."""
         member = self.members.pop(endpoint_id, None)
         if member is not None:
-            self._take_back(member)
+            self._change(member, member.liveness.gone())
             self.on_change()
 
     def keep_only(self, endpoint_ids: set[EndpointId]) -> None:
@@ -105,27 +101,25 @@ class Fleet:
 
     def scraped(self, member: Member, observation: Observation) -> None:
         """A scrape succeeded."""
-        member.tried, member.failures, member.problem = True, 0, ""
+        member.tried, member.problem = True, ""
         member.observation = observation
-        if self.members.get(member.endpoint.id) is not member:
-            return
-        if member.offered:
-            self._feed(EndpointObserved(member.endpoint, observation))
-        elif not member.draining:
-            self._offer(member, observation)
+        if self._is_current(member):
+            member.liveness = member.liveness.answered()
+            if member.liveness.usable:
+                self._feed(EndpointObserved(member.endpoint, observation))
 
     def scrape_failed(self, member: Member, problem: str) -> None:
-        """A scrape failed; after enough in a row the endpoint is taken back until one succeeds."""
+        """A scrape failed; after enough in a row the endpoint is lost until one succeeds."""
         member.tried, member.problem = True, problem
-        member.failures += 1
-        if member.failures >= self._failures_until_lost and self.members.get(member.endpoint.id) is member:
-            self._take_back(member)
+        if self._is_current(member):
+            self._change(member, member.liveness.failed(self._failures_until_lost))
 
-    def _offer(self, member: Member, observation: Observation | None) -> None:
-        member.offered = True
-        self._feed(EndpointObserved(member.endpoint, observation))
+    def _is_current(self, member: Member) -> bool:
+        """A scrape may end after its endpoint went, or after another one of its name came."""
+        return self.members.get(member.endpoint.id) is member
 
-    def _take_back(self, member: Member) -> None:
-        if member.offered:
-            member.offered = False
-            self._feed(EndpointLost(member.endpoint.id))
+    def _change(self, member: Member, after: Liveness) -> None:
+        event = news(member.liveness, after, member.endpoint.id)
+        member.liveness = after
+        if event is not None:
+            self._feed(event)

@@ -29,7 +29,7 @@ class PodDraining:
 
 @dataclass(frozen=True, slots=True)
 class PodGone:
-    """The pod is gone or not ready, or no engine; `why` says so for the log."""
+    """The pod is gone or not ready, or no engine; `why` is the reason, for the log."""
 
     endpoint_id: EndpointId
     why: str

@@ -1,7 +1,7 @@
-"""Scrapes every member of the fleet at its own steady beat.
+"""Scrapes every member of the fleet, each at its own steady beat.
 
-It uses the byte path's client: at five scrapes a second and endpoint, httpx would cost more processor time than the
-requests themselves (0.8 ms each against some 0.05 ms).
+It uses the byte path's client: at five scrapes a second of every endpoint, httpx would cost more processor time than
+the requests themselves (0.8 ms each against some 0.05 ms).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import zlib
 from collections.abc import Callable
 
 from ballast_core.model import EndpointId, Observation
+from ballast_gateway.http.client import UpstreamError, UpstreamPool
 from ballast_gateway.observe.exposition import BadExposition, read_gauges
 from ballast_gateway.observe.fleet import Fleet, Member
-from ballast_gateway.proxy.upstream import UpstreamError, UpstreamPool
 
 _log = logging.getLogger(__name__)
 _MAX_AT_ONCE = 64
 
 
 class Scraper:
-    """Call `sync` when members came or went. `on_failure` is told of each failed scrape."""
+    """Scrapes every member. Call `sync` when members came or went; `on_failure` is called for each failed scrape."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Scraper:
                 )
 
     def _failed(self, member: Member, problem: str) -> None:
-        if member.failures == 0:
+        if member.liveness.failures == 0:
             _log.warning("a scrape failed", extra={"endpoint": member.endpoint.id, "problem": problem})
         self._fleet.scrape_failed(member, problem)
         self._on_failure(member)

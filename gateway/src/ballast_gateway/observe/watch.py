@@ -1,6 +1,8 @@
-"""Discovery by watching pods: list, then watch from there; list again when the server has forgotten where we were.
+"""Discovery by watching pods: list, then watch from there; list again when a watch fails or has expired.
 
-While the API server is away, the last known endpoints stay: scrapes say which of them still answer.
+Before each list but the first there is a pause. It doubles from one to the next until a watch works, as client-go's
+reflector does it (`tools/cache/reflector.go`). Meanwhile the last known endpoints stay: scrapes show which of them
+still answer.
 """
 
 from __future__ import annotations
@@ -25,20 +27,22 @@ from ballast_gateway.observe.pods import Pod, PodDraining, PodGone, PodReady, en
 _log = logging.getLogger(__name__)
 _WATCH_S = 60
 """A watch that silently broke is replaced after this long."""
+_SHORTEST_WATCH_S = 1.0
+"""A watch that ends sooner and without an event has failed: the server did not mean to hold it."""
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 15.0
 
 
 class Expired(Exception):
-    """The server no longer has the version that we would watch from (410 Gone)."""
+    """The server no longer has the version to watch from (410 Gone)."""
 
 
 class WatchFailed(Exception):
-    """The server ended the watch with an error."""
+    """The server ended the watch with an error, or as soon as it began."""
 
 
 class PodDiscovery:
-    """Keeps the fleet as the pods of one namespace say. `api` is the official client's transport and credentials.
+    """Keeps the fleet equal to the pods of one namespace. `api` is the official client's transport and credentials.
 
     The typed `CoreV1Api` is left alone: importing its models takes 2 s and 130 MB, and a raw pod is all we read.
     """
@@ -47,18 +51,18 @@ class PodDiscovery:
         self._settings = settings
         self._fleet = fleet
         self._api = api
+        self._backoff_s = _FIRST_BACKOFF_S
+        """The next pause before a list."""
 
     async def run(self) -> None:
         """List and watch for ever."""
-        backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
                 version = await self._list()
-                backoff_s = _FIRST_BACKOFF_S
                 while True:
                     version = await self._watch(version)
             except Expired:
-                _log.info("the watch of pods expired; listing again")
+                _log.info("the watch of pods expired; listing again", extra={"retry_in_s": self._backoff_s})
             except (
                 kubernetes.ApiException,
                 aiohttp.ClientError,
@@ -68,9 +72,9 @@ class PodDiscovery:
                 WatchFailed,
             ) as error:
                 problem = f"{type(error).__name__}: {error}"
-                _log.warning("cannot watch pods", extra={"problem": problem, "retry_in_s": backoff_s})
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+                _log.warning("cannot watch pods", extra={"problem": problem, "retry_in_s": self._backoff_s})
+            pause_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, _MAX_BACKOFF_S)
+            await asyncio.sleep(pause_s)
 
     async def _list(self) -> str:
         response = await self._get({})
@@ -86,6 +90,9 @@ class PodDiscovery:
         return str(answer["metadata"]["resourceVersion"])
 
     async def _watch(self, version: str) -> str:
+        """Follow the changes since `version`; returns the version to go on from. Raises `Expired`, `WatchFailed`."""
+        loop = asyncio.get_running_loop()
+        began_s, events = loop.time(), 0
         response = await self._get(
             {
                 "watch": "true",
@@ -97,8 +104,13 @@ class PodDiscovery:
         try:
             async for line in _lines(response):
                 version = self._take(json.loads(line), version)
+                events += 1
+                self._backoff_s = _FIRST_BACKOFF_S
         finally:
             response.close()
+        if not events and loop.time() - began_s < _SHORTEST_WATCH_S:
+            raise WatchFailed("the API server ended the watch as soon as it began")
+        self._backoff_s = _FIRST_BACKOFF_S
         return version
 
     async def _get(self, query: dict[str, str]) -> aiohttp.ClientResponse:

@@ -10,7 +10,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 
-from ballast_gateway.picker import protocol
+from ballast_api import wire_names
 from ballast_gateway.picker.messages import (
     BodyMode,
     BodyReply,
@@ -148,7 +148,7 @@ def _neutral(kind: Kind) -> bytes:
 @lru_cache(maxsize=4096)
 def _destination(address: str) -> struct_pb2.Struct:
     metadata = struct_pb2.Struct()
-    metadata.update({protocol.METADATA_NAMESPACE: {protocol.DESTINATION: address}})
+    metadata.update({wire_names.METADATA_NAMESPACE: {wire_names.DESTINATION: address}})
     return metadata
 
 
@@ -167,12 +167,12 @@ def _metadata(message: Any) -> tuple[tuple[str, ...] | None, str | None]:
         return None, None
     namespaces = message.metadata_context.filter_metadata
     subset = served = None
-    if protocol.SUBSET_NAMESPACE in namespaces:
-        fields = namespaces[protocol.SUBSET_NAMESPACE].fields
-        subset = _strings(fields[protocol.SUBSET]) if protocol.SUBSET in fields else None
-    if protocol.METADATA_NAMESPACE in namespaces:
-        fields = namespaces[protocol.METADATA_NAMESPACE].fields
-        served = fields[protocol.SERVED].string_value or None if protocol.SERVED in fields else None
+    if wire_names.SUBSET_NAMESPACE in namespaces:
+        fields = namespaces[wire_names.SUBSET_NAMESPACE].fields
+        subset = _strings(fields[wire_names.SUBSET]) if wire_names.SUBSET in fields else None
+    if wire_names.METADATA_NAMESPACE in namespaces:
+        fields = namespaces[wire_names.METADATA_NAMESPACE].fields
+        served = fields[wire_names.SERVED].string_value or None if wire_names.SERVED in fields else None
     return subset, served
 
 

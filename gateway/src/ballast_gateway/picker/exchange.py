@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from ballast_api import wire_names
 from ballast_core.model import Outcome
 from ballast_gateway import errors
 from ballast_gateway.errors import ApiError
-from ballast_gateway.picker import protocol
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
     BodyMode,
@@ -114,7 +114,7 @@ class Exchange:
     @property
     def request_id(self) -> str | None:
         """The client's or the proxy's `x-request-id`, once the headers have come."""
-        return (self._headers or {}).get(protocol.REQUEST_ID) or None
+        return (self._headers or {}).get(wire_names.REQUEST_ID) or None
 
     @property
     def path(self) -> str:
@@ -217,17 +217,17 @@ class Exchange:
 
     def _change(self, destination: Destination, request_id: str) -> HeaderChange:
         headers = self._headers
-        ours = {protocol.DESTINATION: destination.decode}
+        ours = {wire_names.DESTINATION: destination.decode}
         if destination.prefill is not None and self._has_body:
-            ours[protocol.PREFILLER] = destination.prefill
+            ours[wire_names.PREFILLER] = destination.prefill
         if destination.priority is not None:
-            ours[protocol.PRIORITY] = str(destination.priority)
-        if headers is not None and not headers.get(protocol.REQUEST_ID):
-            ours[protocol.REQUEST_ID] = request_id
+            ours[wire_names.PRIORITY] = str(destination.priority)
+        if headers is not None and not headers.get(wire_names.REQUEST_ID):
+            ours[wire_names.REQUEST_ID] = request_id
         if self._facts.cleaned is not None and self._asked_by is Kind.REQUEST_BODY:
             ours["content-length"] = str(len(self._facts.cleaned))
-        from_client = protocol.CONTROL_HEADERS if headers is None else headers
-        remove = [name for name in from_client if protocol.is_control_header(name) and name not in ours]
+        from_client = wire_names.CONTROL_HEADERS if headers is None else headers
+        remove = [name for name in from_client if wire_names.is_control_header(name) and name not in ours]
         if self.state is State.SCREEN:
             remove.append("content-length")  # the cleaned body may be shorter
         return HeaderChange(tuple(ours.items()), tuple(remove))
@@ -289,7 +289,7 @@ class Exchange:
             content_encoding=headers.get("content-encoding", ""),
             served_models=self._settings.served_models,
             prompts=prompts,
-            objective=next((headers[name] for name in protocol.OBJECTIVES if name in headers), ""),
+            objective=next((headers[name] for name in wire_names.OBJECTIVES if name in headers), ""),
         )
 
     def _screens_body(self) -> bool:

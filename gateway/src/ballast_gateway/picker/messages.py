@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from ballast_gateway.picker.protocol import CHUNK_BYTES
+CHUNK_BYTES: Final = 62_000
+"""Largest body chunk that is sent to Envoy in one message (it takes up to 64 KiB)."""
 
 
 class BodyMode(IntEnum):

@@ -24,6 +24,8 @@ ASK_FOR_HANDLE: Final[JsonObject] = {
     "remote_host": None,
     "remote_port": None,
 }
+COMPLETION_TOKENS: Final = 16
+"""The default of `max_tokens` in `/v1/completions`."""
 _POSITIVE_INTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
 _ROLES_HINT: Final = "such as user"
 

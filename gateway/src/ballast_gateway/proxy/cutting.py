@@ -24,11 +24,11 @@ from typing import Final
 from ballast_core.model import Endpoint, Stage
 from ballast_core.model.effects import Dispatch
 from ballast_gateway import openai_body
+from ballast_gateway.http.client import Collect, UpstreamPool
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation
-from ballast_gateway.proxy.decode_leg import Job, payload, perform
-from ballast_gateway.proxy.divisible import TEMPLATE_FIELDS
-from ballast_gateway.proxy.upstream import Collect, UpstreamPool
+from ballast_gateway.proxy.fields import TEMPLATE_FIELDS
+from ballast_gateway.proxy.legs import Job, payload, perform
 
 _log = logging.getLogger(__name__)
 

@@ -21,17 +21,17 @@ from ballast_gateway.errors import (
     model_not_found,
     not_found,
 )
+from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.http.requests import HttpRequest
+from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
-from ballast_gateway.proxy.connection import ClientConnection
-from ballast_gateway.proxy.decode_leg import Job
-from ballast_gateway.proxy.divisible import is_divisible
+from ballast_gateway.proxy.cutting import Cutter
+from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.legs import Generator
-from ballast_gateway.proxy.replayable import is_replayable
-from ballast_gateway.proxy.requests import HttpRequest
-from ballast_gateway.proxy.upstream import UpstreamPool
+from ballast_gateway.proxy.legs import Job
+from ballast_gateway.proxy.run import Resources, Run
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
@@ -80,9 +80,10 @@ class ProxyFace:
         self._prompts = PromptReader(driver.abilities.beliefs)
         self._not_forwarded = headers.PRIORITY if driver.abilities.sets_priority else b""
         self._models = _models_body(self._served, created_s)
-        self._generator = Generator(
+        self._resources = Resources(
             pool,
             self._loop,
+            Cutter(pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
             prefill_timeout_s=limits.prefill_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
@@ -208,7 +209,7 @@ class ProxyFace:
         held = HeldStream(generation) if self._holds and is_replayable(generation) else None
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = Job(client, path, forwarded, generation, record, held)
-        mover = self._generator.mover(job) if self._moves else None
+        movable = self._moves and held is not None
         self.in_flight += 1
         try:
             with self._driver.open(
@@ -221,12 +222,11 @@ class ProxyFace:
                     block_size=facts.block_size,
                     traffic_class=facts.traffic_class,
                     priority=generation.priority if named is None else named,
-                    movable=mover is not None,
+                    movable=movable,
                     divisible=self._cuts and is_divisible(generation),
-                ),
-                mover=None if mover is None else mover.begin,
+                )
             ) as ticket:
-                await self._generator.run(job, ticket, mover)
+                await Run(self._resources, job, ticket, movable=movable).run()
         except asyncio.CancelledError:
             record.outcome, record.reason = "cancelled", "client-gone"
             raise

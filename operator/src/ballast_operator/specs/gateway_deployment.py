@@ -90,9 +90,9 @@ def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
 
 def _ports(gateway: GatewaySpec) -> list[tuple[str, int]]:
     ports = []
-    if gateway.face in ("Proxy", "Both"):
+    if gateway.face.serves_proxy:
         ports.append(("http", names.PORT_PROXY))
-    if gateway.face in ("Picker", "Both"):
+    if gateway.face.serves_picker:
         ports += [("ext-proc", names.PORT_EXT_PROC), ("grpc-health", names.PORT_GRPC_HEALTH)]
     return [*ports, ("admin", names.PORT_ADMIN)]
 

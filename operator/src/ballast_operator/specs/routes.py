@@ -1,6 +1,6 @@
 """Objects that attach the pool to a Gateway: HTTPRoute, InferencePool, and Envoy Gateway's two policies.
 
-Which of them a ServingPool needs is for `plan.routing` to say.
+`ballast_operator.routing` decides which of them a ServingPool needs.
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ballast_api import names
+from ballast_api import names, wire_names
 from ballast_api.serving_pool import ParentRef, ServingPoolSpec
 from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, TRAFFIC_POLICY, Manifest
 from ballast_operator.specs.meta import Owner, child
 from ballast_operator.specs.services import PORT_CLIENTS, engines_service_name
 
-DESTINATION_HEADER: Final = "x-gateway-destination-endpoint"
-"""Header in which the picker names its choice (GIE endpoint-picker protocol)."""
-METADATA_NAMESPACE: Final = "envoy.lb"
-SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 MESSAGE_TIMEOUT: Final = "60s"
 """Envoy Gateway's default of 200 ms would fail requests that the picker holds until an endpoint has room."""
 
@@ -101,15 +97,15 @@ def extension_policy(owner: Owner) -> Manifest:
                             "port": names.PORT_EXT_PROC,
                         }
                     ],
-                    # The response too: its body tells the picker of the first token and of the end.
+                    # The response too: the picker sees the first token and the end in its body.
                     "processingMode": {
                         "request": {"body": "FullDuplexStreamed"},
                         "response": {"body": "FullDuplexStreamed"},
                     },
                     "messageTimeout": MESSAGE_TIMEOUT,
                     "metadata": {
-                        "accessibleNamespaces": [METADATA_NAMESPACE, SUBSET_NAMESPACE],
-                        "writableNamespaces": [METADATA_NAMESPACE],
+                        "accessibleNamespaces": [wire_names.METADATA_NAMESPACE, wire_names.SUBSET_NAMESPACE],
+                        "writableNamespaces": [wire_names.METADATA_NAMESPACE],
                     },
                 }
             ],
@@ -118,8 +114,8 @@ def extension_policy(owner: Owner) -> Manifest:
 
 
 def traffic_policy(owner: Owner) -> Manifest:
-    """Envoy Gateway: send the request where the picker's header says."""
-    override = {"extractFrom": [{"header": DESTINATION_HEADER}]}
+    """Envoy Gateway: send the request to the endpoint in the picker's header."""
+    override = {"extractFrom": [{"header": wire_names.DESTINATION}]}
     return child(
         TRAFFIC_POLICY,
         owner,

@@ -49,9 +49,9 @@ def engines_service(owner: Owner, spec: ServingPoolSpec) -> Manifest:
 def gateway_service(owner: Owner, spec: ServingPoolSpec) -> Manifest:
     """What clients (and, for the picker face, an Envoy) reach. No admin port: it is nothing for clients."""
     ports = []
-    if spec.gateway.face in ("Proxy", "Both"):
+    if spec.gateway.face.serves_proxy:
         ports.append(_port("http", PORT_CLIENTS, "http", "http"))
-    if spec.gateway.face in ("Picker", "Both"):
+    if spec.gateway.face.serves_picker:
         ports.append(_port("ext-proc", names.PORT_EXT_PROC, "ext-proc", "kubernetes.io/h2c"))
     return child(
         SERVICE,

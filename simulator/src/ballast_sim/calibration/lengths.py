@@ -22,7 +22,7 @@ from ballast_core.beliefs.survival import CensoringAwareSurvival, EmaSurvival, S
 from ballast_core.beliefs.survival_book import POOLED, SurvivalBook, SurvivalSettings
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
 from ballast_sim.calibration.scores import MIN_SURVIVORS, CurveScore, score_curves
-from ballast_sim.simulation.source import DEFAULT_RATE_RPS, SourceError, WorkloadSource, trace_requests
+from ballast_sim.simulation.inputs.source import DEFAULT_RATE_RPS, SourceError, WorkloadSource, trace_requests
 from ballast_sim.workloads import NoArrivals, WorkloadRequest, clip, read_lengths
 
 ESTIMATORS: Final = MappingProxyType[str, Callable[[Buckets], SurvivalEstimator]](

@@ -20,11 +20,11 @@ from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.calibration.projections import ProjectionError, ProjectionWatch
-from ballast_sim.simulation.fleet import Fleet
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.policy_choice import PolicyChoice
-from ballast_sim.simulation.shapes import Machine
-from ballast_sim.simulation.source import Load
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.shapes import Machine
+from ballast_sim.simulation.inputs.source import Load
+from ballast_sim.simulation.policies.choice import PolicyChoice
 
 _WINDOW_S: Final = 1.0
 _PROJECT_EVERY_S: Final = 5.0

@@ -45,18 +45,18 @@ def slowed(timer: StepTimer, factor: float) -> StepTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the scheduler and the KV block manager obey.
+    """Settings of the scheduler and the KV cache manager.
 
     `kv_blocks` counts as vLLM does, the null block included: one less can be used. `pulls_kv` is a configured pull
-    connector on the consuming side (kv_role kv_consumer or kv_both): block frees wait for steps in flight, and the
-    one token that a finished pull leaves to compute counts as a decode in the step-time law. `hands_over_kv` is the
-    producing side (kv_producer or kv_both): output in flight of a preempted request is dropped and computed again, for
-    its hand-over must not end with blocks that are gone. A pull lasts `pull_setup_s` + tokens * `pull_s_per_token`;
-    with `pull_setup_s` None its end is the driver's to say (`Engine.pull_ended`). `jump_idle_steps` repeats an
-    artefact of some recorded runs: their clock jumps in a step that schedules nothing, also while the report of an
-    ended pull waits in the batch queue (real vLLM sleeps 1 ms there). With `tbt_slo_s` a step holds no more prompt
-    tokens than this time between tokens leaves room for (see `batching`); the timer must be a profile then. An
-    `ordering` takes the place of `policy`: the scheduler follows a queue order, which no vLLM does.
+    connector on the consuming side (kv_role kv_consumer or kv_both): blocks are freed only after the steps in flight,
+    and the one token that a finished pull leaves to compute counts as a decode in the step-time law. `hands_over_kv` is
+    the producing side (kv_producer or kv_both): output in flight of a preempted request is dropped and computed again,
+    because its hand-over must not end with blocks that are gone. A pull lasts `pull_setup_s` + tokens *
+    `pull_s_per_token`; with `pull_setup_s` None the driver reports its end (`Engine.pull_ended`). `jump_idle_steps`
+    repeats an artefact of some recorded runs: their clock jumps in a step that schedules nothing, also while the report
+    of an ended pull waits in the batch queue (real vLLM sleeps 1 ms there). With `tbt_slo_s` a step has no more prompt
+    tokens than this time between tokens leaves room for (see `papers.libra`); the timer must be a profile then. An
+    `ordering` replaces `policy`: the scheduler follows a queue order, which vLLM itself cannot.
     """
 
     timer: StepTimer
@@ -97,6 +97,11 @@ class EngineConfig:
             raise ValueError("ordering: cannot be had with tbt_slo_s; both decide what a step holds")
         if self.lease_s <= 0:
             raise ValueError(f"lease_s: must be above 0, not {self.lease_s!r}")
+
+    @property
+    def by_key(self) -> bool:
+        """Whether requests are served by `RequestState.key` instead of by arrival."""
+        return self.ordering is not None or self.policy == "priority"
 
     @property
     def usable_tokens(self) -> int:

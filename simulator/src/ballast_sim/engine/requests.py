@@ -1,28 +1,25 @@
-"""Requests as the engine sees them: what was asked, and how far it has come."""
+"""Requests inside the engine: what was submitted, and how far it has come (vLLM's v1/request.py)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ballast_sim.engine.content import BlockHashes
 from ballast_sim.engine.events import RequestStats
 
-if TYPE_CHECKING:
-    from ballast_sim.engine.batch import Batch
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """What is asked of the engine.
+    """A request as submitted to the engine.
 
     It ends after `max_tokens` outputs, or after `stop_after` of them by a stop token, which asynchronous scheduling
-    does not foresee. `pull` takes the prompt's KV from another engine, all of it or that of the first `pull_tokens`
-    tokens, and computes the rest here; `hold` keeps this one's KV for another engine to pull. Lower `priority` goes
-    first where the policy is "priority" or an order is set; `expected_output_tokens` (what a predictor says) and
-    `deadline_s` of its first token are read by orders only. `tbt_slo_s` relaxes, or tightens, what its decode asks of
-    an engine that has a `tbt_slo_s` itself.
+    does not foresee. `pull` reads the prompt's KV from another engine, all of it or that of the first `pull_tokens`
+    tokens, and computes the rest here; `hold` keeps this request's KV for another engine to pull. Lower `priority` goes
+    first where the policy is "priority" or an `ordering` is set; `expected_output_tokens` (a predictor's estimate) and
+    `deadline_s` (of the first token) are read by orders only. `tbt_slo_s` replaces the engine's own `tbt_slo_s` for
+    this request's decode.
     """
 
     request_id: str
@@ -40,8 +37,14 @@ class EngineRequest:
     deadline_s: float | None = None
 
 
+class TimedStep(Protocol):
+    """A composed step. Its end is final only once the step has started."""
+
+    ends_s: float
+
+
 class Status(IntEnum):
-    """Where a request is; from FINISHED on it is over."""
+    """Lifecycle of a request. PULLING is vLLM's WAITING_FOR_REMOTE_KVS."""
 
     WAITING = 0
     PULLING = 1
@@ -51,7 +54,10 @@ class Status(IntEnum):
 
 
 class RequestState:
-    """The scheduler's own account of a request; names follow vLLM's v1/request.py."""
+    """The scheduler's record of a request. Token and block counts include the steps in flight, as in vLLM.
+
+    `computed` is vLLM's num_computed_tokens, `placeholders` its num_output_placeholders; `blocks` is the block table.
+    """
 
     __slots__ = (
         "attained_at_dispatch",
@@ -86,53 +92,53 @@ class RequestState:
         "pull_tried",
         "pulled_tokens",
         "reach",
-        "request",
         "request_id",
         "scheduled_s",
+        "spec",
         "stale",
         "status",
     )
 
-    def __init__(self, request: EngineRequest, max_model_len: int) -> None:
+    def __init__(self, spec: EngineRequest, max_model_len: int) -> None:
         """`max_tokens` is cut to what the model's length leaves, as vLLM does."""
-        self.request = request
-        self.request_id = request.request_id
-        self.content = request.content
-        self.input_tokens = request.input_tokens
-        self.max_tokens = min(request.max_tokens, max_model_len - request.input_tokens)
-        self.ends_after = min(self.max_tokens, request.stop_after or self.max_tokens)
+        self.spec = spec
+        self.request_id = spec.request_id
+        self.content = spec.content
+        self.input_tokens = spec.input_tokens
+        self.max_tokens = min(spec.max_tokens, max_model_len - spec.input_tokens)
+        self.ends_after = min(self.max_tokens, spec.stop_after or self.max_tokens)
         self.length_limit = self.input_tokens + self.max_tokens
         self.key: tuple[int, float, float, str] = (
-            request.priority,
-            request.arrival_s,
-            request.arrival_s,
-            request.request_id,
+            spec.priority,
+            spec.arrival_s,
+            spec.arrival_s,
+            spec.request_id,
         )
         self.status = Status.WAITING
         self.blocks: list[int] = []
         self.cached_blocks = 0
-        self.num_tokens = request.input_tokens
+        self.num_tokens = spec.input_tokens
         self.output_tokens = 0
         self.computed = 0
         self.placeholders = 0
         self.in_flight = 0
-        self.stale = 0
+        self.stale = 0  # tokens still in flight from before its preemption
         self.last_step = 0
-        self.order = 0  # of admission
-        self.joined = 0  # see `cohort`
+        self.order = 0  # number of its last admission
+        self.joined = 0  # see `coarse.cohort`
         self.preemptions = 0
-        self.pull_tried = not request.pull
-        self.pull_tokens = request.input_tokens if request.pull_tokens is None else request.pull_tokens
+        self.pull_tried = not spec.pull
+        self.pull_tokens = spec.input_tokens if spec.pull_tokens is None else spec.pull_tokens
         self.pull_reported = False
         self.pull_failed = False
         self.pulled_tokens = 0
-        self.prefill_steps: list[tuple[Batch, int]] | None = [] if request.hold else None
+        self.prefill_steps: list[tuple[TimedStep, int]] | None = [] if spec.hold else None
         self.cached_tokens = 0
-        # What `ordering` knows of it.
-        self.hit_tokens = 0  # of the prompt, without computing
-        self.reach = 0  # the most tokens that were ever computed, when it last stopped running
-        self.crosses_at = 0  # the tokens computed at which its rank changes
-        self.attained_at_dispatch = 0
+        # Written by `papers.ranks`.
+        self.hit_tokens = 0  # prompt tokens found in the prefix cache
+        self.reach = 0  # the most tokens ever computed, as of its last preemption
+        self.crosses_at = 0  # its rank changes when so many tokens have been computed
+        self.attained_at_dispatch = 0  # work attained when it last began to run
         self.evictable = False
         self.forced_preemptions = 0
         self.scheduled_s: float | None = None
@@ -140,13 +146,13 @@ class RequestState:
         self.last_token_s: float | None = None
 
     def __lt__(self, other: RequestState) -> bool:
-        """By rank: (priority, the order's key or else the arrival, arrival, id)."""
+        """By `key`: (priority, the order's key or else the arrival, arrival, id)."""
         return self.key < other.key
 
     def stats(self) -> RequestStats:
         """The request's life so far."""
         return RequestStats(
-            arrival_s=self.request.arrival_s,
+            arrival_s=self.spec.arrival_s,
             scheduled_s=self.scheduled_s,
             first_token_s=self.first_token_s,
             last_token_s=self.last_token_s,

@@ -166,7 +166,7 @@ class Metrics:
             yield from self._gauge("num_requests_kv_fetch_by_stage", stages)
 
     def _counters(self, engine: Engine) -> Iterable[str]:
-        counters, sources = engine.scheduler.counters, self.prompt_sources
+        counters, sources = engine.scheduler.state.counters, self.prompt_sources
         yield from self._counter("prefix_cache_queries", [("", counters.prefix_queries)])
         yield from self._counter("prefix_cache_hits", [("", counters.prefix_hits)])
         yield from self._counter("external_prefix_cache_queries", [("", counters.external_queries)])

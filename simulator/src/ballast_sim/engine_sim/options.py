@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import EngineConfig
+from ballast_sim.naming import known_names
 from ballast_sim.own_profiles import ProfileFileError, read_profiles
-from ballast_sim.simulation.naming import known_names
 
 DEFAULT_PROFILE = "h20-qwen3-32b"
 PULL_CONNECTORS = ("NixlConnector", "NixlPullConnector")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ballast_sim.load.client import StreamClient, StreamOutcome
 from ballast_sim.load.prompts import PromptKind, PromptMaker
 from ballast_sim.load.report import LoadReport, RequestResult, build_report
-from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.workloads import WorkloadRequest
 
 PROGRESS_EVERY_S = 0.5

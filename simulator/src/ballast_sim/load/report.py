@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.inputs.objective import Objective
 
 MAX_FAILURES_LISTED = 100
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
-from ballast_sim.simulation.naming import known_names
+from ballast_sim.naming import known_names
 
 MOST_GPUS = 4096
 

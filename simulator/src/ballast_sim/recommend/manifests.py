@@ -12,6 +12,7 @@ from ballast_api.common import API_VERSION
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_sim.recommend.layouts import Part
 from ballast_sim.recommend.search import Answer
+from ballast_sim.recommend.variants import FACE
 
 HARDWARE_LABEL = "serving.ballast.dev/hardware"
 """Of nodes: the kind of hardware, as in the quickstart."""
@@ -71,7 +72,7 @@ def _serving_pool(answer: Answer, name: str, model: str, image: str) -> Json:
         "pools": [_pool(pool, part) for pool, part in _named(answer.best.layout.parts)],
         "policyRef": {"name": name},
         "sloRef": {"name": name},
-        "gateway": {"replicas": 1, "face": "Proxy"},
+        "gateway": {"replicas": 1, "face": FACE.value},
         "gpuBudget": sum(each.gpus for each in answer.question.hardware),
     }
 

@@ -16,13 +16,13 @@ from ballast_sim.capacity import LengthStatistics
 from ballast_sim.recommend.budget import Hardware
 from ballast_sim.recommend.layouts import Layout, layouts
 from ballast_sim.recommend.variants import Variant, default_variant, variants
-from ballast_sim.simulation.experiment import Outcome, RunSpec, Setup
-from ballast_sim.simulation.gateways import FleetSettings
-from ballast_sim.simulation.policy_choice import PolicyChoice
-from ballast_sim.simulation.pool import run_all
-from ballast_sim.simulation.results import Objective
-from ballast_sim.simulation.shapes import parse_shape
-from ballast_sim.simulation.source import WorkloadSource
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.policies.choice import PolicyChoice
+from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, Setup
+from ballast_sim.simulation.runs.pool import run_all
 
 LAYOUTS_TRIED = 4
 LAYOUTS_KEPT = 2

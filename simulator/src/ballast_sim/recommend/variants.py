@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ballast_api.policy_fit import Face, misfits
+from ballast_api.faces import Face
+from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_sim.recommend.layouts import Layout
 
-FACE: Face = "Proxy"
+FACE = Face.PROXY
 """The gateway of the manifests."""
 
 

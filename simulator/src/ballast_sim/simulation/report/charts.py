@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from ballast_sim.simulation.experiment import Curves, Outcome
+from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.report.svg import Axis, Chart, Mark, Point, Series, linear, logarithmic
-from ballast_sim.simulation.results import Objective
+from ballast_sim.simulation.runs.experiment import Curves, Outcome
 
 COLOURS = 8
 """How many the page's CSS knows; further policies are drawn dashed."""

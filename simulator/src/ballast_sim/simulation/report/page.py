@@ -8,8 +8,8 @@ from html import escape
 from importlib import resources
 from typing import Any, cast
 
-from ballast_sim.simulation.experiment import Outcome, Setup
 from ballast_sim.simulation.report.charts import distributions, key_of, keys_of, load_over_time, trade_off
+from ballast_sim.simulation.runs.experiment import Outcome, Setup
 
 
 @dataclass(frozen=True, slots=True)

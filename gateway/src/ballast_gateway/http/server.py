@@ -1,0 +1,265 @@
+"""One client connection: requests in their order, one answer at a time, pressure passed on both ways.
+
+Reading goes on while a request is served, because only a reader notices that the client is gone. Requests that a
+client pipelines wait in the reader; when two wait, reading stops until one is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from http import HTTPStatus
+from typing import Any, Protocol, cast
+
+from ballast_gateway.errors import ApiError, internal_error, request_timeout
+from ballast_gateway.http.requests import HttpRequest, Reading, RequestReader
+
+Header = tuple[bytes, bytes]
+
+_STATUS_LINES = {s.value: b"HTTP/1.1 %d %b\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
+_MAX_WAITING = 2
+_LINGER_S = 2.0
+"""How long a refused client may still send before its connection is cut: closing at once would lose the answer."""
+
+
+class Flow(Protocol):
+    """What fills this connection and can be told to wait."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Server(Protocol):
+    """What a connection asks of the face that it belongs to."""
+
+    max_header_bytes: int
+    max_body_bytes: int
+    request_timeout_s: float
+    keep_alive_timeout_s: float
+    client_stall_timeout_s: float
+    closing: bool
+    """No further request is taken: connections close after the one that they serve."""
+    connections: set[ClientConnection]
+
+    def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
+        """Answer at once, or return what will."""
+        ...
+
+    def disconnected(self, client: ClientConnection) -> None:
+        """The connection is gone."""
+        ...
+
+    def refused(self, error: ApiError) -> None:
+        """Bytes were refused before they made a request."""
+        ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """The server's end of one client connection; also the writer of its answers."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
+        self._loop = loop
+        self._reader = RequestReader(max_header_bytes=server.max_header_bytes, max_body_bytes=server.max_body_bytes)
+        self._request: HttpRequest | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._advancing = False
+        self._reading_paused = False
+        self._discarding = False
+        self._chunked = False
+        self._head_sent = False
+        self._whole = False
+        """The answer to the last request is written to its end."""
+        self._stalled_since_s: float | None = None
+        self._deadline_s = loop.time() + server.keep_alive_timeout_s
+        self._flow: Flow | None = None
+        self.gone = False
+
+    # --- asyncio --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._server.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
+        was = self._reader.reading
+        self._reader.feed(data)
+        now = self._reader.reading
+        if now is not was or now is Reading.BODY:
+            self._deadline_s = self._loop.time() + self._server.request_timeout_s
+        if self._reader.continue_wanted and self._request is None and not self._reader.requests:
+            self._reader.continue_wanted = False
+            if self._reader.error is None:
+                self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._advance()
+
+    def eof_received(self) -> bool:
+        """A client that closes its half is taken for gone, as uvicorn (and so vLLM) takes it."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone = True
+        self._server.disconnected(self)
+        if self._task is not None and not self._whole:
+            self._task.cancel()  # else it is about to end by itself, and nobody left too early
+
+    def pause_writing(self) -> None:
+        self._stalled_since_s = self._loop.time()
+        if self._flow is not None:
+            self._flow.pause()
+
+    def resume_writing(self) -> None:
+        self._stalled_since_s = None
+        if self._flow is not None:
+            self._flow.resume()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Serve what waits. A loop, not recursion: a client may pipeline thousands of requests that answer at once."""
+        if self._advancing:
+            return
+        self._advancing = True
+        reader = self._reader
+        while self._request is None and reader.requests and not self._discarding:
+            self._request = reader.requests.popleft()
+            self._head_sent = self._whole = False
+            work = self._server.handle(self, self._request)
+            if work is not None:
+                self._task = self._loop.create_task(work)
+                self._task.add_done_callback(self._served)
+        self._advancing = False
+        if self._request is None and reader.error is not None and not self._discarding:
+            self._server.refused(reader.error)
+            self.respond_error(reader.error)
+        waiting = len(reader.requests) >= _MAX_WAITING
+        if waiting is not self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = waiting
+            (self._transport.pause_reading if waiting else self._transport.resume_reading)()
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._loop.call_exception_handler({"message": "a request handler failed", "exception": error})
+        if task is not self._task:
+            return  # it has answered, and the next request is being served
+        self._task = None
+        if self._request is not None and not self.gone:
+            if self._head_sent:
+                self.abort()
+            else:
+                self.respond_error(internal_error())
+
+    def attach(self, flow: Flow) -> None:
+        """Say who fills this connection, so that a slow client slows it down."""
+        self._flow = flow
+        if self._stalled_since_s is not None:
+            flow.pause()
+
+    def detach(self, flow: Flow) -> None:
+        """It fills it no more."""
+        if self._flow is flow:
+            self._flow = None
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        """Answer with a whole body."""
+        head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
+        silent = self._request is not None and self._request.method == b"HEAD"
+        self._send(head if silent else head + body)
+        self._finish()
+
+    def respond_error(self, error: ApiError, extra: tuple[Header, ...] = ()) -> None:
+        """Answer with an error in OpenAI's shape."""
+        headers = [(name.encode(), value.encode()) for name, value in error.headers()]
+        self.respond(error.status, [*headers, *extra], error.body())
+
+    def start_stream(self, status: int, headers: Iterable[Header]) -> None:
+        """Answer with a body of unknown length; `write` and then `end` it."""
+        self._chunked = self._request is not None and self._request.http11
+        self._send(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b""))
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a stream."""
+        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def end(self) -> None:
+        """The stream is whole."""
+        if self._chunked:
+            self._send(b"0\r\n\r\n")
+        self._finish()
+
+    def abort(self) -> None:
+        """Cut the connection, so that the client sees that the answer is not whole."""
+        self._request = None
+        self._close()
+
+    def _send(self, data: bytes) -> None:
+        """Engines send on until the request of a lost client has ended; closed transports of uvloop refuse that."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _close(self) -> None:
+        """Close once everything is sent; `sweep` bounds the wait."""
+        self._discarding = True
+        self._deadline_s = self._loop.time() + self._server.client_stall_timeout_s
+        self._transport.close()
+
+    def _head(self, status: int, headers: Iterable[Header], framing: bytes) -> bytes:
+        self._head_sent = True
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d -\r\n" % status]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(framing)
+        if self._closes():
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def _closes(self) -> bool:
+        request = self._request
+        return request is None or not request.keep_alive or not request.http11 or self._server.closing
+
+    def _finish(self) -> None:
+        refused = self._request is None
+        closes = self._closes()
+        self._request = self._flow = None
+        self._chunked = False
+        self._whole = True
+        if refused:
+            self._linger()
+        elif closes:
+            self._close()
+        else:
+            self._deadline_s = self._loop.time() + self._server.keep_alive_timeout_s
+            self._advance()
+
+    def _linger(self) -> None:
+        self._discarding = True
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+        self._deadline_s = self._loop.time() + _LINGER_S
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now_s: float) -> None:
+        """Called now and then: close what has been silent for too long."""
+        if self._stalled_since_s is not None:
+            if now_s - self._stalled_since_s > self._server.client_stall_timeout_s:
+                self._transport.abort()
+        elif self._request is None and now_s > self._deadline_s:
+            if self._discarding:
+                self._transport.abort()
+            elif self._reader.reading is Reading.NOTHING:
+                self._close()
+            else:
+                error = request_timeout(self._server.request_timeout_s)
+                self._server.refused(error)
+                self.respond_error(error)
+
+    def close_if_idle(self) -> None:
+        """Close the connection if it serves nothing."""
+        if self._request is None and not self._discarding:
+            self._close()

@@ -1,0 +1,107 @@
+"""The controller: keys on a work queue, workers that take each key to the reconciler, and the resync."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.kinds import SERVING_POOL, Kind
+from ballast_operator.reconcile import Result
+from ballast_operator.settings import OperatorSettings
+from ballast_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Names one object to reconcile. `namespace` is None for cluster-scoped kinds."""
+
+    kind: Kind
+    namespace: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind.kind} {self.name}"
+
+
+class Reconciles(Protocol):
+    """What the workers call, in threads."""
+
+    def serving_pool(self, namespace: str, name: str) -> Result:
+        """One ServingPool."""
+        ...
+
+    def referred(self, kind: Kind, namespace: str | None, name: str) -> Result:
+        """One object that ServingPools refer to."""
+        ...
+
+
+class Controller:
+    """The queue, its workers, and the resync."""
+
+    def __init__(self, reconciler: Reconciles, settings: OperatorSettings) -> None:
+        self._reconciler = reconciler
+        self._settings = settings
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._known: set[Key] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="reconcile")
+
+    def start(self) -> None:
+        """Start workers and resync in the running loop."""
+        coroutines = [self._work() for _ in range(self._settings.workers)]
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in [*coroutines, self._resync()]]
+
+    async def stop(self) -> None:
+        """End them; a write that is under way ends first."""
+        self._queue.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._threads.shutdown)
+
+    def alive(self) -> bool:
+        """Whether all tasks still run."""
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
+    def seen(self, key: Key, *, deleted: bool) -> None:
+        """A watch has reported an object."""
+        if deleted:
+            self._known.discard(key)
+        else:
+            self._known.add(key)
+        self._queue.add(key)
+
+    def touch(self, key: Key) -> None:
+        """Something that `key` depends on has changed."""
+        self._queue.add(key)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            for key in sorted(self._known, key=str):
+                self._queue.add(key)
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            key = await self._queue.get()
+            result = Result(failed=True)
+            try:
+                result = await loop.run_in_executor(self._threads, self._reconcile, key)
+            except ApiFailure as error:
+                logger.warning("%s: %s; trying again", key, error)
+            except Exception:
+                # The last line of defence: one unforeseen object must not stop all others.
+                logger.exception("%s: unexpected error; trying again", key)
+            self._queue.done(key, failed=result.failed, requeue_s=result.requeue_s)
+
+    def _reconcile(self, key: Key) -> Result:
+        if key.kind is SERVING_POOL and key.namespace is not None:
+            return self._reconciler.serving_pool(key.namespace, key.name)
+        return self._reconciler.referred(key.kind, key.namespace, key.name)

@@ -1,0 +1,79 @@
+"""The findings about a ServingPool whose spec was acted on: one function for each condition. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ballast_api.conditions import ConditionType, Reason
+from ballast_api.names import RoleName
+from ballast_operator.conditions import Finding, joined
+from ballast_operator.planned import Plan, Target
+from ballast_operator.problems.problem import Problem
+from ballast_operator.problems.references import OBJECTIVE_REASONS, REFERENCE_REASONS
+from ballast_operator.workloads import Fleet
+
+_STAGES: tuple[tuple[str, tuple[RoleName, ...], Reason], ...] = (
+    ("prefill", ("Prefill", "Flexible"), Reason.PREFILL_NOT_READY),
+    ("decode", ("Decode", "Flexible"), Reason.DECODE_NOT_READY),
+)
+"""Stage of a request, roles of the pools that do it, and the reason when none of them is ready."""
+
+
+def available(fleet: Fleet) -> Finding:
+    """Whether requests can be served: by counts alone, whatever else is wrong."""
+    kind = ConditionType.AVAILABLE
+    for stage, roles, reason in _STAGES:
+        items = fleet.with_role(*roles)
+        if any(item.ready for item in items):
+            continue
+        wanted = sum(item.wanted for item in items)
+        if not wanted:
+            return Finding(kind, "False", Reason.SCALED_TO_ZERO, f"no pool that can {stage} has replicas above 0")
+        return Finding(kind, "False", reason, f"0 of {wanted} endpoints are ready")
+    if not fleet.gateway.ready:
+        message = f"0 of {fleet.gateway.wanted} gateway pods are ready"
+        return Finding(kind, "False", Reason.GATEWAY_NOT_READY, message)
+    return Finding(kind, "True", Reason.READY, "requests can be served")
+
+
+def progressing(fleet: Fleet, plan: Plan) -> Finding:
+    """Whether pods are on their way to the spec."""
+    kind = ConditionType.PROGRESSING
+    if any(item.stuck for item in fleet.workloads()):
+        message = "a Deployment made no progress within its deadline; Degraded says which"
+        return Finding(kind, "False", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
+    if plan.held:
+        return Finding(kind, "False", plan.problems[0].reason, "objects wait for what Degraded names")
+    unfinished = [item for item in fleet.workloads() if not item.complete]
+    if not unfinished:
+        return Finding(kind, "False", Reason.COMPLETE, "all pods are of the wanted revision and ready")
+    reason = Reason.ROLLING_OUT if any(item.replacing for item in unfinished) else Reason.SCALING
+    parts = [f"{item.name}: {item.ready} of {item.wanted} ready, {item.updated} updated" for item in unfinished]
+    return Finding(kind, "True", reason, joined(parts))
+
+
+def degraded(problems: Sequence[Problem], remarks: Sequence[str]) -> Finding:
+    """Every problem is in the message, the reason is the first one's. Without a problem the message has the remarks."""
+    if problems:
+        return Finding(ConditionType.DEGRADED, "True", problems[0].reason, joined(problems))
+    return Finding(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, joined(remarks))
+
+
+def slo_met(target: Target, plan: Plan) -> Finding:
+    """Unknown, and why: this release measures no attainment."""
+    kind = ConditionType.SLO_MET
+    if target.spec.slo_ref is None:
+        return Finding(kind, "Unknown", Reason.NO_SLO, "spec.sloRef is not set")
+    for problem in plan.problems:
+        if problem.reason in OBJECTIVE_REASONS:
+            return Finding(kind, "Unknown", problem.reason, joined([problem]))
+    return Finding(kind, "Unknown", Reason.NOT_MEASURED, "no attainment was reported yet")
+
+
+def resolved_refs(plan: Plan) -> Finding:
+    """Whether every object that the spec names is usable."""
+    kind = ConditionType.RESOLVED_REFS
+    broken = [problem for problem in plan.problems if problem.reason in REFERENCE_REASONS]
+    if broken:
+        return Finding(kind, "False", broken[0].reason, joined(broken))
+    return Finding(kind, "True", Reason.REFS_RESOLVED, "every object that the spec names is usable")

@@ -1,0 +1,46 @@
+"""Which objects belong to a ServingPool: the labels that they are found by, and the controller that owns them. Pure.
+
+Labels are a hint that anybody can copy. The truth is the uid of the controller in the owner references.
+"""
+
+from __future__ import annotations
+
+from ballast_api import names
+from ballast_operator.kinds import Manifest
+
+
+def is_child(manifest: Manifest, pool: Manifest) -> bool:
+    """Whether `pool` (by uid) is the controller of an object."""
+    controller = _controller(manifest)
+    return controller is not None and bool(controller["uid"] == pool["metadata"]["uid"])
+
+
+def child_selector(pool: Manifest) -> str:
+    """Label selector that finds the children of `pool`, and possibly others' objects."""
+    return ",".join(f"{key}={value}" for key, value in _child_labels(pool).items())
+
+
+def owner_conflict(found: Manifest, pool: Manifest) -> str | None:
+    """Why `pool` must not take an existing object for its child; None if it may.
+
+    It may take its own children, and objects with its labels that no controller owns: those of an earlier ServingPool
+    of the same name that was deleted with `--cascade=orphan`.
+    """
+    if is_child(found, pool):
+        return None
+    controller = _controller(found)
+    if controller is not None:
+        return f"exists and is controlled by {controller['kind']} {controller['name']}"
+    labels = found["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in _child_labels(pool).items()):
+        return "exists and was not made by Ballast"
+    return None
+
+
+def _child_labels(pool: Manifest) -> dict[str, str]:
+    return {names.LABEL_SERVING_POOL: pool["metadata"]["name"], names.APP_MANAGED_BY: names.MANAGER}
+
+
+def _controller(manifest: Manifest) -> Manifest | None:
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((reference for reference in references if reference.get("controller")), None)

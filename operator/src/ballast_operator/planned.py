@@ -1,0 +1,37 @@
+"""A plan: the objects that must exist, those that must go, and what keeps the cluster from the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ballast_api.serving_pool import ServingPoolSpec
+from ballast_operator.kinds import Manifest, ObjectKey
+from ballast_operator.problems.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the fleet shall be: a spec that was acted on, and how many instances it means."""
+
+    spec: ServingPoolSpec
+    instances: Mapping[str, int]
+    """Instances by name of the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What must be. It depends on what was observed, never on the order in which the cluster came to that state."""
+
+    apply: tuple[Manifest, ...] = ()
+    """Objects that must exist, in the order of writing."""
+    prune: tuple[Manifest, ...] = ()
+    """Children that must go, in the order of deleting."""
+    held: frozenset[ObjectKey] = frozenset()
+    """Objects that wait for something that is missing: neither applied nor pruned."""
+    target: Target | None = None
+    """None when the spec was not acted on."""
+    problems: tuple[Problem, ...] = ()
+    """What keeps the cluster from the spec, the first one first in the status."""
+    remarks: tuple[str, ...] = ()
+    """What a reader of the status should know although nothing is wrong."""

@@ -1,0 +1,129 @@
+"""The verdict of one look: from what was observed, planned and carried out to the ServingPool's status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ballast_api.conditions import ConditionType
+from ballast_api.names import RoleName
+from ballast_api.serving_pool import (
+    DisplayStatus,
+    GatewayStatus,
+    PoolSpec,
+    PoolStatus,
+    RoleStatus,
+    ServingPoolStatus,
+)
+from ballast_operator import findings
+from ballast_operator.conditions import Finding, conditions, joined, known_conditions
+from ballast_operator.kinds import Manifest
+from ballast_operator.observed import Observed
+from ballast_operator.outcome import Outcome
+from ballast_operator.planned import Plan, Target
+from ballast_operator.problems import cluster
+from ballast_operator.workloads import Fleet, Workload, fleet_of
+
+REQUEUE_S: Final = 10.0
+"""Seconds until the next look at a ServingPool that is not where it should be, if no event comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one look found."""
+
+    status: Manifest | None = None
+    """The whole status of the ServingPool; None to leave it alone."""
+    requeue_s: float | None = None
+    """Seconds until the next look, if no event comes first; None leaves it to the resync."""
+
+
+def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
+    """The status and the time of the next look."""
+    if observed.deleting:
+        return Verdict()
+    if plan.target is None:
+        return Verdict(status=_not_acted_on(observed, plan))
+    target = plan.target
+    fleet = fleet_of(observed, target.spec, target.instances, outcome.outdated())
+    problems = (
+        *plan.problems,
+        *(cluster.refused(refusal) for refusal in outcome.refusals),
+        *cluster.of_pods(observed.pods),
+        *cluster.stuck(fleet.workloads()),
+    )
+    found = (
+        findings.available(fleet),
+        findings.progressing(fleet, plan),
+        findings.degraded(problems, plan.remarks),
+        findings.slo_met(target, plan),
+        findings.resolved_refs(plan),
+    )
+    settled = not plan.problems and not outcome.refusals and all(item.complete for item in fleet.workloads())
+    return Verdict(status=_status(observed, target, fleet, found), requeue_s=None if settled else REQUEUE_S)
+
+
+def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Finding]) -> Manifest:
+    prefill, decode, flexible = (_role_status(fleet, role) for role in ("Prefill", "Decode", "Flexible"))
+    ready_p, ready_d = (role.ready_replicas if role else 0 for role in (prefill, decode))
+    return ServingPoolStatus(
+        observed_generation=observed.generation,
+        conditions=conditions(observed.pool, found, observed.now),
+        pools=tuple(_pool_status(pool, item) for pool, item in fleet.pools),
+        prefill=prefill,
+        decode=decode,
+        flexible=flexible,
+        gateway=GatewayStatus(replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready),
+        ratio=round(ready_p / ready_d, 4) if ready_d else None,
+        display=DisplayStatus(
+            prefill=_counts(prefill),
+            decode=_counts(decode),
+            ratio=f"{ready_p}:{ready_d}",
+            slo_percent="",
+        ),
+    ).dump()
+
+
+def _not_acted_on(observed: Observed, plan: Plan) -> Manifest:
+    """The status of a spec that cannot be acted on: counts and availability stay what they were."""
+    reason = plan.problems[0].reason
+    changed = conditions(
+        observed.pool,
+        (
+            Finding(ConditionType.PROGRESSING, "False", reason, "the spec was not acted on"),
+            Finding(ConditionType.DEGRADED, "True", reason, joined(plan.problems)),
+        ),
+        observed.now,
+    )
+    types = {condition.type for condition in changed}
+    kept = [old for old in known_conditions(observed.pool) if old.get("type") not in types]
+    order = [str(kind) for kind in ConditionType]
+    merged = sorted(
+        [*kept, *(condition.dump() for condition in changed)],
+        key=lambda item: order.index(item["type"]) if item["type"] in order else -1,
+    )
+    generation = {} if observed.generation is None else {"observedGeneration": observed.generation}
+    return {**(observed.pool.get("status") or {}), "conditions": merged, **generation}
+
+
+def _pool_status(pool: PoolSpec, item: Workload) -> PoolStatus:
+    return PoolStatus(
+        name=pool.name,
+        role=pool.role,
+        replicas=item.wanted,
+        ready_replicas=item.ready,
+        updated_replicas=item.updated,
+        unavailable_replicas=max(item.wanted - item.ready, 0),
+    )
+
+
+def _role_status(fleet: Fleet, role: RoleName) -> RoleStatus | None:
+    same = fleet.with_role(role)
+    if not same:
+        return None
+    return RoleStatus(replicas=sum(item.wanted for item in same), ready_replicas=sum(item.ready for item in same))
+
+
+def _counts(role: RoleStatus | None) -> str:
+    return f"{role.ready_replicas}/{role.replicas}" if role else "-"

@@ -1,0 +1,1 @@
+"""The gateways in front of the engines: a Director each, with its own stale view."""

@@ -1,0 +1,131 @@
+"""Gateways of a simulated fleet: each a Director of its own, with its own stale view of the endpoints.
+
+A gateway learns only by scrapes what the others do. A scrape takes `scrape_delay_s` to arrive and is lost with
+`scrape_loss_ratio`; the gateways scrape in turn, evenly spread over the interval. An endpoint that is down refuses a
+scrape, one whose scrapes get lost lets it run into its timeout: so gateways notice failures (`watch`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
+from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
+from ballast_core.model.effects import Effect
+from ballast_core.model.events import EndpointObserved, EndpointsScraped, Event, ProgressBatch
+from ballast_sim.simulation.gateways.watch import Watch
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
+from ballast_sim.simulation.kernel import Kernel
+from ballast_sim.simulation.world.world import World
+
+OBSERVE = 0  # order at one time: what is known first, then what runs, then what is new
+
+
+class Gateways:
+    """The Directors, and which of them gets which request."""
+
+    def __init__(
+        self,
+        settings: FleetSettings,
+        director_settings: DirectorSettings,
+        kernel: Kernel,
+        world: World,
+        *,
+        carry_out: Callable[[int, Sequence[Effect]], None],
+        catch_up: Callable[[], None],
+    ) -> None:
+        """`carry_out(gateway, effects)` does what a Director orders.
+
+        `catch_up()` is called before anything is fed here, to `report` what happened before now.
+        """
+        self.directors = [Director(director_settings) for _ in range(settings.gateways)]
+        self._settings = settings
+        self._kernel = kernel
+        self._world = world
+        self._carry_out = carry_out
+        self._catch_up = catch_up
+        self._losses = random.Random(f"losses {settings.seed}")
+        self._routes = random.Random(f"routes {settings.seed}")
+        self._watches = [Watch(settings.failures_until_lost) for _ in self.directors]
+        self._mute: set[EndpointId] = set()
+        self._awaited_until_s: dict[tuple[int, EndpointId], float] = {}
+
+    def start(self) -> None:
+        """Every gateway learns of every endpoint, then begins to scrape."""
+        interval_s = self._settings.scrape_interval_s
+        for gateway in range(len(self.directors)):
+            for machine in self._world.machines:
+                self.feed(gateway, EndpointObserved(machine.endpoint))
+            phase_s = interval_s * gateway / len(self.directors)
+            self._kernel.at(interval_s + phase_s, lambda gateway=gateway: self._scrape(gateway), OBSERVE)  # type: ignore[misc]
+
+    def route(self) -> int:
+        """The gateway that the next request comes to."""
+        return self._routes.randrange(len(self.directors)) if len(self.directors) > 1 else 0
+
+    def feed(self, gateway: int, event: Event) -> None:
+        """Report an event of now to a Director, and carry out its effects."""
+        self._catch_up()
+        self.report(gateway, event, self._kernel.now_s)
+
+    def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
+        """Report how far requests had come at times that may lie in the past; see `ProgressBatch`."""
+        self.directors[gateway].on_event(ProgressBatch(reports), self._kernel.now_s)
+
+    def report(self, gateway: int, event: Event, at_s: float) -> None:
+        """Report an event of a time that may lie in the past, and carry out the effects."""
+        self._carry_out(gateway, self.directors[gateway].on_event(event, at_s))
+
+    def _scrape(self, gateway: int) -> None:
+        now_s, loss = self._kernel.now_s, self._settings.scrape_loss_ratio
+        answers: list[tuple[Endpoint, Observation]] = []
+        for machine, observation in self._world.observe():
+            if loss and self._losses.random() < loss:
+                continue
+            if observation is None or machine.endpoint.id in self._mute:
+                self._scrape_fails(gateway, machine.endpoint.id)
+            else:
+                answers.append((machine.endpoint, observation))
+        if answers:
+            self._kernel.at(now_s + self._settings.scrape_delay_s, partial(self._answered, gateway, answers), OBSERVE)
+        self._kernel.at(now_s + self._settings.scrape_interval_s, lambda: self._scrape(gateway), OBSERVE)
+
+    def _answered(self, gateway: int, answers: Sequence[tuple[Endpoint, Observation]]) -> None:
+        takes = self._watches[gateway].takes
+        taken = [answer for answer in answers if takes(answer[0].id)]
+        self._catch_up()
+        self._carry_out(gateway, self.directors[gateway].on_event(EndpointsScraped(taken), self._kernel.now_s))
+
+    def _scrape_fails(self, gateway: int, endpoint_id: EndpointId) -> None:
+        """A refused connection is known at once, silence after the timeout."""
+        now_s = self._kernel.now_s
+        if now_s < self._awaited_until_s.get((gateway, endpoint_id), now_s):
+            return
+        known_s = now_s + self._settings.scrape_delay_s
+        if endpoint_id in self._mute:
+            known_s = now_s + self._settings.scrape_timeout_s
+            self._awaited_until_s[gateway, endpoint_id] = known_s
+        failed = self._watches[gateway].failed
+        self._kernel.at(known_s, lambda: self._noticed(gateway, failed(endpoint_id)), OBSERVE)
+
+    def _noticed(self, gateway: int, event: Event | None) -> None:
+        if event is not None:
+            self.feed(gateway, event)
+
+    # --- what befalls endpoints -----------------------------------------------------------------------------------
+
+    def mute(self, endpoint_id: EndpointId) -> None:
+        """From now on no scrape of this endpoint gets an answer."""
+        self._mute.add(endpoint_id)
+
+    def unmute(self, endpoint_id: EndpointId) -> None:
+        """Scrapes of this endpoint get answers again."""
+        self._mute.discard(endpoint_id)
+
+    def drain(self, endpoint_id: EndpointId) -> None:
+        """By discovery every gateway learns that this endpoint is to get nothing new."""
+        for gateway, watch in enumerate(self._watches):
+            self._noticed(gateway, watch.drains(endpoint_id))

@@ -1,0 +1,43 @@
+"""Which endpoints one simulated gateway takes to be there: the real gateway's rule, `ballast_core.state.liveness`."""
+
+from __future__ import annotations
+
+from ballast_core.model import EndpointId
+from ballast_core.model.events import Event
+from ballast_core.state.liveness import Liveness, news
+
+_FOUND = Liveness(usable=True)
+
+
+class Watch:
+    """Turns scrapes and discovery into events. Every endpoint counts as proven from the start."""
+
+    def __init__(self, failures_until_lost: int) -> None:
+        """An endpoint is lost after so many failed scrapes in a row."""
+        self._failures_until_lost = failures_until_lost
+        self._known: dict[EndpointId, Liveness] = {}
+        """Those of which anything but successful scrapes was heard."""
+
+    def takes(self, endpoint_id: EndpointId) -> bool:
+        """A scrape succeeded. Whether its observation counts: not of an endpoint that was lost and drains."""
+        known = self._known.get(endpoint_id)
+        if known is None:
+            return True
+        after = self._known[endpoint_id] = known.answered()
+        return after.usable
+
+    def failed(self, endpoint_id: EndpointId) -> Event | None:
+        """A scrape failed."""
+        return self._change(endpoint_id, self._of(endpoint_id).failed(self._failures_until_lost))
+
+    def drains(self, endpoint_id: EndpointId) -> Event | None:
+        """Discovery wants the endpoint to get nothing new."""
+        return self._change(endpoint_id, self._of(endpoint_id).drained())
+
+    def _of(self, endpoint_id: EndpointId) -> Liveness:
+        return self._known.get(endpoint_id, _FOUND)
+
+    def _change(self, endpoint_id: EndpointId, after: Liveness) -> Event | None:
+        before = self._of(endpoint_id)
+        self._known[endpoint_id] = after
+        return news(before, after, endpoint_id)

@@ -1,0 +1,33 @@
+"""What a request must meet to count as good: thresholds in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Thresholds that a request must meet, each in seconds; None asks nothing."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    tbt_s: float | None = None
+    """Time between tokens: of the gaps between a request's tokens, 99 % must be within it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """Reads `ttft=2,tpot=0.05` (seconds). Raises `ValueError` naming what is wrong."""
+        values: dict[str, float] = {}
+        for part in filter(None, (piece.strip() for piece in text.split(","))):
+            name, _, number = part.partition("=")
+            try:
+                value = float(number)
+            except ValueError:
+                value = float("nan")
+            if name not in ("ttft", "tpot", "e2e", "tbt") or not 0 < value < float("inf"):
+                raise ValueError(f"slo: cannot read {part!r}; write such as ttft=2,tpot=0.05 (seconds, above 0)")
+            if f"{name}_s" in values:
+                raise ValueError(f"slo: {name} is given twice in {text!r}; give it once")
+            values[f"{name}_s"] = value
+        return cls(**values)

@@ -1,0 +1,106 @@
+"""Times between tokens (TBT) as clients see them: one gap for each output token after the first, of all requests.
+
+A request's TPOT is the mean of its gaps and hides the long ones; Libra's objective is a percentile over gaps. They are
+counted in bins of 0.5 % width, so that a run of millions of tokens keeps a few thousand numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ballast_core.arrays import FloatArray
+from ballast_sim.simulation.requests.records import Record
+
+_LEAST_S, _STEP = 1e-5, math.log(1.005)
+_BINS = 4000  # up to 4,600 s
+_PATIENCE = 4096
+
+
+class TokenGaps:
+    """The gaps of one run. With `limit_s` each record also counts those of its own that were longer.
+
+    A segment that asks for less itself, such as the thinking part of an answer, is late by its own measure.
+    """
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        """Nothing counted yet."""
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._counts = np.zeros(_BINS, np.int64)
+        self._waiting: list[float] = []
+        self._sum_s = 0.0
+        self._counted = 0
+        self.late = 0
+        """Gaps above the limit."""
+
+    def token(self, record: Record, at_s: float) -> None:
+        """A request's next token came."""
+        before_s, record.told_s = record.told_s, at_s
+        if before_s is None:
+            return
+        gap_s = at_s - before_s
+        self._waiting.append(gap_s)
+        if gap_s > self._limit_of(record):
+            record.late_gaps += 1
+            self.late += 1
+        if len(self._waiting) >= _PATIENCE:
+            self._take_in()
+
+    def tokens(self, record: Record, times_s: Sequence[float] | FloatArray) -> None:
+        """A request's next tokens came at these times."""
+        times = np.asarray(times_s, np.float64)
+        if not len(times):
+            return
+        first_s = times[0] if record.told_s is None else record.told_s
+        gaps = np.diff(times, prepend=first_s)[record.told_s is None :]
+        record.told_s = float(times[-1])
+        late = int(np.count_nonzero(gaps > self._limit_of(record)))
+        record.late_gaps += late
+        self.late += late
+        self._add(gaps)
+
+    def together(self, record: Record, tokens: int, at_s: float) -> None:
+        """A request's next tokens came all at once."""
+        self.tokens(record, np.full(tokens, at_s))
+
+    def _limit_of(self, record: Record) -> float:
+        """What suffices for the stretch of tokens that it is in (Libra section 4.4), where that is known."""
+        relaxed_s = None if record.split is None else record.split.segment.tbt_slo_s
+        return self._limit_s if relaxed_s is None else max(relaxed_s, self._limit_s)
+
+    @property
+    def late_ratio(self) -> float | None:
+        """Share of the gaps that were longer than the limit; None where there is none of either."""
+        return self.late / self.count if self.count and math.isfinite(self._limit_s) else None
+
+    @property
+    def count(self) -> int:
+        """Gaps seen."""
+        return self._counted + len(self._waiting)
+
+    def distribution(self, shares: dict[str, float]) -> dict[str, float | None]:
+        """Mean (exact) and percentiles (to within 0.5 %, and nearest rank); None where there is no gap."""
+        self._take_in()
+        if not self._counted:
+            return dict.fromkeys(("mean", *shares))
+        sums = np.cumsum(self._counts)
+        found: dict[str, float | None] = {"mean": self._sum_s / self._counted}
+        for name, share in shares.items():
+            rank = max(1, math.ceil(share / 100 * self._counted))
+            place = int(np.searchsorted(sums, rank))
+            found[name] = 0.0 if place == 0 else _LEAST_S * math.exp((place - 0.5) * _STEP)
+        return found
+
+    def _take_in(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._add(np.array(waiting))
+
+    def _add(self, gaps_s: FloatArray) -> None:
+        self._counted += len(gaps_s)
+        self._sum_s += float(gaps_s.sum())
+        places = np.log(np.maximum(gaps_s, _LEAST_S) / _LEAST_S) / _STEP
+        bins = np.minimum(np.ceil(places), _BINS - 1).astype(np.int64)
+        self._counts += np.bincount(bins, minlength=_BINS)

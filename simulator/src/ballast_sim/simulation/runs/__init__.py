@@ -1,0 +1,1 @@
+"""Runs from their description to their figures, one by one or over processes."""

@@ -1,0 +1,249 @@
+"""The engines of a fleet and the links between them, on a clock that is passed in.
+
+The simulator's kernel is such a clock, and so is an event loop: any driver of requests through these engines meets the
+same truth. Nothing here knows of gateways or policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+
+from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Stage
+from ballast_sim.engine import (
+    EngineEvent,
+    EngineRequest,
+    Finished,
+    FinishReason,
+    PullStarted,
+    RequestStats,
+    StepEnded,
+    TokensAdvanced,
+)
+from ballast_sim.physics import VLLM, EngineModel, Physics
+from ballast_sim.simulation.inputs.fleet_settings import KvTransfer
+from ballast_sim.simulation.inputs.shapes import Machine
+from ballast_sim.simulation.world.clock import ENGINE_PRIORITY, Clock
+from ballast_sim.simulation.world.links import TransferTimes
+from ballast_sim.simulation.world.listeners import LateListener, Listener
+from ballast_sim.simulation.world.pulls import Pulls, Source
+from ballast_sim.simulation.world.server import Server
+
+
+class World:
+    """Engines by endpoint id."""
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        clock: Clock,
+        listener: Listener,
+        late_listener: LateListener | None = None,
+        progress_every_tokens: int = 0,
+        *,
+        physics: Physics = VLLM,
+        kv_transfer: KvTransfer = "whole",
+        kv_chunk_tokens: int = 256,
+    ) -> None:
+        """With a `late_listener` the engines are coarse: same decisions and times, fewer wake-ups.
+
+        It then gets the tokens of steady decodes late, and `progress` returns multiples of `progress_every_tokens`.
+        """
+        self.machines = tuple(machines)
+        self._physics = physics
+        self._progress_every_tokens = progress_every_tokens
+        self._clock = clock
+        self._listener = listener
+        self._late_listener = late_listener
+        self._servers = {
+            machine.endpoint.id: Server(machine, self._new_engine, clock, self._heard) for machine in self.machines
+        }
+        self._pulls = Pulls(clock, self._servers, kv_chunk_tokens if kv_transfer == "chunked" else 0)
+        roles = STAGE_ROLES[Stage.DECODE]
+        self._decoders = [server for server in self._servers.values() if server.machine.endpoint.role in roles]
+
+    def _new_engine(self, machine: Machine) -> EngineModel:
+        return self._physics.engine(
+            machine.profile,
+            machine.endpoint.role,
+            coarse=self._late_listener is not None,
+            mark_every_tokens=self._progress_every_tokens,
+        )
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def submit(self, endpoint_id: EndpointId, request: EngineRequest, source: Source | None = None) -> None:
+        """Hand a request to an engine; with a source, it pulls its prompt's KV from there, or a part of it.
+
+        An engine that is down refuses: the request ends with an error.
+        """
+        server = self._servers[endpoint_id]
+        if not server.up:
+            stats = _never_begun(request)
+            self._clock.at(self._clock.now_s, lambda: self._broke(request.request_id, stats), ENGINE_PRIORITY)
+            return
+        if source is not None:
+            self._pulls.expect(request.request_id, source)
+        server.catch_up()
+        server.engine.add(request, self._clock.now_s)
+        server.run()
+
+    def abort(self, endpoint_id: EndpointId, request_id: str) -> None:
+        """Stop a request: no more tokens come. Its end follows, now or with the end of the step under way."""
+        server = self._servers[endpoint_id]
+        server.catch_up()
+        server.engine.abort(request_id, self._clock.now_s)
+        server.run()
+
+    def settled_stats(self, endpoint_id: EndpointId, request_id: str) -> RequestStats | None:
+        """`stats`, after the listener got every token of that engine so far. None also where the engine is down."""
+        server = self._servers[endpoint_id]
+        if not server.up:
+            return None
+        server.settle()
+        server.run()
+        return server.engine.stats(request_id)
+
+    def stats(self, endpoint_id: EndpointId, request_id: str) -> RequestStats | None:
+        """A request's life so far; None if it is not there (any more)."""
+        server = self._servers[endpoint_id]
+        server.catch_up()
+        return server.engine.stats(request_id)
+
+    def is_running(self, endpoint_id: EndpointId, request_id: str) -> bool:
+        """Whether a request is in an engine's batch, with its KV."""
+        server = self._servers[endpoint_id]
+        server.catch_up()
+        return server.engine.is_running(request_id)
+
+    def copy(self, source: EndpointId, target: EndpointId, tokens: int, ended: Callable[[], None]) -> None:
+        """Put the KV of so many tokens of a running request on the link; no engine takes notice."""
+        self._pulls.copy(source, target, tokens, ended)
+
+    # --- what engines are -----------------------------------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output that fit every engine."""
+        return min(server.engine.max_model_len for server in self._servers.values())
+
+    def block_size(self, endpoint_id: EndpointId) -> int:
+        """Tokens of one KV block of that engine."""
+        return self._servers[endpoint_id].engine.block_size
+
+    def keeps_kv(self, endpoint_id: EndpointId) -> bool:
+        """Whether KV of requests that have ended can be found again there."""
+        return self._servers[endpoint_id].engine.keeps_kv
+
+    # --- what can be seen -----------------------------------------------------------------------------------------
+
+    def observe(self) -> list[tuple[Machine, Observation | None]]:
+        """What a scrape of every engine would find now; None of one that is down."""
+        now_s = self._clock.now_s
+        return [(server.machine, server.observation(now_s)) for server in self._servers.values()]
+
+    def decode_loads(self) -> list[tuple[Machine, int, float]]:
+        """Of each engine that decodes and is up: its running requests and its KV tokens in use."""
+        now_s = self._clock.now_s
+        return [
+            (server.machine, server.engine.load(now_s).running, server.kv_tokens_used(now_s))
+            for server in self._decoders
+            if server.up
+        ]
+
+    def is_least_loaded(self, decode: EndpointId) -> bool:
+        """Whether no other engine that decodes and is up has fewer KV tokens in use."""
+        now_s, chosen = self._clock.now_s, self._servers[decode]
+        if not (chosen.up and chosen in self._decoders):
+            return False
+        used = chosen.kv_tokens_used(now_s)
+        return all(used <= server.kv_tokens_used(now_s) for server in self._decoders if server.up)
+
+    def progress(self, *, inclusive: bool) -> list[tuple[float, str, int]]:
+        """(time, request, output tokens) of steady decodes since the last call, in order of time: each multiple once.
+
+        Of steps that have ended before now, or by now where `inclusive`.
+        """
+        if not self._progress_every_tokens:
+            return []
+        now_s = self._clock.now_s
+        found: list[tuple[float, str, int]] = []
+        for server in self._servers.values():
+            if server.engine.silent_until_s <= now_s:
+                found += server.engine.marks(now_s, inclusive)
+        found.sort(key=itemgetter(0))
+        return found
+
+    def settle(self) -> None:
+        """Give the late listener every token so far."""
+        for server in self._servers.values():
+            server.settle()
+            server.run()
+
+    @property
+    def transfers(self) -> TransferTimes:
+        """What all pulls came to."""
+        return self._pulls.times
+
+    @property
+    def copied_bytes(self) -> float:
+        """KV of running requests that went over links."""
+        return self._pulls.copied_bytes
+
+    def preemptions(self) -> int:
+        """Preemptions of all engines so far."""
+        return sum(server.preemptions for server in self._servers.values())
+
+    def check_blocks(self) -> None:
+        """Raise AssertionError where an engine lost a KV block."""
+        for server in self._servers.values():
+            server.engine.check_blocks()
+
+    # --- failures -------------------------------------------------------------------------------------------------
+
+    def crash(self, endpoint_id: EndpointId) -> None:
+        """An engine dies: its KV is gone, its requests end with an error, and it refuses others until `restart`."""
+        for request_id, stats in self._servers[endpoint_id].crash():
+            self._broke(request_id, stats)
+
+    def restart(self, endpoint_id: EndpointId) -> None:
+        """An engine that crashed is up again, empty."""
+        self._servers[endpoint_id].restart()
+
+    def slow(self, endpoint_id: EndpointId, factor: float) -> None:
+        """From now on an engine's work takes `factor` times as long as it should; 1 ends it."""
+        self._servers[endpoint_id].slow(factor)
+
+    def _broke(self, request_id: str, stats: RequestStats) -> None:
+        self._pulls.forget(request_id)
+        self._listener.finished(Finished(self._clock.now_s, request_id, FinishReason.ERROR, stats))
+
+    # --- what the engines report ----------------------------------------------------------------------------------
+
+    def _heard(self, server: Server, event: EngineEvent) -> None:
+        match event:
+            case StepEnded():
+                for request_id in event.tokens:
+                    self._listener.token(request_id, event.at_s)
+            case TokensAdvanced():
+                assert self._late_listener is not None
+                self._late_listener.tokens(event.request_id, event.first, event.times_s)
+            case PullStarted():
+                self._pulls.begin(server, event)
+            case Finished():
+                self._pulls.finished(event)
+                self._listener.finished(event)
+
+
+def _never_begun(request: EngineRequest) -> RequestStats:
+    return RequestStats(
+        arrival_s=request.arrival_s,
+        scheduled_s=None,
+        first_token_s=None,
+        last_token_s=None,
+        input_tokens=request.input_tokens,
+        output_tokens=0,
+        cached_tokens=0,
+        pulled_tokens=0,
+        preemptions=0,
+    )
