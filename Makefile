@@ -15,6 +15,10 @@ VLLM_TORCH_VERSION := 2.13.0
 NIXL_VERSION := 1.5.1
 VLLM_STAMP := .tools/vllm/.installed
 
+# Set in some images and by some editors. Unbuffered output hides faults that a user meets, and without bytecode each of
+# the tests' hundreds of processes compiles all that it imports.
+unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
+
 help: ## List the targets
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -69,7 +73,7 @@ demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (
 	@$(BIN)/ballast demo --duration $(or $(DURATION),60) $(if $(TRACE),--trace $(TRACE))
 
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, formatting and import contracts
 	@$(BIN)/ruff check .

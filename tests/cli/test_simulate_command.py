@@ -267,7 +267,7 @@ BAD = {
     "two workloads": ([*SHORT, "--trace", "x.csv", "--policy", "round-robin"], "--trace, --workload: give one"),
     "unknown workload": (["--workload", "chatt", *FLEET, "--policy", "round-robin"], "did you mean chat?"),
     "unknown profile": (
-        ["--workload", "chat", "--endpoints", "1P1D@a100", "--policy", "round-robin"],
+        ["--workload", "chat", "--endpoints", "1P1D@tpu", "--policy", "round-robin"],
         "unknown profile",
     ),
     "no endpoints": (

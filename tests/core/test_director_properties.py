@@ -69,6 +69,7 @@ from tests.support.director_watch import Life, Watch, plain
 from tests.support.recount import check_books, on_engine
 
 CROWD = tuple(f"r{k}" for k in range(12))
+crowds = st.lists(requests(st.sampled_from(CROWD)), min_size=1, max_size=4)
 picks = st.integers(0, 11)
 
 
@@ -108,15 +109,18 @@ class WellBehaved(RuleBasedStateMachine):
     watch: Watch
     lose_first: bool
 
-    @initialize(given_settings=settings, ready=st.sampled_from(FLEETS), lose_first=st.booleans())
-    def begin(self, given_settings: DirectorSettings, ready: tuple[str, ...], lose_first: bool) -> None:
+    @initialize(given_settings=settings, ready=st.sampled_from(FLEETS), arriving=crowds, lose_first=st.booleans())
+    def begin(
+        self, given_settings: DirectorSettings, ready: tuple[str, ...], arriving: list[Request], lose_first: bool
+    ) -> None:
         self.watch = Watch(given_settings)
         self.lose_first = lose_first
         for one in fleet(ready):
             self.feed(EndpointObserved(one))
+        self.some_arrive(arriving)
 
     def teardown(self) -> None:
-        if hasattr(self, "watch"):
+        if hasattr(self, "watch") and self.watch.sound:
             self.watch.finish(lose_first=self.lose_first)
 
     def feed(self, event: Event) -> list[Effect]:
@@ -133,6 +137,9 @@ class WellBehaved(RuleBasedStateMachine):
     @rule(gap_s=st.sampled_from([0.01, 0.3, 1.0, 3.0]), off_s=st.sampled_from([0.0, 0.0, 0.02, -0.0005]))
     def time_passes(self, gap_s: float, off_s: float) -> None:
         """Timers fire on the way; one that fires too soon is asked for again."""
+        self.pass_time(gap_s, off_s)
+
+    def pass_time(self, gap_s: float, off_s: float) -> None:
         watch = self.watch
         until_s = watch.now_s + gap_s
         if watch.timers and watch.timers[0] <= until_s and off_s < 0:
@@ -141,7 +148,10 @@ class WellBehaved(RuleBasedStateMachine):
             watch.fire(max(off_s, 0.0))
         watch.now_s = max(watch.now_s, until_s)
 
-    @rule(arriving=st.lists(requests(st.sampled_from(CROWD)), min_size=1, max_size=3))
+    @rule(arriving=crowds)
+    def arrivals(self, arriving: list[Request]) -> None:
+        self.some_arrive(arriving)
+
     def some_arrive(self, arriving: list[Request]) -> None:
         for request in arriving:
             if request.id not in self.watch.lives:
@@ -152,12 +162,6 @@ class WellBehaved(RuleBasedStateMachine):
     def leg_ends(self, pick: int, computed: bool) -> None:
         """A prefill, or a segment before its last one: the Director says where it goes on."""
         self.end_leg(self.one(pick, leg_is_to_end), computed)
-
-    @precondition(lambda self: self.lives(leg_is_to_end))
-    @rule()
-    def legs_end_together(self) -> None:
-        for life in self.lives(leg_is_to_end):
-            self.end_leg(life, True)
 
     def end_leg(self, life: Life, computed: bool) -> None:
         request_id, end = life.request.id, life.cut_at
@@ -180,14 +184,18 @@ class WellBehaved(RuleBasedStateMachine):
         else:
             self.feed(Progress(life.request.id, more(life, count)))
 
-    @precondition(lambda self: self.lives(decodes))
-    @rule(count=st.integers(1, 60))
-    def tokens_come_together(self, count: int) -> None:
+    @precondition(lambda self: self.watch.lives)
+    @rule(count=st.integers(1, 60), gap_s=st.sampled_from([0.0, 0.6]))
+    def work_goes_on(self, count: int, gap_s: float) -> None:
+        """Each leg comes to its end, each decode gives tokens, and the timers that are due fire."""
+        for life in self.lives(leg_is_to_end):
+            self.end_leg(life, True)
         for life in self.lives(lambda life: decodes(life) and not life.tokens):
             life.tokens = 1
             self.feed(FirstToken(life.request.id))
         now_s, decoding = self.watch.now_s, self.lives(decodes)
         self.feed(ProgressBatch(tuple((now_s, life.request.id, more(life, count)) for life in decoding)))
+        self.pass_time(gap_s, 0.0)
 
     @precondition(lambda self: self.lives(decodes))
     @rule(pick=picks, remaining=st.sampled_from([0.0, 20.0, 900.0]))
@@ -220,7 +228,7 @@ class WellBehaved(RuleBasedStateMachine):
         self.feed((MigrationFailed if fails else Migrated)(life.request.id, life.moving_to))
 
     @rule(
-        kind=st.sampled_from([EndpointDraining, EndpointLost, *[EndpointObserved] * 4]),
+        kind=st.sampled_from([*[EndpointDraining] * 2, EndpointLost, *[EndpointObserved] * 3]),
         name=names,
         seen=st.none() | observations,
     )
@@ -235,14 +243,15 @@ class WellBehaved(RuleBasedStateMachine):
     @precondition(lambda self: self.watch.ready)
     @rule(others=st.sampled_from([0, 0, 1, 3]), kv_usage_ratio=st.sampled_from([0.1, 0.95]))
     def all_are_scraped(self, others: int, kv_usage_ratio: float) -> None:
-        """Each shows our requests, and perhaps others."""
+        """Each shows our requests, and perhaps others: twice, as others count from then on."""
         director, now_s = self.watch.director, self.watch.now_s
         answers = []
         for one in self.watch.ready.values():
             slot = director.inventory.slot_of(one.id)
             ours = 0 if slot is None else on_engine(director.ledger, slot)
             answers.append((one, Observation(now_s, ours, others, kv_usage_ratio)))
-        self.feed(EndpointsScraped(tuple(answers)))
+        for _ in range(2):
+            self.feed(EndpointsScraped(tuple(answers)))
 
 
 def leg_is_to_end(life: Life) -> bool:

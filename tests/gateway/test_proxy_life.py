@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_gateway.proxy import life as life_module
 from ballast_gateway.proxy.life import ENDS, TABLE, Action, Event, ImpossibleEvent, Life, State, diagram
 
 DOCS = Path(__file__).parents[2] / "docs" / "gateway.md"
@@ -213,6 +215,14 @@ def _owner(owner: str | None, was: State, event: Event, actions: tuple[Action, .
         assert len(follows) <= 1
         owner = follows[0].value if follows else "the decode endpoint"
     return owner
+
+
+def test_the_table_does_no_io() -> None:
+    """It imports what describes values, and nothing of ours."""
+    tree = ast.parse(Path(life_module.__file__).read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))
+    assert imported == {"__future__", "collections.abc", "dataclasses", "enum", "typing"}
 
 
 def test_the_docs_show_this_table() -> None:

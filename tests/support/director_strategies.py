@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, nan
 from types import UnionType
-from typing import TypeAlias, get_args
+from typing import ClassVar, TypeAlias, get_args
 
+import numpy as np
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
@@ -20,12 +21,37 @@ from ballast_core.policies.partition.libra import Libra
 from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, build, build_placement
 from ballast_core.policies.rescheduling.ares import Ares
+from ballast_core.policies.rescheduling.protocol import Decodes, Move, Round
 from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint
 
 NAMES = ("p0", "p1", "d0", "d1", "f0", "f1", "f2")
 REQUESTS = tuple(f"r{k}" for k in range(6))
 FLEETS = (("p0", "d0", "d1"), ("f0", "f1", "f2"), ("p0", "p1", "d0", "f0", "f1"), ("p0", "f0", "f1"), ("d0",))
+
+
+@dataclass(frozen=True, slots=True)
+class Restless:
+    """Moves what may move, to whichever endpoint takes it: many moves, whatever the loads."""
+
+    type: ClassVar[str] = "restless"
+    needs: ClassVar[Belief] = Belief.PROGRESS | Belief.LENGTHS | Belief.RATES
+    interval_s: ClassVar[float] = 0.5
+    min_stay_s: ClassVar[float] = 0.4
+    predictor: ClassVar[str] = "hinted"
+
+    def decide(self, decodes: Decodes) -> Round:
+        """One move for each target at most."""
+        moves: list[Move] = []
+        left = np.flatnonzero(decodes.may_move).tolist()
+        for target in np.flatnonzero(decodes.takes).tolist():
+            full = decodes.free_decodes is not None and not decodes.free_decodes[target]
+            request = next((one for one in left if decodes.endpoint[one] != target), None)
+            if request is not None and not full:
+                left.remove(request)
+                moves.append(Move(request, target, 1.0))
+        return Round(tuple(moves), np.zeros(len(decodes.takes)), 0.0, "no more may move")
+
 
 _PARTITIONS = (
     Fixed(margin_tokens=0),
@@ -46,14 +72,14 @@ admissions = st.one_of(
     st.sampled_from([None, Open()]),
     st.builds(
         Bounded,
-        max_prefill_requests=st.integers(1, 3),
-        max_decode_requests=st.integers(1, 4),
+        max_prefill_requests=st.integers(1, 2),
+        max_decode_requests=st.integers(1, 3),
         max_kv_ratio=st.sampled_from([1.0, 0.9]),
-        max_waiting=st.integers(0, 5),
+        max_waiting=st.sampled_from([4, 2, 0]),
         max_wait_s=st.sampled_from([0.4, 2.0]),
     ),
 )
-reschedulings = st.sampled_from([_ARES, None, replace(_ARES, prediction=False)])
+reschedulings = st.sampled_from([Restless(), None, _ARES])
 
 settings = st.builds(
     DirectorSettings,
@@ -112,7 +138,7 @@ observations = st.builds(
 tokens = st.integers(0, 300)
 
 _ids = st.sampled_from([*REQUESTS, "unknown"]).map(RequestId)
-_scrapes = st.dictionaries(names, st.tuples(endpoints, observations), max_size=4)
+_scrapes = st.lists(st.tuples(endpoints, observations), max_size=4, unique_by=lambda answer: answer[0].id)
 _reports = st.lists(st.tuples(st.floats(0.0, 1.0), _ids, tokens), max_size=15)
 
 ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
@@ -129,11 +155,7 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.RequestEnded: st.builds(ev.RequestEnded, _ids, st.sampled_from(Outcome), tokens),
     ev.ClientGone: st.builds(ev.ClientGone, _ids),
     ev.EndpointObserved: st.builds(ev.EndpointObserved, endpoints, st.none() | observations),
-    ev.EndpointsScraped: _scrapes.map(
-        lambda seen: ev.EndpointsScraped(
-            tuple((replace(one, id=EndpointId(name)), what) for name, (one, what) in seen.items())
-        )
-    ),
+    ev.EndpointsScraped: _scrapes.map(lambda answers: ev.EndpointsScraped(tuple(answers))),
     ev.EndpointDraining: st.builds(ev.EndpointDraining, endpoint_ids),
     ev.EndpointLost: st.builds(ev.EndpointLost, endpoint_ids),
     ev.TimerFired: st.just(ev.TimerFired()),
@@ -152,11 +174,18 @@ def dated(event: ev.Event, last_s: float, now_s: float) -> ev.Event:
 Step: TypeAlias = tuple[float, ev.Event]
 """Seconds since the step before, and an event that is not `dated` yet."""
 
-_OFTEN = (ev.RequestArrived, ev.RequestArrived, ev.PrefillDone, ev.Progress, ev.EndpointObserved, ev.TimerFired)
+_OFTEN = (
+    *[ev.RequestArrived] * 5,
+    *[ev.TimerFired] * 2,
+    ev.PrefillDone,
+    ev.Progress,
+    ev.ProgressBatch,
+    ev.EndpointObserved,
+)
 _steps: st.SearchStrategy[Step] = st.tuples(
     st.sampled_from([0.0, 0.01, 0.3, 1.0]), st.sampled_from([*ANY, *_OFTEN]).flatmap(ANY.__getitem__)
 )
-scripts: st.SearchStrategy[list[Step]] = st.integers(0, 60).flatmap(
+scripts: st.SearchStrategy[list[Step]] = st.integers(0, 80).flatmap(
     lambda length: st.lists(_steps, min_size=length, max_size=length)
 )
 """Of any length: lists without a least size are short as a rule."""

@@ -97,6 +97,8 @@ class Watch:
         """Times of timers that were asked for and have not fired, ascending."""
         self.ready: dict[EndpointId, Endpoint] = {}
         self.log: list[tuple[Event, float]] = []
+        self.sound = True
+        """False once an event has broken something: what would follow is of no interest."""
         self._given: list[object] = []
         """Effects of each event of the log, as plain values."""
         self._draining: set[EndpointId] = set()
@@ -108,7 +110,7 @@ class Watch:
     def feed(self, event: Event, now_s: float) -> list[Effect]:
         """Feed the Director, and check what it answers and what it keeps."""
         assert now_s >= self.now_s, "a driver's clock does not go back"
-        self.now_s = now_s
+        self.now_s, self.sound = now_s, False
         excess = self._excess_of(event)
         effects = self.director.on_event(event, now_s)
         self.log.append((event, now_s))
@@ -122,6 +124,7 @@ class Watch:
             self._check_foreign(*excess)
         self._check_state()
         self._check_capacity(event, effects)
+        self.sound = True
         return effects
 
     def _take_event(self, event: Event) -> Life | None:

@@ -117,7 +117,7 @@ class Queue:
 
     def expired(self, now_s: float) -> list[Entry]:
         """The requests that have waited too long, by the end of their wait; they stay in the queue."""
-        over: dict[RequestId, Entry] = {}  # a request that left and returned at one time has two items with one end
+        over: dict[RequestId, Entry] = {}  # one that left and came back at the same time has two items with one end
         while self._ends and self._ends[0][0] <= now_s:
             until_s, request_id = heapq.heappop(self._ends)
             waiting = self._waiting.get(request_id)

@@ -23,7 +23,7 @@ _LINGER_S = 2.0
 
 
 class Flow(Protocol):
-    """What fills this connection and can be told to wait."""
+    """What fills this connection, and can pause."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -103,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
         self.gone = True
         self._server.disconnected(self)
         if self._task is not None and not self._whole:
-            self._task.cancel()  # else it is about to end by itself, and nobody left too early
+            self._task.cancel()  # else it is about to end by itself, and its client has the whole answer
 
     def pause_writing(self) -> None:
         self._stalled_since_s = self._loop.time()
@@ -153,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
                 self.respond_error(internal_error())
 
     def attach(self, flow: Flow) -> None:
-        """Say who fills this connection, so that a slow client slows it down."""
+        """From now on a slow client slows this flow down."""
         self._flow = flow
         if self._stalled_since_s is not None:
             flow.pause()

@@ -47,7 +47,7 @@ _BACKLOG = 2048
 class ProxyFace:
     """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
 
-    `on_record` is told of each request once, when it has ended; `new_id` makes ids for requests that bring none.
+    `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
     """
 
     def __init__(

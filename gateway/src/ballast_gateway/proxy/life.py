@@ -21,7 +21,13 @@ from enum import Enum
 from typing import Final
 
 
-class State(Enum):
+class _Name(Enum):
+    """Members are compared by identity, so they are hashed by it: `Enum` hashes their names anew each time."""
+
+    __hash__ = object.__hash__
+
+
+class State(_Name):
     """What the holder waits for."""
 
     PLACING = "placing"
@@ -54,7 +60,7 @@ class State(Enum):
     """Nothing."""
 
 
-class Event(Enum):
+class Event(_Name):
     """What happens. The holder decides between neighbours by what it knows of the tokens, never by the state."""
 
     DISPATCHED = "dispatched"
@@ -109,7 +115,7 @@ class Event(Enum):
     """The client has closed its connection."""
 
 
-class Action(Enum):
+class Action(_Name):
     """What the holder does on a transition, at once."""
 
     RETRY = "report the failed leg"

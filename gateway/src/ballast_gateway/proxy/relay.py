@@ -124,6 +124,11 @@ class Relay(Collect):
             self._reported = tokens
             self._holder.progress(tokens)
 
+    def over(self) -> None:
+        """No more comes. The holder keeps its last leg, so the leg lets go of the holder: no circle is left."""
+        self._client.detach(self)
+        del self._holder
+
     def pause(self) -> None:
         """The client is slow. The engine's silence is then no fault of the engine."""
         self.deadline_s = float("inf")

@@ -1,7 +1,10 @@
-"""One generation from arrival to answer: waits for what its state names, and carries out what the table says.
+"""One generation from arrival to answer: waits for what its state names, and carries out the table's actions.
 
-What happens in which state is in `life`; here is only how: the requests that engines get, and the reports to the
-Director. A leg's bytes pass through `relay`, a move's warm-up is in `moving`, what the client is sent is in `answers`.
+`life` has the states, events and actions. Here is how they are carried out: the requests that engines get, and the
+reports to the Director. A leg's bytes pass through `relay`, a move's warm-up is in `moving`, answers are in `answers`.
+
+The Director is a `Ticket` away. Nothing else of it is known here, and its decisions come in as events. Two of
+them are answered at once today (`prefill_done`, `segment_done`); HANDING_OFF and REJOINING are where to await them.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ballast_core.model import Endpoint, Outcome, Stage
@@ -49,9 +52,9 @@ class Resources:
     """Whether a stream goes on elsewhere when its engine fails."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Course:
-    """Where the request goes since its last dispatch."""
+    """Where the request goes since its last dispatch. Handle, rest and limit are good for one leg."""
 
     dispatch: Dispatch
     endpoint: Endpoint
@@ -89,8 +92,8 @@ class Run:
     async def run(self) -> None:
         """Answer the client, trying other endpoints as long as the Director gives some."""
         try:
-            while self.life.state is not State.ENDED:
-                event = await _WAITS[self.life.state](self)
+            while (wait := _WAITS.get(self.life.state)) is not None:
+                event = await wait(self)
                 if event is not None:
                     self.on(event)
         except asyncio.CancelledError:
@@ -98,6 +101,7 @@ class Run:
                 self.on(Event.CLIENT_GONE)
             raise
         finally:
+            self._ticket.mover = None
             if self._move is not None:
                 self._move.close()
 
@@ -120,10 +124,11 @@ class Run:
 
     def between_events(self) -> None:
         """Leave the source where a warm target may go on; give a move up that cannot come to that any more."""
-        state = self.life.state
-        if not (state is State.WARM or state is State.WARMING):
+        if self._move is None:
             return
-        held = self._held
+        state, held = self.life.state, self._held
+        if state is State.CROSSING:
+            return
         if not held.may_go_on:
             if not held.finished:  # else its end is near, and ends the move too
                 self.on(Event.TIED)
@@ -163,7 +168,7 @@ class Run:
         except LegFailed as failure:
             self._failure = failure
             return Event.ENGINE_FAILED
-        self._course = replace(course, rest=rest)
+        course.rest = rest
         return Event.PART_SKIPPED if rest is None else Event.PART_COMPUTED
 
     async def _prefill(self) -> Event:
@@ -177,7 +182,7 @@ class Run:
         if reply.status != 200:
             self._answer = reply
             return Event.ANSWERED
-        self._course = replace(self._course, handle=handle_of(reply.body))
+        self._course.handle = handle_of(reply.body)
         return Event.PREFILLED
 
     async def _refill(self) -> Event:
@@ -190,7 +195,7 @@ class Run:
             self._failure = failure
             return Event.ENGINE_FAILED
         handle = handle_of(reply.body)
-        self._course = replace(self._course, handle=handle if held.is_covered_by(handle, reply.body) else None)
+        self._course.handle = handle if held.is_covered_by(handle, reply.body) else None
         return Event.PREFILLED
 
     async def _ask_prefill(self, body: bytes) -> tuple[Endpoint, Collect]:
@@ -206,8 +211,8 @@ class Run:
         course, decode = self._course, self._handoff.decode
         first = course.dispatch.prefill
         if first is not None and decode.id == first.id:
-            course = replace(course, handle=None, rest=None)  # its KV is where it is needed, in the prefix cache
-        self._course = replace(course, endpoint=decode)
+            course.handle = course.rest = None  # its KV is where it is needed, in the prefix cache
+        course.endpoint = decode
         if course.rest is not None:
             self._job.record.cut_tokens = course.rest.part_tokens
         return Event.HANDED_OFF
@@ -218,7 +223,8 @@ class Run:
         job.record.decode = course.endpoint.id
         request = payload(job, course.endpoint, self._decode_body(), course.dispatch.priority)
         leg = self._leg = self._new_leg()
-        self._course = replace(course, handle=None, rest=None, due_s=_NEVER_S)  # good for one leg
+        course.handle = course.rest = None
+        course.due_s = _NEVER_S
         failure = None
         try:
             await perform(pool, Stage.DECODE, course.endpoint, request, leg)
@@ -227,10 +233,10 @@ class Run:
         except LegFailed as error:
             failure = error
         finally:
-            job.client.detach(leg)
+            leg.over()
             job.record.output_tokens = max(job.record.output_tokens, leg.tokens)
         if self.life.state is State.ENDED:
-            return None
+            return None  # with its last byte, in the relay
         if failure is None and not leg.continues and not leg.relays:
             self._answer = leg
             return Event.ANSWERED
@@ -354,14 +360,15 @@ class Run:
 
     def _follow_target(self) -> None:
         self._moving.leave_source()
-        self._course = replace(self._course, endpoint=self._moving.target, crossed=True)
+        self._course.endpoint = self._moving.target
+        self._course.crossed = True
 
     def _limit_target(self) -> None:
-        self._course = replace(self._course, due_s=self._resources.loop.time() + TARGET_DUE_S)
+        self._course.due_s = self._resources.loop.time() + TARGET_DUE_S
 
     def _follow_source(self) -> None:
         self._moving.problem = "the target failed after the cut"
-        self._course = replace(self._course, endpoint=self._moving.source)
+        self._course.endpoint = self._moving.source
 
     def _report_moved(self) -> None:
         move = self._end_move()

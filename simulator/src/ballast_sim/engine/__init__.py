@@ -24,8 +24,10 @@ from ballast_sim.engine.events import (
 )
 from ballast_sim.engine.gauges import EngineLoad
 from ballast_sim.engine.requests import EngineRequest
+from ballast_sim.engine.vllm.batch import Batch
 
 __all__ = [
+    "Batch",
     "BlockHashes",
     "CoarseEngine",
     "Engine",
