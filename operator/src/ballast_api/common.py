@@ -83,7 +83,7 @@ JsonObject = dict[str, Any]
 class Rule:
     """A condition across fields, once for the API server (CEL) and once for pydantic.
 
-    The two halves stand side by side because they must say the same. `field` is the camelCase path that the error
+    The two halves stand side by side because they must agree. `field` is the camelCase path that the error
     names, relative to the model; it must exist in the schema (the server checks that).
     """
 

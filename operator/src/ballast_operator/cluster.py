@@ -43,7 +43,7 @@ class Cluster:
     def __init__(self, *, timeout_s: float, connections: int) -> None:
         configuration = client.Configuration.get_default_copy()
         configuration.connection_pool_maxsize = connections
-        if not configuration.verify_ssl:  # the user's own choice, said once in KUBECONFIG: not once a request
+        if not configuration.verify_ssl:  # the user's own choice, made in KUBECONFIG: no warning for each request
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self._timeout_s = timeout_s
         # The stubs know the client, not its dynamic part.

@@ -1,4 +1,4 @@
-"""What the client is sent when it is not a stream on its way, and how a stream is broken off."""
+"""Answers other than a stream on its way, and how a stream is broken off."""
 
 from __future__ import annotations
 

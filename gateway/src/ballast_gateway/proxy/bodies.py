@@ -99,7 +99,7 @@ def read_generation(raw: bytes, *, chat: bool) -> Generation:
 
 
 def _priority(document: JsonObject) -> int:
-    """What is no whole number is the engine's to refuse."""
+    """The client's priority; 0 without one. The engine refuses one that is no whole number."""
     value = document.get("priority")
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 

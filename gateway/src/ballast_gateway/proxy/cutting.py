@@ -110,7 +110,7 @@ class Cutter:
         )
 
     async def _chats_are_tokenized(self, job: Job, endpoint: Endpoint) -> bool:
-        """Ask each engine now and then: models with a renderer of their own (gpt-oss) have another prompt in a chat."""
+        """Check each engine now and then: models with their own renderer (gpt-oss) have another prompt in a chat."""
         model = job.generation.model
         was_alike, until_s = self._renders_alike.get(endpoint.address, {}).get(model, (True, 0.0))
         if self._loop.time() < until_s:
@@ -118,12 +118,12 @@ class Cutter:
         document: JsonObject = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
         body = openai_body.dump(document | {"max_tokens": 1, "return_token_ids": True})
         reply = await self._ask(replace(job, path=_CHAT), endpoint, body)
-        said, ids = _field(reply, "prompt_token_ids"), await self._tokenized(job, endpoint, document)
-        if said is None or ids is None:
+        used, ids = _field(reply, "prompt_token_ids"), await self._tokenized(job, endpoint, document)
+        if used is None or ids is None:
             return False  # asked again with the next one
         if len(self._renders_alike) >= _MOST_ENGINES:
             self._renders_alike.clear()
-        alike = said == ids
+        alike = used == ids
         self._renders_alike.setdefault(endpoint.address, {})[model] = alike, self._loop.time() + PROOF_HOLDS_S
         if was_alike and not alike:
             _log.warning(

@@ -114,7 +114,7 @@ class ProxyFace:
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and let what runs end. Returns False if some of it was cut off at the time limit."""
+        """Take no new requests and let the running ones end. Returns False if one was cut off at the time limit."""
         if self._server is not None:
             self._server.close()
         self.closing = True
@@ -139,7 +139,7 @@ class ProxyFace:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
-        """Answer at once, or return what will. Never raises."""
+        """Answer at once, or return a coroutine that will. Never raises."""
         path = _path(request.target)
         record = RequestRecord(id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"))
         try:

@@ -61,7 +61,7 @@ class State(_Name):
 
 
 class Event(_Name):
-    """What happens. The holder decides between neighbours by what it knows of the tokens, never by the state."""
+    """What happens. The holder picks between similar events by the tokens it has, never by the state."""
 
     DISPATCHED = "dispatched"
     """The Director names one endpoint."""
@@ -100,7 +100,7 @@ class Event(_Name):
     ENGINE_BROKE = "engine broke"
     """The same, but no other engine could go on."""
     MOVE_ORDERED = "move ordered"
-    """The Director wants the decode at a target, and its tokens can be carried over."""
+    """The Director orders a move, and the stream's tokens can be carried over."""
     MOVE_UNFIT = "move unfit"
     """The same, but its tokens cannot be carried over."""
     WARMED_UP = "warmed up"

@@ -162,7 +162,7 @@ class HeldRelay(Relay):
     ) -> None:
         """`until_token`: `due_s` holds until the leg's first token, whatever comes before it.
 
-        `movable`: the holder wants to hear of each event's end.
+        `movable`: report the end of each event to the holder.
         """
         super().__init__(
             holder, client, loop, streams=True, continues=continues, due_s=due_s, idle_timeout_s=idle_timeout_s

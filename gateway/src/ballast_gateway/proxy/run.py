@@ -66,7 +66,7 @@ class _Course:
     due_s: float = _NEVER_S
     """When the next decode leg must have begun, on the loop's clock."""
     crossed: bool = False
-    """We have cut the stream: it is ours to bring to its end, whatever settings say of rescues."""
+    """The gateway has cut this stream, so it must bring it to its end, with rescue off too."""
 
 
 class Run:
@@ -111,7 +111,7 @@ class Run:
             _DOES[action](self)
 
     def order_move(self, order: Migrate) -> None:
-        """The Director wants the decode elsewhere; it hears how that went."""
+        """Take the Director's order to move the decode. The outcome is reported to it."""
         held = self._job.held
         self._order = order
         self.on(Event.MOVE_ORDERED if held is not None and held.begun and held.may_go_on else Event.MOVE_UNFIT)
