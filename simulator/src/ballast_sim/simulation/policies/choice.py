@@ -90,7 +90,9 @@ def parse_policies(text: str) -> tuple[PolicyChoice, ...]:
                     "and name it with --policy-file",
                 )
             if part not in known:
-                raise PolicyChoiceError("policy", f"unknown placement {part!r}; {known_names(part, known)}")
+                raise PolicyChoiceError(
+                    "policy", f"unknown placement {part!r}; " + known_names(part, known, "ballast policies")
+                )
         if any(choice.name == name for choice in choices):
             raise PolicyChoiceError("policy", f"{name!r} is named twice")
         suite = Suite(prefill=_placement(prefill or default_prefill()), decode=_placement(decode))
