@@ -86,7 +86,7 @@ def test_a_poor_fit_warns_and_still_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--base", "h20"], "--base: 'h20' is no file and no profile; known: a100-"),
+        (["--base", "h20"], "--base: 'h20' is no file and no profile; did you mean h20-"),
         (["--base", PAIR], f"--base: {PAIR} must hold one HardwareProfile, not 2"),
         (["--base", "a100-qwen3-32b", "--from", "tea"], "--from: must be steps, bench, metrics, not 'tea'"),
         (["--base", "a100-qwen3-32b", "--name", "Mine"], "--name: must be lower-case letters"),
@@ -118,7 +118,7 @@ def test_files_of_two_kinds_are_refused(step_log: Path, tmp_path: Path) -> None:
 def test_an_unknown_profile_to_show_names_the_nearest() -> None:
     result = CliRunner().invoke(app, ["profile", "show", "h100-lama3-8b"])
     assert result.exit_code == 2
-    assert "did you mean h100-llama3-8b?" in result.output
+    assert "did you mean h100-llama3-8b, " in result.output
 
 
 async def scrapes_of_a_served_engine(profile: HardwareProfile, seconds: float, seed: int) -> str:

@@ -275,14 +275,17 @@ BAD = {
         "0 endpoi",
     ),
     "mixed colocated": (["--workload", "chat", "--endpoints", "1C1D@a100-qwen3-32b", "--policy", "round-robin"], "(C)"),
-    "unknown policy": ([*SHORT, "--policy", "round-robbin"], "--policy: unknown placement 'round-robbin'"),
+    "unknown policy": ([*SHORT, "--policy", "round-robbin"], "--policy: unknown placement 'round-robbin'; did you"),
     "half a policy": ([*SHORT, "--policy", "/round-robin"], "--policy: cannot read '/round-robin'"),
     "a policy twice": ([*SHORT, "--policy", "round-robin,round-robin"], "'round-robin' is named twice"),
     "a composition": (
         [*SHORT, "--policy", "ils,product"],
         "--policy: product is made of other policies; write them into",
     ),
-    "no policy": (SHORT, "--policy: name one or more of"),
+    "no policy": (
+        SHORT,
+        "--policy: name one or more, such as ballast,least-requests, or give --policy-file; 17 are known, see",
+    ),
     "no policy file": ([*SHORT, "--policy-file", "/nowhere.yaml"], "--policy-file: /nowhere.yaml: cannot be read"),
     "both rates": (
         [*SHORT, "--policy", "round-robin", "--load", "1", "--rate-scale", "1"],

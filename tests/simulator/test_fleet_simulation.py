@@ -152,7 +152,7 @@ def test_a_shared_prefix_is_computed_once_per_engine() -> None:
         ("4X@h20-qwen3-32b", "cannot read '4X@h20-qwen3-32b'"),
         ("0P4D@h20-qwen3-32b", "asks for 0 endpoints"),
         ("2P4D", "names no profile"),
-        ("2P4D@tpu", "unknown profile 'tpu'; known: a100-llama3-70b-tp4, "),
+        ("2P4D@tpu", "unknown profile 'tpu'; 29 are known, see `ballast profiles`"),
         ("4D@h20-qwen3-32b", "needs at least one prefill"),
     ],
 )

@@ -40,9 +40,13 @@ class Policies:
         names = [choice.name for choice in (*named, *written)]
         for name in names:
             if names.count(name) > 1:
-                raise SettingError(("policy", "policy_file"), f"{name!r} is named twice; rows could not be told apart")
+                raise SettingError(("policy", "policy_file"), f"{name!r} is named twice; its rows would look alike")
         if not names:
-            raise SettingError("policy", f"name one or more of {', '.join(sorted(PLACEMENTS))}, or give --policy-file")
+            raise SettingError(
+                "policy",
+                "name one or more, such as ballast,least-requests, or give --policy-file; "
+                f"{len(PLACEMENTS)} are known, see `ballast policies`",
+            )
         parts = {part: getattr(self, part) for part in ("queue", "admission", "partition", "rescheduling")}
         return with_parts((*named, *written), parts)
 

@@ -46,7 +46,8 @@ class Traffic:
             )
         if self.workload is not None and self.workload not in GENERATORS:
             raise SettingError(
-                "workload", f"unknown workload {self.workload!r}; {known_names(self.workload, GENERATORS)}"
+                "workload",
+                f"unknown workload {self.workload!r}; " + known_names(self.workload, GENERATORS, "ballast workloads"),
             )
         bounded = self.trace is not None or self.duration is not None or self.limit is not None
         return WorkloadSource(

@@ -165,7 +165,7 @@ class Director:
             case Progress():
                 self._progress([(now_s, entry.request.id, event.generated_tokens)])
             case LengthPredicted():
-                self.ledger.foresee(entry, event.remaining_tokens)
+                self.ledger.hint(entry, event.remaining_tokens)
             case Migrated() | MigrationFailed():
                 slots = slots_of(entry)
                 self.rescheduler.settled(entry, event, now_s)

@@ -6,8 +6,9 @@ Only flexible endpoints take segments. In the ledger a request is booked where i
 - A cut beyond the prompt: the endpoint prefills and decodes as if it had the whole request, until the cut.
 
 Later micro-requests are only in the book. A segment goes to its planned endpoint, since the cut was chosen for that
-pair. If that endpoint takes no new requests when the cut is reached, late binding chooses another one, or keeps the
-request where it is if there is none. Under early binding the KV cache is on its way already, and nothing changes.
+pair. If that endpoint is not ready, flexible and allowed for the request when the cut is reached, late binding chooses
+another one, or keeps the request where it is if there is none. Under early binding the KV cache has been sent already,
+and the plan stays.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ballast_core.model.effects import Effect, WakeAt
 
 
 class Timers:
-    """Times in seconds on the Director's clock. Each timer fires once; they are taken to fire in order."""
+    """Times in seconds on the Director's clock. Each timer fires once; they are assumed to fire in order."""
 
     def __init__(self) -> None:
         self._asked_s: list[float] = []

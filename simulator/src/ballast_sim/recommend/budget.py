@@ -56,6 +56,6 @@ def _profile(name: str, model: str, profiles: Mapping[str, HardwareProfile]) -> 
     profile = find_profile(name, profiles, model)
     if profile is None:
         fitting = [known for known in profiles if model in known]
-        known = known_names(f"{name}-{model}", fitting or profiles)
+        known = known_names(f"{name}-{model}", fitting or profiles, "ballast profiles")
         raise BudgetError("budget", f"no profile of {model} on {name!r}; {known}; or name another --model")
     return profile

@@ -184,7 +184,9 @@ def generate(
     Raises ValueError for a name that does not exist and for a rate that is not positive.
     """
     if name not in GENERATORS:
-        raise SettingError("workload", f"unknown workload {name!r}; {known_names(name, GENERATORS)}")
+        raise SettingError(
+            "workload", f"unknown workload {name!r}; " + known_names(name, GENERATORS, "ballast workloads")
+        )
     generator = GENERATORS[name]
     rate = (generator.default_rate_rps if rate_rps is None else rate_rps) * rate_scale
     if not 0 < rate < math.inf:

@@ -50,7 +50,7 @@ class Ballast:
     5. Recompute: max over j of v (n + 1), times the seconds to prefill a mean request again: a preemption delays all.
     6. Wait for KV at the hand-off: if x = C + p + 16 (n + 1) - K is above 0, max(x, C / n) T / K max(T / own, 1), with
        T = D s(n + 1, C + p) (s), all at j = 0, and own (s) the request's prefill without a queue. Tokens are freed at
-       the rate K / T; the last factor makes a relative delay of the first token count like one of the others.
+       the rate K / T. The last factor gives a relative delay of the first token the weight of one of the decode.
     7. Own prefill: queue + own + m ((T + queue + own)^4 - (T + queue)^4) / (median T)^3, with queue (s) the prefill
        queue and m the requests in flight there. It delays all of them, after the queue has.
 

@@ -120,6 +120,11 @@ class QueueOrder(Protocol):
         """By how much a waiting request must be ahead of a running one to preempt it, in units of `key`; 0 or more."""
         ...
 
+    @property
+    def bin_tokens_of_work(self) -> int | None:
+        """Keys change only when attained work passes a power of two times this many tokens; None: with every token."""
+        ...
+
     def key(self, work: Work, service: Service) -> float:
         """The sort key: the smallest goes first. Finite."""
         ...
@@ -145,6 +150,8 @@ class FixedOrder:
     """Base of orders that learn nothing and preempt no running request."""
 
     __slots__ = ()
+
+    bin_tokens_of_work: ClassVar[int | None] = None
 
     def key(self, work: Work, service: Service) -> float:
         """The sort key: the smallest goes first."""

@@ -92,6 +92,11 @@ class UniBoost:
         """The paper's delta, in the unit of keys: seconds."""
         return self.preemption_margin_s
 
+    @property
+    def bin_tokens_of_work(self) -> int | None:
+        """MemGuard's k; None without it."""
+        return self.bin_tokens if self.quantise else None
+
     def gamma_settings(self) -> GammaSettings:
         """How gamma is learned."""
         return GammaSettings(

@@ -24,7 +24,7 @@ MOST_ENDPOINTS = 10_000
 
 
 class ShapeError(SettingError):
-    """A shape that cannot be read or cannot serve; the message says what to change."""
+    """A shape that cannot be read or cannot serve; the message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ def parse_shape(
     Hardware alone stands for its profile of `DEFAULT_MODEL`.
     """
     if profile is not None and find_profile(profile, profiles) is None:
-        raise ShapeError("profile", f"unknown profile {profile!r}; {known_names(profile, profiles)}")
+        raise ShapeError(
+            "profile", f"unknown profile {profile!r}; " + known_names(profile, profiles, "ballast profiles")
+        )
     machines: list[Machine] = []
     letters: set[str] = set()
     for part in text.split(","):
@@ -56,7 +58,9 @@ def parse_shape(
             raise ShapeError("endpoints", f"{part.strip()!r} names no profile; add @PROFILE or --profile PROFILE")
         hardware = find_profile(name, profiles)
         if hardware is None:
-            raise ShapeError("endpoints", f"unknown profile {name!r}; {known_names(name, profiles)}")
+            raise ShapeError(
+                "endpoints", f"unknown profile {name!r}; " + known_names(name, profiles, "ballast profiles")
+            )
         for number, letter in found:
             if not number.strip("0"):
                 raise ShapeError("endpoints", f"{part.strip()!r} asks for 0 endpoints; ask for 1 or more")
