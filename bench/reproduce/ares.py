@@ -284,14 +284,14 @@ def _short_runs(*counts: int) -> list[Run]:
     ]
 
 
-def _changes(results: Results, places: Iterable[str]) -> list[Row]:
+def _changes(results: Results, settings: Iterable[str]) -> list[Row]:
     rows = []
-    for place in places:
+    for setting in settings:
         for variant in COMPARED:
-            changed = results.change(f"{place}/{variant}", f"{place}/vllm", "step_variance_ms2")
+            changed = results.change(f"{setting}/{variant}", f"{setting}/vllm", "step_variance_ms2")
             rows.append(
                 Row(
-                    what=f"step-time variance, {place} endpoints, {LABELS[variant]}",
+                    what=f"step-time variance, {setting} endpoints, {LABELS[variant]}",
                     ours=changed,
                     unit="% change",
                     paper="lower",
@@ -303,8 +303,8 @@ def _changes(results: Results, places: Iterable[str]) -> list[Row]:
             for figure, title, _, _ in PLACED_FIGURES[:2]:
                 rows.append(
                     Row(
-                        what=f"{title}, {place} endpoints, {LABELS[variant]}",
-                        ours=results.change(f"{place}/{variant}", f"{place}/vllm", figure),
+                        what=f"{title}, {setting} endpoints, {LABELS[variant]}",
+                        ours=results.change(f"{setting}/{variant}", f"{setting}/vllm", figure),
                         unit="% change",
                         setting=Setting.THEIRS,
                     )
@@ -323,13 +323,13 @@ def _sizes(results: Results) -> Finding:
         for number, variant in enumerate(MOVES)
     ]
     chart = Whiskers(f"Variance of step time over {REDUCED_ENDPOINTS} decode endpoints", "ms^2", whiskers)
-    places = [
-        place
+    settings = [
+        setting
         for data in DATA.values()
-        for place in (f"{data}/{REDUCED_ENDPOINTS}/short", *(f"{data}/{count}" for count in ENDPOINTS))
+        for setting in (f"{data}/{REDUCED_ENDPOINTS}/short", *(f"{data}/{count}" for count in ENDPOINTS))
     ]
     return Finding(
-        rows=_changes(results, places),
+        rows=_changes(results, settings),
         plots=[Plot(name="variance", caption="step times on ARES's line", charts=[chart])],
     )
 
@@ -347,19 +347,19 @@ SIZES = Experiment(
 
 
 def _large(results: Results) -> Finding:
-    places = [f"{data}/{count}/short" for data in DATA.values() for count in LARGE]
+    settings = [f"{data}/{count}/short" for data in DATA.values() for count in LARGE]
     whiskers = [
         Whisker(
-            f"{place.removesuffix('/short')}: {LABELS[variant]}",
-            results.mean(f"{place}/{variant}", "step_variance_ms2"),
+            f"{setting.removesuffix('/short')}: {LABELS[variant]}",
+            results.mean(f"{setting}/{variant}", "step_variance_ms2"),
             style=colour(number),
         )
-        for place in places
+        for setting in settings
         for number, variant in enumerate(MOVES)
     ]
     chart = Whiskers("Variance of step time over 128 and 256 decode endpoints", "ms^2", whiskers)
     return Finding(
-        rows=_changes(results, places), plots=[Plot(name="variance", caption="large fleets", charts=[chart])]
+        rows=_changes(results, settings), plots=[Plot(name="variance", caption="large fleets", charts=[chart])]
     )
 
 
@@ -484,9 +484,9 @@ LINK_SPEEDS = Experiment(
 )
 
 
-def _values(results: Results, places: Iterable[str], figure: str) -> list[float]:
+def _values(results: Results, settings: Iterable[str], figure: str) -> list[float]:
     """Changes in percent by any way of moving, as far as they are known."""
-    pairs = ((f"{place}/{variant}", f"{place}/vllm") for place in places for variant in COMPARED)
+    pairs = ((f"{setting}/{variant}", f"{setting}/vllm") for setting in settings for variant in COMPARED)
     changes = [results.change(*pair, figure) for pair in pairs]
     return [change.value for change in changes if change is not None]
 
