@@ -555,7 +555,7 @@ def _verdict(results: Mapping[str, Results]) -> str:
     return (
         f"**In short.** Cutting serves {min(apart):+.0f} to {max(apart):+.0f} % against prefill and decode apart (the "
         f"paper has +37 % on average), and {min(tuned):+.0f} to {max(tuned):+.0f} % against colocation with the best "
-        "of four chunks (the paper has +137 % against its colocation; what the chunk does is told below); "
+        "of four chunks (the paper has +137 % against its colocation; the effect of the chunk is described below); "
         f"its highest goodput is {min(good):+.0f} to {max(good):+.0f} % against the same. "
         f"Against cuts within prompts only, which are all that stock vLLM can stream, it is {min(prompts):+.0f} to "
         f"{max(prompts):+.0f} %."

@@ -377,16 +377,20 @@ def _hotspot_text(results: Results) -> str:
     if not results.values("documents/lmetric", "tpot_p99_s"):
         return ""
     tail = results.change("documents/lmetric", "documents/least-requests", "tpot_p99_s")
-    told = "With and without the detector every figure is the same to the last digit: it never filtered anybody. "
+    finding = (
+        "With and without the detector every figure is the same to the last digit: it never filtered an endpoint. "
+    )
     if any(acted):
-        told = f"The detector acted in {sum(acted)} of {len(acted)} runs; the others are the same to the last digit. "
+        finding = (
+            f"The detector acted in {sum(acted)} of {len(acted)} runs; the others are the same to the last digit. "
+        )
     if tail is not None:
-        told += (
+        finding += (
             "The hotspot is real: for a while all questions about a document go to the one endpoint that holds it, and "
             f"P99 TPOT is {tail.value:+.0f} % against least-requests. "
         )
-    return told + (
-        "By the definition: phase one compares shares of the last minute. A document that everybody asks about from "
+    return finding + (
+        "By the definition: phase one compares shares of the last minute. A document that many requests ask about from "
         "one second to the next "
         "has a small share of that minute at first; by the time it is large, the product of prefill tokens and batch "
         "size "

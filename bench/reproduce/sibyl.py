@@ -575,7 +575,7 @@ def _by_load(results: Results) -> Finding:
         "Round-robin knows no load: of 64 endpoints that all decode something, the one whose turn it is has the least "
         "KV in about one case of 64. It can be right in 79.5 % of cases only where most endpoints are empty, and so "
         "tie. "
-        "There nobody waits for anybody, and the tails of both policies are the same. Table 1 and figure 9 can "
+        "There no request waits for another, and the tails of both policies are the same. Table 1 and figure 9 can "
         "therefore "
         "not both come from the printed definition at one load; the paper must count as optimal more than the endpoint "
         "with the least load, and does not say what."

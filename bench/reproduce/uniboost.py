@@ -483,9 +483,9 @@ def _waiting(results: Results) -> Finding:
 
 WAITING_ROOM = Experiment(
     name="uniboost/waiting-room",
-    title="The order kept in the gateway, or told to stock vLLM",
+    title="The order kept in the gateway, or passed to stock vLLM",
     text="One H200 prefills Libra's Azure Code (24 requests/s, near capacity); UniBoost with gamma 0.3 /s in a waiting "
-    "room with so many prefill places, or told to engines as priority. The prompts' lengths are all that it orders by.",
+    "room, with capacity for so many prefills, or passed to engines as priority. It orders by prompt lengths alone.",
     runs=[Run(name, _waits(*parts)) for name, parts in WAITING.items()],
     analyse=_waiting,
     figures=FIGURES,
