@@ -69,11 +69,11 @@ class Naive(Forecast):
     """Keeps nothing."""
 
     def remaining_s(self, view: View, book: Book, max_requests: int) -> FloatArray:
-        ends = [self.timeline(view, book, at, max_requests).end_s for at in range(len(view.endpoints))]
+        ends = [self.timeline(view, book, index, max_requests).end_s for index in range(len(view.endpoints))]
         return np.array(ends, np.float64)
 
-    def timeline(self, view: View, book: Book, at: int, max_requests: int) -> Timeline:
-        return Again(outstanding(view, book, at), pace(view, at, max_requests))
+    def timeline(self, view: View, book: Book, index: int, max_requests: int) -> Timeline:
+        return Again(outstanding(view, book, index), pace(view, index, max_requests))
 
 
 @dataclass(slots=True)
@@ -120,8 +120,8 @@ class Fleet:
 
     def end(self, now_s: float) -> None:
         """Some request is done."""
-        at = self.rng.randrange(len(self.decoding))
-        self.decoding[at], self.decoding[-1] = self.decoding[-1], self.decoding[at]
+        index = self.rng.randrange(len(self.decoding))
+        self.decoding[index], self.decoding[-1] = self.decoding[-1], self.decoding[index]
         request_id = self.decoding.pop()
         if request_id in self.cut:
             self.cut.remove(request_id)

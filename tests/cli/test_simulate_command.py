@@ -243,7 +243,10 @@ def test_a_policy_file_takes_all_parts_and_options_replace_them() -> None:
         (("--admission", "bounded:places=3"), "--admission: bounded has no parameter 'places'; it takes "),
         (("--admission", "bounded:max_wait_s"), "--admission: cannot read 'max_wait_s' in"),
         (("--queue", "sjf"), "policy ballast: queue orders nothing: without an admission that bounds"),
-        (("--queue", "sjf:engine_priority=true"), "policy ballast: queue tells engines its order, and they do not"),
+        (
+            ("--queue", "sjf:engine_priority=true"),
+            "policy ballast: queue passes its order to the engines, which ignore it",
+        ),
         (("--partition", "fixed", "--endpoints", "2P2D@h20-qwen3-32b"), "policy ballast: partition cuts nothing"),
     ],
 )

@@ -54,8 +54,8 @@ class CalibrationView:
     def _print(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self._tables.print(title)
         table = Table(box=None, pad_edge=False)
-        for place, column in enumerate(columns):
-            table.add_column(column, justify="right" if place else "left", no_wrap=True)
+        for index, column in enumerate(columns):
+            table.add_column(column, justify="right" if index else "left", no_wrap=True)
         for row in rows:
             table.add_row(*row)
         self._tables.print(table)
@@ -105,14 +105,19 @@ class CalibrationView:
         rows = []
         for first in range(0, len(ages), size):
             cells = [
-                [error for line in errors[first : first + size] for error in line[at : at + size] if error is not None]
-                for at in range(0, len(later), size)
+                [
+                    error
+                    for line in errors[first : first + size]
+                    for error in line[start : start + size]
+                    if error is not None
+                ]
+                for start in range(0, len(later), size)
             ]
             rows.append((f"{ages[first]:.0f}", *(_percent(max(cell)) if cell else "" for cell in cells)))
         self._print(
             f"largest |predicted - actual| of P, {row['estimator']}: age l(now) from (down), look-ahead up to (across) "
             "in tokens",
-            ("l(now)", *(f"{later[at + size - 1]:.0f}" for at in range(0, len(later), size))),
+            ("l(now)", *(f"{later[start + size - 1]:.0f}" for start in range(0, len(later), size))),
             rows,
         )
 

@@ -29,9 +29,9 @@ def check_outputs(
         if not path.parent.is_dir():
             raise ValueError(f"{option}: {path}: its folder does not exist; make it first")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ValueError(f"{option}: {path}: cannot be written; choose another place")
+            raise ValueError(f"{option}: {path}: cannot be written; choose another file")
         if _same(path) in taken:
-            raise ValueError(f"{option}: {path}: would overwrite {taken[_same(path)]}; choose another place")
+            raise ValueError(f"{option}: {path}: would overwrite {taken[_same(path)]}; choose another file")
         taken[_same(path)] = option
 
 

@@ -187,12 +187,12 @@ def _heading(answer: "Answer") -> list[str]:
     best, question = answer.best, answer.question
     reach = [growth for growth, attained in answer.growth if attained >= question.attainment]
     lengths = answer.lengths
-    said = "meets" if answer.meets else "nothing that was tried meets"
+    verdict = "meets" if answer.meets else "nothing that was tried meets"
     lines = [
         f"{question.source.name}, {answer.rate_rps:.3g} requests/s, mean {lengths.input_tokens:.0f} tokens in and "
         f"{lengths.output_tokens:.0f} out{', shared prefixes' if answer.shares_prefixes else ''}",
         f"{best.shape} with {best.variant.name}: {best.attainment:.1%} of requests within the SLO "
-        f"({said} {question.attainment:.1%}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
+        f"({verdict} {question.attainment:.1%}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
         f"P99 TPOT {1e3 * best.mean('tpot_s', 'p99'):.1f} ms",
     ]
     if answer.meets:

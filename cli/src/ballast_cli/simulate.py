@@ -47,7 +47,7 @@ def simulate_command(
     """Simulate a fleet under a workload, once for each policy (and seed), and compare.
 
     The gateway's own decision code runs, in front of engines that repeat vLLM's scheduler. Ctrl-C ends the runs and
-    reports what they came to.
+    reports their figures so far.
 
     Exit status: 0, 2 for input that cannot work, 130 when interrupted.
     """

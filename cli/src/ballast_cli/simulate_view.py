@@ -101,8 +101,8 @@ class View:
 def _table(title: str, cells: Sequence[Sequence[str]]) -> Table:
     """The first line is the header."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for place, name in enumerate(cells[0]):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for index, name in enumerate(cells[0]):
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
     for line in cells[1:]:
         table.add_row(*line)
     return table
@@ -126,8 +126,8 @@ class _Column:
         self._only_if_varied, self._only_if_any = only_if_varied, only_if_any
 
     def shown(self, rows: Sequence[Figures]) -> bool:
-        said = {self.text(row) for row in rows}
-        return not (self._only_if_varied and len(said) == 1) and not (self._only_if_any and said == {"0"})
+        texts = {self.text(row) for row in rows}
+        return not (self._only_if_varied and len(texts) == 1) and not (self._only_if_any and texts == {"0"})
 
 
 def _number(value: float | None, digits: int = 4) -> str:

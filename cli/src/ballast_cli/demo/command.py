@@ -15,7 +15,7 @@ def demo(
     policy: Annotated[
         str | None, typer.Option(help="Placements to compare, such as round-robin,least-requests.")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Trace file to replay in place of the workload.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Trace file to replay instead of the workload.")] = None,
     workload: Annotated[str, typer.Option(help="Built-in workload.")] = "chat",
     duration: Annotated[float, typer.Option(help="Seconds of the workload, for each policy.")] = 60.0,
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0,

@@ -34,7 +34,7 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveScore:
-    """One curve, or one for each class, on held-back requests. Ratios in [0, 1] unless said; lengths in tokens."""
+    """One curve, or one for each class, on held-back requests. Ratios in [0, 1] unless noted; lengths in tokens."""
 
     brier: float
     """Mean squared error of the probabilities, each request counting at each age that it reached."""
