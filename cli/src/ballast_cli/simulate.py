@@ -114,6 +114,7 @@ def simulate_command(
     from ballast_cli.interrupts import stop_on_interrupt
     from ballast_cli.output import check_outputs
     from ballast_cli.simulate_view import View
+    from ballast_core import kernel
     from ballast_sim.engine.batching import LocalBatching
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.simulation.inputs.engine_scheduler import parse_scheduler
@@ -170,6 +171,8 @@ def simulate_command(
             _policies(policy, policy_file),
             {"queue": queue, "admission": admission, "partition": partition, "rescheduling": rescheduling},
         )
+        if not kernel.installed():
+            view.note("no compiled kernel: decisions run on numpy, with the same answers in several times the time")
         for remark in check_composition(policies, machines, engine_policy):
             view.note(remark)
         asked = Comparison(

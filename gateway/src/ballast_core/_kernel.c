@@ -12,6 +12,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -21,24 +24,24 @@
 #define VERSION 1
 
 #define TIMES 9       /* times at which `ballast` weighs a request: the hand-off and eight pieces of its life */
-#define LANES 10      /* TIMES, padded to whole pairs */
-#define PAIRS (LANES / 2)
+#define LANES 12      /* TIMES, padded to whole vectors */
 #define PIECES (TIMES - 1)
 #define UNREPORTED_TOKENS 16.0
 #define FIRST_DELAY_S 0.1
 #define DELAYS 64
-#define STEPS_PER_DOUBLING 8.0
+#define STEPS_PER_DOUBLING 8
 #define LEAST_SLOPE 1e-9
 #define NO_LIMIT INT64_MAX
 #define HIGHEST_LIMIT (INT64_C(1) << 20)
 
-/* Two doubles that one instruction multiplies or adds. */
-typedef double pair __attribute__((vector_size(16), may_alias));
+/* Doubles that one instruction multiplies or adds. Wider ones give the same results: no sum is cut differently. */
+typedef double pair __attribute__((vector_size(16), aligned(8), may_alias));
+typedef double quad __attribute__((vector_size(32), aligned(8), may_alias));
 
 static inline double larger(double a, double b) { return a > b ? a : b; }
 static inline double smaller(double a, double b) { return a < b ? a : b; }
 
-/* --- arguments ----------------------------------------------------------------------------------------------- */
+/* --- arguments --------------------------------------------------------------------------------------------------- */
 
 #define MOST_BUFFERS 40
 
@@ -68,7 +71,7 @@ typedef struct {
 
 enum { READ = 0, WRITE = PyBUF_WRITABLE };
 
-/* Fill `array` from a C-contiguous array of `kind`: 'd' float64, 'q' int64, '?' bool. -1 with an exception if it is not. */
+/* Fill `array` from a C-contiguous array of `kind`: d float64, q int64, ? bool. -1 with an exception otherwise. */
 static int get(Held *held, PyObject *from, const char *name, char kind, int dimensions, int access, Array *array)
 {
     if (held->count == MOST_BUFFERS) {
@@ -138,7 +141,7 @@ static int get_integer(PyObject *from, int64_t *value)
     return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* --- hardware profiles, by slot (beliefs/stacked_profiles.py) -------------------------------------------------- */
+/* --- hardware profiles, by slot (beliefs/stacked_profiles.py) ---------------------------------------------------- */
 
 enum { OVERHEAD, FLOOR_4, SLOPE, READ_S, PAIR_S, HOST, BUDGET, CHUNK, CHUNK_TOKEN, KV, COLUMNS = 13 };
 
@@ -167,7 +170,7 @@ static inline double weights_and_matmul_s(double slope, double floor_4, double t
     return sqrt(sqrt(mean));
 }
 
-/* --- prefill times (beliefs/prefill_time.py) -------------------------------------------------------------------- */
+/* --- prefill times (beliefs/prefill_time.py) --------------------------------------------------------------------- */
 
 typedef struct {
     Array profiles, factors, requests, uncached_tokens, uncached_pairs, since_s;
@@ -284,7 +287,7 @@ static PyObject *least_uncached_tokens(PyObject *module, PyObject *const *given,
     Py_RETURN_NONE;
 }
 
-/* --- the choice (directing/placer.py) --------------------------------------------------------------------------- */
+/* --- the choice (directing/placer.py) ---------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(choose_doc,
 "choose(costs, slots, turns, keep)\n--\n\n"
@@ -323,7 +326,7 @@ static PyObject *choose(PyObject *module, PyObject *const *given, Py_ssize_t cou
     return PyLong_FromSsize_t(best);
 }
 
-/* --- survival curves (beliefs/survival_tables.py) ----------------------------------------------------------------- */
+/* --- survival curves (beliefs/survival_tables.py) ---------------------------------------------------------------- */
 
 typedef struct {
     Array drop, intercept, end, hazard;
@@ -361,20 +364,21 @@ static inline double survival_within(const Tables *tables, double tokens, int64_
     return tables->drop.f[bucket] * position + tables->intercept.f[bucket];
 }
 
-/* P(running at `later` | running at `age`), both 0 or more; 0 from the cap on. */
-static double conditional(const Tables *tables, double age, double later, int64_t class, double cap)
+/* P(running at `later` | running at `age`), both 0 or more; 0 from the cap on. `alive`: `survival_within` the age. */
+static inline double conditional(const Tables *tables, double age, double alive, double later, int64_t class,
+                                 double cap)
 {
     later = larger(later, age);
     if (later >= cap)
         return 0.0;
-    double ratio = survival_within(tables, later, class) / survival_within(tables, age, class);
+    double ratio = survival_within(tables, later, class) / alive;
     double end = tables->end.f[class];
     if (later > end)
         ratio *= exp(-tables->hazard.f[class] * (later - larger(age, end)));
     return ratio;
 }
 
-/* --- age histograms (state/age_histograms.py) ---------------------------------------------------------------------- */
+/* --- age histograms (state/age_histograms.py) -------------------------------------------------------------------- */
 
 PyDoc_STRVAR(classify_doc,
 "classify(rows, cell, group, held, limit, slot, generated, limits, class_slot, decoding, prompt, bucket_of_age, ages)"
@@ -548,64 +552,129 @@ failed:
     return NULL;
 }
 
-/* --- the projected load of the candidates (policies/placement/projection.py) ---------------------------------------- */
+/* --- the projected load of the candidates (policies/placement/projection.py) ------------------------------------- */
 
 /* By time and candidate, (TIMES, candidates): requests, tokens, and the variance of the tokens. */
 typedef struct {
     double *requests, *tokens, *variance;
 } Load;
 
-/* The probability to live at each time, and that times its complement; by row of a histogram. */
+/* For one row of a histogram, by time: factors of its requests' count, tokens and squared tokens. */
 typedef struct {
     double alive[LANES], ended[LANES];
 } Row;
 
-static void add_decoding(const Load *load, const Array *slots, const Histogram *histogram, int64_t ages,
-                         const Row *table, const double *grown, double *scratch)
+/* The same for pending requests, whose growth differs from row to row: alive, alive x grown, ended, 2 ended x grown,
+ * ended x grown squared. */
+typedef struct {
+    double alive[LANES], alive_grown[LANES], ended[LANES], ended_grown[LANES], ended_squared[LANES];
+} PendingRow;
+
+/* What one candidate has in the rows of a histogram that are not empty. */
+typedef struct {
+    double count, held, square;
+    int64_t row;
+} Cell;
+
+/* Sums over cells of count and held times alive, of count, held and square times ended (`sum_decoding`); of requests,
+ * tokens and variance (`sum_pending`). Several passes, each with its sums in registers. */
+#define SUMS(SUFFIX, VECTOR, TARGET)                                                                                   \
+    TARGET static void sum_decoding##SUFFIX(Py_ssize_t cells, const Cell *cell, const Row *table,                      \
+                                            double sums[5][LANES])                                                     \
+    {                                                                                                                  \
+        enum { VECTORS = LANES * sizeof(double) / sizeof(VECTOR) };                                                    \
+        VECTOR a[VECTORS] = {{0}}, b[VECTORS] = {{0}};                                                                 \
+        for (Py_ssize_t c = 0; c < cells; c++) {                                                                       \
+            const VECTOR *alive = (const VECTOR *)table[cell[c].row].alive;                                            \
+            for (int v = 0; v < VECTORS; v++) {                                                                        \
+                a[v] += cell[c].count * alive[v];                                                                      \
+                b[v] += cell[c].held * alive[v];                                                                       \
+            }                                                                                                          \
+        }                                                                                                              \
+        memcpy(sums[0], a, sizeof a);                                                                                  \
+        memcpy(sums[1], b, sizeof b);                                                                                  \
+        VECTOR d[VECTORS] = {{0}}, e[VECTORS] = {{0}}, f[VECTORS] = {{0}};                                             \
+        for (Py_ssize_t c = 0; c < cells; c++) {                                                                       \
+            const VECTOR *ended = (const VECTOR *)table[cell[c].row].ended;                                            \
+            for (int v = 0; v < VECTORS; v++) {                                                                        \
+                d[v] += cell[c].count * ended[v];                                                                      \
+                e[v] += cell[c].held * ended[v];                                                                       \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (Py_ssize_t c = 0; c < cells; c++) {                                                                       \
+            const VECTOR *ended = (const VECTOR *)table[cell[c].row].ended;                                            \
+            for (int v = 0; v < VECTORS; v++)                                                                          \
+                f[v] += cell[c].square * ended[v];                                                                     \
+        }                                                                                                              \
+        memcpy(sums[2], d, sizeof d);                                                                                  \
+        memcpy(sums[3], e, sizeof e);                                                                                  \
+        memcpy(sums[4], f, sizeof f);                                                                                  \
+    }                                                                                                                  \
+    TARGET static void sum_pending##SUFFIX(Py_ssize_t cells, const Cell *cell, const PendingRow *table,                \
+                                           double sums[3][LANES])                                                      \
+    {                                                                                                                  \
+        enum { VECTORS = LANES * sizeof(double) / sizeof(VECTOR) };                                                    \
+        VECTOR a[VECTORS] = {{0}}, b[VECTORS] = {{0}}, d[VECTORS] = {{0}};                                             \
+        for (Py_ssize_t c = 0; c < cells; c++) {                                                                       \
+            const PendingRow *row = &table[cell[c].row];                                                               \
+            const VECTOR *alive = (const VECTOR *)row->alive, *alive_grown = (const VECTOR *)row->alive_grown;         \
+            for (int v = 0; v < VECTORS; v++) {                                                                        \
+                a[v] += cell[c].count * alive[v];                                                                      \
+                b[v] += cell[c].held * alive[v] + cell[c].count * alive_grown[v];                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (Py_ssize_t c = 0; c < cells; c++) {                                                                       \
+            const PendingRow *row = &table[cell[c].row];                                                               \
+            const VECTOR *ended = (const VECTOR *)row->ended, *once = (const VECTOR *)row->ended_grown;                \
+            const VECTOR *twice = (const VECTOR *)row->ended_squared;                                                  \
+            for (int v = 0; v < VECTORS; v++)                                                                          \
+                d[v] += cell[c].square * ended[v] + cell[c].held * once[v] + cell[c].count * twice[v];                 \
+        }                                                                                                              \
+        memcpy(sums[0], a, sizeof a);                                                                                  \
+        memcpy(sums[1], b, sizeof b);                                                                                  \
+        memcpy(sums[2], d, sizeof d);                                                                                  \
+    }
+
+SUMS(_by_pairs, pair, )
+
+#if defined(__x86_64__)
+SUMS(_by_quads, quad, __attribute__((target("avx2"))))
+
+/* Whether processor and operating system have AVX2. */
+static int has_quads(void)
 {
-    double *count = scratch, *held = scratch + ages, *square = scratch + 2 * ages;
-    int64_t *used = (int64_t *)(scratch + 3 * ages);
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & (1u << 27 | 1u << 28)) != (1u << 27 | 1u << 28))
+        return 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & (1u << 5));
+}
+#endif
+
+static void (*sum_decoding)(Py_ssize_t, const Cell *, const Row *, double[5][LANES]) = sum_decoding_by_pairs;
+static void (*sum_pending)(Py_ssize_t, const Cell *, const PendingRow *, double[3][LANES]) = sum_pending_by_pairs;
+
+static void add_decoding(const Load *load, const Array *slots, const Histogram *histogram, int64_t ages,
+                         const Row *table, const double *grown, Cell *cells)
+{
     Py_ssize_t n = slots->len;
     for (Py_ssize_t i = 0; i < n; i++) {
         if (slots->i[i] >= histogram->counts.rows)
             continue;
-        Py_ssize_t first = slots->i[i] * ages, cells = 0;
-        for (int64_t age = 0; age < histogram->ages; age++)
-            if (histogram->counts.f[first + age] != 0.0) {
-                count[cells] = histogram->counts.f[first + age];
-                held[cells] = histogram->held.f[first + age];
-                square[cells] = histogram->squares.f[first + age];
-                used[cells++] = age;
-            }
-        if (!cells)
+        Py_ssize_t first = slots->i[i] * ages, used = 0;
+        for (int64_t age = 0; age < histogram->ages; age++) {
+            cells[used] = (Cell){histogram->counts.f[first + age], histogram->held.f[first + age],
+                                 histogram->squares.f[first + age], age};
+            used += cells[used].count != 0.0;
+        }
+        if (!used)
             continue;
-        pair sums[5][PAIRS] = {{{0}}};
-        for (Py_ssize_t c = 0; c < cells; c++) { /* three passes, each with its sums in registers */
-            const pair *alive = (const pair *)table[used[c]].alive;
-            for (int p = 0; p < PAIRS; p++) {
-                sums[0][p] += count[c] * alive[p];
-                sums[1][p] += held[c] * alive[p];
-            }
-        }
-        for (Py_ssize_t c = 0; c < cells; c++) {
-            const pair *ended = (const pair *)table[used[c]].ended;
-            for (int p = 0; p < PAIRS; p++) {
-                sums[2][p] += count[c] * ended[p];
-                sums[3][p] += held[c] * ended[p];
-            }
-        }
-        for (Py_ssize_t c = 0; c < cells; c++) {
-            const pair *ended = (const pair *)table[used[c]].ended;
-            for (int p = 0; p < PAIRS; p++)
-                sums[4][p] += square[c] * ended[p];
-        }
+        double sums[5][LANES];
+        sum_decoding(used, cells, table, sums);
         for (int t = 0; t < TIMES; t++) {
-            const double *by_count = (const double *)sums[0], *by_held = (const double *)sums[1];
-            const double *ended_count = (const double *)sums[2], *ended_held = (const double *)sums[3];
-            load->requests[t * n + i] += by_count[t];
-            load->tokens[t * n + i] += by_held[t] + grown[t] * by_count[t];
-            load->variance[t * n + i] +=
-                ((const double *)sums[4])[t] + grown[t] * (2.0 * ended_held[t] + grown[t] * ended_count[t]);
+            load->requests[t * n + i] += sums[0][t];
+            load->tokens[t * n + i] += sums[1][t] + grown[t] * sums[0][t];
+            load->variance[t * n + i] += sums[4][t] + grown[t] * (2.0 * sums[3][t] + grown[t] * sums[2][t]);
         }
     }
 }
@@ -639,100 +708,140 @@ typedef struct {
     double held, limit;
 } Pending;
 
+/* `log_bucket` of a delay, the highest row for all later ones: the exponent, and the eighths of the mantissa. */
+static int32_t delay_row(double late_s)
+{
+    static const double eighths[] = {1.0905077326652577, 1.189207115002721,  1.2968395546510096, 1.4142135623730951,
+                                     1.5422108254079407, 1.6817928305074292, 1.8340080864093424};
+    double position = larger(late_s, 0.0) * (1.0 / FIRST_DELAY_S) + 1.0;
+    if (!(position < 256.0))
+        return DELAYS - 1;
+    int exponent;
+    double mantissa = 2.0 * frexp(position, &exponent);
+    int32_t row = (exponent - 1) * STEPS_PER_DOUBLING;
+    for (int k = 0; k < 7; k++)
+        row += mantissa >= eighths[k];
+    return row < DELAYS - 1 ? row : DELAYS - 1;
+}
+
+static void fill_pending(PendingRow *table, int used, const Tables *tables, const Array *delay_of_row,
+                         const double *delays_s, double tokens_per_s, int64_t class, double cap)
+{
+    double newborn = survival_within(tables, 0.0, class);
+    memset(table, 0, (size_t)used * sizeof *table);
+    for (int k = 0; k < used; k++)
+        for (int t = 0; t < TIMES; t++) {
+            PendingRow *row = &table[k];
+            double wait_s = delay_of_row->f[k], grown = larger(delays_s[t] - wait_s, 0.0) * tokens_per_s;
+            double alive = delays_s[t] >= wait_s ? conditional(tables, 0.0, newborn, grown, class, cap) : 0.0;
+            double ended = alive * (1.0 - alive);
+            row->alive[t] = alive;
+            row->alive_grown[t] = alive * grown;
+            row->ended[t] = ended;
+            row->ended_grown[t] = 2.0 * (ended * grown);
+            row->ended_squared[t] = ended * grown * grown;
+        }
+}
+
 static int add_pending(const Load *load, Py_ssize_t n, const Flights *flights, const int32_t *candidate_of,
                        Py_ssize_t capacity, const Tables *tables, const Array *delay_of_row, int64_t ages,
                        const double *delays_s, double now_s, double tokens_per_s)
 {
-    Py_ssize_t rows = flights->decoding.len, waiting = 0;
-    for (Py_ssize_t k = 0; k < rows; k++)
-        waiting += !flights->decoding.b[k];
+    Py_ssize_t rows = flights->decoding.len, found = 0;
+    int64_t *waiting = malloc((size_t)(rows + 1) * sizeof *waiting);
+    Pending *pending = NULL;
+    Cell *cells = NULL;
+    int32_t *next = NULL; /* by candidate, where its next cell goes: after all are placed, where its cells end */
+    int answer = -1;
     if (!waiting)
-        return 0;
-    Pending *pending = malloc((size_t)waiting * sizeof *pending);
-    double *cells = NULL;
+        goto no_memory;
+    for (Py_ssize_t k = 0; k < rows; k++) { /* without a branch: none could be predicted */
+        waiting[found] = k;
+        found += !flights->decoding.b[k];
+    }
+    if (!found) {
+        answer = 0;
+        goto done;
+    }
+    pending = malloc((size_t)found * sizeof *pending);
     if (!pending)
         goto no_memory;
     int32_t used = 0;
-    Py_ssize_t found = 0;
-    for (Py_ssize_t k = 0; k < rows; k++) {
-        if (flights->decoding.b[k])
-            continue;
-        Pending *one = &pending[found++];
-        int64_t slot = flights->slot.i[k];
-        double position = larger(flights->handoff_at_s.f[k] - now_s, 0.0) * (1.0 / FIRST_DELAY_S) + 1.0;
-        position = log2(position) * STEPS_PER_DOUBLING;
-        one->row = position < DELAYS - 1 ? (int32_t)position : DELAYS - 1;
-        one->candidate = slot >= 0 && slot < capacity ? candidate_of[slot] : -1;
-        one->group = flights->group.i[k];
-        one->held = (double)flights->prompt.i[k];
-        one->limit = (double)flights->limit.i[k];
-        if (one->group < 0 || one->group / (ages + 1) >= tables->end.len) {
-            PyErr_SetString(PyExc_IndexError, "groups: has a class without a survival curve");
-            goto failed;
-        }
-        if (one->row >= used)
-            used = one->row + 1;
+    for (Py_ssize_t k = 0; k < found; k++) {
+        int64_t row = waiting[k], slot = flights->slot.i[row];
+        pending[k] = (Pending){
+            .group = flights->group.i[row],
+            .candidate = slot >= 0 && slot < capacity ? candidate_of[slot] : -1,
+            .row = delay_row(flights->handoff_at_s.f[row] - now_s),
+            .held = (double)flights->prompt.i[row],
+            .limit = (double)flights->limit.i[row],
+        };
+        if (pending[k].row >= used)
+            used = pending[k].row + 1;
     }
-    size_t size = (size_t)n * (size_t)used * 3;
-    cells = malloc(size * sizeof *cells);
-    if (!cells)
+    cells = malloc((size_t)found * sizeof *cells);
+    next = malloc((size_t)n * sizeof *next);
+    if (!cells || !next)
         goto no_memory;
-    Py_ssize_t from = 0; /* rows before it have been added */
+    Py_ssize_t from = 0; /* those before it have been added */
     while (from < found) {
         int64_t group = pending[from].group, class = group / (ages + 1);
-        double limits = 0.0, members = 0.0;
-        memset(cells, 0, size * sizeof *cells);
-        Py_ssize_t kept = from;
-        for (Py_ssize_t k = from; k < found; k++) { /* those of this group move to the front */
-            Pending one = pending[k];
-            if (one.group != group)
-                continue;
-            pending[k] = pending[kept];
-            pending[kept++] = one;
-            limits += one.limit;
-            members += 1.0;
-            if (one.candidate < 0)
-                continue;
-            double *cell = cells + ((Py_ssize_t)one.candidate * used + one.row) * 3;
-            cell[0] += 1.0;
-            cell[1] += one.held;
-            cell[2] += one.held * one.held;
+        if (group < 0 || class >= tables->end.len) {
+            PyErr_SetString(PyExc_IndexError, "groups: has a class without a survival curve");
+            goto done;
         }
-        from = kept;
-        double cap = group % (ages + 1) != ages ? limits / members : INFINITY;
-        double alive[DELAYS][TIMES], grown[DELAYS][TIMES];
-        for (int row = 0; row < used; row++)
+        double limits = 0.0;
+        memset(next, 0, (size_t)n * sizeof *next);
+        Py_ssize_t begin = from;
+        for (Py_ssize_t k = from; k < found; k++) { /* those of this group move to the front */
+            if (pending[k].group != group)
+                continue;
+            Pending one = pending[k];
+            pending[k] = pending[from];
+            pending[from++] = one;
+            limits += one.limit;
+            if (one.candidate >= 0)
+                next[one.candidate]++;
+        }
+        int32_t before = 0;
+        for (Py_ssize_t i = 0; i < n; i++) {
+            int32_t of_candidate = next[i];
+            next[i] = before;
+            before += of_candidate;
+        }
+        for (Py_ssize_t k = begin; k < from; k++)
+            if (pending[k].candidate >= 0)
+                cells[next[pending[k].candidate]++] =
+                    (Cell){1.0, pending[k].held, pending[k].held * pending[k].held, pending[k].row};
+        PendingRow table[DELAYS];
+        fill_pending(table, used, tables, delay_of_row, delays_s, tokens_per_s, class,
+                     group % (ages + 1) != ages ? limits / (double)(from - begin) : INFINITY);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            int32_t first = i ? next[i - 1] : 0;
+            if (next[i] == first)
+                continue;
+            double sums[3][LANES];
+            sum_pending(next[i] - first, cells + first, table, sums);
             for (int t = 0; t < TIMES; t++) {
-                double wait_s = delay_of_row->f[row];
-                grown[row][t] = larger(delays_s[t] - wait_s, 0.0) * tokens_per_s;
-                alive[row][t] =
-                    delays_s[t] >= wait_s ? conditional(tables, 0.0, grown[row][t], class, cap) : 0.0;
+                load->requests[t * n + i] += sums[0][t];
+                load->tokens[t * n + i] += sums[1][t];
+                load->variance[t * n + i] += sums[2][t];
             }
-        for (Py_ssize_t i = 0; i < n; i++)
-            for (int row = 0; row < used; row++) {
-                const double *cell = cells + (i * used + row) * 3;
-                if (cell[0] == 0.0)
-                    continue;
-                for (int t = 0; t < TIMES; t++) {
-                    double g = grown[row][t], a = alive[row][t], ended = a * (1.0 - a);
-                    load->requests[t * n + i] += cell[0] * a;
-                    load->tokens[t * n + i] += cell[1] * a + cell[0] * (a * g);
-                    load->variance[t * n + i] += cell[2] * ended + cell[1] * (2.0 * (ended * g)) + cell[0] * (ended * g * g);
-                }
-            }
+        }
     }
-    free(cells);
-    free(pending);
-    return 0;
+    answer = 0;
+    goto done;
 no_memory:
     PyErr_NoMemory();
-failed:
-    free(cells);
+done:
+    free(waiting);
     free(pending);
-    return -1;
+    free(cells);
+    free(next);
+    return answer;
 }
 
-/* --- ballast (policies/placement/ballast.py) ------------------------------------------------------------------------ */
+/* --- ballast (policies/placement/ballast.py) --------------------------------------------------------------------- */
 
 /* The value of this rank among `n` of them, which it reorders. Equal values cost no more passes. */
 static double ranked(double *values, Py_ssize_t n, Py_ssize_t rank)
@@ -772,7 +881,7 @@ static double median(double *values, Py_ssize_t n)
 
 /* Columns by candidate. */
 typedef struct {
-    double *kv, *per_kv, *slope, *floor_4, *read, *host, *overhead, *foreign;
+    double *kv, *per_kv, *slope, *floor_4, *read, *host, *overhead, *foreign, *foreign_tokens;
 } Columns;
 
 /* G, and the step time, with `more` requests and `added` tokens. */
@@ -874,7 +983,8 @@ static int get_decision(Held *held, PyObject *const *given, Decision *one)
     one->prefills_here = given[16] == Py_None;
     if (!one->prefills_here && get_double(given[16], &one->handoff_s) < 0)
         return -1;
-    if (get(held, given[17], "middles", 'd', 1, READ, &one->middles) < 0 || get_double(given[18], &one->piece_tokens) < 0 ||
+    if (get(held, given[17], "middles", 'd', 1, READ, &one->middles) < 0 ||
+        get_double(given[18], &one->piece_tokens) < 0 ||
         get_tables(held, given + 19, &one->tables) < 0 ||
         get(held, given[26], "age_of_bucket", 'd', 1, READ, &one->age_of_bucket) < 0 ||
         get(held, given[27], "delay_of_row", 'd', 1, READ, &one->delay_of_row) < 0 ||
@@ -907,9 +1017,9 @@ static int project(const Decision *one, const double *delays_s, double tokens_pe
     int64_t ages = one->age_of_bucket.len;
     int32_t *candidate_of = malloc((size_t)capacity * sizeof *candidate_of);
     Row *table = malloc((size_t)ages * sizeof *table);
-    double *scratch = malloc((size_t)ages * 4 * sizeof *scratch);
+    Cell *cells = malloc((size_t)(ages + 1) * sizeof *cells);
     int answer = -1;
-    if (!candidate_of || !table || !scratch) {
+    if (!candidate_of || !table || !cells) {
         PyErr_NoMemory();
         goto done;
     }
@@ -939,18 +1049,20 @@ static int project(const Decision *one, const double *delays_s, double tokens_pe
             release(&held);
             goto done;
         }
-        double cap = histogram.group % (ages + 1) != ages ? (double)histogram.limits / (double)histogram.total : INFINITY;
+        int limited = histogram.group % (ages + 1) != ages;
+        double cap = limited ? (double)histogram.limits / (double)histogram.total : INFINITY;
         for (int64_t age = 0; age < histogram.ages; age++) {
+            double from = larger(one->age_of_bucket.f[age], 0.0);
+            double now = survival_within(&one->tables, from, class);
             for (int t = 0; t < TIMES; t++) {
-                double from = larger(one->age_of_bucket.f[age], 0.0);
-                double alive = conditional(&one->tables, from, from + grown[t], class, cap);
+                double alive = conditional(&one->tables, from, now, from + grown[t], class, cap);
                 table[age].alive[t] = alive;
                 table[age].ended[t] = alive * (1.0 - alive);
             }
             for (int t = TIMES; t < LANES; t++)
                 table[age].alive[t] = table[age].ended[t] = 0.0;
         }
-        add_decoding(load, &one->slots, &histogram, ages, table, grown, scratch);
+        add_decoding(load, &one->slots, &histogram, ages, table, grown, cells);
         release(&held);
     }
     answer = add_pending(load, n, &one->flights, candidate_of, capacity, &one->tables, &one->delay_of_row, ages,
@@ -958,7 +1070,7 @@ static int project(const Decision *one, const double *delays_s, double tokens_pe
 done:
     free(candidate_of);
     free(table);
-    free(scratch);
+    free(cells);
     return answer;
 }
 
@@ -982,8 +1094,8 @@ static double typical_step_s(const Decision *one, const Columns *of_candidate, d
 static int weigh(const Decision *one)
 {
     Py_ssize_t n = one->slots.len, cells = n * TIMES;
-    double *out = one->out.out;
-    double *memory = malloc((size_t)(19 * n + 6 * cells + 1) * sizeof *memory);
+    double *restrict out = one->out.out;
+    double *memory = malloc((size_t)(20 * n + 6 * cells + 1) * sizeof *memory);
     if (!memory) {
         PyErr_NoMemory();
         return -1;
@@ -991,8 +1103,8 @@ static int weigh(const Decision *one)
     double *next = memory;
     Columns columns;
     double **by_candidate[] = {&columns.kv, &columns.per_kv, &columns.slope, &columns.floor_4, &columns.read,
-                               &columns.host, &columns.overhead, &columns.foreign};
-    for (int k = 0; k < 8; k++, next += n)
+                               &columns.host, &columns.overhead, &columns.foreign, &columns.foreign_tokens};
+    for (int k = 0; k < 9; k++, next += n)
         *by_candidate[k] = next;
     double *queued_s = next, *own_s = next + n, *scratch = next + 2 * n; /* scratch: 2 n */
     double *before = next + 4 * n, *one_more = next + 5 * n, *two_more = next + 6 * n, *step = next + 7 * n;
@@ -1012,7 +1124,9 @@ static int weigh(const Decision *one)
         columns.read[i] = of(&one->steps, READ_S, slot);
         columns.host[i] = of(&one->steps, HOST, slot);
         columns.overhead[i] = of(&one->steps, OVERHEAD, slot);
-        columns.foreign[i] = (double)one->foreign.i[slot];
+        columns.foreign[i] = (double)one->foreign.i[slot]; /* each is taken to hold what one of ours does */
+        columns.foreign_tokens[i] =
+            columns.foreign[i] * ((double)one->tokens.i[slot] / larger((double)one->requests.i[slot], 1.0));
         double cached = matched_of(&one->matched, i);
         own_s[i] = own_prefill_s(&one->prefills, slot, one->prompt - cached, cached);
         queued_s[i] = prefill_wait_s(&one->prefills, slot, one->now_s) + own_s[i];
@@ -1036,16 +1150,19 @@ static int weigh(const Decision *one)
     double all_requests = 0.0, all_held = 0.0, alive[TIMES];
     for (int t = 0; t < TIMES; t++) {
         alive[t] = 0.0;
+        double *restrict requests = load.requests + t * n, *restrict held = load.tokens + t * n;
+        double *restrict spread = load.variance + t * n;
         for (Py_ssize_t i = 0; i < n; i++) {
-            int64_t slot = one->slots.i[i];
-            double foreign = columns.foreign[i], ours = (double)one->requests.i[slot];
-            double *requests = &load.requests[t * n + i], *held = &load.tokens[t * n + i];
-            *requests += foreign;
-            *held += foreign * ((double)one->tokens.i[slot] / larger(ours, 1.0));
-            load.variance[t * n + i] = sqrt(larger(load.variance[t * n + i], 0.0)); /* the spread from here on */
-            alive[t] += *requests;
-            all_held += *held;
+            requests[i] += columns.foreign[i];
+            held[i] += columns.foreign_tokens[i];
+            spread[i] = sqrt(larger(spread[i], 0.0));
         }
+        double tokens = 0.0;
+        for (Py_ssize_t i = 0; i < n; i++) {
+            alive[t] += requests[i];
+            tokens += held[i];
+        }
+        all_held += tokens;
         all_requests += alive[t];
     }
     double mean = all_held / larger(all_requests, 1.0);
@@ -1144,7 +1261,7 @@ static PyObject *ballast(PyObject *module, PyObject *const *given, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
-/* --- the module ------------------------------------------------------------------------------------------------------ */
+/* --- the module -------------------------------------------------------------------------------------------------- */
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
@@ -1153,7 +1270,16 @@ static PyMethodDef functions[] = {
     FUNCTION(count_group), FUNCTION(ballast), {NULL, NULL, 0, NULL},
 };
 
-static int execute(PyObject *module) { return PyModule_AddIntConstant(module, "VERSION", VERSION); }
+static int execute(PyObject *module)
+{
+#if defined(__x86_64__)
+    if (has_quads()) {
+        sum_decoding = sum_decoding_by_quads;
+        sum_pending = sum_pending_by_quads;
+    }
+#endif
+    return PyModule_AddIntConstant(module, "VERSION", VERSION);
+}
 
 static PyModuleDef_Slot slots_of_module[] = {{Py_mod_exec, execute}, {0, NULL}};
 
