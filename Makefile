@@ -15,6 +15,10 @@ VLLM_TORCH_VERSION := 2.13.0
 NIXL_VERSION := 1.5.1
 VLLM_STAMP := .tools/vllm/.installed
 
+# Set in some images and by some editors. Unbuffered output hides faults that a user meets, and without bytecode each of
+# the tests' hundreds of processes compiles all that it imports.
+unexport PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
+
 help: ## List the targets
 	@grep -hE '^[a-z][a-z0-9-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -25,7 +29,7 @@ $(BIN)/uv:
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --reinstall-package ballast --editable .
-KERNEL := gateway/src/ballast_core/_kernel.c
+KERNEL := gateway/src/ballast_core/_kernel.c gateway/src/ballast_core/_python.h
 
 # Where there is no C compiler and PyPI's cannot be had either, everything runs without the compiled kernel.
 $(STAMP): requirements.lock pyproject.toml hatch_build.py $(KERNEL) | $(BIN)/uv
@@ -74,7 +78,7 @@ demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (
 	@$(BIN)/ballast demo --duration $(or $(DURATION),60) $(if $(TRACE),--trace $(TRACE))
 
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 # The package beside a kernel with sanitizers; LD_PRELOAD, because python itself is built without.
 ASAN := build/asan

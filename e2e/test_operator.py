@@ -250,10 +250,10 @@ def test_a_missing_reference_is_named_and_heals(
 def test_policies_that_make_no_sense_or_do_not_suit_are_refused_with_the_reason(
     operator: LocalOperator, kubectl: Kubectl, referred: dict[str, Any]
 ) -> None:
-    """The server refuses an order that orders nobody; what this fleet cannot do is in the ServingPool's conditions."""
+    """The server refuses an order that orders nothing; what this fleet cannot do is in the ServingPool's conditions."""
     policy = kubectl.get("schedulingpolicy", NAME)
     bare = {key: policy[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": NAME}}
-    with pytest.raises(CommandError, match="orders nobody"):
+    with pytest.raises(CommandError, match="orders nothing"):
         kubectl.apply({**bare, "spec": {**policy["spec"], "queue": {"type": "uniboost"}}})
     parts = {"queue": {"type": "uniboost"}, "admission": {"type": "bounded"}}
     kubectl.apply({**bare, "spec": {**policy["spec"], **parts, "partition": {"type": "libra"}}})

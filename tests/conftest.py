@@ -1,4 +1,4 @@
-"""What every test may use: `--update-golden` and the fixture `golden`."""
+"""What every test may use: `--update-golden` and the fixture `golden`; how many processes `make test` starts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden; review the diff")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: many tests wait for a socket, a process or a timer."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture

@@ -25,7 +25,13 @@ ROOTS = {
     "bench": Path(__file__).parents[1],
 }
 ENTRY_MODULES = ("ballast_sim.simulation.runs.experiment", "ballast_sim.simulation.capacity.search")
-STOP_MODULES = frozenset({"ballast_core.policies.registry", "ballast_sim.simulation.policies.only_simulated"})
+STOP_MODULES = frozenset(
+    {
+        "ballast_core.policies.registry",
+        "ballast_core.policies.placement.registry",
+        "ballast_sim.simulation.policies.only_simulated",
+    }
+)
 """These import every placement, to build the one that is wanted."""
 DIGITS = 12
 

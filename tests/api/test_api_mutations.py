@@ -63,7 +63,7 @@ def test_an_object_that_sets_every_field_is_dumped_as_it_was_given(kind: str) ->
 
 
 def test_every_problem_of_an_object_is_reported_at_once() -> None:
-    """Nobody fixes one field to learn of the next."""
+    """No user has to fix one field to learn of the next."""
     value = valid("ServingPool")
     value["spec"]["pools"][0]["replicas"] = "2"
     value["spec"]["engine"]["port"] = 0

@@ -48,7 +48,7 @@ def test_fields_are_read_from_causes_and_from_strict_decoding() -> None:
 
 
 def test_the_sweep_visits_every_field_of_every_spec() -> None:
-    """A field that nobody sets in the full object would go unchecked."""
+    """A field that the full object leaves out would go unchecked."""
     visited = {path for kind in KINDS for mutation in sweep(kind) for path in mutation.edits}
     for model in KINDS.values():
         spec = model.model_fields["spec"].annotation

@@ -1,4 +1,4 @@
-"""Manifests and settings are read strictly, and errors lead to the place: file, object, field."""
+"""Manifests and settings are read strictly, and errors name file, object and field."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_times_stay_text_and_bare_exponents_are_numbers() -> None:
 
 
 def test_the_quickstart_loads_and_its_profiles_are_the_shipped_ones() -> None:
-    """The numbers stand in two places: the core's table and the manifest."""
+    """The numbers stand twice: in the core's table and in the manifest."""
     resources = load_manifest_files(QUICKSTART)
     assert sorted(type(resource).__name__ for resource in resources) == [
         "HardwareProfile",

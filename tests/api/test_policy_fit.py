@@ -1,4 +1,4 @@
-"""Whether policies suit each other, a face of the gateway, a fleet and its engines: who refuses what, and how."""
+"""Whether policies suit each other, a face of the gateway, a fleet and its engines, and what refuses the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ballast_core.policies.registry import PARTS
 from ballast_core.policies.suite import Suite
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-TOLD = {"queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}
+PRIORITIES = {"queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}
 
 PROMPTS = {"partition": {"type": "libra", "parameters": {"cuts": "prompt"}}}
 READS_PARTS = {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
@@ -51,7 +51,7 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
     """Else `kubectl apply` would take what the operator then refuses."""
     rules = {rule.message for rule in SchedulingPolicySpec.rules}
     assert rules == {manifest_words(composing.NOTHING_WAITS)}
-    needs_a_fleet = {"NOBODY_CUTS"}
+    needs_a_fleet = {"NOTHING_CUTS"}
     reasons = {name for name, value in vars(composing).items() if name.isupper() and isinstance(value, str)}
     assert reasons - needs_a_fleet == {"NOTHING_WAITS"}
 
@@ -60,7 +60,7 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
 @pytest.mark.parametrize(
     ("part", "spec", "ability"),
     [
-        ("queue", TOLD, Ability.PRIORITIES),
+        ("queue", PRIORITIES, Ability.PRIORITIES),
         ("partition", {"partition": {"type": "fixed"}}, Ability.PROMPT_CUTS),
         ("partition", PROMPTS, Ability.PROMPT_CUTS),
         ("rescheduling", {"rescheduling": {"type": "ares"}}, Ability.MIGRATIONS),
@@ -69,7 +69,7 @@ def test_the_server_knows_each_rule_of_the_core_that_needs_no_fleet() -> None:
 def test_a_face_that_cannot_do_what_a_policy_asks_refuses_it(
     face: Face, part: str, spec: dict[str, Any], ability: Ability
 ) -> None:
-    """When the gateway starts, with the field and the face: a part that nobody carries out is no silent no-op."""
+    """When the gateway starts, with the field and the face: a part without effect is no silent no-op."""
     text = f"model: {{servedNames: [m]}}\ndiscovery: {{file: e}}\nface: {face}\npolicy: {spec}\n"
     if ability in FACES[face]:
         assert parse_settings(text).policy.build() == suite(spec)
@@ -148,7 +148,7 @@ def test_engines_that_go_on_from_a_part_of_a_prompt_must_be_able_to(
 def test_a_fleet_in_which_nothing_can_be_cut_is_refused() -> None:
     """Beside what the face lacks."""
     reasons = [each.reason for each in misfits(suite({"partition": {"type": "fixed"}}), Face.PROXY, {Role.DECODE: 2})]
-    assert composing.NOBODY_CUTS in reasons
+    assert composing.NOTHING_CUTS in reasons
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,5 @@ def test_a_fleet_in_which_nothing_can_be_cut_is_refused() -> None:
 )
 def test_engines_that_are_told_priorities_must_schedule_by_them(args: tuple[str, ...], suits: bool) -> None:
     """vLLM takes them in silence otherwise. The last argument counts, as in vLLM."""
-    assert (engine_misfits(suite(TOLD), args) == []) is suits
+    assert (engine_misfits(suite(PRIORITIES), args) == []) is suits
     assert engine_misfits(suite({}), args) == []

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from ballast_api.loading import load_manifest_files
+from ballast_cli.demo import quickstart
+from ballast_cli.demo.plan import plan_fleet
 from ballast_cli.demo.processes import ProcessGroup
+from ballast_cli.demo.quickstart import quickstart_folder
 from ballast_cli.demo.report import load_words
 from ballast_sim.capacity import Capacity
 
@@ -38,8 +45,8 @@ def demo(*arguments: str, cwd: Path = ROOT, temp: Path | None = None) -> subproc
     [
         (["--duration", "inf"], "duration_s: a built-in workload never ends by itself"),
         (["--rate-scale", "inf"], "rate_scale: must be above 0 and finite"),
-        (["--manifests", "nowhere"], "--manifests: there is no nowhere here"),
-        (["--policy", "magic"], "--policy: unknown placement 'magic'"),
+        (["--manifests", "nowhere"], "--manifests: there is no nowhere"),
+        (["--policy", "magic"], "--policy: unknown placement 'magic'; 17 are known, see `ballast policies`"),
     ],
 )
 def test_what_cannot_work_is_said_with_the_option(arguments: list[str], says: str) -> None:
@@ -50,11 +57,31 @@ def test_what_cannot_work_is_said_with_the_option(arguments: list[str], says: st
     assert "Traceback" not in output
 
 
-def test_outside_of_the_repository_it_says_where_to_go(tmp_path: Path) -> None:
-    process = demo(cwd=tmp_path)
+def test_outside_of_the_repository_it_finds_the_quickstart(tmp_path: Path) -> None:
+    """The manifests are read before the workload, which ends this run."""
+    process = demo("--duration", "inf", cwd=tmp_path)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "run this in Ballast's repository or name a folder" in output
+    assert "duration_s: a built-in workload never ends by itself" in output
+
+
+def test_a_wheel_carries_the_quickstart_as_the_package_data_that_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One source: the build copies `manifests/quickstart` to the folder that the command resolves in the package."""
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "force-include"
+    ]
+    assert quickstart_folder() == ROOT / "manifests/quickstart"
+    for source, target in included.items():
+        shutil.copytree(ROOT / source, tmp_path / target)
+    shutil.copy(ROOT / "cli/src/ballast_cli/__init__.py", tmp_path / "ballast_cli")
+    installed = importlib.util.spec_from_file_location("ballast_cli", tmp_path / "ballast_cli/__init__.py")
+    assert installed is not None
+    monkeypatch.setattr(quickstart, "ballast_cli", importlib.util.module_from_spec(installed))
+    found = quickstart_folder()
+    assert found.is_relative_to(tmp_path)
+    assert plan_fleet(load_manifest_files(found)).shape == "2P4D"
 
 
 def logs(temp: Path) -> str:

@@ -52,7 +52,7 @@ def test_a_port_that_is_taken_is_an_error_not_a_traceback() -> None:
     [
         (["engine-sim", "serve", "m", "--profile", "tpu"], "--profile: there is no profile 'tpu'"),
         (["load", "--url", "ftp://x", "--model", "m"], "url: 'ftp://x'"),
-        (["load", "--url", "http://x", "--model", "m", "--workload", "tea"], "workload: there is no 'tea'"),
+        (["load", "--url", "http://x", "--model", "m", "--workload", "tea"], "--workload: unknown workload 'tea'"),
         (["load", "--url", "http://x", "--model", "m", "--slo", "ttft=never"], "slo: cannot read"),
         (["load", "--url", "http://x", "--model", "m", "--prompts", "songs"], "prompts: must be ids or text"),
         (["load", "--url", "http://x", "--model", "m", "--trace", "/nowhere.csv"], "/nowhere.csv: cannot be read"),

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
@@ -16,8 +15,10 @@ from ballast_api.hardware_profile import HardwareProfile as Manifest
 from ballast_api.loading import load_manifest, load_manifest_files
 from ballast_cli.main import app
 from ballast_core.profiles import A100_QWEN3_32B, H200_LLAMA3_8B, SHIPPED_PROFILES, HardwareProfile
+from tests.support.engine_sim import engine_sim
 from tests.support.measured_engine import measure
-from tests.support.served_engine import CLI, serving
+from tests.support.served_engine import CLI
+from tests.support.virtual_clock import VirtualClock
 
 PAIR = "manifests/quickstart/hardware-profiles.yaml"
 DECODE_ERROR_RATIO = 0.05
@@ -85,7 +86,7 @@ def test_a_poor_fit_warns_and_still_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--base", "h20"], "--base: 'h20' is no file and no profile; known: a100-"),
+        (["--base", "h20"], "--base: 'h20' is no file and no profile; did you mean h20-"),
         (["--base", PAIR], f"--base: {PAIR} must hold one HardwareProfile, not 2"),
         (["--base", "a100-qwen3-32b", "--from", "tea"], "--from: must be steps, bench, metrics, not 'tea'"),
         (["--base", "a100-qwen3-32b", "--name", "Mine"], "--name: must be lower-case letters"),
@@ -117,14 +118,13 @@ def test_files_of_two_kinds_are_refused(step_log: Path, tmp_path: Path) -> None:
 def test_an_unknown_profile_to_show_names_the_nearest() -> None:
     result = CliRunner().invoke(app, ["profile", "show", "h100-lama3-8b"])
     assert result.exit_code == 2
-    assert "did you mean h100-llama3-8b?" in result.output
+    assert "did you mean h100-llama3-8b, " in result.output
 
 
-async def _serve_and_scrape(url: str, seconds: float) -> str:
-    """Load that comes and goes, scraped three times a second."""
-    rng = random.Random(1)
-    limits = httpx.Limits(max_connections=200)
-    tasks: set[asyncio.Task[None]] = set()
+async def scrapes_of_a_served_engine(profile: HardwareProfile, seconds: float, seed: int) -> str:
+    """Load that comes and goes, scraped three times a second of the engine's time."""
+    rng, clock = random.Random(seed), VirtualClock()
+    tasks: list[asyncio.Task[None]] = []
     scrapes: list[str] = []
 
     async def ask(client: httpx.AsyncClient) -> None:
@@ -132,29 +132,29 @@ async def _serve_and_scrape(url: str, seconds: float) -> str:
         body = {"model": "m", "prompt": prompt, "max_tokens": rng.choice([60, 200, 400]), "ignore_eos": True}
         (await client.post("/v1/completions", json=body)).raise_for_status()
 
-    async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, limits=limits) as client:
-        started_s = time.monotonic()
-        while (elapsed_s := time.monotonic() - started_s) < seconds:
-            wanted = (2, 8, 20, 40, 64, 30, 12)[int(elapsed_s / seconds * 7)]
-            while len(tasks) < wanted:
-                task = asyncio.create_task(ask(client))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            if elapsed_s >= len(scrapes) * 0.33:
+    async with engine_sim(profile=profile, clock=clock) as (server, client):
+        under_way = server.service.sinks
+        while (now_s := clock.time()) < seconds:
+            wanted = (2, 8, 20, 40, 64, 30, 12)[int(now_s / seconds * 7)]
+            while (count := len(under_way)) < wanted:
+                tasks.append(asyncio.create_task(ask(client)))
+                while len(under_way) == count:  # noqa: ASYNC110 - until the server has it
+                    await asyncio.sleep(0)
+            if now_s >= len(scrapes) * 0.33:
                 scrapes.append((await client.get("/metrics")).text)
-            await asyncio.sleep(0.01)
-        for task in tuple(tasks):
+            clock.advance(now_s + 0.01)
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return "".join(scrapes)
 
 
-async def test_scrapes_of_a_served_engine_give_its_profile(tmp_path: Path) -> None:
-    """A real process; what is fitted predicts the steps of the profile that it serves with, from another base."""
+@pytest.mark.parametrize("seed", [1, 3])
+async def test_scrapes_of_a_served_engine_give_its_profile(tmp_path: Path, seed: int) -> None:
+    """Over HTTP; what is fitted predicts the steps of the profile that it serves with, from another base."""
     truth = H200_LLAMA3_8B
     scrapes, report = tmp_path / "metrics.txt", tmp_path / "fit.json"
-    with serving("--profile", truth.name) as (_, url):
-        scrapes.write_text(await _serve_and_scrape(url, 14))
+    scrapes.write_text(await scrapes_of_a_served_engine(truth, 28, seed))
     command = [*CLI, "profile", "fit", str(scrapes), "--base", "h100-llama3-8b", "--json", str(report)]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -242,7 +242,7 @@ def test_a_policy_file_takes_all_parts_and_options_replace_them() -> None:
         (("--queue", "lifo"), "--queue: unknown queue order 'lifo'; known: edf, fcfs"),
         (("--admission", "bounded:places=3"), "--admission: bounded has no parameter 'places'; it takes "),
         (("--admission", "bounded:max_wait_s"), "--admission: cannot read 'max_wait_s' in"),
-        (("--queue", "sjf"), "policy ballast: queue orders nobody: without an admission that bounds"),
+        (("--queue", "sjf"), "policy ballast: queue orders nothing: without an admission that bounds"),
         (("--queue", "sjf:engine_priority=true"), "policy ballast: queue tells engines its order, and they do not"),
         (("--partition", "fixed", "--endpoints", "2P2D@h20-qwen3-32b"), "policy ballast: partition cuts nothing"),
     ],
@@ -259,7 +259,7 @@ def test_a_part_without_effect_is_worth_a_note() -> None:
     command = ["simulate", "--workload", "chat", "--limit", "10", "--endpoints", "1F@h20-qwen3-32b"]
     answer = CliRunner().invoke(app, [*command, "--policy", "ballast", "--partition", "fixed"])
     assert answer.exit_code == 0
-    assert "partition cuts nothing while there is one flexible endpoint only" in " ".join(answer.output.split())
+    assert "partition cuts nothing while there is only one flexible endpoint" in " ".join(answer.output.split())
 
 
 BAD = {
@@ -267,7 +267,7 @@ BAD = {
     "two workloads": ([*SHORT, "--trace", "x.csv", "--policy", "round-robin"], "--trace, --workload: give one"),
     "unknown workload": (["--workload", "chatt", *FLEET, "--policy", "round-robin"], "did you mean chat?"),
     "unknown profile": (
-        ["--workload", "chat", "--endpoints", "1P1D@a100", "--policy", "round-robin"],
+        ["--workload", "chat", "--endpoints", "1P1D@tpu", "--policy", "round-robin"],
         "unknown profile",
     ),
     "no endpoints": (
@@ -275,14 +275,17 @@ BAD = {
         "0 endpoi",
     ),
     "mixed colocated": (["--workload", "chat", "--endpoints", "1C1D@a100-qwen3-32b", "--policy", "round-robin"], "(C)"),
-    "unknown policy": ([*SHORT, "--policy", "round-robbin"], "--policy: unknown placement 'round-robbin'"),
+    "unknown policy": ([*SHORT, "--policy", "round-robbin"], "--policy: unknown placement 'round-robbin'; did you"),
     "half a policy": ([*SHORT, "--policy", "/round-robin"], "--policy: cannot read '/round-robin'"),
     "a policy twice": ([*SHORT, "--policy", "round-robin,round-robin"], "'round-robin' is named twice"),
     "a composition": (
         [*SHORT, "--policy", "ils,product"],
         "--policy: product is made of other policies; write them into",
     ),
-    "no policy": (SHORT, "--policy: name one or more of"),
+    "no policy": (
+        SHORT,
+        "--policy: name one or more, such as ballast,least-requests, or give --policy-file; 17 are known, see",
+    ),
     "no policy file": ([*SHORT, "--policy-file", "/nowhere.yaml"], "--policy-file: /nowhere.yaml: cannot be read"),
     "both rates": (
         [*SHORT, "--policy", "round-robin", "--load", "1", "--rate-scale", "1"],

@@ -14,7 +14,7 @@ from ballast_core.model import Role
 from ballast_core.model.effects import Dispatch, Hold
 from ballast_core.model.events import EndpointObserved, RequestArrived
 from ballast_core.policies.admission import Bounded, Open
-from ballast_core.policies.composing import NOBODY_CUTS, NOTHING_WAITS, problems, remarks
+from ballast_core.policies.composing import NOTHING_CUTS, NOTHING_WAITS, problems, remarks
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.queue.orders import Fcfs, ShortestPrompt
@@ -81,7 +81,7 @@ def test_an_order_that_engines_are_told_needs_no_admission() -> None:
 def test_a_partition_needs_somebody_to_cut_for() -> None:
     """Known only where the fleet is."""
     assert found({"partition": Fixed()}) == []
-    assert found({"partition": Fixed()}, {Role.PREFILL: 2, Role.DECODE: 4}) == [("partition", NOBODY_CUTS)]
+    assert found({"partition": Fixed()}, {Role.PREFILL: 2, Role.DECODE: 4}) == [("partition", NOTHING_CUTS)]
     assert found({"partition": Fixed()}, {Role.FLEXIBLE: 1}) == []
 
 
@@ -90,9 +90,9 @@ def test_a_partition_needs_somebody_to_cut_for() -> None:
     [
         ({}, {Role.DECODE: 1}, []),
         ({"partition": Fixed()}, {Role.FLEXIBLE: 2}, []),
-        ({"partition": Fixed()}, {Role.FLEXIBLE: 1}, ["one flexible endpoint only"]),
+        ({"partition": Fixed()}, {Role.FLEXIBLE: 1}, ["only one flexible endpoint"]),
         ({"partition": Fixed()}, {Role.FLEXIBLE: 2, Role.DECODE: 1}, ["only prefill or decode"]),
-        ({"rescheduling": Ares()}, {Role.PREFILL: 4, Role.DECODE: 1}, ["one endpoint only that decodes"]),
+        ({"rescheduling": Ares()}, {Role.PREFILL: 4, Role.DECODE: 1}, ["only one endpoint that decodes"]),
         ({"rescheduling": Ares()}, {Role.FLEXIBLE: 1, Role.DECODE: 1}, []),
     ],
 )

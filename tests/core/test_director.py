@@ -102,6 +102,20 @@ def test_late_binding_leaves_a_decode_endpoint_that_was_lost() -> None:
     assert effect.decode.id == "d1"
 
 
+def test_a_lost_prefill_endpoint_is_forgotten_when_no_decode_endpoint_is_left() -> None:
+    """The request keeps the decode endpoint that it had; only that one stays known until the request ends."""
+    d = director(names=("p0", "d0"))
+    d.on_event(RequestArrived(request()), 0.0)
+    for name in ("p0", "d0"):
+        d.on_event(EndpointLost(EndpointId(name)), 0.5)
+    (handoff,) = d.on_event(PrefillDone(RequestId("r")), 1.0)
+    assert isinstance(handoff, Handoff)
+    assert handoff.decode.id == "d0"
+    assert d.inventory.slot_of(EndpointId("p0")) is None
+    d.on_event(RequestEnded(RequestId("r"), Outcome.COMPLETED), 2.0)
+    assert len(d.inventory) == 0
+
+
 def test_a_flexible_endpoint_prefills_its_own_requests() -> None:
     """Without prefill endpoints there is no hand-off: one endpoint does both."""
     dispatch = only_dispatch(director(names=("f0", "f1")).on_event(RequestArrived(request()), 0.0))

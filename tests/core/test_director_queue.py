@@ -233,6 +233,17 @@ def test_waiting_for_an_endpoint_becomes_waiting_for_a_place() -> None:
     assert dispatched(d.on_event(done("a"), 4.0)) == ["b"]
 
 
+def test_one_that_comes_back_at_the_same_time_is_rejected_once() -> None:
+    """Its client went and asked again under the same id, all at one time: both waits had the same end."""
+    d = bounded((), hold_s=2.0)
+    assert arrive(d, "a", 0.0) == [Hold(RequestId("a")), WakeAt(2.0)]
+    d.on_event(ClientGone(RequestId("a")), 0.0)
+    assert arrive(d, "a", 0.0) == [Hold(RequestId("a")), WakeAt(2.0)]
+    (effect,) = d.on_event(TimerFired(), 2.0)
+    assert isinstance(effect, Reject)
+    assert d.on_event(TimerFired(), 2.0) == []
+
+
 def test_all_endpoints_gone_while_many_wait() -> None:
     """At the end of its time each is told what is the matter then."""
     d = bounded()

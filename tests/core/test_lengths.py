@@ -68,11 +68,11 @@ def test_the_last_word_of_a_predictor_counts() -> None:
     ledger.progressed(entry, 50, 1.0)
     hinted, row = PREDICTORS["hinted"](), np.array([entry.row])
     assert hinted.remaining_tokens(ledger.flights, row, TABLES) == pytest.approx(50.0)
-    ledger.foresee(entry, 400.0)
+    ledger.hint(entry, 400.0)
     ledger.progressed(entry, 60, 2.0)
     assert hinted.remaining_tokens(ledger.flights, row, TABLES) == pytest.approx(390.0)
     for nonsense in (-1.0, float("nan"), float("inf")):
-        ledger.foresee(entry, nonsense)
+        ledger.hint(entry, nonsense)
         assert hinted.remaining_tokens(ledger.flights, row, TABLES) == Survival().remaining_tokens(
             ledger.flights, row, TABLES
         )

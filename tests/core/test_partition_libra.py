@@ -204,11 +204,14 @@ def test_the_plan_is_the_best_of_its_probes_and_no_worse_than_whole() -> None:
 def test_cuts_within_the_prompt_where_the_client_streams() -> None:
     """Never beyond it, and at multiples of the block or at its end."""
     d = fleet(Libra(cuts="prompt", block_tokens=16, eps_s=0.0), 4)
+    cuts = 0
     for k in range(30):
         for _, end in ends(come(d, f"r{k}", 0.05 * k, prompt=1000 + 37 * k, output=10.0 + 50 * (k % 3)))[:-1]:
             assert end is not None
             assert end <= 1000 + 37 * k
             assert end % 16 == 0 or end == 1000 + 37 * k
+            cuts += 1
+    assert cuts >= 10
 
 
 def test_three_segments_with_a_relaxed_slo_while_it_thinks() -> None:

@@ -196,6 +196,28 @@ def test_a_planned_endpoint_that_is_gone_is_replaced_under_late_binding(gone: Ev
         assert handoff.decode.id == "f0"
 
 
+@pytest.mark.parametrize("binding", Binding)
+def test_a_planned_endpoint_is_handed_on_to_as_it_is_now(binding: Binding) -> None:
+    """Its address has changed since the request was cut."""
+    d = cutting(Fixed(), binding=binding)
+    d.on_event(RequestArrived(ask()), 0.0)
+    moved = replace(endpoint("f1"), address="f1:9000")
+    d.on_event(EndpointObserved(moved), 0.5)
+    (handoff,) = d.on_event(SegmentDone(ID, 0), 1.0)
+    assert isinstance(handoff, Handoff)
+    assert handoff.decode == moved
+
+
+def test_a_planned_endpoint_with_another_role_is_replaced_under_late_binding() -> None:
+    """It takes no segments any more."""
+    d = cutting(Fixed())
+    d.on_event(RequestArrived(ask()), 0.0)
+    d.on_event(EndpointObserved(endpoint("f1", Role.PREFILL)), 0.5)
+    (handoff,) = d.on_event(SegmentDone(ID, 0), 1.0)
+    assert isinstance(handoff, Handoff)
+    assert handoff.decode.id == "f2"
+
+
 def test_under_early_binding_a_draining_endpoint_stays_the_planned_one() -> None:
     """Its KV is on its way there."""
     d = cutting(Fixed(), binding=Binding.EARLY)

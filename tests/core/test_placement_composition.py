@@ -301,7 +301,7 @@ def test_beliefs_and_hotspots_of_the_parts_are_learned() -> None:
         (lambda: Lexicographic((Sibyl(),) * 9), "parts: must be 2 to 8 policies, not 9"),
         (lambda: Factor(Sibyl(), INF), "offset: must be a finite number, 0 or more, not inf"),
         (lambda: Term(Sibyl(), math.nan), "weight: must be a finite number, 0 or more, not nan"),
-        (lambda: WeightedSum((Term(Sibyl(), 0.0),) * 2), "parts: one weight at least must be above 0"),
+        (lambda: WeightedSum((Term(Sibyl(), 0.0),) * 2), "parts: at least one weight must be above 0"),
         (lambda: FilterThen(first=Sibyl(), then=Sibyl(), ratio=1.1), "ratio: must be above 0 and at most 1, not 1.1"),
         (
             lambda: FilterThen(first=Sibyl(), then=Sibyl(), keep="within", ratio=-1.0),

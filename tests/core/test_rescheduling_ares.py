@@ -66,7 +66,7 @@ def plain_candidates(policy: Ares, fleet: Decodes) -> list[tuple[int, int]]:
 
 
 def plain_allowed(policy: Ares, fleet: Decodes, r: int, target: int) -> bool:
-    if fleet.endpoint[r] == target or (fleet.free_places is not None and not fleet.free_places[target]):
+    if fleet.endpoint[r] == target or (fleet.free_decodes is not None and not fleet.free_decodes[target]):
         return False
     held = fleet.other_tokens[target] + sum(fleet.tokens[fleet.endpoint == target])
     more = fleet.tokens[r] + (fleet.remaining_tokens[r] if policy.prediction else 0.0)
@@ -135,7 +135,7 @@ def test_moves_follow_each_other(policy: Ares, fleet: Decodes, most: int) -> Non
         before = after
     assert len(decided.moves) <= most
     came = np.bincount([move.target for move in decided.moves], minlength=len(fleet.takes))
-    assert fleet.free_places is None or (came <= fleet.free_places).all()
+    assert fleet.free_decodes is None or (came <= fleet.free_decodes).all()
 
 
 @settings(deadline=None)
@@ -198,7 +198,7 @@ def test_a_round_that_empties_is_the_plain_loop(policy: Ares, fleet: Decodes, mo
     policy = replace(policy, max_moves_under_way=most)
     where, held = fleet.endpoint.tolist(), fleet.other_tokens.copy()
     np.add.at(held, fleet.endpoint, fleet.tokens)
-    free = np.full(len(fleet.takes), 99) if fleet.free_places is None else fleet.free_places.copy()
+    free = np.full(len(fleet.takes), 99) if fleet.free_decodes is None else fleet.free_decodes.copy()
     leaving = [r for r, i in enumerate(fleet.endpoint) if not fleet.takes[i] and fleet.may_move[r]]
     leaving.sort(key=lambda r: -fleet.remaining_tokens[r])
     moves = [each for each in policy.decide(fleet).moves if not fleet.takes[fleet.endpoint[each.request]]]

@@ -19,7 +19,7 @@ from ballast_core.directing.partitioner import Partitioner
 from ballast_gateway.proxy import cutting
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation, read_generation
 from ballast_gateway.proxy.cutting import LEAST_PART_TOKENS, handle_of, part_tokens, remainder_body
-from ballast_gateway.proxy.divisible import is_divisible
+from ballast_gateway.proxy.fields import is_divisible
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.cuts import CUTTING, cut_at

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_gateway.proxy.bodies import Generation, read_generation
+from ballast_gateway.proxy.fields import is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.replayable import is_replayable
 
 PROMPT = [5, 6, 7]
 DONE = b"data: [DONE]\n\n"
@@ -96,8 +96,9 @@ def test_the_next_engine_is_asked_for_the_rest() -> None:
 
 
 def test_a_completion_without_a_limit_has_16_tokens_in_all() -> None:
-    held = HeldStream(generation(max_tokens=16))
-    held._document.pop("max_tokens")
+    unlimited = generation()
+    unlimited.document.pop("max_tokens")
+    held = HeldStream(unlimited)
     held.feed(event("a", [1], prompt=PROMPT))
     assert json.loads(held.continuation())["max_tokens"] == 15
 
@@ -133,7 +134,7 @@ def test_an_engine_that_does_not_go_on_as_asked_is_not_believed(told: bytes, why
     held = begun("a", "b")
     held.begin_leg()
     assert held.feed(told) == b""
-    assert why in held.broken
+    assert why in held.leg.broken
     assert held.ids() == [*PROMPT, 100, 101]
     assert held.may_go_on
     assert held.rewind()

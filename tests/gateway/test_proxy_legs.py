@@ -400,6 +400,31 @@ async def test_an_engine_that_breaks_before_its_first_event_is_replaced(tmp_path
         assert len(fleet.engines["f0"].asked) >= 1
 
 
+WITH_IDS = (
+    b'data: {"id":"1","choices":[{"index":0,"text":"a","finish_reason":"stop","prompt_token_ids":[5],"token_ids":[7]}]}'
+    b"\n\n",
+    b"data: [DONE]\n\n",
+)
+ABORTED = b'data: {"id":"1","choices":[{"index":0,"text":"","finish_reason":"abort","token_ids":[]}]}\n\n'
+
+
+@pytest.mark.parametrize("begun", [WITH_IDS[0][:40], ABORTED], ids=["half an event", "an abort"])
+async def test_what_an_engine_left_before_its_first_event_does_not_reach_the_next_one(
+    tmp_path: Path, begun: bytes
+) -> None:
+    """The client sees the answer of the second engine alone."""
+
+    async def breaks(asked: Asked, writer: Writer) -> None:
+        await streams(begun, end=False, after=lambda writer: writer.transport.abort())(asked, writer)
+
+    async with Fleet(tmp_path) as fleet:
+        gateway = await fleet.serve(f0=breaks, f1=streams(*WITH_IDS))
+        (answer,) = await raw_exchange(gateway.port, post(PATH, STREAM), answers=1)
+        assert answer.body == b"".join(WITH_IDS).replace(b"[5]", b"null").replace(b"[7]", b"null")
+        assert [len(engine.asked) for engine in fleet.engines.values()] == [1, 1]
+        await drained(gateway)
+
+
 async def test_a_stream_that_breaks_after_its_first_token_ends_with_an_error_event(tmp_path: Path) -> None:
     """And without its last chunk, so that no client takes it for whole."""
     event = sse_events(["a"])[0]

@@ -1,4 +1,4 @@
-"""`ballast operator` without a cluster: it says so and ends."""
+"""`ballast operator` without a cluster: an error in one line, and the end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from kubernetes.config import kube_config
+
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.cluster import load_credentials
 
 BALLAST = Path(sys.executable).with_name("ballast")
 
@@ -25,17 +29,30 @@ def run(*arguments: str, kubeconfig: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("content", [None, "", "nonsense", "[1, 2", "{clusters: 3}"], ids=str)
-def test_a_kubeconfig_that_is_no_use_is_said_in_one_line(content: str | None, tmp_path: Path) -> None:
-    """Absent, empty or malformed: no traceback, exit status 1."""
+def test_without_a_cluster_it_ends_with_one_line(tmp_path: Path) -> None:
+    """No traceback, exit status 1."""
     path = tmp_path / "kubeconfig"
-    if content is not None:
-        path.write_text(content)
+    path.write_text("[1, 2")
     result = run("--gateway-image", "image:1", kubeconfig=path)
     assert result.returncode == 1
     assert "no cluster to talk to" in result.stderr
     assert "KUBECONFIG" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("content", [None, "", "nonsense", "[1, 2", "{clusters: 3}"], ids=str)
+def test_a_kubeconfig_that_is_no_use_is_named(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absent, empty or malformed, outside of any pod. The client reads KUBECONFIG once, when it is imported."""
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    with pytest.raises(ApiFailure, match="no cluster to talk to") as caught:
+        load_credentials()
+    assert "KUBECONFIG" in str(caught.value)
 
 
 def test_the_gateways_image_must_be_given(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Looks:
 
 
 async def test_a_seen_object_is_looked_at_and_again_at_every_resync_until_it_is_deleted() -> None:
-    """The safety net for what no watch tells."""
+    """The safety net for what no watch reports."""
     looks = Looks()
     controller = Controller(looks, SETTINGS)
     controller.start()
@@ -69,7 +69,7 @@ async def test_neither_a_refusal_nor_an_unforeseen_error_ends_a_worker() -> None
 
     def act(name: str, times: int) -> Result:
         if name == "broken":
-            raise ApiFailure(0, "Unreachable", "no answer") if times == 1 else RuntimeError("nobody foresaw this")
+            raise ApiFailure(0, "Unreachable", "no answer") if times == 1 else RuntimeError("unforeseen")
         return Result()
 
     looks = Looks(act)

@@ -18,7 +18,7 @@ import pytest
 
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import Manifest
-from tests.support.object_store import UNAVAILABLE, Killed, ObjectStore, StoreKey, refusal
+from tests.support.object_store import UNAVAILABLE, Killed, ObjectStore, StoreKey
 from tests.support.operator_builders import (
     NAMESPACE,
     objective,
@@ -184,7 +184,7 @@ def test_children_of_another_serving_pool_are_not_pruned() -> None:
 def test_a_refused_write_does_not_keep_the_others_back() -> None:
     """One forbidden kind, everything else in place, the refusal in the status; healed once it is allowed."""
     store = empty()
-    store.refuse = {"PodDisruptionBudget": refusal(403, "Forbidden", "not allowed here")}
+    store.refuse = {"PodDisruptionBudget": ApiFailure(403, "Forbidden", "not allowed here")}
     look(store)
     assert stored_condition(store, "Degraded")["message"].count("not allowed here") == 3
     assert ("Deployment", NAMESPACE, "chat-decode") in store.objects

@@ -94,7 +94,7 @@ def test_defaults_foreign_fields_and_other_spellings_of_a_quantity_are_no_differ
     ids=str,
 )
 def test_an_edit_of_our_field_is_a_difference(path: str, value: Any) -> None:
-    """Somebody changed or removed what we want."""
+    """What we want was changed or removed by hand."""
     assert differs(DESIRED, changed(LIVE, path, value), "us")
 
 
@@ -114,4 +114,4 @@ def test_a_field_that_we_applied_and_no_longer_want_is_a_difference(edit: Callab
 
 def test_what_we_never_applied_is_written_once() -> None:
     """To own its fields from then on."""
-    assert differs(DESIRED, LIVE, "somebody-else")
+    assert differs(DESIRED, LIVE, "another-manager")

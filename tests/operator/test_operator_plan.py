@@ -143,7 +143,7 @@ def test_the_engine_gets_vllms_command_line_with_the_users_arguments_last() -> N
 def test_gpus_come_from_the_profile_unless_the_pool_says_otherwise(
     gpus: int, tensor_parallel: int | None, expected: str
 ) -> None:
-    """Requested as the profile's resource, and told to vLLM."""
+    """Requested as the profile's resource, and passed to vLLM."""
     more: dict[str, Any] = {} if tensor_parallel is None else {"tensorParallelSize": tensor_parallel}
     spec = serving_pool(pool("it", "Flexible", **more))
     found = {"h20": profile("h20", gpus=gpus, resourceName="example.com/accelerator")}
@@ -158,9 +158,9 @@ def test_pods_run_on_the_profiles_nodes_with_the_profile_in_their_environment() 
     spec = find(result, "Deployment", "chat-prefill")["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"hardware": "a100"}
     environment = {entry["name"]: entry.get("value") for entry in engine(result, "chat-prefill")["env"]}
-    told = json.loads(str(environment["BALLAST_PROFILE"]))
-    assert told["dMsPerToken"] == 0.1
-    assert not told.keys() & {"nodeSelector", "costPerHour", "resourceName"}
+    numbers = json.loads(str(environment["BALLAST_PROFILE"]))
+    assert numbers["dMsPerToken"] == 0.1
+    assert not numbers.keys() & {"nodeSelector", "costPerHour", "resourceName"}
 
 
 def test_pods_pass_pod_security_restricted() -> None:
@@ -244,7 +244,7 @@ def test_scaling_changes_no_pod_template() -> None:
             },
             id="both",
         ),
-        pytest.param("Picker", frozenset({GATEWAY, HTTP_ROUTE}), {}, id="nobody-would-ask-the-picker"),
+        pytest.param("Picker", frozenset({GATEWAY, HTTP_ROUTE}), {}, id="no-envoy-that-asks-the-picker"),
     ],
 )
 def test_a_parent_is_routed_by_what_the_cluster_has(
@@ -279,7 +279,7 @@ def test_clients_see_the_ports_of_the_face_and_never_the_admin_port(face: str, p
     ("there", "expected"), [(None, 2), (1, 2), (4, 4), (9, 6)], ids=["new", "below", "within", "above"]
 )
 def test_autoscaling_keeps_what_is_there_within_its_bounds(there: int | None, expected: int) -> None:
-    """Somebody else may scale: the operator only clamps."""
+    """Another controller may scale: the operator only clamps."""
     spec = serving_pool(pool("it", "Flexible", autoscaling={"minReplicas": 2, "maxReplicas": 6}))
     children = () if there is None else (deployment("chat-it", wanted=there),)
     assert find(plan(observed(spec, children=children)), "Deployment", "chat-it")["spec"]["replicas"] == expected
@@ -520,7 +520,7 @@ def test_what_this_look_has_written_is_not_complete_whatever_was_observed() -> N
         pytest.param(observed(serving_pool(model={"name": ""})), ["spec.model.name"], id="spec"),
         pytest.param(
             observed(serving_pool(gpuBudget=7), profiles=TWO_GPU_PREFILL),
-            ["4 (prefill) + 4 (decode) = 8 GPUs", "spec.gpuBudget is 7"],
+            ["spec.gpuBudget: ", "4 (prefill) + 4 (decode) = 8 GPUs", "the budget is 7"],
             id="budget",
         ),
     ],
@@ -532,7 +532,7 @@ def test_a_problem_names_object_and_field(situation: Observed, words: list[str])
 
 
 def test_what_waits_for_a_reference_is_neither_written_nor_pruned() -> None:
-    """A profile that somebody deleted must not cost a running fleet."""
+    """A deleted profile must not cost a running fleet."""
     situation = observed(profiles=profiles("h20"), children=all_ready())
     result = plan(situation)
     assert "Deployment/chat-decode" in objects(result)

@@ -13,7 +13,7 @@ from ballast_operator.controller import Controller, Key
 from ballast_operator.kinds import HARDWARE_PROFILE, SCHEDULING_POLICY, SERVING_POOL, Kind, Manifest
 from ballast_operator.reconcile import Result
 from ballast_operator.settings import OperatorSettings
-from tests.support.object_store import UNAVAILABLE, ObjectStore, refusal
+from tests.support.object_store import UNAVAILABLE, ObjectStore
 from tests.support.operator_builders import (
     DEFAULTS,
     LATER,
@@ -105,7 +105,7 @@ def test_a_refused_object_is_named_with_its_field_and_keeps_no_other_back() -> N
     """422 for one Deployment: the others are written, the status quotes the server, the look counts as failed."""
     store = store_with()
     words = "spec.template.spec.containers[0].resources.limits[cpu]: Invalid value: 'x'"
-    store.refuse = {"Deployment chat-prefill": refusal(422, "Invalid", words)}
+    store.refuse = {"Deployment chat-prefill": ApiFailure(422, "Invalid", words)}
     result = look(store)
     assert result.failed
     written = {name for kind, _, name in store.objects if kind == "Deployment"}
@@ -119,12 +119,24 @@ def test_a_refused_object_is_named_with_its_field_and_keeps_no_other_back() -> N
     assert stored_condition(store, "Degraded")["status"] == "False"
 
 
+def test_a_refused_edit_is_never_reported_as_complete() -> None:
+    """All pods are ready, of the older revision."""
+    store = serving()
+    edited(store, engine={"image": "registry.test/engine:2"})
+    store.refuse = {"Deployment": ApiFailure(403, "Forbidden", "exceeded quota")}
+    for _ in range(2):
+        look(store)
+        assert stored_condition(store, "Progressing")["reason"] != "Complete"
+        assert stored_condition(store, "Degraded")["reason"] == "ApplyFailed"
+        assert stored_condition(store, "Available")["status"] == "True"
+
+
 def test_a_child_that_may_not_be_deleted_is_named() -> None:
     """A pool that left the spec, and a right that the operator lacks."""
     store = serving()
     flexible = [{"name": "all", "role": "Flexible", "hardware": "h20", "replicas": 1}]
     edited(store, pools=flexible)
-    store.refuse = {"Deployment chat-decode": refusal(403, "Forbidden", "cannot delete resource")}
+    store.refuse = {"Deployment chat-decode": ApiFailure(403, "Forbidden", "cannot delete resource")}
     assert look(store).failed
     assert "Deployment chat-decode: cannot delete resource" in stored_condition(store, "Degraded")["message"]
     assert ("Deployment", NAMESPACE, "chat-prefill") not in store.objects
@@ -187,7 +199,7 @@ async def test_the_controller_tries_a_look_again_that_met_a_transient_refusal() 
 def test_a_status_whose_object_has_gone_meanwhile_is_dropped_without_an_event(status: int, reason: str) -> None:
     """Deleted, or deleted and made anew, between reading and writing: its own event brings the next look."""
     store = store_with()
-    store.refuse = {"ServingPool": refusal(status, reason, "gone")}
+    store.refuse = {"ServingPool": ApiFailure(status, reason, "gone")}
     assert not look(store).failed
     assert store.events == []
 
@@ -195,7 +207,7 @@ def test_a_status_whose_object_has_gone_meanwhile_is_dropped_without_an_event(st
 def test_a_status_that_is_refused_for_good_is_raised() -> None:
     """The status cannot report it, so the log and the growing delay do."""
     store = store_with()
-    store.refuse = {"ServingPool": refusal(403, "Forbidden", "no right")}
+    store.refuse = {"ServingPool": ApiFailure(403, "Forbidden", "no right")}
     with pytest.raises(ApiFailure, match="no right"):
         look(store)
 
@@ -203,7 +215,7 @@ def test_a_status_that_is_refused_for_good_is_raised() -> None:
 def test_events_that_are_refused_fail_no_look() -> None:
     """The status says the same."""
     store = store_with()
-    store.refuse = {"Event": refusal(403, "Forbidden", "no right")}
+    store.refuse = {"Event": ApiFailure(403, "Forbidden", "no right")}
     assert not look(store).failed
     assert stored_condition(store, "Progressing")["status"] == "True"
 

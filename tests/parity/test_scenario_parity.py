@@ -28,11 +28,13 @@ from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.settings import director_settings
 from ballast_sim.engine import Finished
-from ballast_sim.simulation.fleet.fleet import PROGRESS_EVERY_TOKENS, Fleet
+from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.fleet.progress import PROGRESS_EVERY_TOKENS
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.simulation.requests.legs import engine_request, leg_id
-from ballast_sim.simulation.world.world import Source, World
+from ballast_sim.simulation.world.pulls import Source
+from ballast_sim.simulation.world.world import World
 from tests.support.virtual_loop import run_virtually
 
 SCENARIO = Path(__file__).with_name("scenario.yaml")

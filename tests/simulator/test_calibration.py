@@ -122,7 +122,7 @@ def test_a_file_of_lengths_is_taken_row_by_row(tmp_path: Path) -> None:
     file.write_text("input_tokens,output_tokens\n5,50\n6,60\n7,70\n")
     rows = workload_in_order(WorkloadSource(trace=file, rate_rps=2.0, limit=2), 0)
     assert [(row.arrival_s, row.output_tokens) for row in rows] == [(0.0, 50), (0.5, 60)]
-    with pytest.raises(SourceError, match="--rate"):
+    with pytest.raises(SourceError, match="rate_rps"):
         workload_in_order(WorkloadSource(trace=file, rate_rps=0.0), 0)
 
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from ballast_core.policies.queue.orders import Fcfs, LeastAttained, ShortestJob, ShortestRemaining
 from ballast_core.policies.queue.protocol import Work
 from ballast_core.policies.queue.uniboost import UniBoost, most_priority_changes
-from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, Finished, FinishReason
-from ballast_sim.engine.engine import Steps
+from ballast_sim.engine import Batch, CoarseEngine, Engine, EngineConfig, Finished, FinishReason
+from ballast_sim.engine.assembly import new_scheduler, new_state
+from ballast_sim.engine.loop import EngineLoop
 from ballast_sim.engine.ordering import Ordering
 from ballast_sim.engine.papers.ranked import RankedPolicy
 from ballast_sim.engine.papers.ranks import Ranks
 from ballast_sim.engine.requests import RequestState
-from ballast_sim.engine.vllm.batch import Batch
 from ballast_sim.engine.vllm.scheduler import Scheduler
 from tests.support.engine_histories import LAW, MARK_EVERY_TOKENS, PLANS, SETTINGS, History, Plan, play
 from tests.support.engine_orders import ORDERINGS, SERVICE, UNIBOOSTS, NewestFirst, ordering
@@ -195,11 +195,8 @@ class Watched(Engine):
     def __init__(self, settings: EngineConfig) -> None:
         self.admitted_over: list[tuple[RequestState, RequestState]] = []
         self.idle_for_nothing = 0
-        super().__init__(settings)
-
-    def _make_scheduler(self) -> tuple[Scheduler, Steps]:
-        scheduler = super()._make_scheduler()[0]
-        return scheduler, Watching(scheduler, self)
+        scheduler = new_scheduler(new_state(settings))
+        super().__init__(settings, loop=EngineLoop(settings, scheduler, Watching(scheduler, self)))
 
 
 class Watching:

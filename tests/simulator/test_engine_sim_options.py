@@ -56,7 +56,7 @@ def test_the_profile_comes_from_a_flag_or_the_environment() -> None:
     ("arguments", "environment", "message"),
     [
         ([], {}, "model"),
-        (["m", "--profile", "tpu"], {}, "--profile: there is no profile 'tpu'; known: a100-"),
+        (["m", "--profile", "tpu"], {}, "--profile: there is no profile 'tpu'; 29 are known, see `ballast profiles`"),
         (["m", "--port", "many"], {}, "--port"),
         (["m", "--max-num-seqs", "0"], {}, "--max-num-seqs: must be 1 or more"),
         (["m", "--max-model-len", "10M"], {}, "--max-model-len: 10485760 tokens do not fit the KV cache"),

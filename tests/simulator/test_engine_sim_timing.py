@@ -1,12 +1,9 @@
 """engine-sim and the engine on a virtual clock are one thing: the same requests get their tokens at the same times."""
 
 import asyncio
-import heapq
-import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ballast_sim.engine import EngineEvent, EngineRequest, Finished, StepEnded
 from ballast_sim.engine_sim.options import ServerOptions
@@ -14,52 +11,7 @@ from ballast_sim.engine_sim.text import GeneratedContent
 from ballast_sim.workloads import generate
 from tests.support.engine_sim import FAST, engine_sim
 from tests.support.engines import Run, started
-
-
-@dataclass(order=True)
-class _Call:
-    when_s: float
-    number: int
-    callback: Callable[[], None] = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class VirtualClock:
-    """A `Clock` that stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-        self._calls: list[_Call] = []
-        self._number = 0
-
-    def time(self) -> float:
-        """Seconds."""
-        return self._now_s
-
-    def call_at(self, when_s: float, callback: Callable[[], None]) -> _Call:
-        """Call back when the clock is moved there."""
-        self._number += 1
-        call = _Call(max(when_s, self._now_s), self._number, callback)
-        heapq.heappush(self._calls, call)
-        return call
-
-    def advance(self, until_s: float) -> None:
-        """Go on to `until_s`, calling back on the way."""
-        while self._calls and self._calls[0].when_s <= until_s:
-            call = heapq.heappop(self._calls)
-            if not call.cancelled:
-                self._now_s = call.when_s
-                call.callback()
-        if until_s < math.inf:
-            self._now_s = until_s
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is due any more."""
-        return all(call.cancelled for call in self._calls)
+from tests.support.virtual_clock import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ballast_core.policies.partition.batch_budget import StepTimeTable
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, EngineRequest, Finished, UniqueContent
+from ballast_sim.engine import Batch, CoarseEngine, Engine, EngineConfig, EngineRequest, Finished, UniqueContent
 from ballast_sim.engine.batching import LocalBatching
-from ballast_sim.engine.vllm.batch import Batch
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 
 PROFILE = replace(SHIPPED_PROFILES["a100-qwen3-14b"], kv_tokens=65_536)

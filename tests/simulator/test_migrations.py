@@ -14,6 +14,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, RequestId, Stage
 from ballast_core.model.effects import Migrate
+from ballast_core.model.events import Migrated, MigrationFailed
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.engine import Finished
@@ -55,7 +56,7 @@ class Watched(Fleet):
         super().finished(event)
 
     def _note(self, request_id: str, times_s: Sequence[float]) -> None:
-        leg = self._legs[request_id]
+        leg = self.book.legs[request_id]
         if leg.kind.name == "DECODE":
             self.token_times_s.setdefault(leg.record.index, []).extend(times_s)
 
@@ -91,13 +92,14 @@ def simulate(jobs: Sequence[Job], plans: Sequence[Plan], scene: Scene) -> Watche
     )
     fleet = Watched(parse_shape(scene.shape), director, around, stepwise=scene.stepwise)
     fleet.token_times_s = {}
-    tell = fleet.tell
+    report = fleet.report
 
     def heard(record: Record, event: object) -> None:
-        scene.heard.append(f"{fleet.kernel.now_s!r} {event}")
-        tell(record, event)  # type: ignore[arg-type]
+        if isinstance(event, Migrated | MigrationFailed):
+            scene.heard.append(f"{fleet.kernel.now_s!r} {event}")
+        report(record, event)  # type: ignore[arg-type]
 
-    fleet.tell = heard  # type: ignore[method-assign]
+    fleet.report = heard  # type: ignore[method-assign]
     fleet.load(jobs)
     decoders = [machine.endpoint for machine in fleet.world.machines if machine.endpoint.role.value != "prefill"]
     by_id = {endpoint.id: endpoint for endpoint in decoders}

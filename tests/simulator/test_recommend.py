@@ -36,10 +36,10 @@ def test_hardware_without_a_plain_profile_gets_the_one_of_fewest_gpus() -> None:
 @pytest.mark.parametrize(
     ("text", "model", "words"),
     [
-        ("a100", "qwen3-32b", ("--budget", "a100=4,h20=8")),
-        ("a100=0", "qwen3-32b", ("--budget", "1 to")),
-        ("a100=x", "qwen3-32b", ("--budget", "'a100=x'")),
-        ("b200=8", "qwen3-32b", ("--budget", "'b200'", "qwen3-32b")),
+        ("a100", "qwen3-32b", ("budget", "a100=4,h20=8")),
+        ("a100=0", "qwen3-32b", ("budget", "1 to")),
+        ("a100=x", "qwen3-32b", ("budget", "'a100=x'")),
+        ("b200=8", "qwen3-32b", ("budget", "'b200'", "qwen3-32b")),
         ("a100=1", "qwen3-32b", ("takes 2 GPUs", "a100-qwen3-32b")),
         ("h20=1,h20-qwen3-32b=2", "qwen3-32b", ("named twice",)),
     ],

@@ -124,7 +124,7 @@ def test_a_probe_is_given_up_only_when_its_percentile_is_lost(waited: list[float
             prefill=build_placement("round-robin"), decode=build_placement("round-robin"), profiles=SHIPPED_PROFILES
         ),
     )
-    fleet.records = [
+    fleet.records[:] = [
         Record(k, 0.0, 1, 1, arrived=k < known, first_token_s=wait_s if k < known else None)
         for k, wait_s in enumerate(waited)
     ]
@@ -221,7 +221,7 @@ def test_policies_see_output_lengths_only_where_asked(exact: bool) -> None:
     spec = RunSpec(setup=setup(), policy=least_requests())
     spec = replace(spec, setup=replace(spec.setup, fleet=FleetSettings(known_limits=exact, max_tokens=50)))
     fleet = build_fleet(spec, CHAT.load(0, 1.0))
-    seen = [fleet._as_seen(record).max_output_tokens for record in fleet.records]
+    seen = [fleet.foresight.limit_tokens(record) for record in fleet.records]
     outputs = [record.output_tokens for record in fleet.records]
     assert seen == (outputs if exact else [max(50, output) for output in outputs])
 

@@ -175,7 +175,7 @@ def test_batches_that_share_a_stamp_are_spread_over_their_step() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"workload": "nothing"}, "workload: there is no 'nothing'; there are chat"),
+        ({"workload": "nothing"}, "workload: unknown workload 'nothing'; 15 are known, see `ballast workloads`"),
         ({"rate_rps": 0.0}, "rate_rps: must be above 0"),
         ({"rate_scale": -1.0}, "rate_scale: must be above 0"),
         ({"duration_s": 0.0}, "duration_s: must be above 0"),

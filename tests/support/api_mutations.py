@@ -18,7 +18,7 @@ from tests.support.api_objects import ABSENT, Object, edit, full, valid
 
 @dataclass(frozen=True)
 class Mutation:
-    """A valid object of `kind` with `edits` (path to value), and who complains about which field."""
+    """A valid object of `kind` with `edits` (path to value), and the field that is refused."""
 
     id: str
     kind: str
@@ -156,8 +156,8 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
         "spec.pools[0].autoscaling.maxReplicas",
         "is missing",
     ),
-    _rule("nobody-prefills", {"spec.pools[0].role": "Decode"}, "spec.pools", "no pool can prefill"),
-    _rule("nobody-decodes", {"spec.pools[1].role": "Prefill"}, "spec.pools", "no pool can decode"),
+    _rule("no-prefill", {"spec.pools[0].role": "Decode"}, "spec.pools", "no pool can prefill"),
+    _rule("no-decode", {"spec.pools[1].role": "Prefill"}, "spec.pools", "no pool can decode"),
     _serving_pool("tp-zero", _pool("tensorParallelSize", 0), "spec.pools[0].tensorParallelSize", "1 or more"),
     _serving_pool("template-list", _pool("template", []), "spec.pools[0].template", "must be a mapping"),
     _serving_pool(
@@ -374,7 +374,7 @@ OTHER_KINDS: tuple[Mutation, ...] = (
         ),
         ("policy-queue-fcfs", {"spec.queue": {"type": "fcfs"}}, None, ""),
         ("policy-queue-bounded", {"spec.queue": {"type": "sjf"}, "spec.admission": {"type": "bounded"}}, None, ""),
-        ("policy-queue-told", {"spec.queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}, None, ""),
+        ("policy-queue-turns", {"spec.queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}, None, ""),
         ("policy-queue-null", {"spec.queue": {"type": "fcfs", "parameters": None}, "spec.admission": None}, None, ""),
         ("policy-partition-alone", {"spec.partition": {"type": "fixed"}}, None, ""),
         ("policy-rescheduling-alone", {"spec.rescheduling": {"type": "ares"}}, None, ""),

@@ -85,7 +85,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def sweep(kind: str) -> Iterator[Mutation]:
-    """Every field of a full object of the kind, with every junk value in its place."""
+    """Every field of a full object of the kind, with every junk value in it."""
     for path in every_field(kind):
         for value in JUNK:
             yield Mutation(f"{kind} {path} = {value!r}", kind, {path: value}, full=True)

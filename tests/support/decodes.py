@@ -56,5 +56,5 @@ def fleets(draw: st.DrawFn) -> Decodes:
         other_tokens=several(st.sampled_from([0.0, 0.0, 2000.0]), count),
         migration_s=several(st.sampled_from([1e-5, 1e-3, np.inf]), count * count).reshape(count, count),
         migration_setup_s=draw(st.sampled_from([0.0, 0.5])),
-        free_places=several(st.sampled_from([0, 1, 2, 9]), count) if draw(st.booleans()) else None,
+        free_decodes=several(st.sampled_from([0, 1, 2, 9]), count) if draw(st.booleans()) else None,
     )

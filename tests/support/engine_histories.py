@@ -9,9 +9,17 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, Finished, PullStarted, StepEnded, TokensAdvanced
-from ballast_sim.engine.engine import EngineLoad
-from ballast_sim.engine.vllm.batch import Batch
+from ballast_sim.engine import (
+    Batch,
+    CoarseEngine,
+    Engine,
+    EngineConfig,
+    Finished,
+    PullStarted,
+    StepEnded,
+    TokensAdvanced,
+)
+from ballast_sim.engine.gauges import EngineLoad
 from tests.support.engines import FixedTimer, config, request
 
 LAW = HardwareProfile(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ballast_sim.engine import (
+    Batch,
     Engine,
     EngineConfig,
     EngineRequest,
@@ -15,7 +16,6 @@ from ballast_sim.engine import (
     TraceContent,
     UniqueContent,
 )
-from ballast_sim.engine.vllm.batch import Batch
 
 STEP_S = 0.01
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.engine import Engine, EngineConfig, EngineRequest, StepEnded, UniqueContent
-from ballast_sim.engine.vllm.batch import Batch
+from ballast_sim.engine import Batch, Engine, EngineConfig, EngineRequest, StepEnded, UniqueContent
 
 
 @dataclass(frozen=True, slots=True)

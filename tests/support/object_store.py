@@ -22,11 +22,6 @@ class Killed(Exception):
     """The process died before this write."""
 
 
-def refusal(status: int, reason: str, message: str) -> ApiFailure:
-    """What the client raises for an answer of the API server."""
-    return ApiFailure(status, reason, message)
-
-
 UNAVAILABLE = ApiFailure(503, "ServiceUnavailable", "etcd leader changed")
 
 
@@ -100,9 +95,9 @@ class ObjectStore:
         del manager
         live = self.objects.get(_key(of))
         if live is None:
-            raise refusal(404, "NotFound", "not found")
+            raise ApiFailure(404, "NotFound", "not found")
         if live["metadata"]["uid"] != of["metadata"]["uid"]:
-            raise refusal(409, "Conflict", "uid mismatch")
+            raise ApiFailure(409, "Conflict", "uid mismatch")
         live["status"] = copy.deepcopy(status)
         return live
 

@@ -22,7 +22,7 @@ API_VERSION = "serving.ballast.dev/v1alpha1"
 
 
 def pool(name: str, role: str, *, replicas: int = 2, hardware: str = "h20", **more: Any) -> Manifest:
-    """An entry of spec.pools. `autoscaling=` takes the place of replicas."""
+    """An entry of spec.pools. `autoscaling=` replaces `replicas`."""
     entry: Manifest = {"name": name, "role": role, "hardware": hardware, **more}
     return entry if "autoscaling" in more else {**entry, "replicas": replicas}
 

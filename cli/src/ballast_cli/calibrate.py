@@ -1,11 +1,14 @@
 """`ballast calibrate`: how far off are the gateway's beliefs on my traffic?"""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ballast_cli.options.declaring import Sets, in_options, with_options
+from ballast_cli.options.hardware import Hardware
+from ballast_cli.options.traffic import Traffic
 
 if TYPE_CHECKING:
     from ballast_sim.simulation.inputs.source import WorkloadSource
@@ -15,27 +18,26 @@ GENERATED_REQUESTS = 10_000
 """Of a built-in workload, where neither --limit nor --duration is given."""
 
 
-def calibrate_command(
-    *,
-    trace: Annotated[Path | None, typer.Option(help="Trace file (CSV or JSONL, plain or gzip).")] = None,
-    workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None,
-    held_back: Annotated[float, typer.Option(help="Share of the requests, the last ones, that is only scored.")] = 0.5,
-    rate: Annotated[
-        float | None, typer.Option(help="Requests a second of a built-in workload, or of a file of lengths.")
-    ] = None,
-    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class ScoredTraffic(Traffic):
+    """As much as is scored."""
+
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals."), Sets("duration_s")] = None
     limit: Annotated[
         int | None, typer.Option(help="At most so many requests. Default: a whole trace; 10,000 of a workload.")
-    ] = None,
+    ] = None
+
+
+@with_options
+def calibrate_command(
+    *,
+    traffic: ScoredTraffic,
+    held_back: Annotated[float, typer.Option(help="Share of the requests, the last ones, that is only scored.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Of lengths and arrivals that are drawn, and of max_tokens.")] = 0,
     endpoints: Annotated[
         str | None, typer.Option(help="Also simulate this fleet, such as 2P@a100-qwen3-32b,1D@h20-qwen3-32b.")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Profile of --endpoints parts that name none.")] = None,
-    profiles: Annotated[
-        list[Path] | None,
-        typer.Option(help="HardwareProfile manifests of your own, for --endpoints; repeatable."),
-    ] = None,
+    hardware: Hardware,
     policy: Annotated[str, typer.Option(help="Placement in that fleet: NAME, or PREFILL/DECODE.")] = "ballast",
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals in that fleet.")] = 1.0,
     simulate: Annotated[int, typer.Option(help="Requests that the fleet is simulated with, at most.", min=2)] = 2000,
@@ -50,18 +52,19 @@ def calibrate_command(
     """
     from ballast_cli.calibrate_view import CalibrationView
     from ballast_cli.output import check_outputs, write_output
+    from ballast_sim.settings import SettingError
     from ballast_sim.simulation.policies.choice import parse_policies
     from ballast_sim.simulation.runs.experiment import versions
 
     view = CalibrationView(plain_stdout=json_out != "-")
     try:
-        check_outputs({"--json": json_out}, [trace, *(profiles or ())])
-        if endpoints is None and (profile is not None or profiles):
-            raise ValueError("--profile, --profiles: belong to a fleet; give --endpoints, too")
+        check_outputs({"--json": json_out}, [traffic.trace, *(hardware.profiles or ())])
+        if endpoints is None and (hardware.profile is not None or hardware.profiles):
+            raise SettingError(("profile", "profiles"), "belong to a fleet; give --endpoints, too")
         pairs = parse_policies(policy)
         if len(pairs) > 1:
-            raise ValueError(f"--policy: name one placement, not {policy!r}")
-        source = _source(trace, workload, rate, duration, limit)
+            raise SettingError("policy", f"name one placement, not {policy!r}")
+        source = traffic.source(default_limit=GENERATED_REQUESTS)
         figures: dict[str, Any] = {
             "workload": source.name,
             "seed": seed,
@@ -71,8 +74,7 @@ def calibrate_command(
             else _fleet(
                 source,
                 endpoints=endpoints,
-                profile=profile,
-                profiles=profiles or (),
+                hardware=hardware,
                 pair=pairs[0],
                 rate_scale=rate_scale,
                 requests=simulate,
@@ -83,36 +85,24 @@ def calibrate_command(
         if json_out is not None:
             write_output("--json", json_out, json.dumps(figures, indent=1, allow_nan=False) + "\n")
     except ValueError as error:
-        view.error(str(error))
+        view.error(in_options(error, calibrate_command))
         raise typer.Exit(2) from None
     view.show(figures)
-
-
-def _source(
-    trace: Path | None, workload: str | None, rate: float | None, duration: float | None, limit: int | None
-) -> "WorkloadSource":
-    from ballast_sim.naming import known_names
-    from ballast_sim.simulation.inputs.source import WorkloadSource
-    from ballast_sim.workloads import GENERATORS
-
-    if (trace is None) == (workload is None):
-        raise ValueError("--trace, --workload: give one of them, a trace file or the name of a built-in workload")
-    if workload is not None and workload not in GENERATORS:
-        raise ValueError(f"--workload: unknown workload {workload!r}; {known_names(workload, GENERATORS)}")
-    if trace is None and duration is None and limit is None:
-        limit = GENERATED_REQUESTS
-    return WorkloadSource(trace=trace, workload=workload or "", rate_rps=rate, duration_s=duration, limit=limit)
 
 
 def _lengths(source: "WorkloadSource", held_back: float, seed: int) -> dict[str, Any]:
     from ballast_sim.calibration import PAPER_FIGURES, LengthSettings, score_lengths, workload_in_order
     from ballast_sim.calibration.figures import length_figures
+    from ballast_sim.settings import SettingError
 
     if not 0 < held_back < 1:
-        raise ValueError(f"--held-back: must be above 0 and below 1, not {held_back:g}")
+        raise SettingError("held_back", f"must be above 0 and below 1, not {held_back:g}")
     requests = workload_in_order(source, seed)
     if len(requests) < 2:
-        raise ValueError(f"{source.name}: {len(requests)} requests cannot be split in two parts; give more")
+        raise SettingError(
+            "workload" if source.trace is None else "trace",
+            f"{source.name}: {len(requests)} requests cannot be split in two parts; give more",
+        )
     scores = score_lengths(requests, LengthSettings(held_back_ratio=held_back, seed=seed))
     return {
         "requests": len(requests),
@@ -126,8 +116,7 @@ def _fleet(
     source: "WorkloadSource",
     *,
     endpoints: str,
-    profile: str | None,
-    profiles: Sequence[Path],
+    hardware: Hardware,
     pair: "PolicyChoice",
     rate_scale: float,
     requests: int,
@@ -137,11 +126,9 @@ def _fleet(
 
     from ballast_sim.calibration import predict_and_measure
     from ballast_sim.calibration.figures import fleet_figures
-    from ballast_sim.own_profiles import read_profiles
-    from ballast_sim.simulation.inputs.shapes import parse_shape
     from ballast_sim.simulation.runs.comparison import check_fits
 
-    machines = parse_shape(endpoints, profile, read_profiles(profiles))
+    machines = hardware.machines(endpoints)
     short = replace(source, limit=requests if source.limit is None else min(requests, source.limit))
     check_fits(machines, short, seed)
     load = short.load(seed, rate_scale)

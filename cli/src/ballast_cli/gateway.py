@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ballast_api.errors import InvalidInput
-from ballast_api.gateway_settings import GatewaySettings
+if TYPE_CHECKING:
+    from ballast_api.gateway_settings import GatewaySettings
 
 
 def gateway(
@@ -28,6 +28,7 @@ def gateway(
 
     Ends on SIGTERM or SIGINT when running requests are done. Port 0 takes any free port; the log says which.
     """
+    from ballast_api.errors import InvalidInput
     from ballast_api.loading import load_settings
     from ballast_gateway import logs, main
 
@@ -55,7 +56,8 @@ def _with_overrides(settings: GatewaySettings, overrides: dict[str, Any]) -> Gat
     """The settings with what the command line says. Raises `InvalidInput`."""
     from pydantic import ValidationError
 
-    from ballast_api.errors import explain
+    from ballast_api.errors import InvalidInput, explain
+    from ballast_api.gateway_settings import GatewaySettings
 
     data = settings.dump()
     for key, value in overrides.items():

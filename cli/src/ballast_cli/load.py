@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ballast_cli.options.declaring import Sets, in_options
+
 if TYPE_CHECKING:
     from ballast_sim.load import LoadReport, LoadSettings, Progress
     from ballast_sim.workloads import WorkloadRequest
@@ -21,8 +23,10 @@ def load_command(
     model: Annotated[str, typer.Option(help="Model name to ask for.")],
     trace: Annotated[Path | None, typer.Option(help="Trace file to replay (CSV or JSONL, plain or gzip).")] = None,
     workload: Annotated[str, typer.Option(help="Built-in workload, where there is no --trace.")] = "chat",
-    duration: Annotated[float, typer.Option(help="Seconds of the workload to send.")] = 60.0,
-    rate: Annotated[float | None, typer.Option(help="Requests a second of a built-in workload.")] = None,
+    duration: Annotated[float, typer.Option(help="Seconds of the workload to send."), Sets("duration_s")] = 60.0,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second of a built-in workload."), Sets("rate_rps")
+    ] = None,
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0,
     time_scale: Annotated[
         float, typer.Option(help="Stretch time, as the engine-sims' --time-scale; reported times are divided by it.")
@@ -30,7 +34,7 @@ def load_command(
     limit: Annotated[int | None, typer.Option(help="Send at most so many requests.")] = None,
     slo: Annotated[str | None, typer.Option(help="Thresholds in seconds: ttft=2,tpot=0.05.")] = None,
     prompts: Annotated[str, typer.Option(help="Prompts as token `ids` or as `text`.")] = "ids",
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request."), Sets("timeout_s")] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
     api_key: Annotated[str | None, typer.Option(envvar="BALLAST_API_KEY", help="Bearer token.")] = None,
     json_out: Annotated[str | None, typer.Option("--json", help="Write the report to a file, or - for stdout.")] = None,
@@ -40,12 +44,13 @@ def load_command(
     Exit status: 0 when every request completed, 1 when some failed, 2 for options that cannot work.
     """
     from ballast_sim.load import LoadSettings
+    from ballast_sim.settings import SettingError
     from ballast_sim.simulation.inputs.objective import Objective
     from ballast_sim.workloads import load_workload
 
     try:
         if prompts not in ("ids", "text"):
-            raise ValueError(f"prompts: must be ids or text, not {prompts!r}")
+            raise SettingError("prompts", f"must be ids or text, not {prompts!r}")
         settings = LoadSettings(
             url=url,
             model=model,
@@ -66,10 +71,10 @@ def load_command(
             seed=seed,
         )
         if not requests:
-            raise ValueError(f"duration: no request arrives within {duration:g} s; make it longer")
+            raise SettingError("duration_s", f"no request arrives within {duration:g} s; make it longer")
         report = _run(settings, requests)
     except ValueError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {in_options(error, load_command)}", err=True)
         raise typer.Exit(2) from None
     _write(report, json_out)
     raise typer.Exit(1 if report.failed or report.interrupted else 0)

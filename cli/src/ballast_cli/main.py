@@ -4,7 +4,7 @@ import errno
 import io
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -55,8 +55,20 @@ app.command()(operator.operator)
 app.command()(demo.demo)
 
 
+def _print_version(wanted: bool) -> None:
+    from importlib.metadata import version as installed_version
+
+    if wanted:
+        typer.echo(installed_version("ballast"))
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Keeps a fleet of prefill/decode vLLM pods in balance."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -64,9 +76,7 @@ def main() -> None:
     choose_arithmetic(os.environ.get("BALLAST_KERNEL", "auto"))
 
 
-@app.command()
-def version() -> None:
+@app.command("version")
+def version_command() -> None:
     """Print the version of Ballast."""
-    from importlib.metadata import version as installed_version
-
-    typer.echo(installed_version("ballast"))
+    _print_version(True)

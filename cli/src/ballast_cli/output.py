@@ -8,13 +8,17 @@ from pathlib import Path
 import typer
 
 
-def check_outputs(outputs: Mapping[str, str | Path | None], inputs: Sequence[Path | None] = ()) -> None:
-    """Raises ValueError naming the option for a place that cannot be written, or that is an input or another output.
+def check_outputs(
+    outputs: Mapping[str, str | Path | None], inputs: Sequence[Path | None] = (), *, files_only: Sequence[str] = ()
+) -> None:
+    """Raises ValueError naming the option of a file that cannot be written, or that is an input or another output.
 
-    None and `-` (standard output) always can.
+    None always can, and `-` (standard output) but for the options in `files_only`.
     """
     taken = {_same(path): str(path) for path in inputs if path is not None}
     for option, target in outputs.items():
+        if str(target) == "-" and option in files_only:
+            raise ValueError(f"{option}: writes a file only; name one")
         if target is None or str(target) == "-":
             continue
         if "\0" in str(target) or not str(target):

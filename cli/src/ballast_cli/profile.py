@@ -90,7 +90,9 @@ def show_command(
 
     for name in names:
         if name not in SHIPPED_PROFILES:
-            typer.echo(f"error: unknown profile {name!r}; {known_names(name, SHIPPED_PROFILES)}", err=True)
+            typer.echo(
+                f"error: unknown profile {name!r}; " + known_names(name, SHIPPED_PROFILES, "ballast profiles"), err=True
+            )
             raise typer.Exit(2)
     typer.echo("---\n".join(manifest(SHIPPED_PROFILES[name]) for name in names), nl=False)
 
@@ -153,7 +155,9 @@ def _base_profile(text: str) -> "HardwareProfile":
     if text in SHIPPED_PROFILES:
         return SHIPPED_PROFILES[text]
     if not Path(text).is_file():
-        raise ValueError(f"--base: {text!r} is no file and no profile; {known_names(text, SHIPPED_PROFILES)}")
+        raise ValueError(
+            f"--base: {text!r} is no file and no profile; " + known_names(text, SHIPPED_PROFILES, "ballast profiles")
+        )
     profiles = [item for item in load_manifest_files(Path(text)) if isinstance(item, Manifest)]
     if len(profiles) != 1:
         raise ValueError(f"--base: {text} must hold one HardwareProfile, not {len(profiles)}")

@@ -2,10 +2,15 @@
 
 import json
 import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ballast_cli.options.declaring import Sets, in_options, with_options
+from ballast_cli.options.running import Jobs, processes
+from ballast_cli.options.traffic import Traffic
 
 if TYPE_CHECKING:
     from ballast_sim.recommend.search import Answer, Question
@@ -20,32 +25,43 @@ SERVED = {"qwen3-32b": "Qwen/Qwen3-32B", "qwen3-14b": "Qwen/Qwen3-14B", "llama3-
 SERVED["llama3-70b"] = "meta-llama/Llama-3.3-70B-Instruct"
 
 
-def recommend_command(
-    *,
-    trace: Annotated[
-        Path | None, typer.Option(help="Trace file of your traffic (CSV or JSONL, plain or gzip).")
-    ] = None,
-    workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class SampledTraffic(Traffic):
+    """A sample that speaks for the rest."""
+
+    trace: Annotated[Path | None, typer.Option(help="Trace file of your traffic (CSV or JSONL, plain or gzip).")] = None
+    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals to run."), Sets("duration_s")] = None
+    limit: Annotated[int | None, typer.Option(help=f"Requests to run at most. Assumed: {ASSUMED_REQUESTS}.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the answer is for."""
+
     budget: Annotated[
         str | None, typer.Option(help=f"GPUs by kind of hardware, or by profile. Assumed: {ASSUMED_BUDGET}.")
-    ] = None,
-    slo: Annotated[str | None, typer.Option(help=f"Thresholds in seconds. Assumed: {ASSUMED_SLO}.")] = None,
-    attainment: Annotated[float, typer.Option(help="Share of requests that must meet them.")] = 0.99,
-    model: Annotated[str, typer.Option(help="The model's part of profile names: HARDWARE-MODEL.")] = "qwen3-32b",
+    ] = None
+    slo: Annotated[str | None, typer.Option(help=f"Thresholds in seconds. Assumed: {ASSUMED_SLO}.")] = None
+    attainment: Annotated[float, typer.Option(help="Share of requests that must meet them.")] = 0.99
+    model: Annotated[str, typer.Option(help="The model's part of profile names: HARDWARE-MODEL.")] = "qwen3-32b"
     profiles: Annotated[
         list[Path] | None, typer.Option(help="HardwareProfile manifests of your own, for --budget; repeatable.")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second of a built-in workload.")] = None,
-    rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0,
-    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals to run.")] = None,
-    limit: Annotated[int | None, typer.Option(help=f"Requests to run at most. Assumed: {ASSUMED_REQUESTS}.")] = None,
-    seed: Annotated[str, typer.Option(help="Seeds: 0,1. Each candidate runs once for each.")] = "0,1",
-    max_tokens: Annotated[int | None, typer.Option(help="The max_tokens that your clients send, if they do.")] = None,
+    ] = None
+    rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0
+    seed: Annotated[str, typer.Option(help="Seeds: 0,1. Each candidate runs once for each.")] = "0,1"
+    max_tokens: Annotated[int | None, typer.Option(help="The max_tokens that your clients send, if they do.")] = None
+
+
+@with_options
+def recommend_command(
+    *,
+    traffic: SampledTraffic,
+    wishes: Wishes,
     name: Annotated[str, typer.Option(help="Name of the resources.")] = "recommended",
     image: Annotated[str, typer.Option(help="Image of the engine in the ServingPool.")] = IMAGE,
     output: Annotated[str, typer.Option(help="Where the manifests go: a file, or - for standard output.")] = "-",
     json_out: Annotated[str | None, typer.Option("--json", help="Write every candidate's figures to a file.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes at a time. Default: all cores.")] = None,
+    jobs: Jobs = None,
 ) -> None:
     """Simulate the sensible layouts and policies for this traffic, and answer with manifests that are ready to apply.
 
@@ -61,32 +77,17 @@ def recommend_command(
     from ballast_sim.own_profiles import read_node_selectors
     from ballast_sim.recommend.manifests import resources, to_yaml
     from ballast_sim.recommend.search import Stopped, search
-    from ballast_sim.simulation.runs.pool import WorkerDied, default_jobs
+    from ballast_sim.simulation.runs.pool import WorkerDied
 
     view = View()
     try:
-        if jobs is not None and jobs < 1:
-            raise ValueError(f"--jobs: must be 1 or more, not {jobs}")
-        check_outputs({"--output": output, "--json": json_out}, [trace, *(profiles or ())])
+        at_a_time, profiles = processes(jobs), wishes.profiles or []
+        check_outputs({"--output": output, "--json": json_out}, [traffic.trace, *profiles])
         _check_name(name)
-        question, assumed = _question(
-            trace=trace,
-            workload=workload,
-            budget=budget,
-            slo=slo,
-            attainment=attainment,
-            model=model,
-            profiles=profiles or [],
-            rate=rate,
-            rate_scale=rate_scale,
-            duration=duration,
-            limit=limit,
-            seed=seed,
-            max_tokens=max_tokens,
-        )
+        question, assumed = _question(traffic, wishes)
         with stop_on_interrupt() as stop:
             try:
-                answer = search(question, jobs or default_jobs(), stop, view.tell)
+                answer = search(question, at_a_time, stop, view.tell)
             except Stopped:
                 view.note("interrupted: nothing is recommended")
                 raise typer.Exit(INTERRUPTED) from None
@@ -94,17 +95,19 @@ def recommend_command(
         heading = [
             *_heading(answer),
             *(f"Assumed: {line}" for line in assumed),
-            f"Again: {_command(answer, output, profiles or [])}",
+            f"Again: {_command(answer, output, profiles)}",
         ]
         for line in heading:
             view.note(line)
-        selectors = read_node_selectors(profiles or [])
-        made = resources(answer, name=name, model=SERVED.get(model, model), image=image, selectors=selectors)
+        selectors = read_node_selectors(profiles)
+        made = resources(
+            answer, name=name, model=SERVED.get(wishes.model, wishes.model), image=image, selectors=selectors
+        )
         if json_out is not None:
             write_output("--json", json_out, json.dumps(_plain(answer, assumed), indent=1, allow_nan=False) + "\n")
         write_output("--output", output, to_yaml(made, heading))
     except (ValueError, WorkerDied) as error:
-        view.note(f"error: {error}")
+        view.note(f"error: {in_options(error, recommend_command)}")
         raise typer.Exit(2) from None
     raise typer.Exit(0 if answer.meets else 1)
 
@@ -114,79 +117,64 @@ def _check_name(name: str) -> None:
 
     from ballast_api.common import DNS_LABEL_STARTING_WITH_LETTER
     from ballast_api.names import MAX_SERVING_POOL_NAME
+    from ballast_sim.settings import SettingError
 
     if not re.fullmatch(DNS_LABEL_STARTING_WITH_LETTER, name) or len(name) > MAX_SERVING_POOL_NAME:
-        raise ValueError(
-            "--name: must be lower-case letters, digits and dashes, begin with a letter and have "
-            f"{MAX_SERVING_POOL_NAME} characters at most, not {name!r}"
+        raise SettingError(
+            "name",
+            "must be lower-case letters, digits and dashes, begin with a letter and have "
+            f"{MAX_SERVING_POOL_NAME} characters at most, not {name!r}",
         )
 
 
-def _question(
-    *,
-    trace: Path | None,
-    workload: str | None,
-    budget: str | None,
-    slo: str | None,
-    attainment: float,
-    model: str,
-    profiles: list[Path],
-    rate: float | None,
-    rate_scale: float,
-    duration: float | None,
-    limit: int | None,
-    seed: str,
-    max_tokens: int | None,
-) -> "tuple[Question, list[str]]":
-    """What is asked, and what had to be assumed for it. Raises ValueError naming option and fix."""
+def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[str]]":
+    """What is asked, and what had to be assumed for it. Raises SettingError."""
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.recommend.budget import parse_budget
     from ballast_sim.recommend.search import Question
+    from ballast_sim.settings import SettingError
     from ballast_sim.simulation.inputs.objective import Objective
     from ballast_sim.simulation.inputs.shapes import parse_shape
-    from ballast_sim.simulation.inputs.source import WorkloadSource
     from ballast_sim.simulation.runs.comparison import check_fits, parse_seeds
-    from ballast_sim.workloads import GENERATORS
 
     assumed: list[str] = []
-    if trace is not None and workload is not None:
-        raise ValueError("--trace, --workload: give one of them")
-    if trace is None and workload is None:
-        workload = ASSUMED_WORKLOAD
-        assumed.append(f"traffic like the built-in workload {workload} at its own rate (--trace, --workload, --rate)")
-    if workload is not None and workload not in GENERATORS:
-        raise ValueError(f"--workload: unknown workload {workload!r}; there are {', '.join(GENERATORS)}")
+    budget, slo = wishes.budget, wishes.slo
+    if traffic.trace is None and traffic.workload is None:
+        traffic = replace(traffic, workload=ASSUMED_WORKLOAD)
+        assumed.append(
+            f"traffic like the built-in workload {ASSUMED_WORKLOAD} at its own rate (--trace, --workload, --rate)"
+        )
     if budget is None:
         budget = ASSUMED_BUDGET
         assumed.append(f"a budget of {budget} GPUs (--budget)")
     if slo is None:
         slo = ASSUMED_SLO
         assumed.append(f"an SLO of {slo} seconds (--slo)")
-    if limit is None and duration is None:
-        limit = ASSUMED_REQUESTS
-        assumed.append(f"that the first {limit} requests speak for the rest (--limit, --duration)")
-    if max_tokens is None:
+    if traffic.limit is None and traffic.duration is None:
+        traffic = replace(traffic, limit=ASSUMED_REQUESTS)
+        assumed.append(f"that the first {traffic.limit} requests speak for the rest (--limit, --duration)")
+    if wishes.max_tokens is None:
         assumed.append("that requests carry no max_tokens (--max-tokens)")
-    if not 0 < attainment <= 1:
-        raise ValueError(f"--attainment: must be above 0 and 1 at most, not {attainment:g}")
+    if not 0 < wishes.attainment <= 1:
+        raise SettingError("attainment", f"must be above 0 and 1 at most, not {wishes.attainment:g}")
     objective = Objective.parse(slo)
     if objective == Objective():
-        raise ValueError("--slo: names no threshold; write such as ttft=2,tpot=0.05")
+        raise SettingError("slo", "names no threshold; write such as ttft=2,tpot=0.05")
     if objective.tbt_s is not None:
-        raise ValueError("--slo: tbt: a ServiceLevelObjective has no such threshold; use ttft, tpot and e2e")
-    hardware = parse_budget(budget, model, read_profiles(profiles))
+        raise SettingError("slo", "tbt: a ServiceLevelObjective has no such threshold; use ttft, tpot and e2e")
+    hardware = parse_budget(budget, wishes.model, read_profiles(wishes.profiles or ()))
     for each in hardware:
         if each.gpus % each.profile.gpus:
             spare = each.gpus % each.profile.gpus
             assumed.append(f"that {spare} of {each.gpus} GPUs for {each.profile.name} stay unused: they make no engine")
     question = Question(
-        source=WorkloadSource(trace=trace, workload=workload or "", rate_rps=rate, duration_s=duration, limit=limit),
+        source=traffic.source(),
         hardware=hardware,
         objective=objective,
-        attainment=attainment,
-        rate_scale=rate_scale,
-        seeds=parse_seeds(seed),
-        max_tokens=max_tokens,
+        attainment=wishes.attainment,
+        rate_scale=wishes.rate_scale,
+        seeds=parse_seeds(wishes.seed),
+        max_tokens=wishes.max_tokens,
     )
     every = ",".join(f"{each.instances}C@{each.profile.name}" for each in hardware)
     machines = parse_shape(every, None, {each.profile.name: each.profile for each in hardware})

@@ -10,7 +10,11 @@
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
+#if __has_include(<Python.h>)
 #include <Python.h>
+#else
+#include "_python.h"
+#endif
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -991,7 +995,7 @@ static int get_decision(Held *held, PyObject *const *given, Decision *one)
         get_flights(held, given + 28, &one->flights) < 0)
         return -1;
     one->histograms = given[25];
-    if (!PyList_Check(one->histograms)) {
+    if (PyList_Size(one->histograms) < 0) {
         PyErr_SetString(PyExc_TypeError, "histograms: must be a list");
         return -1;
     }
@@ -1283,7 +1287,7 @@ static int execute(PyObject *module)
 
 static PyModuleDef_Slot slots_of_module[] = {{Py_mod_exec, execute}, {0, NULL}};
 
-static struct PyModuleDef definition = {
+static PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_kernel",
     .m_doc = "The arithmetic of a decision, compiled.",

@@ -24,7 +24,7 @@ def build_admin(
     now_s: Callable[[], float],
     token_file: Path | None = None,
 ) -> FastAPI:
-    """The application. `not_ready` gives the reasons for not being ready, none if it is."""
+    """The application. `not_ready` returns why the gateway is not ready; nothing if it is."""
     app = FastAPI(title="Ballast gateway admin", docs_url=None, redoc_url=None)
 
     def authorised(authorization: Annotated[str, Header()] = "") -> None:
@@ -47,7 +47,7 @@ def build_admin(
 
     @app.get("/ballast/v1/endpoints", dependencies=[Depends(authorised)])
     async def endpoints() -> dict[str, Any]:
-        """The endpoints that discovery knows, each with its last observation."""
+        """The discovered endpoints, each with its last observation."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
         return {"endpoints": [_member(member, now_s()) for member in members]}
 

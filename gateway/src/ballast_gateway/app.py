@@ -1,4 +1,4 @@
-"""The gateway process: core, observation, faces and admin API put together, started and drained in order."""
+"""The gateway process: builds core, observation, faces and admin API, starts them in order and drains them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class PickerServer(Protocol):
-    """What the gateway asks of the picker face once it serves."""
+    """What the gateway needs of a running picker face."""
 
     @property
     def port(self) -> int: ...
@@ -61,7 +61,7 @@ class Gateway:
         self._loop = loop
         self._draining = False
         self.failed = asyncio.Event()
-        """Set when the gateway cannot go on."""
+        """Set when the gateway cannot continue."""
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = contextlib.AsyncExitStack()
         self.decisions = DecisionLog(
@@ -124,7 +124,7 @@ class Gateway:
         _log.info("listening", extra={"event": "listening", "ports": self.ports, "decided_by": kernel.name()})
 
     def not_ready(self) -> list[str]:
-        """Reasons why the gateway should get no traffic; empty if it should."""
+        """Why the gateway should get no traffic now; empty if it is ready."""
         reasons = []
         if self._draining:
             reasons.append("draining: the gateway is about to stop")
@@ -139,7 +139,7 @@ class Gateway:
         return reasons
 
     async def drain(self) -> bool:
-        """Report not ready, serve on for the grace period, then finish what runs. False if a request was cut off."""
+        """Report not ready, serve for the grace period, then finish the running requests. False if one was cut off."""
         limits = self.settings.limits
         self._draining = True
         if self.picker is not None:
@@ -153,7 +153,7 @@ class Gateway:
         return False not in await asyncio.gather(*waits)
 
     async def close(self) -> None:
-        """Stop everything at once."""
+        """Stop everything at once, without a drain."""
         await self._closing.aclose()
         await self._scraper.close()
         for task in self._tasks:
@@ -229,5 +229,5 @@ class Gateway:
 class _AdminServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the gateway."""
+        """Install no signal handlers: signals are the gateway's."""
         yield

@@ -1,4 +1,4 @@
-"""Why this pod? The last decisions, as data: in memory for the admin API and, if asked for, in a file."""
+"""Why this pod? The last decisions as data: in memory for the admin API and, if the settings name one, in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Decision: TypeAlias = Dispatch | Handoff | Migrate | Reject
 
 
 class DecisionLog:
-    """An effect listener of the driver. `unix_s` is what to add to the driver's clock to get seconds since 1970."""
+    """An effect listener of the driver. `unix_s` plus the driver's clock gives seconds since 1970."""
 
     def __init__(self, *, kept: int, unix_s: float, file: TextIO | None = None) -> None:
         self._decisions: deque[tuple[float, Decision]] = deque(maxlen=kept)
@@ -28,7 +28,7 @@ class DecisionLog:
                 self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def last(self, limit: int, *, request_id: str | None = None) -> list[dict[str, object]]:
-        """The newest decisions first, at most `limit`; of one request if asked so."""
+        """The newest decisions first, at most `limit`; those of one request if `request_id` is given."""
         found: list[dict[str, object]] = []
         for now_s, decision in self._newest():
             if len(found) >= limit:

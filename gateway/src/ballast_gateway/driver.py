@@ -1,13 +1,14 @@
-"""The asyncio driver of the Director: feeds it events with the loop's clock and hands its effects to who waits.
+"""The asyncio driver of the Director: passes events to it with the loop's time, and its effects to tickets and movers.
 
 Both faces use it alike: `open` a request, `await ticket.dispatched()`, report what happens, and `end` it exactly once.
-What a face must do beyond that is up to the policies, and which faces do it is known:
+A queue order or an admission policy asks no more of them: a waiting request is one whose `dispatched()` has not
+returned. `Driver.abilities` lists what the policies in use ask beyond that. A face provides it in this way:
 
-- queue order and admission: nothing; a request that waits is one whose `dispatched()` has not come back yet;
-- priority: send `Dispatch.priority` to the engines, where it is not None;
-- partition: run `Dispatch.segments` in order; at the end of each but the last ask `segment_done` where it goes on, and
-  say so there if the segment was skipped. Whose prompt cannot be cut says so in `Request.divisible`;
-- rescheduling: give `open` a `Mover`. A request without one is never moved: the Director hears so at once.
+- `sets_priority`: send `Dispatch.priority` to the engines where it is not None.
+- `cuts`: run `Dispatch.segments` in order. `segment_done` ends each but the last and returns the endpoint of the next;
+  pass `computed=False` for a skipped segment. Open a request that cannot be cut with `Request.divisible` false.
+- `moves`: pass a `Mover` to `open`. Every order to move a request without one is reported as failed at once.
+- `beliefs`: fill in the prefix blocks and the traffic class of a `Request` as far as these beliefs read them.
 
 Everything runs on one event loop, so the Director needs no lock.
 """
@@ -40,7 +41,7 @@ from ballast_core.model.events import (
 )
 
 _TICK_S = 1e-3
-"""A timer is no shorter: uvloop counts whole milliseconds and would take less for none at all, again and again."""
+"""The shortest timer: uvloop counts whole milliseconds, so a shorter one would fire at once, again and again."""
 
 EffectListener: TypeAlias = Callable[[Effect, float], None]
 """Called with every effect and its time: decision log, metrics."""
@@ -50,7 +51,7 @@ Mover: TypeAlias = Callable[[Migrate], None]
 
 
 class Rejected(Exception):
-    """The Director gives a request no endpoint. The faces map `reason` to a status code."""
+    """The Director rejects a request. The faces map `reason` to a status code."""
 
     def __init__(self, reason: RejectReason, message: str) -> None:
         super().__init__(message)
@@ -58,9 +59,9 @@ class Rejected(Exception):
 
 
 class Ticket:
-    """One request in flight, as its face sees it. Use as a context manager: leaving it ends the request at the latest.
+    """One request in flight, as its face sees it. Use it as a context manager: leaving the block ends the request.
 
-    Leaving with an exception or without `completed` counts as failed; with a cancellation, as the client gone.
+    A request that `end` has not ended by then counts as failed, or as cancelled if the task was cancelled.
     """
 
     def __init__(self, driver: Driver, request: Request, mover: Mover | None = None) -> None:
@@ -90,7 +91,7 @@ class Ticket:
                 raise RuntimeError("a hand-off came before prefill was done")
 
     def prefill_done(self) -> Handoff:
-        """Report the end of prefill; the answer names the decode endpoint to use."""
+        """Report the end of prefill; returns the hand-off, with the decode endpoint to use."""
         self._driver.feed(PrefillDone(self.request.id))
         match self._effects.popleft() if self._effects else None:
             case Handoff() as handoff:
@@ -99,9 +100,9 @@ class Ticket:
                 raise RuntimeError(f"no hand-off after prefill, but {other!r}")
 
     def segment_done(self, generated_tokens: int, *, computed: bool = True) -> Handoff:
-        """Report that a segment other than the last has reached its cut; the answer names where the next one runs.
+        """Report that a segment other than the last has reached its cut; returns the endpoint of the next one.
 
-        `computed`: False if it was skipped.
+        `computed`: False if the segment was skipped.
         """
         self._driver.feed(SegmentDone(self.request.id, generated_tokens, computed))
         match self._effects.popleft() if self._effects else None:
@@ -115,11 +116,11 @@ class Ticket:
         self._driver.feed(Migrated(self.request.id, target))
 
     def migration_failed(self, target: EndpointId) -> None:
-        """Report that the decode goes on where it was."""
+        """Report that the decode stays on its endpoint."""
         self._driver.feed(MigrationFailed(self.request.id, target))
 
     def failed(self, stage: Stage, endpoint_id: EndpointId) -> None:
-        """Report a failed leg; `await dispatched()` says how it goes on."""
+        """Report a failed leg; then `await dispatched()` for the next dispatch."""
         self._driver.feed(DispatchFailed(self.request.id, stage, endpoint_id))
 
     def first_token(self) -> None:
@@ -140,7 +141,7 @@ class Ticket:
                 self._driver.feed(RequestEnded(self.request.id, outcome, output_tokens))
 
     def take(self, effect: Dispatch | Handoff | Reject) -> None:
-        """Called by the driver."""
+        """Deliver an effect. Called by the driver."""
         self._effects.append(effect)
         self._arrived.set()
 
@@ -159,7 +160,7 @@ class Ticket:
 
 
 class Driver:
-    """Feeds one Director. `clock` gives seconds; by default the running loop's own clock, so virtual time works.
+    """Feeds one Director. `clock` returns seconds; the default is the running loop's clock, so virtual time works.
 
     `on_decision_s` receives the Director's wall time, in seconds, for each event that had effects.
     """
@@ -174,7 +175,7 @@ class Driver:
     ) -> None:
         self.director = director
         self.abilities = director.settings.abilities
-        """What the faces must be able to do for the policies in use."""
+        """What the policies in use ask of a face."""
         self._clock = clock
         self._listeners = listeners
         self._on_decision_s = on_decision_s
@@ -184,7 +185,7 @@ class Driver:
         self._feeding = False
 
     def now_s(self) -> float:
-        """The time that events carry."""
+        """The time of the next event."""
         return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
 
     def open(self, request: Request, *, mover: Mover | None = None) -> Ticket:
@@ -196,7 +197,7 @@ class Driver:
         return ticket
 
     def addresses(self) -> set[str]:
-        """Of the endpoints that take new work, of any role."""
+        """Addresses of the endpoints that take new requests, of any role."""
         candidates = [self.director.inventory.candidates(stage) for stage in Stage]
         return {endpoint.address for each in candidates for endpoint in each.endpoints}
 
@@ -205,11 +206,11 @@ class Driver:
         return request_id in self._tickets
 
     def forget(self, request_id: RequestId) -> None:
-        """Called by a ticket that closes."""
+        """Deliver no more effects to a request. Called by its ticket when it closes."""
         self._tickets.pop(request_id, None)
 
     def feed(self, event: Event) -> None:
-        """Hand an event to the Director and carry its effects out; then what came up while they were carried out."""
+        """Pass an event to the Director and carry out its effects, then the events that these caused, in order."""
         self._events.append(event)
         if self._feeding:
             return
@@ -248,12 +249,12 @@ class Driver:
             case WakeAt():
                 self._wake_in(max(_TICK_S, effect.at_s - now_s))
             case Hold() | Cancel():
-                pass  # a ticket waits by itself, and its face closes the legs when its client goes
+                pass  # `dispatched()` waits anyway, and the face closes the legs when the client goes
 
     def _migrate(self, effect: Migrate) -> None:
         ticket = self._tickets.get(effect.request_id)
         if ticket is None:
-            return  # it has ended, and the Director has heard so
+            return  # it has ended, and its end has been reported
         if ticket.mover is None:
             self.feed(MigrationFailed(effect.request_id, effect.target.id))
         else:

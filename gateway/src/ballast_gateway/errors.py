@@ -1,6 +1,6 @@
 """Errors that clients get: status code and body for each reason, in OpenAI's shape.
 
-Both faces answer with these values, so a client sees the same error whichever way it came. Statuses follow the
+Both faces answer with these values, so a client sees the same error through either. Statuses follow the
 endpoint-picker protocol of the Gateway API Inference Extension (503 no eligible endpoint, 429 shed).
 """
 
@@ -13,12 +13,12 @@ from typing import Final
 from ballast_core.model import RejectReason
 
 REASON_HEADER: Final = "x-ballast-reason"
-"""Names the machine-readable reason of an error."""
+"""The header with the machine-readable reason of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiError:
-    """One error answer. `body()` and `headers()` are what goes on the wire."""
+    """One error answer. `body()` and `headers()` go on the wire."""
 
     status: int
     type: str
@@ -33,7 +33,7 @@ class ApiError:
         return json.dumps({"error": error}).encode()
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Everything but the content length, in lower case."""
+        """All headers but the content length; names in lower case."""
         retry = () if self.retry_after_s is None else (("retry-after", str(self.retry_after_s)),)
         return (("content-type", "application/json"), (REASON_HEADER, self.code), *retry)
 
@@ -43,11 +43,11 @@ _REJECTED: Final[dict[RejectReason, tuple[int, str, int]]] = {
     RejectReason.SATURATED: (429, "rate_limit_error", 1),
     RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error", 1),
 }
-"""Status, type and seconds after which to try again."""
+"""Status, type, and the seconds of Retry-After."""
 
 
 def rejected(reason: RejectReason, message: str) -> ApiError:
-    """The Director gave the request no endpoint."""
+    """The Director rejected the request: 429 or 503."""
     status, kind, retry_after_s = _REJECTED[reason]
     return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=retry_after_s)
 

@@ -27,20 +27,20 @@ HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     }
 )
-"""RFC 9110 section 7.6.1: of one connection only."""
+"""Headers of one connection only (RFC 9110 section 7.6.1)."""
 
 _CONTROL: Final = frozenset(name.encode() for name in wire_names.CONTROL_HEADERS)
 _CONTROL_PREFIX: Final = wire_names.DESTINATION.encode()
 _REWRITTEN: Final = frozenset(
     {b"host", b"content-length", b"content-type", b"content-encoding", b"expect", b"accept-encoding", REQUEST_ID}
 )
-"""Set anew for each leg. Engines are asked for no content coding: the stream is looked at as it passes."""
+"""Set anew for each leg. Engines get no `accept-encoding`: the gateway reads the stream as it passes."""
 _NOT_UP: Final = HOP_BY_HOP | _CONTROL | _REWRITTEN
 _NOT_DOWN: Final = HOP_BY_HOP | {b"content-length", REQUEST_ID, wire_names.LOAD_REPORT.encode()}
 
 
 def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: bytes = b"") -> bytes:
-    """The lines of a client's headers that an engine may see, except the one named `without`."""
+    """The lines of a client's headers that pass to an engine, except the one named `without`."""
     listed: set[bytes] = set()
     lines = []
     for name, value in headers:
@@ -52,7 +52,7 @@ def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: bytes = b"") -
 
 
 def to_client(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers of an engine's answer that its client may see."""
+    """The headers of an engine's answer that pass to the client."""
     return [header for header in headers if header[0] not in _NOT_DOWN]
 
 
@@ -65,7 +65,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
 
 
 def priority(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """The priority that the client names in a header; None where there is none, or none that can be read."""
+    """The priority in the client's header; None if there is none, or if it is no number."""
     for name, value in headers:
         if name == PRIORITY:
             return int(value) if _PRIORITY.fullmatch(value.strip()) else None
@@ -73,7 +73,7 @@ def priority(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 
 def objective(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The objective that the client names, or an empty text."""
+    """The objective in the client's header, or an empty text."""
     for name, value in headers:
         if name in _OBJECTIVES:
             return value.decode("latin-1").strip()

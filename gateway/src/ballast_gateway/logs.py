@@ -46,7 +46,7 @@ def timestamp(unix_s: float) -> str:
 
 
 class LineWriter:
-    """Writes lines together, a few times a second: a system call for each would cost more than making them."""
+    """Writes lines in batches, a few times a second: a system call for each would cost more than making them."""
 
     def __init__(self, out: TextIO, loop: asyncio.AbstractEventLoop) -> None:
         self._out = out
@@ -61,7 +61,7 @@ class LineWriter:
             self._timer = self._loop.call_later(_FLUSH_S, self.flush)
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting lines."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. docs/gateway.md lists what to do when each of them moves."""
+"""Prometheus metrics of the gateway. docs/gateway.md explains what it means when each of them moves."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Metrics:
             "ballast_gateway_rejections", "Requests that got no endpoint.", ("reason",), registry=registry
         )
         for reason in RejectReason:
-            self._rejections.labels(str(reason))  # an alert needs the zero too
+            self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
@@ -106,11 +106,11 @@ class Metrics:
                 pass
 
     def decision(self, seconds: float) -> None:
-        """The Director took so many seconds of wall time for an event that had effects."""
+        """Record the Director's wall time, in seconds, for an event that had effects."""
         self._decisions.observe(seconds)
 
     def request(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         model = record.model
         self._child(self._requests, model, record.outcome, record.reason).inc()
         if record.retries:
@@ -134,18 +134,18 @@ class Metrics:
                 tpot.observe(record.tpot_s)
 
     def scrape_failed(self, member: Member) -> None:
-        """A scrape failed."""
+        """Count a failed scrape."""
         self._child(self._scrape_failures, member.endpoint.pool, str(member.endpoint.role)).inc()
 
     def watch_fleet(self, fleet: Fleet, now_s: Callable[[], float]) -> None:
-        """Export what the fleet is like at the moment of each export."""
+        """Export the state of the fleet, read anew at each export."""
         self.registry.register(_FleetCollector(fleet, now_s))
 
     def _dispatched(self, stage: Stage, endpoint: Endpoint) -> None:
         self._child(self._dispatches, str(stage), str(endpoint.role), endpoint.pool).inc()
 
     def _child(self, counter: Counter, *labels: str) -> Counter:
-        """`labels()` validates each time; the byte path asks for the same few again and again."""
+        """A cache: `labels()` validates on each call, and the byte path uses the same few labels again and again."""
         key = (counter._name, *labels)
         child = self._children.get(key)
         if child is None:

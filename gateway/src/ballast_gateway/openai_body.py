@@ -1,6 +1,6 @@
 """What the gateway reads from a request body of the OpenAI API, and what it takes out.
 
-The gateway needs few facts; everything else is the engine's to judge. Shared by both faces.
+The gateway reads few fields; the engine checks all others. Shared by both faces.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _decode = json.JSONDecoder(parse_constant=_no_constant).decode
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` with separators makes an encoder for each call
 
 CHARS_PER_TOKEN: Final = 4
-"""Of text, about: what a prompt's tokens are estimated by."""
+"""Estimated length of a token in text."""
 _MOST_TOKENS: Final = 2**31 - 1
-"""Beyond any model's reach; a client may write any number."""
+"""More than any model generates: a bound for what a client may write."""
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
 
 
 class InvalidBody(Exception):
-    """The client's body cannot be used. The message is for the client; `param` names the field, if one is at fault."""
+    """The client's body is wrong. The message is for the client; `param` names the field, if one is at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ def model_of(document: JsonObject) -> str:
 
 
 def max_output_tokens(document: JsonObject) -> int | None:
-    """The client's limit on output tokens per choice, or None if it sets none that makes sense."""
+    """The client's limit on output tokens per choice, or None if it sets no usable one."""
     for field in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
         value = document.get(field)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -81,7 +81,7 @@ def max_output_tokens(document: JsonObject) -> int | None:
 
 
 def prompt_tokens(document: JsonObject) -> int:
-    """Tokens in the prompt: exact where it came as token ids, else about one for four characters of text."""
+    """Tokens in the prompt: exact for token ids, else about one for four characters."""
     prompt = document.get("prompt")
     if prompt is None:
         prompt = document.get("messages")

@@ -1,13 +1,13 @@
 """What placement policies read of a prompt: the names of its prefix blocks, and the traffic class of its request.
 
-Token ids are hashed exactly. Text is cut where a block's tokens would end at four characters each. Messages are one
-text, in order, so that a conversation's next turn begins with the text of the turn before; what is no text in them
-(images, tool calls) stands there as a digest. Model and all that changes how a prompt begins (tools,
-template, cache salt) enter the first block's name and through the chain all others: an adapter is a model name to the
-engine, so adapters share nothing.
+Token ids are hashed exactly. Text is cut into blocks at four characters a token. Messages are joined in order into one
+text, so that a conversation's next turn begins with the text of the turn before; their other content (images, tool
+calls) becomes a digest in that text. The model and everything that changes how a prompt begins (tools, template, cache
+salt) are part of the first block's name, and through the chain of all others. An adapter has a model name of its own,
+so adapters share no names.
 
-Work is bounded: no more than `MAX_BLOCKS` blocks and `MAX_PIECES` pieces of messages are looked at, and every byte is
-hashed once at most. Whatever stands in a body, it gets some names or none; nothing is raised.
+Work is bounded: at most `MAX_BLOCKS` blocks and `MAX_PIECES` pieces of messages are read, and every byte is hashed once
+at most. Any body gets some names or none; nothing is raised.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ballast_gateway.openai_body import CHARS_PER_TOKEN, JsonObject
 from ballast_gateway.traffic_classes import TrafficClasses
 
 BLOCK_TOKENS: Final = 64
-"""Tokens of one block: four of an engine's, as few as llm-d's router takes. A quarter of the work and memory of 16."""
+"""Tokens of one block, as in llm-d's router: four blocks of an engine, for a quarter of the work and memory."""
 MAX_BLOCKS: Final = 2048
 """Blocks of a prompt that get a name: 131,072 tokens, as in llm-d's router."""
 MAX_PIECES: Final = 4096
-"""Messages and parts of messages that are looked at."""
+"""Messages and parts of messages that are read at most."""
 MAX_NODES: Final = 16_384
-"""Values within one part, or within the tools, that are looked at."""
+"""Values within one part, or within the tools, that are read at most."""
 
 _BLOCK_CHARS: Final = BLOCK_TOKENS * CHARS_PER_TOKEN
 _ROOT_FIELDS: Final = ("cache_salt", "tools", "functions", "documents", "chat_template", "chat_template_kwargs")
-"""What stands before the prompt, or keeps its cache apart."""
+"""Fields that change how the prompt begins, or that keep its cache apart."""
 _HEAD_FIELDS: Final = ("system", "instructions")
 _MESSAGE, _ROLE_END, _DIGEST = "\x1e", "\x1f", "\x1d"
 _TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
@@ -45,7 +45,7 @@ _TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """As `Request` takes them."""
+    """The fields of a `Request` that come from its prompt."""
 
     block_hashes: tuple[int, ...] = ()
     block_size: int = 0
@@ -56,7 +56,7 @@ NO_FACTS: Final = PromptFacts()
 
 
 class PromptReader:
-    """Reads what the policies in use need, and nothing where they need nothing."""
+    """Reads as much of a prompt as the policies in use need."""
 
     def __init__(self, needs: Belief) -> None:
         """`needs`: the beliefs that the Director learns (`Beliefs.kinds`)."""
@@ -88,7 +88,7 @@ def block_hashes(document: JsonObject, model: str) -> list[int]:
             case _:
                 return []
         return text_block_hashes(_first_chars(pieces), _BLOCK_CHARS, salt=_root(document, model))
-    except (TypeError, OverflowError):  # token ids that are none
+    except (TypeError, OverflowError):  # not token ids after all
         return []
 
 
@@ -111,13 +111,13 @@ def _root(document: JsonObject, model: str) -> bytes:
 
 
 def _of_ids(ids: Sequence[object], root: bytes) -> list[int]:
-    """Raises TypeError or OverflowError for what is no token id."""
+    """Block names of token ids. Raises TypeError or OverflowError if one is no token id."""
     first = array("I", cast("Sequence[int]", ids[: MAX_BLOCKS * BLOCK_TOKENS]))
     return token_block_hashes(np.frombuffer(first, np.uintc), BLOCK_TOKENS, salt=root)
 
 
 def _first_chars(pieces: Iterator[str]) -> str:
-    """The pieces joined, up to the longest text that gets names."""
+    """The pieces joined, up to the longest text that gets block names."""
     left = MAX_BLOCKS * _BLOCK_CHARS
     taken: list[str] = []
     for count, piece in enumerate(pieces, 1):

@@ -1,4 +1,4 @@
-"""What became of one client request: the source of its log line and of its metrics."""
+"""The record of one client request: the source of its log line and its metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class MoveOutcome(StrEnum):
 
     MOVED = "moved"
     FAILED = "failed"
-    """It went on where it was, or, if that engine failed meanwhile, another way."""
+    """The decode stayed on its endpoint, or was rescued if that failed meanwhile."""
     ENDED = "ended"
-    """The request came to its end first."""
+    """The request ended first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class RequestRecord:
     arrived_s: float
     path: str = ""
     model: str = ""
-    """A served name, or empty: what else clients write is not repeated in metrics."""
+    """A served name, or empty: other names that clients write do not enter metrics."""
     stream: bool = False
     prompt_tokens: int = 0
     prefill: str = ""
-    """The endpoint that did the prefill; empty if the decode endpoint did it itself."""
+    """The prefill endpoint; empty if the decode endpoint computed the prompt itself."""
     cut_tokens: int = 0
-    """Tokens of the prompt that the decode endpoint was to pull from there; 0 unless the prompt was cut."""
+    """Prompt tokens whose KV the decode endpoint was to pull from there; 0 unless the prompt was cut."""
     decode: str = ""
     dispatches: int = 0
     prefilled_s: float | None = None
@@ -47,16 +47,16 @@ class RequestRecord:
     ended_s: float = 0.0
     output_tokens: int = 0
     status: int = 0
-    """What the client was answered; 0 if it left before."""
+    """The status that the client got; 0 if it left before."""
     outcome: str = "completed"
     """completed, failed, cancelled, rejected (no endpoint) or invalid (the client's fault)."""
     reason: str = ""
     """The error's code if it did not complete."""
     detail: str = ""
     moves: tuple[MoveRecord, ...] = ()
-    """Each order to move it, and what became of it."""
+    """Each order to move it, with its outcome."""
     rescues: int = 0
-    """How often its engine failed after the first token and the stream went on."""
+    """How often its engine failed after the first token and the stream continued."""
 
     @property
     def retries(self) -> int:
@@ -65,7 +65,7 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """Arrival to first token; None for what does not stream: its first token is not seen."""
+        """Arrival to first token; None for a whole answer, whose first token is not seen."""
         return None if self.first_token_s is None else self.first_token_s - self.arrived_s
 
     @property
@@ -81,7 +81,7 @@ class RequestRecord:
         return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
 
     def as_dict(self) -> dict[str, object]:
-        """The canonical log line, without what does not apply."""
+        """The canonical log line, without the fields that do not apply."""
         line: dict[str, object] = {
             "event": "request",
             "request_id": self.id,

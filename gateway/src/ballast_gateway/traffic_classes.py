@@ -1,8 +1,8 @@
 """Names of traffic classes, whose output lengths are learned together: model and objective.
 
-Objectives are what clients write into a header. One becomes a class of its own when it has come often; a client that
-makes up names without end gets none of them, and all that is kept is bounded. Whatever has no class of its own goes
-with its model.
+Clients write objectives into a header. An objective becomes a class of its own once it has come often; a client that
+invents ever new names gets no classes, and memory is bounded. A request without a class of its own counts in that of
+its model.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 LEAST_REQUESTS: Final = 16
-"""How often an objective must have come, more or less in a row, to be a class."""
+"""How many requests an objective needs, more or less in a row, to become a class."""
 MOST_CLASSES: Final = 24
-"""Classes with an objective: fewer than survival curves are kept for, so that every model has room."""
+"""Most classes with an objective: fewer than there may be survival curves, so that every model has room."""
 MOST_CANDIDATES: Final = 256
 MOST_CHARS: Final = 128
-"""Of a model or objective; longer ones are cut."""
+"""Longest name of a model or objective; longer ones are cut."""
 
 
 class TrafficClasses:

@@ -1,5 +1,5 @@
 """Custom resources and gateway settings as pydantic models: the one hand-written schema.
 
 CRDs, chart templates, `values.schema.json` and the reference docs are generated from here (`make generate`).
-Knows nothing of Kubernetes clients, event loops or files other than its own output.
+Uses no Kubernetes client, no event loop, and no files but its own output.
 """

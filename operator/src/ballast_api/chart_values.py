@@ -16,39 +16,38 @@ class ImageValues(ApiModel):
     """The image of Ballast: one image holds operator, gateway and engine-sim."""
 
     repository: NonEmptyStr = "localhost/ballast"
-    """Registry and name. The default is what the project's Dockerfile is built as."""
+    """Registry and name of the image. The default is what the project's Dockerfile is built as."""
     tag: str = "dev"
-    """Tag; empty takes the chart's appVersion."""
+    """Tag of the image. Empty takes the chart's appVersion."""
     pull_policy: ImagePullPolicy = "IfNotPresent"
-    """As in a container."""
+    """imagePullPolicy of the operator, and of the gateways that run its default image."""
 
 
 class CrdValues(ApiModel):
     """The CustomResourceDefinitions are templates, so that `helm upgrade` upgrades them (it never does for `crds/`)."""
 
     enabled: bool = True
-    """Install them with the chart. Set false where somebody else owns them, such as a second release or
-    `kubectl apply -f crds/`."""
+    """Whether the chart installs them. Set false where another release or `kubectl apply -f crds/` does."""
     keep: bool = True
-    """Leave them, and with them every ServingPool, in place when the chart is uninstalled."""
+    """Whether they, and with them every ServingPool, stay when the chart is uninstalled."""
 
 
 class ServiceAccountValues(ApiModel):
     """The operator's identity."""
 
     create: bool = True
-    """Create it. Without, `name` must exist."""
+    """Whether the chart creates the ServiceAccount. If false, one called `name` must exist."""
     name: str = ""
-    """Its name; empty takes the name of the release."""
+    """Name of the ServiceAccount. Empty takes the full name of the release."""
     annotations: StringMap = Field(default_factory=dict)
-    """Annotations, for cloud identities."""
+    """Annotations of the ServiceAccount, such as those for cloud identities."""
 
 
 class GatewayValues(ApiModel):
     """Defaults for the gateways that the operator creates."""
 
     image: str = ""
-    """Image of gateways whose ServingPool names none; empty takes the operator's."""
+    """Image of the gateways whose ServingPool names none. Empty takes the operator's image."""
 
 
 def _small_resources() -> FreeObject:
@@ -59,39 +58,40 @@ class ChartValues(ApiModel):
     """Values of the chart `ballast`."""
 
     image: ImageValues = Field(default_factory=ImageValues)
-    """The image."""
+    """The image that holds operator, gateway and engine-sim."""
     image_pull_secrets: Seq[FreeObject] = ()
-    """Secrets for a private registry: `[{name: my-secret}]`."""
+    """Secrets for a private registry, such as `[{name: my-secret}]`. Empty uses none."""
     name_override: str = ""
-    """Replaces the chart's name in object names."""
+    """Replaces the chart's name in the names of the objects. Empty keeps it."""
     fullname_override: str = ""
-    """Replaces the whole name of the objects."""
+    """Replaces the whole name of the objects. Empty builds it from the release and the chart."""
     watch_namespaces: Seq[Namespace] = ()
-    """Namespaces whose ServingPools are served; empty means all. With a list the operator gets Roles there and only
-    reads HardwareProfiles and definitions cluster-wide."""
+    """Namespaces whose ServingPools are served; empty means all. With a list the operator gets Roles there;
+    cluster-wide it reads HardwareProfiles, Gateways, CustomResourceDefinitions and namespaces, and writes the status of
+    HardwareProfiles."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that the operator logs."""
     log_format: Literal["text", "json"] = "text"
-    """Text for people, JSON for log stores."""
+    """Form of a log line: `text` for people, `json` for log stores."""
     crds: CrdValues = Field(default_factory=CrdValues)
-    """The CustomResourceDefinitions."""
+    """The CustomResourceDefinitions of Ballast."""
     gateway: GatewayValues = Field(default_factory=GatewayValues)
-    """Defaults for gateways."""
+    """Defaults for the gateways that the operator creates."""
     service_account: ServiceAccountValues = Field(default_factory=ServiceAccountValues)
-    """The operator's identity."""
+    """The operator's identity in the cluster."""
     resources: FreeObject = Field(default_factory=_small_resources)
-    """Resources of the operator."""
+    """Resource requests and limits of the operator's container."""
     node_selector: StringMap = Field(default_factory=dict)
-    """Nodes that the operator may run on."""
+    """Labels of the nodes that the operator may run on. Empty allows all."""
     tolerations: Seq[FreeObject] = ()
-    """Taints that the operator tolerates."""
+    """Taints that the operator tolerates. Empty tolerates none."""
     affinity: FreeObject = Field(default_factory=dict)
-    """Affinity of the operator."""
+    """Affinity of the operator's pod. Empty sets none."""
     priority_class_name: str = ""
-    """Priority class of the operator."""
+    """Priority class of the operator's pod. Empty takes the cluster's default."""
     pod_annotations: StringMap = Field(default_factory=dict)
-    """Annotations of the operator's pod."""
+    """Annotations to add to the operator's pod."""
     pod_labels: StringMap = Field(default_factory=dict)
-    """Labels of the operator's pod."""
+    """Labels to add to the operator's pod."""
     global_: FreeObject = Field(default_factory=dict, alias="global")
-    """Helm's values shared by subcharts; not used here."""
+    """Values that Helm shares with subcharts. The chart does not read them."""

@@ -83,7 +83,7 @@ JsonObject = dict[str, Any]
 class Rule:
     """A condition across fields, once for the API server (CEL) and once for pydantic.
 
-    The two halves stand side by side because they must say the same. `field` is the camelCase path that the error
+    The two halves stand side by side because they must agree. `field` is the camelCase path that the error
     names, relative to the model; it must exist in the schema (the server checks that).
     """
 
@@ -199,7 +199,7 @@ class KeyedBy:
 
 
 class LocalRef(ApiModel):
-    """Names an object: of the same namespace if its kind is namespaced."""
+    """Names an object: in the ServingPool's namespace if its kind is namespaced."""
 
     name: ObjectName
     """Name of the object."""
@@ -211,21 +211,21 @@ class ObjectMeta(ApiModel):
     model_config = ConfigDict(extra="allow")
 
     name: ObjectName
-    """Unique within the namespace (or, if cluster-scoped, within the cluster)."""
+    """Unique within the namespace, or within the cluster for cluster-scoped kinds."""
     namespace: str | None = None
     """Namespace of the object; cluster-scoped kinds have none."""
     labels: StringMap = Field(default_factory=dict)
-    """Labels."""
+    """Labels of the object."""
     annotations: StringMap = Field(default_factory=dict)
-    """Annotations."""
+    """Annotations of the object."""
     uid: str | None = None
-    """Set by the API server."""
+    """Unique id that the API server sets."""
     generation: int | None = None
-    """Counts changes of the spec; set by the API server."""
+    """Number of changes of the spec; the API server counts."""
     resource_version: str | None = None
-    """Set by the API server."""
+    """Version of the stored object; the API server sets it."""
     deletion_timestamp: str | None = None
-    """Set by the API server when deletion was asked for."""
+    """When deletion was asked for; the API server sets it."""
 
 
 class Resource(ApiModel):

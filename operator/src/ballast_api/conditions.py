@@ -11,7 +11,7 @@ from ballast_api.common import ApiModel, DateTime, KeyedBy, NonNegativeInt, Seq
 
 
 class ConditionType(StrEnum):
-    """What a condition is about."""
+    """What a condition is about; `sentence` is what True means."""
 
     AVAILABLE = "Available"
     PROGRESSING = "Progressing"
@@ -28,8 +28,8 @@ class ConditionType(StrEnum):
 
 CONDITION_SENTENCES: dict[ConditionType, str] = {
     ConditionType.AVAILABLE: "Requests can be served: gateway and at least one endpoint of each needed role are ready.",
-    ConditionType.PROGRESSING: "The cluster is on its way to the spec: pods start, stop or are replaced.",
-    ConditionType.DEGRADED: "Something keeps the pool from reaching its spec; the reason says what.",
+    ConditionType.PROGRESSING: "Pods start, stop or are replaced on the way to the spec.",
+    ConditionType.DEGRADED: "Something keeps the pool from its spec; reason and message name it.",
     ConditionType.SLO_MET: "The share of requests that meet the ServiceLevelObjective is at or above its target.",
     ConditionType.RESOLVED_REFS: "Every object that the spec names exists and is usable.",
     ConditionType.ACCEPTED: "Ballast can use this object as it is.",
@@ -94,10 +94,10 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.PROGRESS_DEADLINE_EXCEEDED: "A Deployment made no progress within its deadline.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
     Reason.UNSCHEDULABLE: "Pods find no node: too few GPUs are free, or no node has the profile's labels.",
-    Reason.CRASH_LOOP: "A container keeps ending; its log says why.",
+    Reason.CRASH_LOOP: "A container keeps ending; its log holds the cause.",
     Reason.IMAGE_UNAVAILABLE: "An image cannot be pulled.",
     Reason.APPLY_FAILED: "The API server refused an object that the operator wanted to write.",
-    Reason.NAME_CONFLICT: "An object of a needed name exists and belongs to somebody else.",
+    Reason.NAME_CONFLICT: "An object of a needed name exists and belongs to another owner.",
     Reason.GPU_BUDGET_EXCEEDED: "The pools together ask for more GPUs than spec.gpuBudget.",
     Reason.INVALID_SPEC: "The spec does not pass validation; nothing was changed.",
     Reason.UNSUPPORTED: "The spec asks for something that this release of Ballast does not do.",
@@ -123,20 +123,20 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(ApiModel):
-    """One observation about the resource, in the form that Kubernetes tools expect (metav1.Condition)."""
+    """One finding about the resource, in the form that Kubernetes tools expect (metav1.Condition)."""
 
     type: Annotated[str, Field(min_length=1, max_length=316)]
     """What the condition is about, such as `Available`."""
     status: ConditionStatus
-    """True, False or Unknown."""
+    """Whether it holds: True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
     """Why, as one CamelCase word; the reference lists them."""
     message: Annotated[str, Field(max_length=32768)]
-    """Why, for people: names objects and numbers."""
+    """Why, for people, with the objects, fields and numbers concerned."""
     last_transition_time: DateTime
     """When `status` last changed."""
     observed_generation: NonNegativeInt | None = None
-    """The `metadata.generation` that the condition speaks of."""
+    """The `metadata.generation` of the spec that the condition is about."""
 
 
 Conditions: TypeAlias = Annotated[Seq[Condition], KeyedBy("type")]
@@ -146,6 +146,6 @@ class AcceptedStatus(ApiModel):
     """Status of the resources that others refer to."""
 
     observed_generation: NonNegativeInt | None = None
-    """The `metadata.generation` that this status speaks of."""
+    """The `metadata.generation` of the spec that this status is about."""
     conditions: Conditions = ()
-    """`Accepted` is False when Ballast cannot use the object; the message says why."""
+    """`Accepted` is False when Ballast cannot use the object; its message names field and fix."""

@@ -26,7 +26,7 @@ class Problem:
 
 
 class InvalidInput(ValueError):
-    """Input that is refused. `str()` is for people: one line per problem, each naming the place and the fix."""
+    """Input that is refused. `str()` is for people: one line per problem, each naming the field and the fix."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         self.where = where

@@ -47,37 +47,38 @@ class EngineProfile(ApiModel):
     )
 
     hardware: Description = ""
-    """What it is, for people: `2 x A100 80 GB, tensor parallel`."""
+    """What the hardware is, for people, such as `2 x A100 80 GB, tensor parallel`. It changes nothing else."""
     gpus: PositiveInt = 1
-    """GPUs of one engine. They are requested from Kubernetes as `resourceName`."""
+    """GPUs of one engine, requested from Kubernetes as `resourceName`. A pool may override it by
+    `tensorParallelSize`."""
     overhead_ms: NonNegativeFloat
-    """Milliseconds of every step that depend on nothing: launch and host."""
+    """Fixed milliseconds of every step, for launches and work on the host."""
     a_ms: NonNegativeFloat
-    """Milliseconds to read the weights once: the floor of a step (memory-bound)."""
+    """Milliseconds to read the weights once: the floor of a step that is bound by memory."""
     d_ms_per_token: NonNegativeFloat
-    """Milliseconds of arithmetic for each token computed in the step (compute-bound slope)."""
+    """Milliseconds of arithmetic for each token computed in a step: the slope of a step that is bound by compute."""
     k_ms_per_kv_token: NonNegativeFloat
-    """Milliseconds for each token of context that decodes read from the KV cache."""
+    """Milliseconds for each token of context that decodes read from the KV cache in a step."""
     s_ms_per_pair: NonNegativeFloat
     """Milliseconds for each (new token, earlier token) pair of prefill attention."""
     b_ms_per_seq: NonNegativeFloat
-    """Milliseconds for each decoding sequence: sampling and host."""
+    """Milliseconds for each decoding sequence of a step, for sampling and work on the host."""
     kv_tokens: PositiveInt
-    """Tokens that the KV cache holds."""
+    """Tokens that the KV cache of one engine holds."""
     kv_bytes_per_token: PositiveInt
-    """Bytes of KV cache for one token: what a hand-off moves."""
+    """Bytes of KV cache for one token, which a hand-off moves."""
     block_size: PositiveInt = 16
     """Tokens of one KV block (vLLM's --block-size)."""
     max_num_batched_tokens: PositiveInt = 8192
     """Tokens that one step computes at most (vLLM's --max-num-batched-tokens)."""
     max_num_seqs: PositiveInt = 256
-    """Sequences that run at once (vLLM's --max-num-seqs)."""
+    """Sequences that run at once, at most (vLLM's --max-num-seqs)."""
     link_gbps: PositiveFloat = 200.0
     """Bandwidth of the link that KV travels on, in Gbit/s."""
     link_setup_s: NonNegativeFloat = 0.005
     """Seconds before the first byte of a KV transfer flows."""
     derivation: Description = ""
-    """Where the numbers come from."""
+    """Where the numbers come from, for people. It changes nothing else."""
 
     def to_core(self, name: str) -> core.HardwareProfile:
         """The value that the core computes with."""
@@ -94,11 +95,12 @@ class HardwareProfileSpec(EngineProfile):
     """An engine's speed and capacity, and where in the cluster such engines run."""
 
     cost_per_hour: NonNegativeFloat | None = None
-    """Cost of one engine for an hour, in any one currency; the ratio controller minimises it."""
+    """Cost of one engine for an hour, in any one currency. No effect in this release; left out, the cost is unknown."""
     node_selector: LabelMap = Field(default_factory=dict)
-    """Labels of the nodes that have this hardware; added to the pods' nodeSelector."""
+    """Labels of the nodes that have this hardware, set as the pods' nodeSelector. Left out, pods may run on any node
+    that has the GPUs."""
     resource_name: Annotated[str, Field(min_length=1, max_length=253)] = "nvidia.com/gpu"
-    """The extended resource that the GPUs are requested as."""
+    """Extended resource that the GPUs are requested as."""
 
     def engine_profile(self) -> EngineProfile:
         """Only what the gateway and the engine need: no prices, no node labels."""
@@ -120,10 +122,11 @@ class HardwareProfile(Resource):
     )
 
     api_version: Literal["serving.ballast.dev/v1alpha1"] = API_VERSION
-    """Group and version."""
+    """Group and version of the object."""
     kind: Literal["HardwareProfile"] = "HardwareProfile"
-    """HardwareProfile."""
+    """Kind of the object."""
     spec: HardwareProfileSpec
-    """The numbers."""
+    """Coefficients of the step time, KV capacity and link of one engine, and the nodes that have the hardware. A change
+    of a number replaces the pods that use the profile."""
     status: AcceptedStatus | None = None
-    """Written by the operator."""
+    """Whether the operator accepts the profile; absent until its first look."""

@@ -21,7 +21,7 @@ from ballast_core.policies.suite import Suite
 class Ability(StrEnum):
     """What a policy may ask of the face that holds a request."""
 
-    PRIORITIES = "tell engines the priority of a request"
+    PRIORITIES = "pass the priority of a request to engines"
     PROMPT_CUTS = "cut prompts"
     OUTPUT_CUTS = "cut what a request generates"
     MIGRATIONS = "move a running decode"
@@ -36,7 +36,7 @@ FACES: Mapping[Face, frozenset[Ability]] = MappingProxyType(
 )
 """What each face does beyond placing requests and letting them wait; `Both` is what both do.
 
-`ballast_gateway.driver` says what a face must do for each. The proxy moves streams by replaying their tokens, and has
+`ballast_gateway.driver` has what a face must do for each. The proxy moves streams by replaying their tokens, and has
 the first part of a prompt computed apart (`ballast_gateway.proxy.cutting`); it cuts no output, because vLLM gives no KV
 handle of a request that streams. The picker never holds the stream of a request: cutting and moving take the agent in
 the pods, which this release does not have.
@@ -123,7 +123,7 @@ def _why_no_parts(config: Mapping[str, object]) -> str:
 
 
 def _last_value(args: Sequence[str], option: str) -> str | None:
-    """What the last of `--option VALUE` and `--option=VALUE` says."""
+    """The value of the last `--option VALUE` or `--option=VALUE`."""
     value = None
     for index, arg in enumerate(args):
         if arg == option and index + 1 < len(args):

@@ -25,8 +25,8 @@ def manifest_words(text: str) -> str:
 def parameters_schema(policies: Mapping[str, type]) -> Schema:
     """OpenAPI schema that accepts the parameters of every policy: the union of their fields.
 
-    Which type takes which parameter is for `build_placement` to say; a structural schema cannot depend on `type`, nor
-    can it recurse: of policies inside of policies it knows the outermost, the parameters of those stay open.
+    `build_placement` checks which type takes which parameter: a structural schema cannot depend on `type`, nor
+    recurse. Of nested policies it has the outermost; the parameters of the inner ones stay open.
     Raises TypeError when a field has a type that a manifest cannot carry, or two policies disagree on one.
     """
     properties: Schema = {}

@@ -37,9 +37,10 @@ class PolicySpec(ApiModel):
     kind_of_policy: ClassVar[Kind[Any]]
 
     type: NonEmptyStr
-    """Type name of the policy; the policy reference lists them."""
+    """Name of the policy; the policy reference lists them."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of that type, in camelCase; the policy reference lists them."""
+    """Parameters of that policy, in camelCase; the policy reference lists them. Those that are left out take the
+    policy's defaults."""
 
     @model_validator(mode="after")
     def _check_against_the_core(self) -> Self:
@@ -48,7 +49,7 @@ class PolicySpec(ApiModel):
         except PolicyError as error:
             message = manifest_words(str(error))
             if self.type == SIMULATED_ONLY and error.field == "type":
-                message = "oracle is told how long every output will be: only `ballast simulate --policy` can do that"
+                message = "oracle must know how long every output will be: only `ballast simulate --policy` can do that"
             raise_at(type(self).__name__, [(error.field, "policy", message, None)])
         return self
 
@@ -67,7 +68,7 @@ class PolicySpec(ApiModel):
 
 
 SIMULATED_ONLY = "oracle"
-"""A placement that is told every output's length: no manifest may name it, because no gateway can run it."""
+"""A placement that needs the length of every output: no manifest may name it, because no gateway can run it."""
 
 
 class PlacementSpec(PolicySpec):
@@ -76,9 +77,10 @@ class PlacementSpec(PolicySpec):
     kind_of_policy = PLACEMENT
 
     type: NonEmptyStr
-    """Type name of the policy, such as `least-requests`."""
+    """Name of the policy, such as `least-requests`; the policy reference lists them."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of that type, in camelCase; the policy reference lists them. Compositions take policies here."""
+    """Parameters of that policy, in camelCase; the policy reference lists them. Those that are left out take the
+    policy's defaults. Compositions take policies here."""
 
 
 class QueueOrderSpec(PolicySpec):
@@ -115,20 +117,22 @@ def _composition_rule(field: str, cel: str, reason: str) -> Rule:
 
 
 class SchedulingPolicySpec(ApiModel):
-    """Which policy decides what. Only what this release implements is accepted."""
+    """Which policy takes which decision. Policies and parameters that this release does not know are refused."""
 
     prefill: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="least-uncached-tokens"))
-    """Chooses the endpoint that prefills a request."""
+    """Chooses the endpoint that prefills a request. Left out, least-uncached-tokens does."""
     decode: PlacementSpec = Field(default_factory=lambda: PlacementSpec(type="ballast"))
-    """Chooses the endpoint that decodes it."""
+    """Chooses the endpoint that decodes a request. Left out, ballast does."""
     queue: QueueOrderSpec | None = None
-    """In which order requests get their turn that wait, in the gateway or (as priorities) in engines; default: fcfs."""
+    """Orders the requests that wait, in the gateway or, as priorities, in the engines. Left out, first come, first
+    served (fcfs)."""
     admission: AdmissionSpec | None = None
-    """How many requests an endpoint gets at a time, so that the others wait in the gateway; by default any number."""
+    """Limits the requests that an endpoint gets at a time; the others wait in the gateway. Left out, there is no
+    limit."""
     partition: PartitionSpec | None = None
-    """Cuts requests into parts for several endpoints that both prefill and decode; by default requests stay whole."""
+    """Cuts requests into parts for several endpoints that both prefill and decode. Left out, requests stay whole."""
     rescheduling: ReschedulingSpec | None = None
-    """Moves running decodes to other endpoints; by default they stay."""
+    """Moves running decodes to other endpoints. Left out, they stay where they are."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _composition_rule(
@@ -165,7 +169,8 @@ PLANNED_PARTS = {"scaling": "scaling policies"}
 
 
 class SchedulingPolicy(Resource):
-    """What becomes of requests. Without one: least-uncached-tokens places prefills, ballast decodes, and no more."""
+    """How the gateway places, orders, admits, cuts and moves requests. A ServingPool without one places prefills by
+    least-uncached-tokens and decodes by ballast."""
 
     kind_name: ClassVar[str] = "SchedulingPolicy"
     plural: ClassVar[str] = "schedulingpolicies"
@@ -173,18 +178,18 @@ class SchedulingPolicy(Resource):
     printer_columns: ClassVar[tuple[PrinterColumn, ...]] = (
         PrinterColumn("PREFILL", ".spec.prefill.type", description="Places prefills."),
         PrinterColumn("DECODE", ".spec.decode.type", description="Places decodes."),
-        PrinterColumn("QUEUE", ".spec.queue.type", description="Orders who waits.", priority=1),
-        PrinterColumn("ADMISSION", ".spec.admission.type", description="Says who waits.", priority=1),
+        PrinterColumn("QUEUE", ".spec.queue.type", description="Orders the requests that wait.", priority=1),
+        PrinterColumn("ADMISSION", ".spec.admission.type", description="Limits the work of an endpoint.", priority=1),
         PrinterColumn("PARTITION", ".spec.partition.type", description="Cuts requests.", priority=1),
         PrinterColumn("RESCHEDULING", ".spec.rescheduling.type", description="Moves decodes.", priority=1),
         PrinterColumn("AGE", ".metadata.creationTimestamp", type="date"),
     )
 
     api_version: Literal["serving.ballast.dev/v1alpha1"] = API_VERSION
-    """Group and version."""
+    """Group and version of the object."""
     kind: Literal["SchedulingPolicy"] = "SchedulingPolicy"
-    """SchedulingPolicy."""
+    """Kind of the object."""
     spec: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
-    """The policies."""
+    """The policy of each kind of decision. A change restarts the gateways that use it, one pod after the other."""
     status: AcceptedStatus | None = None
-    """Written by the operator."""
+    """Whether the operator accepts the policy; absent until its first look."""

@@ -27,16 +27,16 @@ class HeaderMatch(ApiModel):
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=HEADER_NAME)]
     """Name of the header, in lower case."""
     value: Annotated[str, Field(max_length=4096)]
-    """The exact value."""
+    """Exact value of the header."""
 
 
 class ClassMatch(ApiModel):
-    """Which requests belong to the class: all conditions must hold."""
+    """Conditions that a request of the class meets, all of them. No effect in this release."""
 
     model: NonEmptyStr | None = None
-    """The request's `model`; absent matches every model."""
+    """Value of `model` in the request. Left out, every model matches."""
     headers: Annotated[Seq[HeaderMatch], Field(max_length=8), KeyedBy("name")] = ()
-    """Headers that the request must carry."""
+    """Headers that the request must carry. Left out, none is required."""
 
 
 class ServiceLevelObjectiveSpec(ApiModel):
@@ -58,17 +58,18 @@ class ServiceLevelObjectiveSpec(ApiModel):
     )
 
     ttft_s: PositiveFloat | None = None
-    """Time to first token, from arrival, in seconds."""
+    """Seconds from arrival to the first token, at most. Left out, TTFT has no threshold."""
     tpot_s: PositiveFloat | None = None
-    """Mean time per output token after the first, in seconds."""
+    """Mean seconds of a request for each output token after the first, at most. Left out, TPOT has no
+    threshold."""
     e2e_s: PositiveFloat | None = Field(default=None, alias="e2eS")
-    """Time from arrival to the last token, in seconds."""
+    """Seconds from arrival to the last token, at most. Left out, E2E has no threshold."""
     attainment: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """Share of requests that must meet every threshold: 0.99 is `P99 within the thresholds`."""
+    """Share of requests that must meet every threshold, above 0 and up to 1: 0.99 asks for 99 of 100."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """Lower is more urgent, as in vLLM."""
+    """Urgency of the class, lower first, as in vLLM. No effect in this release."""
     match: ClassMatch = Field(default_factory=ClassMatch)
-    """The requests that this objective is about; by default all of the pool."""
+    """Requests that the objective is about. No effect in this release; left out, all requests of the pool."""
 
 
 class ServiceLevelObjective(Resource):
@@ -86,10 +87,11 @@ class ServiceLevelObjective(Resource):
     )
 
     api_version: Literal["serving.ballast.dev/v1alpha1"] = API_VERSION
-    """Group and version."""
+    """Group and version of the object."""
     kind: Literal["ServiceLevelObjective"] = "ServiceLevelObjective"
-    """ServiceLevelObjective."""
+    """Kind of the object."""
     spec: ServiceLevelObjectiveSpec
-    """Thresholds and target."""
+    """Thresholds in seconds, and the share of requests that must meet all of them. The operator checks them; attainment
+    is not measured in this release."""
     status: AcceptedStatus | None = None
-    """Written by the operator."""
+    """Whether the operator accepts the objective; absent until its first look."""

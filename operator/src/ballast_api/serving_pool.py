@@ -57,14 +57,14 @@ ImageName = Annotated[str, Field(min_length=1, max_length=1024, pattern=NO_SPACE
 
 
 class ModelSpec(ApiModel):
-    """The model that the pool serves."""
+    """The model that all engines load."""
 
     name: Annotated[str, Field(min_length=1, max_length=512, pattern=NO_SPACES)]
     """Name or path that the engines load, such as `Qwen/Qwen3-32B`."""
     served_names: Annotated[Seq[NonEmptyStr], Field(max_length=16)] = ()
-    """Names that clients may use in `model`; by default only `name`."""
+    """Names that clients may use in `model`; the first is the canonical one. Left out, only `name` is accepted."""
     max_model_len: PositiveInt | None = None
-    """Tokens of prompt and output together (vLLM's --max-model-len); by default the model's own limit."""
+    """Tokens of prompt and output together, at most (vLLM's --max-model-len). Left out, the model's own limit holds."""
 
     def all_served_names(self) -> tuple[str, ...]:
         """The names that clients may use; the first is the canonical one."""
@@ -75,39 +75,41 @@ class KVConnectorSpec(ApiModel):
     """How KV blocks travel from the prefill to the decode engine."""
 
     type: Literal["NixlConnector"] = "NixlConnector"
-    """vLLM's name of the connector. NixlConnector pulls: decode fetches when prefill has ended."""
+    """vLLM's name of the connector. NixlConnector pulls: the decode engine fetches the blocks when prefill has
+    ended."""
     config: Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})] = Field(
         default_factory=dict
     )
-    """More keys of vLLM's --kv-transfer-config, passed on as they are."""
+    """Further keys of vLLM's --kv-transfer-config. They win over the keys that Ballast writes; empty adds none."""
 
 
 class EngineSpec(ApiModel):
-    """The container that runs the engine."""
+    """The container that runs the engine. A change of it replaces the pods of all pools."""
 
     image: ImageName
     """Image of the engine, such as `vllm/vllm-openai:v0.32.0`."""
     image_pull_policy: ImagePullPolicy | None = None
-    """As in a container; by default Kubernetes' own rule."""
+    """imagePullPolicy of the engine container. Left out, Kubernetes decides by the image's tag."""
     command: Annotated[Seq[NonEmptyStr], Field(min_length=1, max_length=64)] = ("vllm",)
-    """Command of the container; the operator appends `serve MODEL --port PORT` and more, then `args`."""
+    """Command of the container. The operator appends `serve MODEL`, the options that Ballast needs, and `args`."""
     args: Annotated[Seq[str], Field(max_length=128)] = ()
-    """Arguments after those that Ballast writes; the last one wins in vLLM."""
+    """Arguments after those that Ballast writes. vLLM takes the last one of a repeated option, so these win."""
     port: Port = names.PORT_ENGINE
-    """Port of the engine's HTTP API."""
+    """TCP port of the engine's HTTP API, which the gateway and the Services use."""
     kv_connector: KVConnectorSpec = Field(default_factory=KVConnectorSpec)
-    """How KV travels from prefill to decode."""
+    """How KV blocks travel from prefill to decode. Left out, engines use NixlConnector."""
 
 
 class AutoscalingSpec(ApiModel):
-    """Bounds within which Ballast chooses the number of instances."""
+    """Bounds on a pool's number of instances. This release scales no pool: it keeps the number that another scaler has
+    set, within these bounds."""
 
     rules: ClassVar[tuple[Rule, ...]] = autoscaling_rules()
 
     min_replicas: PositiveInt
-    """Instances at least."""
+    """Instances at least, and the number that a new pool starts with."""
     max_replicas: PositiveInt
-    """Instances at most."""
+    """Instances at most. A higher number that another scaler sets is set back to this one."""
 
 
 class PoolSpec(ApiModel):
@@ -116,21 +118,24 @@ class PoolSpec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = pool_rules()
 
     name: PoolName
-    """Name of the pool, unique in the ServingPool; objects are called `<serving pool>-<pool>`."""
+    """Name of the pool, unique in the ServingPool. Its objects are called `<serving pool>-<pool>`."""
     role: Role
-    """Prefill computes prompts, Decode generates, Flexible does either."""
+    """What the instances do: Prefill computes prompts, Decode generates tokens, Flexible does both."""
     hardware: ObjectName
-    """Name of the HardwareProfile that the instances run on."""
+    """Name of the HardwareProfile that the instances run on. It gives node labels, GPUs and the speed that the gateway
+    expects."""
     replicas: NonNegativeInt | None = None
-    """Instances, fixed. Set this or `autoscaling`."""
+    """Number of instances; 0 keeps the pool without pods. Set either this or `autoscaling`."""
     autoscaling: AutoscalingSpec | None = None
-    """Instances, chosen by Ballast within bounds. Set this or `replicas`."""
+    """Bounds within which another scaler may set the number of instances. Set either this or `replicas`."""
     tensor_parallel_size: PositiveInt | None = None
-    """GPUs of one node that one engine uses (vLLM's --tensor-parallel-size); by default the profile's `gpus`."""
+    """GPUs of one node that one engine uses (vLLM's --tensor-parallel-size). Left out, the `gpus` of the
+    HardwareProfile."""
     nodes_per_instance: PositiveInt = 1
-    """Nodes that one instance spans."""
+    """Nodes that one instance spans. This release supports 1 only and does not act on a spec with more."""
     template: PodTemplateOverlay | None = None
-    """Merged over the generated pods: resources, tolerations, volumes. Container `engine` is the engine."""
+    """Merged over the generated pods, for resources, tolerations, volumes and the like; the container `engine` is the
+    engine. Left out, the pods stay as generated."""
 
     @property
     def wanted_replicas(self) -> int:
@@ -146,65 +151,71 @@ class PoolSpec(ApiModel):
 
 
 class RatioSpec(ApiModel):
-    """How Ballast keeps prefill and decode in proportion. A ratio is prefill instances for each decode instance."""
+    """Proportion of prefill to decode, in prefill instances for each decode instance. It has no effect in this
+    release."""
 
     rules: ClassVar[tuple[Rule, ...]] = ratio_rules()
 
     mode: Literal["Auto", "Advisory", "Off"] = "Off"
-    """Auto acts, Advisory only says what it would do, "Off" does neither. Write "Off" in quotes: YAML takes a bare Off
-    for false."""
+    """What a ratio controller may do: act (Auto), advise (Advisory) or nothing (Off). No mode has an effect in this
+    release. Write "Off" in quotes: YAML takes a bare Off for false."""
     min_ratio: PositiveFloat | None = None
-    """Prefill instances for each decode instance, at least."""
+    """Prefill instances for each decode instance, at least. No effect in this release; left out, there is no lower
+    bound."""
     max_ratio: PositiveFloat | None = None
-    """Prefill instances for each decode instance, at most."""
+    """Prefill instances for each decode instance, at most. No effect in this release; left out, there is no upper
+    bound."""
 
 
 class ParentRef(ApiModel):
     """A Gateway that routes to the pool (a subset of Gateway API's ParentReference)."""
 
     group: Annotated[str, Field(max_length=253)] = "gateway.networking.k8s.io"
-    """Group of the parent."""
+    """API group of the parent."""
     kind: NonEmptyStr = "Gateway"
     """Kind of the parent."""
     name: ObjectName
     """Name of the parent."""
     namespace: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)] | None = None
-    """Namespace of the parent; by default the ServingPool's."""
+    """Namespace of the parent. Left out, the ServingPool's own."""
     section_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """One listener of the parent; by default all."""
+    """Name of the one listener of the parent to attach to. Left out, all listeners."""
     port: Port | None = None
-    """One port of the parent; by default all."""
+    """Port of the one listener of the parent to attach to. Left out, all ports."""
 
 
 class GatewaySpec(ApiModel):
     """The gateway in front of the engines."""
 
     replicas: NonNegativeInt = 1
-    """Gateway pods."""
+    """Number of gateway pods; with 0 no request is served."""
     image: ImageName | None = None
-    """Image of the gateway; by default the operator's own."""
+    """Image of the gateway. Left out, the operator's default, which is its own image unless its administrator sets
+    another."""
     image_pull_policy: ImagePullPolicy | None = None
-    """As in a container; by default Kubernetes' own rule."""
+    """imagePullPolicy of the gateway container. Left out, the operator's default for its default image; for an `image`
+    set here Kubernetes decides by the tag."""
     face: FaceField = Face.PROXY
-    """Proxy takes OpenAI requests itself, Picker tells an Envoy where to send them (ext_proc), Both does both."""
+    """How requests come in. Proxy takes OpenAI requests itself; Picker answers an Envoy that asks where to send a
+    request (ext_proc); Both does both."""
     parent_refs: Annotated[Seq[ParentRef], Field(max_length=8)] = ()
-    """Gateways that an HTTPRoute is attached to; none by default."""
+    """Gateways that an HTTPRoute attaches the pool to. Left out, no HTTPRoute is made."""
     template: PodTemplateOverlay | None = None
-    """Merged over the gateway's pods. Container `gateway` is the gateway."""
+    """Merged over the gateway's pods; the container `gateway` is the gateway. Left out, the pods stay as generated."""
 
 
 class RolloutSpec(ApiModel):
-    """How pods are replaced when the spec changes."""
+    """How engine pods are replaced when their template changes. It applies to each pool on its own."""
 
     rules: ClassVar[tuple[Rule, ...]] = rollout_rules()
 
     max_surge: IntOrPercent = "25%"
-    """Pods above the wanted number during a rollout: a number, or a percentage (rounded up). They need free GPUs:
+    """Pods above the wanted number during a rollout: a number, or a percentage of it (rounded up). They need free GPUs:
     where there are none, set this to 0 and maxUnavailable to 1 or more."""
     max_unavailable: IntOrPercent = 0
-    """Pods below the wanted number during a rollout: a number, or a percentage (rounded down)."""
+    """Pods below the wanted number during a rollout: a number, or a percentage of it (rounded down)."""
     max_skew: ShareRatio = 0.25
-    """How far the share of new pods may differ between prefill and decode."""
+    """How far the share of new pods may differ between prefill and decode, from 0 to 1. No effect in this release."""
 
 
 class ServingPoolSpec(ApiModel):
@@ -213,23 +224,27 @@ class ServingPoolSpec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = serving_pool_spec_rules()
 
     model: ModelSpec
-    """The model."""
+    """The model that all engines load, and the names that clients may use for it."""
     engine: EngineSpec
-    """The engine, the same in all pools."""
+    """The container that runs the engine, the same in all pools."""
     pools: Annotated[Seq[PoolSpec], Field(min_length=1, max_length=16), KeyedBy("name")]
-    """The engines: at least one that can prefill and one that can decode."""
+    """Groups of engines, by role and hardware. At least one must be able to prefill and one to decode."""
     ratio: RatioSpec = Field(default_factory=RatioSpec)
-    """How the P:D ratio is kept."""
+    """Proportion of prefill to decode instances. It has no effect in this release."""
     policy_ref: LocalRef | None = None
-    """The SchedulingPolicy; by default least-uncached-tokens and ballast."""
+    """Name of the SchedulingPolicy in the same namespace that the gateway follows. Left out, least-uncached-tokens
+    places prefills and ballast places decodes."""
     slo_ref: LocalRef | None = None
-    """The ServiceLevelObjective; by default none."""
+    """Name of the ServiceLevelObjective in the same namespace. It must exist and be valid; attainment is not measured
+    in this release. Left out, the pool has no objective."""
     gateway: GatewaySpec = Field(default_factory=GatewaySpec)
-    """The gateway."""
+    """The gateway in front of the engines. Left out, one pod with the face Proxy."""
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
-    """How pods are replaced."""
+    """How engine pods are replaced when their template changes. Left out, up to 25% more pods start before old ones
+    end."""
     gpu_budget: NonNegativeInt | None = None
-    """GPUs that all instances together may use; by default no limit."""
+    """GPUs that all instances together may use. Above it no engine Deployment is changed. Left out, there is no
+    limit."""
 
     @property
     def least_gpus(self) -> int:
@@ -238,95 +253,95 @@ class ServingPoolSpec(ApiModel):
 
 
 class PoolStatus(ApiModel):
-    """What one pool has."""
+    """Counts of one pool."""
 
     name: str
-    """Name of the pool."""
+    """Name of the pool in the spec."""
     role: Role
-    """Its role."""
+    """Role of the pool in the spec."""
     replicas: NonNegativeInt = 0
-    """Instances asked for."""
+    """Number of instances that are wanted."""
     ready_replicas: NonNegativeInt = 0
-    """Instances that are ready."""
+    """Number of instances that are ready."""
     updated_replicas: NonNegativeInt = 0
-    """Instances of the newest revision."""
+    """Number of instances of the newest revision of the pod template."""
     unavailable_replicas: NonNegativeInt = 0
-    """Instances that are missing or not ready."""
+    """Number of wanted instances that are missing or not ready."""
 
 
 class RoleStatus(ApiModel):
-    """What all pools of one role have together."""
+    """Counts of all pools of one role."""
 
     replicas: NonNegativeInt = 0
-    """Instances asked for."""
+    """Number of instances that are wanted."""
     ready_replicas: NonNegativeInt = 0
-    """Instances that are ready."""
+    """Number of instances that are ready."""
 
 
 class GatewayStatus(ApiModel):
-    """What the gateway has."""
+    """Counts of the gateway."""
 
     replicas: NonNegativeInt = 0
-    """Gateway pods asked for."""
+    """Number of gateway pods that are wanted."""
     ready_replicas: NonNegativeInt = 0
-    """Gateway pods that are ready."""
+    """Number of gateway pods that are ready."""
 
 
 class ScalingDecision(ApiModel):
-    """The last scaling decision, "why not" included."""
+    """A decision about the number of instances, "no change" included."""
 
     time: DateTime
-    """When it was taken."""
+    """When the decision was taken."""
     reason: NonEmptyStr
-    """One CamelCase word."""
+    """Why, as one CamelCase word."""
     message: str = ""
-    """For people: inputs, candidates tried, why this one."""
+    """Why, for people: inputs, candidates that were tried, and what decided."""
     prefill_replicas: NonNegativeInt | None = None
-    """Prefill instances decided on."""
+    """Number of prefill instances that was decided on; absent where the decision is not about them."""
     decode_replicas: NonNegativeInt | None = None
-    """Decode instances decided on."""
+    """Number of decode instances that was decided on; absent where the decision is not about them."""
     applied: bool = False
-    """False for advice, and when nothing had to change."""
+    """Whether the pools were changed. False for advice, and when nothing had to change."""
 
 
 class DisplayStatus(ApiModel):
-    """What `kubectl get` prints."""
+    """Texts of the columns of `kubectl get`."""
 
     prefill: str = ""
-    """Ready of wanted prefill instances: `2/2`."""
+    """Ready and wanted prefill instances, such as `2/2`; `-` without a Prefill pool."""
     decode: str = ""
-    """Ready of wanted decode instances: `4/4`."""
+    """Ready and wanted decode instances, such as `4/4`; `-` without a Decode pool."""
     ratio: str = ""
-    """Ready prefill to ready decode instances: `2:4`."""
+    """Ready prefill and ready decode instances, such as `2:4`."""
     slo_percent: str = ""
-    """Attainment in percent: `99.2`."""
+    """Attainment in percent, such as `99.2`. Empty in this release, which does not measure it."""
 
 
 class ServingPoolStatus(ApiModel):
-    """What is."""
+    """What the operator last found."""
 
     observed_generation: NonNegativeInt | None = None
-    """The `metadata.generation` that this status speaks of."""
+    """The `metadata.generation` of the spec that this status is about."""
     conditions: Conditions = ()
-    """Available, Progressing, Degraded, SLOMet, ResolvedRefs."""
+    """Available, Progressing, Degraded, SLOMet and ResolvedRefs, each with a reason and a message."""
     pools: Annotated[Seq[PoolStatus], KeyedBy("name")] = ()
-    """Counts by pool."""
+    """Counts of each pool."""
     prefill: RoleStatus | None = None
-    """Counts of the prefill pools."""
+    """Counts of all Prefill pools together; absent without one."""
     decode: RoleStatus | None = None
-    """Counts of the decode pools."""
+    """Counts of all Decode pools together; absent without one."""
     flexible: RoleStatus | None = None
-    """Counts of the flexible pools."""
+    """Counts of all Flexible pools together; absent without one."""
     gateway: GatewayStatus | None = None
     """Counts of the gateway."""
     ratio: NonNegativeFloat | None = None
     """Ready prefill instances for each ready decode instance; absent while no decode instance is ready."""
     attainment: ShareRatio | None = None
-    """Share of the requests in the last window that met their SLO."""
+    """Share of requests that met their SLO, from 0 to 1. Absent in this release, which does not measure it."""
     last_scaling: ScalingDecision | None = None
-    """The last scaling decision."""
+    """The last decision about the number of instances. Absent in this release, which takes none."""
     display: DisplayStatus | None = None
-    """The columns of `kubectl get`."""
+    """Texts of the columns of `kubectl get`."""
 
 
 class ServingPool(Resource):
@@ -350,10 +365,10 @@ class ServingPool(Resource):
     )
 
     api_version: Literal["serving.ballast.dev/v1alpha1"] = API_VERSION
-    """Group and version."""
+    """Group and version of the object."""
     kind: Literal["ServingPool"] = "ServingPool"
-    """ServingPool."""
+    """Kind of the object."""
     spec: ServingPoolSpec
-    """What is wanted."""
+    """What to serve: the model, its engines in pools, and the gateway in front of them."""
     status: ServingPoolStatus | None = None
-    """What is; written by the operator."""
+    """Counts and conditions that the operator writes; absent until its first look."""

@@ -1,7 +1,7 @@
 """pydantic's JSON schema as a Kubernetes *structural* schema (apiextensions.k8s.io/v1).
 
 The API server takes OpenAPI v3.0 with rules of its own: no `$ref`, one `type` everywhere, no `null`, `properties` never
-beside `additionalProperties`. What cannot be said in that language is refused here with the path of the field, so that
+beside `additionalProperties`. What that language cannot express is refused here with the path of the field, so that
 a model that a cluster would refuse fails in `make generate` and not in a user's hands.
 See kubernetes.io, "Extend the Kubernetes API with CustomResourceDefinitions", section "Specifying a structural schema".
 """

@@ -1,4 +1,4 @@
-"""What somebody may have meant by a field that does not exist."""
+"""The field that was probably meant by one that does not exist."""
 
 from __future__ import annotations
 

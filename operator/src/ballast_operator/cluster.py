@@ -43,7 +43,7 @@ class Cluster:
     def __init__(self, *, timeout_s: float, connections: int) -> None:
         configuration = client.Configuration.get_default_copy()
         configuration.connection_pool_maxsize = connections
-        if not configuration.verify_ssl:  # the user's own choice, said once in KUBECONFIG: not once a request
+        if not configuration.verify_ssl:  # the user's own choice, made in KUBECONFIG: no warning for each request
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         self._timeout_s = timeout_s
         # The stubs know the client, not its dynamic part.
@@ -51,7 +51,7 @@ class Cluster:
         self._client = make(client.ApiClient(configuration), discoverer=lambda *_: None)
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
-        """The object, or None if there is none of that name (or not even its kind)."""
+        """The object, or None if none of that name exists (or not even its kind)."""
         return self._or_none(lambda: self._request("GET", kind.path(namespace, name)))
 
     def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
@@ -62,7 +62,7 @@ class Cluster:
             page = self._request(
                 "GET", kind.path(namespace), label_selector=labels or None, limit=PAGE, _continue=token
             )
-            # Items of a list carry neither: the list says it once.
+            # The server writes both once for the list and leaves them out of its items.
             items += [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in page["items"]]
             token = page["metadata"].get("continue")
             if not token:
@@ -128,7 +128,7 @@ class Cluster:
 
 
 class Catalogue:
-    """Which optional kinds the cluster has; asked again after `keep_s` seconds of `clock`."""
+    """Which optional kinds the cluster has. An answer is kept for `keep_s` seconds of `clock`."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float], *, keep_s: float) -> None:
         self._cluster = cluster

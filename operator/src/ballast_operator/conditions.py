@@ -15,7 +15,7 @@ MAX_MESSAGE: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a condition shall say."""
+    """What was found for one condition, before its times are known."""
 
     type: ConditionType
     status: ConditionStatus

@@ -1,9 +1,9 @@
 """Whether a write would change anything: the desired object against the live one. Pure.
 
 Server-side apply of an unchanged object changes nothing, but it is a request, for every object, at every look. The
-live object tells all that is needed: its values, and in `managedFields` which fields we applied last. A write is due
+live object holds all that is needed: its values, and in `managedFields` the fields that we applied last. A write is due
 when (1) we never applied the object, (2) a desired value is missing or different, or (3) we own a field that is no
-longer desired. Fields that others own do not concern us.
+longer desired. Fields that others own do not matter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def applied_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
 
 
 _LIST_KEYS: Final = ("name", "uid", "mountPath", "containerPort", "port", "type", "topologyKey", "ip", "number")
-"""Fields by which entries of lists are told apart, the first that all entries have."""
+"""Fields that identify the entries of a list; the first that all entries have counts."""
 _QUANTITY_PARENTS: Final = frozenset({"limits", "requests", "capacity"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 
@@ -54,16 +54,6 @@ def _covers(live: Any, desired: Any, *, quantity: bool = False, field: str = "")
     return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)
 
 
-def _covers_mapping(live: Any, desired: Mapping[str, Any], field: str) -> bool:
-    if not isinstance(live, Mapping):
-        return False
-    return all(
-        key in live
-        and _covers(live[key], value, quantity=field in _QUANTITY_PARENTS or key in _QUANTITY_FIELDS, field=key)
-        for key, value in desired.items()
-    )
-
-
 def _covers_list(live: list[Any], desired: Sequence[Any]) -> bool:
     key = next((key for key in _LIST_KEYS if all(isinstance(item, Mapping) and key in item for item in desired)), None)
     if key is None or not desired:
@@ -73,7 +63,7 @@ def _covers_list(live: list[Any], desired: Sequence[Any]) -> bool:
 
 
 def _has_stale_field(owned: Mapping[str, Any], desired: Any) -> bool:
-    """Whether `owned` goes beyond `desired`. fieldsV1 says `f:` field, `k:` list entry by key, `v:` value of a set."""
+    """Whether `owned` goes beyond `desired`. fieldsV1: `f:` a field, `k:` a list entry by key, `v:` a set's value."""
     for path, below in owned.items():
         prefix, _, rest = path.partition(":")
         if path == "." or prefix not in ("f", "k", "v"):

@@ -26,3 +26,7 @@ class Outcome:
     """Objects that were applied or deleted."""
     refusals: tuple[Refusal, ...] = ()
     """In the order of the plan."""
+
+    def outdated(self) -> frozenset[ObjectKey]:
+        """Objects that the plan wanted otherwise than they were observed."""
+        return self.written.union(refusal.key for refusal in self.refusals)

@@ -1,6 +1,6 @@
 """Which objects belong to a ServingPool: the labels that they are found by, and the controller that owns them. Pure.
 
-Labels are a hint that anybody can copy. The truth is the uid of the controller in the owner references.
+Labels are a hint that any client can copy. The truth is the uid of the controller in the owner references.
 """
 
 from __future__ import annotations

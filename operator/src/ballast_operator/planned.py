@@ -1,4 +1,4 @@
-"""What a plan says: the objects that must exist, those that must go, and what keeps the cluster from the spec."""
+"""A plan: the objects that must exist, those that must go, and what keeps the cluster from the spec."""
 
 from __future__ import annotations
 

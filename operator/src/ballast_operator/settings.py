@@ -1,4 +1,4 @@
-"""What the operator's administrator sets, as opposed to what users ask for in resources."""
+"""What the operator's administrator sets; users write resources instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class GatewayDefaults:
-    """Gateway pods of ServingPools that do not say otherwise."""
+    """For gateway pods whose ServingPool leaves these fields out."""
 
     image: str
     """Image with the `ballast` command; the operator's own by default."""
@@ -24,7 +24,7 @@ class OperatorSettings:
     namespaces: tuple[str, ...] = ()
     """Namespaces that are served; empty serves all."""
     resync_s: float = 60.0
-    """Seconds between two looks at every resource, for what no watch tells: CRDs and Gateways that appear."""
+    """Seconds between two looks at every resource, for what no watch reports: CRDs and Gateways that appear."""
     workers: int = 4
     """Resources that are reconciled at the same time."""
     health_port: int = field(default=8080)

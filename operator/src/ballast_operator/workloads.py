@@ -60,16 +60,16 @@ class Fleet:
 
 
 def fleet_of(
-    observed: Observed, spec: ServingPoolSpec, instances: Mapping[str, int], written: Collection[ObjectKey]
+    observed: Observed, spec: ServingPoolSpec, instances: Mapping[str, int], outdated: Collection[ObjectKey]
 ) -> Fleet:
     """The Deployments that `spec` means, with `instances` by pool.
 
-    `written`: objects that were written since they were observed, so that what was observed is of an older spec.
+    `outdated`: objects that the plan wanted otherwise than they were observed. Their counts are of an older spec.
     """
 
     def of(name: str, wanted: int) -> Workload:
         key = DEPLOYMENT.key(name)
-        return _workload(name, wanted, observed.child(key), written=key in written)
+        return _workload(name, wanted, observed.child(key), outdated=key in outdated)
 
     return Fleet(
         gateway=of(names.gateway_object_name(observed.name), spec.gateway.replicas),
@@ -79,7 +79,7 @@ def fleet_of(
     )
 
 
-def _workload(name: str, wanted: int, deployment: Manifest | None, *, written: bool) -> Workload:
+def _workload(name: str, wanted: int, deployment: Manifest | None, *, outdated: bool) -> Workload:
     """The counts of a Deployment that may not exist yet."""
     if deployment is None:
         return Workload(name=name, wanted=wanted)
@@ -91,7 +91,7 @@ def _workload(name: str, wanted: int, deployment: Manifest | None, *, written: b
         total=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
         updated=status.get("updatedReplicas", 0),
-        current=observed_newest and not written and deployment["spec"].get("replicas", 1) == wanted,
+        current=observed_newest and not outdated and deployment["spec"].get("replicas", 1) == wanted,
         stuck=any(
             condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded"
             for condition in status.get("conditions") or ()

@@ -8,9 +8,10 @@ import typer
 
 def demo(
     *,
-    manifests: Annotated[Path, typer.Option(help="Folder with a ServingPool and what it refers to.")] = Path(
-        "manifests/quickstart"
-    ),
+    manifests: Annotated[
+        Path | None,
+        typer.Option(help="Folder with a ServingPool and what it refers to. Default: the quickstart's manifests."),
+    ] = None,
     policy: Annotated[
         str | None, typer.Option(help="Placements to compare, such as round-robin,least-requests.")
     ] = None,
@@ -21,10 +22,11 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
 ) -> None:
     """Serve a small fleet on this machine and compare placement policies. No cluster, no GPU, no data file."""
+    from ballast_cli.demo.quickstart import quickstart_folder
     from ballast_cli.demo.session import DemoOptions, run_demo
 
     options = DemoOptions(
-        manifests=manifests,
+        manifests=manifests or quickstart_folder(),
         policy=policy,
         trace=trace,
         workload=workload,

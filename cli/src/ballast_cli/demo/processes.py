@@ -87,7 +87,7 @@ class ProcessGroup:
         try:
             for process in self._processes:
                 process.popen.wait(STOP_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # too slow, or a second Ctrl-C: nobody waits any more
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # too slow, or a second Ctrl-C: no caller waits any more
             for process in self._processes:
                 process.popen.kill()
         finally:

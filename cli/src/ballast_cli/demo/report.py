@@ -74,13 +74,13 @@ def load_words(capacity: Capacity, rate_rps: float, share: float, *, rate_scale:
     )
 
 
-def next_steps() -> str:
+def next_steps(manifests: Path) -> str:
     """What to try next, with the command as this shell finds it: a virtual environment need not be on its path."""
     beside = Path(os.path.relpath(Path(sys.executable).parent / "ballast"))
     ballast = "ballast" if which("ballast") or not beside.exists() else str(beside)
     return f"""What to try next
   more load:       {ballast} demo --rate-scale 1.2
-  a trace:         make demo TRACE=FILE (CSV or JSONL, see docs/engine-sim.md)
-  other hardware:  edit manifests/quickstart/servingpool.yaml and run again
+  a trace:         {ballast} demo --trace FILE (CSV or JSONL, see docs/engine-sim.md)
+  other hardware:  copy {manifests}, edit its servingpool.yaml, then {ballast} demo --manifests COPY
   one engine:      {ballast} engine-sim serve tiny --profile h20-qwen3-32b
   a cluster:       make cluster-up, then helm install ballast charts/ballast"""

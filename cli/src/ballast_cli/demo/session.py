@@ -23,6 +23,7 @@ from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_sim import capacity
 from ballast_sim.load import LoadReport
 from ballast_sim.load import Progress as LoadProgress
+from ballast_sim.naming import known_names
 from ballast_sim.workloads import WorkloadRequest, load_workload
 
 FITTING_SHARE = 0.8
@@ -52,9 +53,7 @@ def run_demo(options: DemoOptions) -> int:
     console = Console()
     try:
         if not options.manifests.exists():
-            raise DemoError(
-                f"--manifests: there is no {options.manifests} here; run this in Ballast's repository or name a folder"
-            )
+            raise DemoError(f"--manifests: there is no {options.manifests}; name a folder that exists, or none")
         fleet = plan_fleet(load_manifest_files(options.manifests))
         policies = _policies(fleet, options.policy)
         requests = load_workload(
@@ -84,7 +83,7 @@ def run_demo(options: DemoOptions) -> int:
             )
         for failure in report.failures[:3]:
             console.print(f"{name}: {failure.request_id} failed: {failure.reason}", style="red", markup=False)
-    console.print(next_steps(), highlight=False, markup=False)
+    console.print(next_steps(options.manifests), highlight=False, markup=False)
     return int(any(report.failed or report.interrupted for report in reports.values()))
 
 
@@ -105,7 +104,9 @@ def _policies(fleet: Fleet, names: str | None) -> dict[str, SchedulingPolicySpec
         return chosen | {f"{label} ({fleet.policy_name})": own}
     unknown = [name for name in names.split(",") if name not in PLACEMENTS]
     if unknown:
-        raise DemoError(f"--policy: unknown placement {unknown[0]!r}; known: {', '.join(sorted(PLACEMENTS))}")
+        raise DemoError(
+            f"--policy: unknown placement {unknown[0]!r}; " + known_names(unknown[0], PLACEMENTS, "ballast policies")
+        )
     return {name: _both_stages(name) for name in names.split(",")}
 
 

@@ -1,1 +1,1 @@
-"""Events in, effects out: who asks the policies, books their answers and keeps the clock of timers."""
+"""The Director and its parts: they turn events into effects, call the policies, book their choices and keep timers."""

@@ -1,4 +1,4 @@
-"""Admits requests: dispatch at once, hold in the queue, or reject; and serves the queue when capacity frees up."""
+"""Admits requests: dispatches, holds or rejects each one, and dispatches held ones when capacity frees up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ballast_core.state.ledger import Entry, Ledger
 
 
 class Admitter:
-    """One admission policy's queue. Times are seconds on the Director's clock."""
+    """Applies one admission policy. Times are seconds on the Director's clock."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Admitter:
         capacity: Capacity,
         timers: Timers,
     ) -> None:
-        """`hold_s`: how long a request waits for an endpoint to appear where there is none."""
+        """`hold_s`: how long a request waits for an endpoint to appear if there is none."""
         self._admission = admission
         self._ledger = ledger
         self._hold_s = hold_s
@@ -42,11 +42,11 @@ class Admitter:
 
     @property
     def serves(self) -> bool:
-        """Whether requests wait for capacity: each event may have freed some."""
+        """Whether requests wait for capacity, which any event may free."""
         return self._admission.bounded and len(self._queue) > 0
 
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
-        """Dispatch a request that has come, or come back; else hold it, or give it up."""
+        """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
         dispatch = self._dispatcher.dispatch(entry, now_s)
         if dispatch is not None:
             return [dispatch]
@@ -57,7 +57,7 @@ class Admitter:
         return [Hold(entry.request.id), self._timers.ask(until_s)]
 
     def serve(self, now_s: float) -> list[Effect]:
-        """Dispatch waiting requests in the queue's order while there is capacity; give up those whose time is over."""
+        """Dispatch waiting requests in the queue's order while there is capacity; reject those that waited too long."""
         effects: list[Effect] = []
         queue, capacity = self._queue, self._capacity
         if len(queue) and capacity.any_free():
@@ -70,7 +70,7 @@ class Admitter:
                         break
         for entry in queue.expired(now_s):
             until_s = now_s if entry.failures else self._may_wait_until_s(entry, now_s)
-            if until_s > now_s:  # what it waits for has changed
+            if until_s > now_s:  # it now waits for something else
                 queue.extend(entry.request.id, until_s)
                 effects.append(self._timers.ask(until_s))
             else:
@@ -79,16 +79,17 @@ class Admitter:
         return effects
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
-        """For capacity where there are endpoints, from its arrival or return; for an endpoint where there are none.
+        """Until when it may wait: for capacity if there are endpoints, otherwise for an endpoint to appear.
 
-        A request with a failed leg does not wait for an endpoint to appear.
+        Waiting counts from its arrival, or from a failed leg. A request with a failed leg does not wait for an endpoint
+        to appear.
         """
         if self._admission.bounded and self._placer.exist_for(entry):
             return (now_s if entry.failures else entry.arrived_s) + self._admission.max_wait_s
         return -np.inf if entry.failures else entry.arrived_s + self._hold_s
 
     def _is_full(self, entry: Entry) -> bool:
-        """Whether the queue takes no more; a request that was admitted before always comes in."""
+        """Whether the queue is full for this request; one that was dispatched before always enters."""
         return self._admission.bounded and not entry.failures and len(self._queue) >= self._admission.max_waiting
 
     def _give_up(self, entry: Entry) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""Which endpoints take one more request for a stage, by the books and an admission policy."""
+"""Which endpoints have capacity for one more request of a stage, by the ledger and an admission policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ballast_core.state.ledger import Ledger
 
 
 class Capacity:
-    """What each endpoint takes now."""
+    """The free capacity of each endpoint."""
 
     def __init__(self, admission: Admission, inventory: Inventory, ledger: Ledger) -> None:
         self._admission = admission
@@ -20,16 +20,16 @@ class Capacity:
         self._ledger = ledger
 
     def free(self, stage: Stage, candidates: Candidates) -> Candidates:
-        """Those of the candidates that take one more."""
+        """The candidates that have capacity for one more request of this stage."""
         if not self._admission.bounded or not candidates.endpoints:
             return candidates
-        room = self._room(stage, candidates)
+        free = self._has_capacity(stage, candidates)
         if stage is Stage.DECODE:
-            room &= self._room(Stage.PREFILL, candidates) | ~self._prefills_too(candidates)
-        return candidates if room.all() else candidates.take(np.flatnonzero(room).tolist())
+            free &= self._has_capacity(Stage.PREFILL, candidates) | ~self._prefills_too(candidates)
+        return candidates if free.all() else candidates.take(np.flatnonzero(free).tolist())
 
     def any_free(self) -> bool:
-        """Whether a request that may go anywhere could be dispatched now."""
+        """Whether a request without a subset could be dispatched now."""
         decode = self.free(Stage.DECODE, self._inventory.candidates(Stage.DECODE))
         if not decode.endpoints:
             return False
@@ -39,10 +39,10 @@ class Capacity:
         return bool(self.free(Stage.PREFILL, self._inventory.candidates(Stage.PREFILL)).endpoints)
 
     def free_decodes(self, slots: IntArray) -> IntArray | None:
-        """How many decodes each endpoint takes yet, 0 or more; None where no endpoint can be full."""
+        """How many more decodes each slot takes, 0 or more; None if no endpoint can be full."""
         return np.maximum(self._free(Stage.DECODE, slots), 0) if self._admission.bounded else None
 
-    def _room(self, stage: Stage, candidates: Candidates) -> BoolArray:
+    def _has_capacity(self, stage: Stage, candidates: Candidates) -> BoolArray:
         return np.asarray(self._free(stage, candidates.slots) > 0, np.bool_)
 
     def _free(self, stage: Stage, slots: IntArray) -> IntArray:
@@ -51,7 +51,7 @@ class Capacity:
         return self._admission.free(stage, requests, self._inventory.kv_usage_ratio.take(slots))
 
     def _prefills_too(self, candidates: Candidates) -> BoolArray:
-        """Endpoints that prefill what they decode: flexible ones, while no endpoint only prefills."""
+        """Candidates that prefill what they decode: flexible ones, unless a prefill endpoint is ready."""
         if Role.PREFILL in self._inventory.ready_roles():
             return np.zeros(len(candidates.endpoints), np.bool_)
         return np.array([one.role is Role.FLEXIBLE for one in candidates.endpoints], np.bool_)

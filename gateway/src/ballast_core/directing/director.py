@@ -1,10 +1,9 @@
-"""The Director: events in, effects out. It owns the inventory and the ledger, and asks the policies.
+"""The Director: events in, effects out. It owns the inventory and the ledger, and calls the policies.
 
 Pure: it reads no clock, and the same events give the same effects. One caller at a time.
 
-An event goes to the part that it concerns: `Admitter` (requests that come or wait), `Dispatcher` (hand-offs and cuts),
-`Bookings` (progress and ends), `Rescheduler` (moves). What all of them share stands in `inventory`, `ledger` and
-`beliefs`.
+It passes each event to the part that it concerns: `Admitter` (requests that arrive or wait), `Dispatcher` (hand-offs
+and cuts), `Bookings` (progress and ends), `Rescheduler` (migrations). They share `inventory`, `ledger` and `beliefs`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ from ballast_core.state.ledger import Entry, Ledger, Phase
 
 
 class Director:
-    """Decides where each request is prefilled and decoded. See `ballast_core.model.events` for what to feed it."""
+    """Decides where each request is prefilled and decoded. `ballast_core.model.events` lists its events."""
 
     def __init__(self, settings: DirectorSettings) -> None:
         self.settings = settings
@@ -117,7 +116,10 @@ class Director:
         )
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
-        """Take in what happened at `now_s` (seconds on the driver's clock) and return what is to be done."""
+        """Process an event that happened at `now_s` (seconds on the driver's clock); returns what is to be done.
+
+        Raises ValueError for a request whose id is in flight already.
+        """
         match event:
             case ProgressBatch():
                 self._progress(event.reports)
@@ -163,7 +165,7 @@ class Director:
             case Progress():
                 self._progress([(now_s, entry.request.id, event.generated_tokens)])
             case LengthPredicted():
-                self.ledger.foresee(entry, event.remaining_tokens)
+                self.ledger.hint(entry, event.remaining_tokens)
             case Migrated() | MigrationFailed():
                 slots = slots_of(entry)
                 self.rescheduler.settled(entry, event, now_s)
@@ -192,7 +194,7 @@ class Director:
             if entry.phase is decoding:
                 learned(entry, generated_tokens, at_s)
                 booked(entry, generated_tokens, at_s)
-            else:  # its tokens may end its prefill
+            else:  # the tokens may imply the end of its prefill
                 self._bookings.progressed(entry, generated_tokens, at_s)
 
     def _failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> list[Effect]:

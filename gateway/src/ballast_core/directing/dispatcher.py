@@ -1,4 +1,4 @@
-"""Binds requests to endpoints: at their dispatch, when prefill is done, and at the cuts of a plan."""
+"""Binds requests to endpoints: at dispatch, when prefill is done, and at the cuts of a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ballast_core.state.ledger import Entry, Phase
 
 
 class Dispatcher:
-    """Asks partition and placements where a request goes, and books the answer."""
+    """Lets the partition and the placements choose a request's endpoints, and books the choice."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Dispatcher:
         queue: Queue,
         bookings: Bookings,
     ) -> None:
-        """`queue`: says the priority that engines are sent."""
+        """`queue`: computes the priority that is sent to engines."""
         self._placer = placer
         self._binding = binding
         self._inventory = inventory
@@ -36,7 +36,7 @@ class Dispatcher:
         self._bookings = bookings
 
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """Where a held request starts, cut or whole; None if no endpoint has capacity for it."""
+        """Dispatch a held request, cut or whole; None if no endpoint has capacity for it."""
         cut = self._partitioner.dispatch(entry, now_s)
         if cut is None:
             return self._whole(entry, now_s)
@@ -45,7 +45,7 @@ class Dispatcher:
         return replace(cut, priority=self._queue.priority(entry, first, now_s))
 
     def _whole(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """Prefill is placed first: its end is the time at which the decode endpoint's load counts."""
+        """Prefill is placed first: the decode endpoint's load counts at its expected end."""
         placer = self._placer
         prefill = placer.place(Stage.PREFILL, entry, now_s) if placer.may_hand_off() else None
         handoff_s = None if prefill is None else prefill.prefill_s
@@ -62,7 +62,7 @@ class Dispatcher:
         placer.chosen(Stage.DECODE, decode.slot)
         if prefill is not None:
             placer.chosen(Stage.PREFILL, prefill.slot)
-        self._bookings.place(entry, prefill, decode, now_s)
+        self._bookings.assign(entry, prefill, decode, now_s)
         return Dispatch(
             entry.request.id,
             prefill=None if prefill is None else self._inventory.endpoint(prefill.slot),
@@ -72,9 +72,9 @@ class Dispatcher:
         )
 
     def prefill_done(self, entry: Entry, now_s: float) -> Handoff | None:
-        """Where it decodes. Late binding keeps the endpoint unless another one is strictly better now, or it is gone.
+        """Choose where it decodes; None if it was not prefilling.
 
-        None if no prefill of it was running.
+        Late binding keeps the provisional endpoint unless another one is strictly better now, or it has been lost.
         """
         old_slot = entry.decode_slot
         if old_slot is None or entry.phase is not Phase.PREFILLING:
@@ -88,20 +88,21 @@ class Dispatcher:
         slots = slots_of(entry)
         self._bookings.prefilled_and_withdrawn(entry, now_s)
         placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
-        if placed is None:  # no ready endpoint is left: the one it had may still answer
-            self._bookings.place_again(entry, old_slot, now_s)
+        if placed is None:  # no ready endpoint is left: the provisional one may still answer
+            self._bookings.assign_decode(entry, old_slot, now_s)
+            self._bookings.release(*slots)
             return Handoff(entry.request.id, kept)
         if placed.slot != old_slot:
             self._placer.chosen(Stage.DECODE, placed.slot)
-        self._bookings.place_again(entry, placed.slot, now_s)
+        self._bookings.assign_decode(entry, placed.slot, now_s)
         self._bookings.release(*slots)
         return Handoff(entry.request.id, self._inventory.endpoint(placed.slot), (placed.trace,))
 
     def segment_done(
         self, entry: Entry, generated_tokens: int, now_s: float, *, computed: bool = True
     ) -> Handoff | None:
-        """Where the next segment of a cut request goes; None if no segment of it was to come."""
-        if not self._partitioner.to_come(entry.request.id):
+        """Start the next segment of a cut request; None if it has no further segment."""
+        if not self._partitioner.has_next(entry.request.id):
             return None
         self._bookings.progressed(entry, generated_tokens, now_s)
         slots = slots_of(entry)

@@ -1,6 +1,6 @@
-"""How events become beliefs. The Director calls this; policies only read the result.
+"""How events become beliefs. The Director's parts call the learner; policies only read the result.
 
-Each method is told after (`arrived`, `observed`) or just before (`prefilled`, `progressed`, `ended`) the ledger knows.
+`arrived` and `observed` are called after the ledger has changed; `prefilled`, `progressed` and `ended` before it does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DECODING = Phase.DECODING  # found faster than a member of an Enum
 
 
 class _Gaps:
-    """Gaps between tokens on one endpoint since they were last learned from, with the load they came at."""
+    """Gaps between tokens on one endpoint that are not learned from yet, with the load at each."""
 
     __slots__ = ("context", "decodes", "seconds", "since_s", "tokens")
 
@@ -32,7 +32,7 @@ class _Gaps:
 
 
 class Learner:
-    """Feeds `beliefs` from what the Director sees; parts that no policy reads cost nothing."""
+    """Updates `beliefs` from events. A belief that no policy reads costs nothing."""
 
     def __init__(self, beliefs: Beliefs, inventory: Inventory, ledger: Ledger) -> None:
         self.beliefs = beliefs
@@ -40,7 +40,7 @@ class Learner:
         self._ledger = ledger
         self._gaps: dict[int, _Gaps] = {}
         self._aged_s = -np.inf
-        # Asked at every event; membership in a Flag costs a microsecond.
+        # Needed at every event; membership in a Flag costs a microsecond.
         kinds = beliefs.kinds
         self._learns_lengths = Belief.LENGTHS in kinds
         self._learns_step_times = Belief.STEP_TIMES in kinds
@@ -53,18 +53,18 @@ class Learner:
         self._rates = beliefs.rates
 
     def arrived(self, request: Request, now_s: float) -> None:
-        """A request came."""
+        """A request has arrived."""
         if self._learns_hotspots:
             self.beliefs.hotspots.arrived(request.block_hashes[0] if request.block_hashes else None, now_s)
 
     def class_slot(self, request: Request, now_s: float) -> int:
-        """Row of its survival curve."""
+        """The class slot of the request: the row of its survival curve."""
         if not request.traffic_class or not self._learns_lengths:
             return 0
         return self.beliefs.lengths.slot(request.traffic_class, now_s)
 
     def dispatched(self, request: Request, slot: int, now_s: float) -> None:
-        """It is to be prefilled there, which will cache it."""
+        """The request will be prefilled in this slot, whose endpoint will cache its prefix."""
         beliefs = self.beliefs
         if self._learns_prefixes and request.block_hashes and beliefs.use_blocks_of(request.block_size):
             beliefs.prefixes.record(slot, request.block_hashes, now_s)
@@ -86,7 +86,7 @@ class Learner:
             )
 
     def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
-        """So many output tokens exist by now. Says nothing where not `follows_progress`."""
+        """It has this many output tokens now. Learns nothing unless `follows_progress`."""
         slot, before = entry.decode_slot, entry.generated_tokens
         tokens, seconds = generated_tokens - before, now_s - entry.progress_at_s
         if slot is None or tokens <= 0 or before == 0 or seconds <= 0 or entry.phase is not _DECODING:
@@ -104,26 +104,26 @@ class Learner:
 
     @property
     def reads_books(self) -> bool:
-        """Whether what `progressed` learns depends on the load at the time, not only on the request's own progress."""
+        """Whether `progressed` reads the load at the time from the ledger, not only the request's own progress."""
         return self._learns_step_times
 
     def progressed_all(self, gaps: Iterable[Gap]) -> None:
-        """`progressed` of many requests, after the ledger knows; not where `reads_books`."""
+        """`progressed` for many requests, after the ledger has changed; not for a learner that `reads_books`."""
         if self._learns_rates:
             self._rates.observe_all(gaps)
 
     def _decodes_only(self, slot: int) -> bool:
-        """Whether the load that its steps carry is what our books say: no prefills, nobody waiting, no foreigners."""
+        """Whether the endpoint's load is just our decodes: no prefill, no waiting request, no foreign one."""
         ledger = self._ledger
         return not (ledger.requests[Stage.PREFILL][slot] or ledger.foreign[slot] or self._inventory.waiting[slot])
 
     def ended(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
-        """It is over, after so many output tokens (0 if the driver does not know)."""
+        """It has ended after this many output tokens (0 if the driver does not know)."""
         if not self._learns_lengths:
             return
         length = max(output_tokens, entry.generated_tokens)
         if length == 0 and outcome is Outcome.COMPLETED:
-            return  # nobody counted
+            return  # its tokens were not counted
         limit = entry.request.max_output_tokens
         cut = outcome is not Outcome.COMPLETED or (limit is not None and length >= limit)
         counted = 0.0 if entry.row < 0 else float(self._ledger.flights.counted_tokens[entry.row])
@@ -132,11 +132,11 @@ class Learner:
         )
 
     def observed(self, slot: int, now_s: float) -> None:
-        """An endpoint was scraped: the time to do what is done once in a while, outside of any decision."""
+        """An endpoint was scraped: do the periodic work, outside of any decision."""
         self.observed_all((slot,), now_s)
 
     def observed_all(self, slots: Iterable[int], now_s: float) -> None:
-        """Endpoints were scraped."""
+        """`observed` for many slots."""
         if self._gaps:
             for slot in slots:
                 self._learn_step_time(slot, now_s)
@@ -154,7 +154,7 @@ class Learner:
             del self._gaps[slot]
 
     def _age(self, now_s: float) -> None:
-        """Life that requests in flight have lived counts when it is lived."""
+        """Report the growth of requests in flight to the survival curves as it happens."""
         self._aged_s = now_s
         flights = self._ledger.flights
         lived = np.flatnonzero(flights.generated_tokens > flights.counted_tokens)
@@ -169,6 +169,6 @@ class Learner:
             flights.counted_tokens[lived] = to_tokens
 
     def forget(self, slot: int) -> None:
-        """The slot is free."""
+        """The slot is free for another endpoint."""
         self._gaps.pop(slot, None)
         self.beliefs.forget(slot)

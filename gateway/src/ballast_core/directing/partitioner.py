@@ -1,13 +1,14 @@
-"""Carries plans of a partition policy through: from dispatch over each segment's end to the request's.
+"""Carries out the plans of a partition policy, from dispatch over each cut to the end of the request.
 
-Only flexible endpoints take segments. On the ledger a request is where its running segment is:
+Only flexible endpoints take segments. In the ledger a request is booked where its running segment is:
 
-- a first cut within the prompt or at its end: the first endpoint prefills its part, the second one has the decode;
-- a cut beyond the prompt: the endpoint prefills and decodes as if it had the whole request, until it moves.
+- A first cut within the prompt or at its end: the first endpoint prefills its part, the second one has the decode.
+- A cut beyond the prompt: the endpoint prefills and decodes as if it had the whole request, until the cut.
 
-Micro-requests still to come are in the book alone. A segment goes to its planned endpoint, because the cut was chosen
-for these two; under late binding to another one if the planned one takes no new work when its turn comes, and if
-nobody else does, the request stays where it is. Under early binding its KV is on its way already: nothing changes.
+Later micro-requests are only in the book. A segment goes to its planned endpoint, since the cut was chosen for that
+pair. If that endpoint is not ready, flexible and allowed for the request when the cut is reached, late binding chooses
+another one, or keeps the request where it is if there is none. Under early binding the KV cache has been sent already,
+and the plan stays.
 """
 
 from __future__ import annotations
@@ -25,35 +26,35 @@ from ballast_core.model.segments import Segment
 from ballast_core.policies.partition.base import least_loaded
 from ballast_core.policies.partition.protocol import Partition
 from ballast_core.state.book import Book, works_of
-from ballast_core.state.inventory import Candidates, Inventory, Readiness
+from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
 
 
 @dataclass(slots=True)
 class _Run:
-    """A request that is cut, and which of its segments runs."""
+    """A request with a plan, and the index of the segment that runs."""
 
     segments: tuple[Segment, ...]
-    at: int = 0
+    running: int = 0
 
 
 class NoPartitioner:
-    """Where no policy cuts: every request stays whole, and no book of micro-requests is kept."""
+    """Stands in if there is no partition policy: every request stays whole, and there is no book."""
 
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """Never cut."""
+        """None: no request is cut."""
         return None
 
     def planned(self, request_id: RequestId) -> bool:
-        """None is."""
+        """False: no request has a plan."""
         return False
 
-    def to_come(self, request_id: RequestId) -> bool:
-        """None has segments."""
+    def has_next(self, request_id: RequestId) -> bool:
+        """False: no request has segments."""
         return False
 
     def to_be_cut(self) -> list[RequestId]:
-        """None."""
+        """Empty: no request has segments."""
         return []
 
     def segment_done(self, entry: Entry, now_s: float, *, computed: bool = True) -> Handoff:
@@ -95,12 +96,12 @@ class Partitioner:
         self._placer = placer
         self._runs: dict[RequestId, _Run] = {}
         self._flexible: tuple[Candidates, Candidates] | None = None
-        """Of these candidates, the flexible ones."""
+        """The last decode candidates, and the flexible ones among them."""
 
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """Plan a held request and book it; None where it may not be cut, or no flexible endpoint has a place for it.
+        """Plan a held request and book it; None if it may not be cut, or if no flexible endpoint has capacity for it.
 
-        It is then placed as if there were no partition.
+        Such a request is placed as if there were no partition.
         """
         if not entry.request.divisible:
             return None
@@ -112,8 +113,8 @@ class Partitioner:
         prompt_tokens, first = entry.request.prompt_tokens, plan.segments[0]
         within_prompt = first.end_tokens is not None and first.end_tokens <= prompt_tokens
         decode = plan.segments[1].endpoint if within_prompt else first.endpoint
-        at = candidates.endpoints.index(first.endpoint)
-        cached_tokens = int(view.matched_tokens[at]) if Belief.PREFIXES in view.beliefs.kinds else 0
+        index = candidates.endpoints.index(first.endpoint)
+        cached_tokens = int(view.matched_tokens[index]) if Belief.PREFIXES in view.beliefs.kinds else 0
         slots = [self._slot(segment.endpoint) for segment in plan.segments]
         self._ledger.assign(
             entry,
@@ -121,7 +122,7 @@ class Partitioner:
             slots[1] if within_prompt else slots[0],
             now_s,
             cached_tokens=cached_tokens,
-            prefill_s=float(view.prefill_s[at]) if Belief.PREFILL_TIMES in view.beliefs.kinds else 0.0,
+            prefill_s=float(view.prefill_s[index]) if Belief.PREFILL_TIMES in view.beliefs.kinds else 0.0,
             class_slot=self._learner.class_slot(entry.request, now_s),
             prefill_tokens=first.end_tokens if within_prompt else None,
         )
@@ -141,26 +142,27 @@ class Partitioner:
         """Whether the request runs by a plan of this policy."""
         return request_id in self._runs
 
-    def to_come(self, request_id: RequestId) -> bool:
-        """Whether the request has segments after the one that runs."""
+    def has_next(self, request_id: RequestId) -> bool:
+        """Whether the request has a segment after the running one."""
         run = self._runs.get(request_id)
-        return run is not None and run.at + 1 < len(run.segments)
+        return run is not None and run.running + 1 < len(run.segments)
 
     def to_be_cut(self) -> list[RequestId]:
-        """Requests that have segments to come."""
-        return [request_id for request_id in self._runs if self.to_come(request_id)]
+        """Requests that have a segment after the running one."""
+        return [request_id for request_id in self._runs if self.has_next(request_id)]
 
     def segment_done(self, entry: Entry, now_s: float, *, computed: bool = True) -> Handoff:
-        """The segment that runs has reached its end: where the next one, which there is, goes.
+        """The running segment has reached its cut: start the next one, which must exist (`has_next`).
 
-        `computed`: False if it was skipped, so that the next one has the whole prompt to compute.
+        `computed`: False if the segment was skipped, so the next one computes the whole prompt.
         """
         run = self._runs[entry.request.id]
-        done, planned = run.segments[run.at], run.segments[run.at + 1]
+        done, planned = run.segments[run.running], run.segments[run.running + 1]
         target = self._target(entry, planned.endpoint, now_s)
         slot = self._slot(target)
-        run.at += 1
-        run.segments = (*run.segments[: run.at], replace(planned, endpoint=target), *run.segments[run.at + 1 :])
+        run.running += 1
+        current = replace(planned, endpoint=target)
+        run.segments = (*run.segments[: run.running], current, *run.segments[run.running + 1 :])
         if computed:
             self._learner.prefilled(entry, now_s)
         self._ledger.prefilled(entry, now_s)
@@ -175,14 +177,14 @@ class Partitioner:
         return Handoff(entry.request.id, target)
 
     def moved(self, entry: Entry) -> None:
-        """A migration has brought what runs of the request to the endpoint that the ledger now names."""
+        """A migration has moved the running segment to the endpoint on which the ledger now books it."""
         if not self.planned(entry.request.id):
             self.unplanned(entry)
         elif entry.decode_slot is not None:
             self.book.moved(entry.request.id, entry.decode_slot)
 
     def unplanned(self, entry: Entry) -> None:
-        """The request runs whole on the endpoints that the ledger names: others are cut with that in mind."""
+        """The request runs whole on the endpoints on which it is booked; later plans count its work."""
         slots = (entry.prefill_slot, entry.decode_slot)
         self.book.open_uncut(entry.request.id, [slot for slot in slots if slot is not None])
 
@@ -197,13 +199,15 @@ class Partitioner:
 
     def _target(self, entry: Entry, planned: Endpoint, now_s: float) -> Endpoint:
         slot = self._inventory.slot_of(planned.id)
-        if slot is not None and (self._binding is Binding.EARLY or self._inventory.readiness(slot) is Readiness.READY):
-            return planned
+        if slot is not None and self._binding is Binding.EARLY:
+            return self._inventory.endpoint(slot)
+        ready = self._placer.allowed(self._candidates(), entry)
+        if slot is not None and len(found := np.flatnonzero(ready.slots == slot)):
+            return ready.endpoints[int(found[0])]
         here_slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         assert here_slot is not None, "a request with a plan has an endpoint"
         here = self._inventory.endpoint(here_slot)
-        ready = self._placer.allowed(self._candidates(), entry)
-        others = ready.take([at for at, endpoint in enumerate(ready.endpoints) if endpoint.id != here.id])
+        others = ready.take([index for index, endpoint in enumerate(ready.endpoints) if endpoint.id != here.id])
         if not others.endpoints:
             return here
         view = self._placer.view(Stage.DECODE, entry.request, others, now_s, 0.0)
@@ -213,7 +217,7 @@ class Partitioner:
         """The flexible endpoints among those of the decode stage."""
         decode = self._inventory.candidates(Stage.DECODE)
         if self._flexible is None or self._flexible[0] is not decode:
-            kept = [at for at, endpoint in enumerate(decode.endpoints) if endpoint.role is Role.FLEXIBLE]
+            kept = [index for index, endpoint in enumerate(decode.endpoints) if endpoint.role is Role.FLEXIBLE]
             self._flexible = decode, decode if len(kept) == len(decode.endpoints) else decode.take(kept)
         return self._flexible[1]
 

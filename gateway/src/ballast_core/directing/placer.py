@@ -1,4 +1,4 @@
-"""Asks the placement policies: which endpoint for one stage of one request. It books nothing."""
+"""Calls the placement policies: they choose an endpoint for one stage of one request. It books nothing."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Placed:
 
     slot: int
     index: int
-    """Among the candidates of the view."""
+    """Index among the candidates of the view."""
     view: View
     trace: PlacementTrace
 
     @property
     def prefill_s(self) -> float:
-        """Expected time to the end of its prefill there; 0 where no policy reads prefill times."""
+        """Expected seconds to the end of its prefill there; 0 if no policy reads prefill times."""
         return float(self.view.prefill_s[self.index]) if Belief.PREFILL_TIMES in self.view.beliefs.kinds else 0.0
 
     @property
     def cached_tokens(self) -> int:
-        """Leading tokens of its prompt that the endpoint is thought to hold; 0 where no policy reads prefixes."""
+        """Leading tokens of its prompt that the endpoint is believed to hold; 0 if no policy reads prefixes."""
         return int(self.view.matched_tokens[self.index]) if Belief.PREFIXES in self.view.beliefs.kinds else 0
 
 
 class Placer:
-    """The placements of both stages, and whose turn it is where costs tie."""
+    """The placements of both stages, and the order of turns that breaks ties."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class Placer:
         self._beliefs = beliefs
         self._capacity = capacity
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
-        """When each slot was last chosen, as a running number: the tie-break."""
+        """When each slot was last chosen, as a running number, to break ties."""
         self._turn = 0
 
     def place(
         self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
     ) -> Placed | None:
-        """The best candidate for a stage that takes one more request, or None if there is none.
+        """The best candidate that has capacity for one more request of this stage, or None if there is none.
 
-        Ties go to `keep` if it is among them, then to the least recently chosen, then to the smallest id.
+        Ties go to slot `keep` if it is among them, then to the least recently chosen, then to the smallest id.
         """
         candidates = self._capacity.free(stage, self.allowed(self._inventory.candidates(stage), entry))
         if not candidates.endpoints:
@@ -108,7 +108,7 @@ class Placer:
         now_s: float,
         handoff_s: float | None = None,
     ) -> View:
-        """What a policy is shown of these candidates."""
+        """The view of these candidates that a policy gets."""
         return View(
             now_s=now_s,
             stage=stage,
@@ -122,7 +122,7 @@ class Placer:
 
     @staticmethod
     def allowed(candidates: Candidates, entry: Entry) -> Candidates:
-        """Those that the request's subset names and on which no leg of it has failed."""
+        """The candidates in the request's subset on which no leg of it has failed."""
         subset, avoid = entry.request.subset, entry.avoid
         if subset is None and not avoid:
             return candidates
@@ -134,33 +134,33 @@ class Placer:
         return candidates.take(kept)
 
     def with_capacity(self, candidates: Candidates) -> Candidates:
-        """Those that take one more request for both stages."""
+        """The candidates that have capacity for one more request of both stages."""
         return self._capacity.free(Stage.PREFILL, self._capacity.free(Stage.DECODE, candidates))
 
     def chosen(self, stage: Stage, slot: int) -> None:
-        """The slot was taken: with equal costs, others come first from now on."""
+        """The slot was chosen: from now on it comes last among equal costs."""
         self._turn += 1
         self._turns[stage][slot] = self._turn
 
     def missing_stage(self, request: Request) -> Stage:
-        """The stage for which a request finds no endpoint."""
+        """The stage for which no endpoint is ready and allowed."""
         blank = Entry(request=request, arrived_s=0.0)
         decode = self.allowed(self._inventory.candidates(Stage.DECODE), blank)
         return Stage.PREFILL if decode.endpoints else Stage.DECODE
 
     def exist_for(self, entry: Entry) -> bool:
-        """Whether there are endpoints for a request, full ones too."""
+        """Whether there are endpoints for both stages of a request, full or not."""
         decode = self.allowed(self._inventory.candidates(Stage.DECODE), entry).endpoints
         if Role.PREFILL not in self._inventory.ready_roles() and any(one.role is Role.FLEXIBLE for one in decode):
             return True
         return bool(decode and self.allowed(self._inventory.candidates(Stage.PREFILL), entry).endpoints)
 
     def may_hand_off(self) -> bool:
-        """Whether a request may be prefilled elsewhere than it is decoded: not where every endpoint does both."""
+        """Whether a request may be prefilled and decoded on two endpoints: not if every endpoint is flexible."""
         return bool(self._inventory.ready_roles() & {Role.PREFILL, Role.DECODE})
 
     def grow(self, slots: int) -> None:
-        """There are slots up to this number now."""
+        """Extend the turns to this many slots."""
         for stage, turns in self._turns.items():
             self._turns[stage] = np.concatenate([turns, np.zeros(slots - len(turns), np.int64)])
 

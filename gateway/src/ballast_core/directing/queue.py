@@ -1,7 +1,7 @@
-"""The queue of a gateway: who waits for an endpoint, in which order they go, and when one has waited too long.
+"""The queue of a gateway: which requests wait for capacity, in which order they are dispatched, and until when.
 
-Requests that may go to the same endpoints wait in one room. Where the first of a room finds no place nobody else of it
-does, so that a decision looks at one request of each room, however many wait.
+Requests that may go to the same endpoints share a waiting room. If the first request of a room finds no capacity, no
+other one of that room does. So a decision looks at one request of each room, however many wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Waiting:
 
 
 class Queue:
-    """Who waits. Times are seconds on the Director's clock."""
+    """The waiting requests. Times are seconds on the Director's clock."""
 
     def __init__(self, order: QueueOrder, beliefs: Beliefs, inventory: Inventory) -> None:
         self.order = order
@@ -47,14 +47,14 @@ class Queue:
         self._waiting: dict[RequestId, _Waiting] = {}
         self._rooms: dict[_Reach, WaitingRoom] = {}
         self._ends: list[tuple[float, RequestId]] = []
-        """(until, request), a heap; entries that no longer hold are dropped when seen."""
+        """(until, request), a heap; outdated entries are dropped when they reach its top."""
         self._learned = order.learned()
         self._default = Service(
             prefill_tokens_per_s=PREFILL_RATES.default_tokens_per_s,
             decode_tokens_per_s=beliefs.rates.settings.default_tokens_per_s,
         )
         self.service = self._default
-        """What keys are computed with."""
+        """The service rates with which keys are computed."""
         self._keyed_with = self.service
         self._service_at_s = -np.inf
         self._start_s: float | None = None
@@ -65,10 +65,10 @@ class Queue:
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._waiting
 
-    # --- who waits ----------------------------------------------------------------------------------------------
+    # --- waiting requests ---------------------------------------------------------------------------------------
 
     def add(self, entry: Entry, until_s: float, now_s: float) -> None:
-        """Let a request wait. Raises `ValueError` if it does already."""
+        """Let a request wait until `until_s`. Raises `ValueError` if it waits already."""
         request = entry.request
         if request.id in self._waiting:
             raise ValueError(f"request id {request.id!r} waits already")
@@ -82,7 +82,7 @@ class Queue:
         heapq.heappush(self._ends, (until_s, request.id))
 
     def remove(self, request_id: RequestId) -> bool:
-        """It waits no longer; False if it did not."""
+        """Remove a request; False if it did not wait."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return False
@@ -96,7 +96,7 @@ class Queue:
         return True
 
     def in_turn(self, now_s: float) -> Iterator[Entry]:
-        """Who may be next, in order; whoever is not removed before the iteration goes on ends the turn of its room."""
+        """The requests to try next, in order. One that the caller does not remove ends the turn of its room."""
         if not self._waiting:
             return
         self._refresh(now_s)
@@ -116,34 +116,34 @@ class Queue:
                 stuck.add(reach)
 
     def expired(self, now_s: float) -> list[Entry]:
-        """Whose time is over, in order of that; they still wait."""
-        over: list[Entry] = []
+        """The requests that have waited too long, by the end of their wait; they stay in the queue."""
+        over: dict[RequestId, Entry] = {}  # one that left and came back at the same time has two items with one end
         while self._ends and self._ends[0][0] <= now_s:
             until_s, request_id = heapq.heappop(self._ends)
             waiting = self._waiting.get(request_id)
             if waiting is not None and waiting.until_s == until_s:
-                over.append(waiting.entry)
-        return over
+                over[request_id] = waiting.entry
+        return list(over.values())
 
     def extend(self, request_id: RequestId, until_s: float) -> None:
-        """One whose time was over may wait on."""
+        """Let a request that had expired wait longer."""
         self._waiting[request_id].until_s = until_s
         heapq.heappush(self._ends, (until_s, request_id))
 
-    # --- what orders it -----------------------------------------------------------------------------------------
+    # --- order --------------------------------------------------------------------------------------------------
 
     def first_token(self, entry: Entry, now_s: float) -> None:
-        """The client got its first token."""
+        """The client has received its first token."""
         if self._learned.first_token(now_s - entry.arrived_s):
             self._service_at_s = -np.inf
 
     def completed(self, entry: Entry, now_s: float) -> None:
-        """The request ended well."""
+        """The request has completed."""
         if self._learned.completed(now_s - entry.arrived_s):
             self._service_at_s = -np.inf
 
     def priority(self, entry: Entry, slot: int, now_s: float) -> int | None:
-        """What to tell engines of the turn of a request that was booked for prefill in this slot; None: nothing."""
+        """The engine priority of a request that is prefilled in this slot; None: the order sets no priority."""
         if not self.order.engine_priority:
             return None
         self._refresh(now_s)
@@ -168,7 +168,7 @@ class Queue:
         )
 
     def _cached_somewhere(self, request: Request) -> int:
-        """Leading tokens of its prompt that the best endpoint is thought to hold."""
+        """Leading tokens of its prompt that the best endpoint is believed to hold."""
         blocks, beliefs = request.block_hashes, self._beliefs
         if not blocks or Belief.PREFIXES not in beliefs.kinds or request.block_size != beliefs.block_size:
             return 0
@@ -176,7 +176,7 @@ class Queue:
         return min(int(held.max(initial=0)) * request.block_size, request.prompt_tokens)
 
     def _refresh(self, now_s: float) -> None:
-        """Look at rates and gamma now and then, and order all who wait anew where these have moved."""
+        """Update rates and gamma from time to time, and recompute all keys if they have changed by enough."""
         if now_s - self._service_at_s < _SERVICE_EVERY_S:
             return
         self._service_at_s = now_s
@@ -185,7 +185,7 @@ class Queue:
             decode_tokens_per_s=self._decode_rate(now_s),
             gamma_per_s=self._learned.gamma_per_s,
         )
-        if not self._waiting or not self.order.needs:  # nobody is to be ordered anew, or nobody would be
+        if not self._waiting or not self.order.needs:  # no key to recompute, or none depends on the rates
             self._keyed_with = self.service
         elif _moved(self._keyed_with, self.service):
             self._keyed_with = self.service

@@ -1,7 +1,7 @@
-"""Rounds of a rescheduling policy: when they come, what the policy is shown, and what its moves do to the books.
+"""Rounds of a rescheduling policy: when they run, what the policy gets, and how its moves are booked.
 
-A move is booked at its target when it is decided (`Ledger.reserve`) and changes sides when the driver says that it is
-done. Whatever ends a request, a failed leg or a lost endpoint, ends its reservation with its books.
+A decided move is booked on its target (`Ledger.reserve`); the booking on the source ends when the driver reports that
+the migration is done. Whatever ends a request's bookings, its end or a failed leg, also ends its reservation.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger
 
 _EARLY_S = 1e-3
-"""A round may come so much too soon: then it need not wait for a second timer."""
+"""A round may run this much early, so that it need not wait for a second timer."""
 _KEPT_ROUNDS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """What a round looks at."""
+    """The input of a round."""
 
     decodes: Decodes
     rows: IntArray
-    """Row of the flights of each decode."""
+    """Row in the flights of each decode."""
     slots: IntArray
     """Slot of each endpoint."""
     endpoints: tuple[Endpoint, ...]
 
 
 class NoRescheduler:
-    """Where no policy moves decodes: no rounds, no timers."""
+    """Stands in if there is no rescheduling policy: no rounds, no timers."""
 
     rounds: Sequence[RoundTrace] = ()
 
     def wake(self, now_s: float) -> list[Effect]:
-        """Asks for no round."""
+        """Schedules no round."""
         return []
 
     def on_timer(self, now_s: float) -> list[Effect]:
-        """Holds no round."""
+        """Runs no round."""
         return []
 
     def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
-        """Changes nothing: no move was begun."""
+        """Changes nothing: there are no moves."""
 
 
 class Rescheduler:
-    """One policy's rounds over one Director's books.
+    """One policy's rounds over one Director's ledger.
 
-    Rounds come by timer while any request is in flight, none when all is idle: `wake` with each arrival asks for the
-    first one, each round for the next. Timers that others asked for are ignored.
+    Rounds run by timer while any request is in flight. `wake`, called with each arrival, schedules the first round, and
+    each round schedules the next. Timers of other parts are ignored.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Rescheduler:
         timers: Timers,
         partitioner: Partitioner | NoPartitioner,
     ) -> None:
-        """`partitioner`: whose requests stay as planned until their last segment."""
+        """`partitioner`: its requests are not moved before their last segment."""
         self.policy = policy
         self.rounds: deque[RoundTrace] = deque(maxlen=_KEPT_ROUNDS)
         """The last rounds, newest last."""
@@ -93,12 +93,12 @@ class Rescheduler:
         self._next_s: float | None = None
         self._moving: dict[RequestId, Entry] = {}
         self._stays_until_s: dict[RequestId, float] = {}
-        """Of requests that have moved."""
+        """Until when a request that has moved stays."""
         self._failed_until_s: dict[RequestId, float] = {}
-        """Of requests whose move failed."""
+        """Until when a request whose move failed stays."""
 
     def wake(self, now_s: float) -> list[Effect]:
-        """A request may have come: ask for a round unless one is due. A timer that never fired is asked for anew."""
+        """A request may have arrived: schedule a round unless one is due. A timer that never fired is set again."""
         interval_s = self.policy.interval_s
         if not len(self._ledger) or (self._next_s is not None and now_s <= self._next_s + interval_s):
             return []
@@ -106,14 +106,14 @@ class Rescheduler:
         return [self._timers.ask(self._next_s)]
 
     def on_timer(self, now_s: float) -> list[Effect]:
-        """The next round, if it is time."""
+        """Run the next round if it is due."""
         if self._next_s is None or now_s < self._next_s - _EARLY_S:
             return []
         self._next_s = None
         return [*self._round(now_s), *self.wake(now_s)]
 
     def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
-        """The request decodes at its target, or stays where it is. A late word of a move that is over says nothing."""
+        """The request decodes on its target, or stays on its source. A late event of a finished move is ignored."""
         target_slot, coming = self._inventory.slot_of(event.target), entry.reservation
         if coming is None or coming.decode_slot != target_slot or target_slot is None:
             return
@@ -172,23 +172,23 @@ class Rescheduler:
         )
 
     def _look(self, now_s: float) -> _Seen:
-        """The books as arrays. Decodes on endpoints that are gone are left out."""
+        """The ledger as arrays. Decodes on lost endpoints are left out."""
         flights = self._ledger.flights
         ready = self._inventory.candidates(Stage.DECODE)
         draining = self._inventory.draining(Stage.DECODE)
         slots = np.concatenate([ready.slots, np.array(draining, np.int64)])
-        place = np.full(self._inventory.capacity, -1)
-        place[slots] = np.arange(len(slots))
-        endpoint = place[flights.slot]
+        index_of_slot = np.full(self._inventory.capacity, -1)
+        index_of_slot[slots] = np.arange(len(slots))
+        endpoint = index_of_slot[flights.slot]
         may_move = flights.decoding & flights.movable
         for entry in self._moving.values():
-            if entry.reservation is not None:  # its own row stands for it, at the target
+            if entry.reservation is not None:  # count it once: its own row, on the target
                 endpoint[entry.row] = endpoint[entry.reservation.row]
                 endpoint[entry.reservation.row] = -1
                 may_move[entry.row] = False
         drains = np.arange(len(slots)) >= len(ready.slots)
         for row in self._rows_of(self._stays_until_s):
-            may_move[row] &= endpoint[row] >= len(ready.slots)  # an endpoint that drains is left all the same
+            may_move[row] &= endpoint[row] >= len(ready.slots)  # but it may leave a draining endpoint
         may_move[self._rows_of(self._failed_until_s)] = False
         may_move[self._rows_of(self._partitioner.to_be_cut())] = False
         rows = np.flatnonzero(endpoint >= 0)
@@ -205,7 +205,7 @@ class Rescheduler:
             migration_s=self._link_s(slots),
             migration_setup_s=float(self._beliefs.hardware.link_setup_s(slots).max(initial=0.0)),
             moves_under_way=len(self._moving),
-            free_places=self._capacity.free_decodes(slots),
+            free_decodes=self._capacity.free_decodes(slots),
         )
         endpoints = (*ready.endpoints, *(self._inventory.endpoint(slot) for slot in draining))
         return _Seen(decodes, rows, slots, endpoints)
@@ -215,13 +215,13 @@ class Rescheduler:
         return [entry.row for entry in entries if entry is not None and entry.row >= 0]
 
     def _foreign_tokens(self, slots: IntArray) -> FloatArray:
-        """What other gateways' requests hold, where there are any: what an endpoint reports beyond our own tokens."""
+        """Tokens that foreign requests hold: those that an endpoint reports beyond ours. 0 without foreign requests."""
         reported = self._inventory.kv_usage_ratio[slots] * self._beliefs.hardware.kv_tokens(slots)
         beyond = np.maximum(reported - self._ledger.decoding_tokens[slots], 0.0)
         return np.where(self._ledger.foreign[slots] > 0, beyond, 0.0)
 
     def _link_s(self, slots: IntArray) -> FloatArray:
-        """Seconds to copy one token's KV from one to another: by the slower link; none between unlike caches."""
+        """Seconds to copy one token's KV between two slots over the slower link; inf between incompatible caches."""
         hardware = self._beliefs.hardware
         token_s, size = hardware.link_token_s(slots), hardware.kv_bytes_per_token(slots)
         return np.where(size[:, None] == size, np.maximum(token_s[:, None], token_s), math.inf)

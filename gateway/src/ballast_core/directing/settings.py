@@ -1,4 +1,4 @@
-"""What a Director is given once, and what follows from it for its drivers and faces."""
+"""The settings of a Director, and what follows from them for its drivers and faces."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.R
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a face must be able to do for these policies: it need not prepare for the rest."""
+    """What these policies need from a face; it need not prepare for anything else."""
 
     moves: bool
-    """Running decodes may be moved (`Migrate`): streams must be held so that they can go on elsewhere."""
+    """Running decodes may migrate (`Migrate`): the face must hold streams so that they can continue elsewhere."""
     cuts: bool
     """Requests may be dispatched in segments."""
     sets_priority: bool
-    """`Dispatch.priority` goes to the engines, in place of the client's own."""
+    """`Dispatch.priority` is sent to the engines instead of the client's own priority."""
     beliefs: Belief
-    """What is learned: prompts are read as far as these need it."""
+    """The beliefs that are learned: the face reads prompts as far as they need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectorSettings(Suite):
-    """The policies of the suite decide; the other fields bound what they may do."""
+    """The policies of the suite, and the limits within which they decide."""
 
     binding: Binding = Binding.LATE
     max_in_flight: int | None = None
     """Requests beyond this many are rejected as saturated; None sets no limit."""
     max_retries: int = 2
-    """How often a request is dispatched anew after a failed leg."""
+    """How often a request is dispatched again after a failed leg."""
     hold_s: float = 0.0
-    """How long a request waits for an endpoint to appear when there is none; 0 rejects at once."""
+    """Seconds that a request waits for an endpoint to appear if there is none; 0 rejects at once."""
     profiles: Mapping[str, HardwareProfile]
-    """Hardware by the name that endpoints give (`Endpoint.profile`); an unknown name is learned from a guess."""
+    """Hardware profiles by name (`Endpoint.profile`); for an unknown name, learning starts from a guess."""
     learn: Belief = Belief.NONE
     """Beliefs to learn beyond those that the policies read."""
     lengths: SurvivalSettings = field(default_factory=SurvivalSettings)
-    """How output lengths are learned, and what is believed before."""
+    """How output lengths are learned, and their prior."""
 
     @property
     def beliefs(self) -> Belief:
-        """What is learned."""
+        """The beliefs that are learned."""
         return self.needs | self.learn
 
     @property
     def follows_progress(self) -> bool:
-        """Whether any decision may depend on reports of progress; a driver may leave them out otherwise."""
+        """Whether any decision may depend on reports of progress. If not, a driver may leave them out."""
         return bool(self.beliefs & _FROM_PROGRESS)
 
     @property
@@ -68,5 +68,5 @@ class DirectorSettings(Suite):
         )
 
     def placement(self, stage: Stage) -> Placement:
-        """The policy that places a stage."""
+        """The placement of a stage."""
         return self.prefill if stage is Stage.PREFILL else self.decode

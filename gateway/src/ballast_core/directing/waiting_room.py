@@ -1,4 +1,4 @@
-"""Requests that wait, ready to be taken in an order: a heap from which whoever leaves early is dropped when seen."""
+"""Waiting requests in an order: a heap whose outdated items are dropped when they reach its top."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class WaitingRoom:
         return request_id in self._works
 
     def __iter__(self) -> Iterator[RequestId]:
-        """Who waits, in no order of interest."""
+        """The waiting requests, in no particular order."""
         return iter(self._works)
 
     def add(self, request_id: RequestId, work: Work, service: Service) -> None:
-        """Let it wait; its work must not change while it does. Raises `ValueError` if it waits already."""
+        """Add a request; its work must not change while it waits. Raises `ValueError` if it waits already."""
         if request_id in self._works:
             raise ValueError(f"request id {request_id!r} waits already")
         self._works[request_id] = work
         key = self._order.key(work, service)
-        self._added += 1  # tells one who left and came back from its former self
+        self._added += 1  # distinguishes a request that left and returned from its former item
         heapq.heappush(self._heap, (work.priority, key, work.arrived_s, request_id, self._added, work))
 
     def first(self) -> RequestId | None:
-        """Who is next; None if nobody waits."""
+        """The first request; None if none waits."""
         heap, works = self._heap, self._works
         while heap:
             request_id = RequestId(heap[0][3])
@@ -52,11 +52,11 @@ class WaitingRoom:
         return None
 
     def first_rank(self) -> Rank | None:
-        """The rank of who is next."""
+        """The rank of the first request; None if none waits."""
         return None if self.first() is None else self._heap[0][:4]
 
     def pop(self) -> RequestId | None:
-        """Take who is next."""
+        """Remove and return the first request; None if none waits."""
         request_id = self.first()
         if request_id is not None:
             heapq.heappop(self._heap)
@@ -64,7 +64,7 @@ class WaitingRoom:
         return request_id
 
     def remove(self, request_id: RequestId) -> bool:
-        """It waits no longer; False if it did not."""
+        """Remove a request; False if it did not wait."""
         if self._works.pop(request_id, None) is None:
             return False
         if len(self._heap) > 2 * len(self._works) + _SLACK:
@@ -73,7 +73,7 @@ class WaitingRoom:
         return True
 
     def rekey(self, service: Service) -> None:
-        """Order all of them anew."""
+        """Recompute all keys."""
         works = self._works
         keys = self._order.keys(list(works.values()), service).tolist()
         self._heap = [

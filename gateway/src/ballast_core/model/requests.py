@@ -65,6 +65,6 @@ class RejectReason(StrEnum):
     NO_ENDPOINTS = "no-endpoints"
     """No ready endpoint has the needed role and is allowed by the request's subset."""
     SATURATED = "saturated"
-    """The limit of requests in flight, or that of waiting requests, is reached."""
+    """Too many requests are in flight or wait, or this one has waited too long for capacity."""
     UPSTREAM_FAILED = "upstream-failed"
     """Every endpoint that was tried failed before the first token."""

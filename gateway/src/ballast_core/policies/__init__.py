@@ -1,1 +1,1 @@
-"""Policies: pure functions of a view. `registry` lists them."""
+"""Policies: pure decisions from a view. `registry` lists all of them."""

@@ -1,4 +1,4 @@
-"""What an admission policy is: which endpoints take another request now, and how long the others wait for it."""
+"""What an admission policy is: how many requests an endpoint takes at a time, and how long the others may wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ballast_core.policies.declaring import check_within, parameter
 
 
 class Admission(Protocol):
-    """Gives each endpoint a number of places per stage; who finds none waits in the gateway, in the queue's order."""
+    """Limits the requests in flight per endpoint and stage. Requests without capacity wait in the gateway's queue."""
 
     type: ClassVar[str]
 
@@ -26,25 +26,25 @@ class Admission(Protocol):
 
     @property
     def max_waiting(self) -> int:
-        """How many requests may wait for a place; one more is rejected as saturated."""
+        """How many requests may wait for capacity; further ones are rejected as saturated."""
         ...
 
     @property
     def max_wait_s(self) -> float:
-        """How long a request waits for a place before it is rejected as saturated."""
+        """Seconds that a request waits for capacity before it is rejected as saturated."""
         ...
 
     def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
-        """How many more each endpoint takes; a full one 0 or less. Shapes: all (endpoints,).
+        """How many more requests each endpoint takes; 0 or less if it is full. Shapes: all (endpoints,).
 
-        `requests` are in flight there for the stage, those of others included; `kv_usage_ratio` as last observed.
+        `requests`: in flight there for the stage, foreign ones included; `kv_usage_ratio`: as last observed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Every request is sent on at once: engines queue, the gateway does not."""
+    """Every request is dispatched at once: engines queue, the gateway does not."""
 
     type: ClassVar[str] = "open"
     bounded: ClassVar[bool] = False
@@ -52,18 +52,18 @@ class Open:
     max_wait_s: ClassVar[float] = 0.0
 
     def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
-        """Any number."""
+        """The largest integer: no limit."""
         return np.full(len(requests), np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """So many requests in flight per endpoint and stage; the rest waits in the gateway, in the queue's order.
+    """A limit of requests in flight per endpoint and stage; further requests wait in the gateway, in the queue's order.
 
-    An endpoint is a candidate only while it has a place of the stage: of both stages where it does both for one
-    request. Requests count from their dispatch, for decode while they are prefilled elsewhere too, and so do those of
-    others that it reports. Fewer places leave more to the queue's order, too few leave engines idle: prefill needs
-    about as many as fill one step's token budget, twice.
+    An endpoint is a candidate only while it has capacity for the stage, or for both stages if it serves both for one
+    request. A request counts from its dispatch on, for decode also while it is prefilled on another endpoint; foreign
+    requests count too. Low limits leave more to the queue's order; too low ones leave engines idle. Prefill needs about
+    twice as many requests as fill one step's token budget.
     """
 
     type: ClassVar[str] = "bounded"
@@ -71,8 +71,8 @@ class Bounded:
     max_prefill_requests: int = parameter(4, "Requests in flight for prefill on one endpoint, 1 to 1000000.")
     max_decode_requests: int = parameter(256, "Requests in flight for decode on one endpoint, 1 to 1000000.")
     max_kv_ratio: float = parameter(1.0, "Share of KV in use from which an endpoint takes no decode; 1: no limit.")
-    max_waiting: int = parameter(10_000, "Requests that may wait; one more is rejected as saturated, 0 to 1000000.")
-    max_wait_s: float = parameter(60.0, "How long one waits before it is rejected as saturated, in seconds, above 0.")
+    max_waiting: int = parameter(10_000, "Requests that may wait; more are rejected as saturated, 0 to 1000000.")
+    max_wait_s: float = parameter(60.0, "Longest wait of a request before it is rejected as saturated, in seconds.")
 
     def __post_init__(self) -> None:
         check_within(
@@ -87,16 +87,16 @@ class Bounded:
             raise ValueError(f"max_wait_s: must be finite and above 0, not {self.max_wait_s!r}")
 
     def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
-        """Places less requests; none where KV has reached its limit."""
+        """The limit minus the requests in flight; for decode 0 if KV usage has reached its limit."""
         if stage is Stage.PREFILL:
             return self.max_prefill_requests - requests
-        places: IntArray = self.max_decode_requests - requests
+        free: IntArray = self.max_decode_requests - requests
         if self.max_kv_ratio < 1:
-            places[kv_usage_ratio >= self.max_kv_ratio] = 0
-        return places
+            free[kv_usage_ratio >= self.max_kv_ratio] = 0
+        return free
 
 
 _ADMISSIONS: tuple[type[Admission], ...] = (Bounded, Open)
 
 ADMISSIONS: Mapping[str, type[Admission]] = MappingProxyType({one.type: one for one in _ADMISSIONS})
-"""Every rule of how many requests an endpoint gets at a time."""
+"""Every admission policy, by type name."""

@@ -1,4 +1,4 @@
-"""How a policy declares its parameters: fields of a frozen dataclass, each with the sentence that users read."""
+"""How a policy declares its parameters: fields of a frozen dataclass, each with an explanation for users."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ _T = TypeVar("_T", bound=bool | int | float | str)
 
 
 def parameter(default: _T, explanation: str) -> _T:
-    """A field of a policy, with the sentence that manifests and reference pages show for it."""
+    """A field of a policy, with the explanation that manifests and reference pages show."""
     made: Any = field(default=default, metadata=explained(explanation))
     return cast("_T", made)
 
 
 def explained(explanation: str) -> dict[str, str]:
-    """The metadata of a field without default, such as another policy: `field(metadata=explained("..."))`."""
+    """The metadata of a field without a default, such as another policy: `field(metadata=explained("..."))`."""
     return {"explanation": explanation}
 
 
 def check_within(parameters: object, **bounds: tuple[float, float]) -> None:
-    """Each of these fields is from the least to the most of its bounds. Raises ValueError naming the first that is not.
+    """Check fields against their inclusive bounds. Raises ValueError naming the first field outside.
 
-    The most keeps a slip of the hand from costing all memory or time; no fleet needs as much.
+    Upper bounds are far above what any fleet needs: they keep a typing error from taking all memory or time.
     """
     for name, (least, most) in bounds.items():
         value = getattr(parameters, name)

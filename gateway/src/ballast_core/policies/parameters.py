@@ -1,4 +1,4 @@
-"""The parameters of a policy, read from its dataclass: what builders, schemas and reference pages know of them."""
+"""The parameters of a policy, read from its dataclass, for builders, schemas and reference pages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SCALARS: tuple[type, ...] = (bool, int, float, str)
 
 
 class Takes(Enum):
-    """What a parameter's value is."""
+    """The kind of a parameter's value."""
 
     SCALAR = auto()
     POLICY = auto()
     """One other policy."""
     POLICIES = auto()
-    """A list of other policies, each with the numbers of its part."""
+    """A list of other policies, each with numbers of its own beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Parameter:
     explanation: str
     takes: Takes
     default: object
-    """`dataclasses.MISSING` for one that must be given; None where leaving it out has a meaning of its own."""
+    """`dataclasses.MISSING` for a required parameter; None if leaving it out has a meaning of its own."""
     scalar: type = str
     choices: tuple[str, ...] = ()
-    """The texts that it may be; empty: any."""
+    """The allowed texts; empty: any."""
     part: type | None = None
-    """Dataclass of a listed policy that has numbers of its own beside it."""
+    """Dataclass of a list item: a policy with numbers of its own beside it."""
 
     @property
     def required(self) -> bool:
@@ -46,7 +46,7 @@ class Parameter:
 
 
 def parameters_of(policy: type) -> tuple[Parameter, ...]:
-    """The policy's parameters in order. Raises TypeError for a field that plain values cannot carry."""
+    """The policy's parameters in order. Raises TypeError for a field whose type a manifest cannot express."""
     hints = typing.get_type_hints(policy)
     return tuple(_parameter(policy, field, hints[field.name]) for field in dataclasses.fields(policy))
 

@@ -1,4 +1,4 @@
-"""Every policy that Ballast ships, by kind and type name; and building one from plain values with errors that help."""
+"""Every policy that Ballast ships, by kind and type name, and how to build one from plain values."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[P]):
-    """What decides one thing about a request, and the policies that can."""
+    """One kind of policy, and all policies of that kind."""
 
     name: str
-    """As errors call one policy of this kind."""
+    """The kind's name in error messages."""
     types: Mapping[str, type[P]]
     """By type name."""
 
@@ -50,7 +50,7 @@ PARTS: Mapping[str, Kind[Any]] = MappingProxyType(
 
 
 class PolicyError(ValueError):
-    """A policy that does not exist, or parameters that it does not take. The message names field and fix."""
+    """An unknown policy, or parameters that it does not take. The message names the field and the fix."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -61,10 +61,10 @@ class PolicyError(ValueError):
 def build_placement(
     type_name: str, parameters: Mapping[str, object] | None = None, *, spell: Callable[[str], str] = str
 ) -> Placement:
-    """The placement of that type with these parameters. Raises `PolicyError`.
+    """The placement of this type with these parameters. Raises `PolicyError`.
 
-    Parameters that are policies are given as mappings with `type`, `parameters` and the numbers of their part; null
-    stands for a parameter that is left out. `spell` makes the name of a parameter of a field's name.
+    A parameter that is a policy is given as a mapping with `type`, `parameters` and the numbers of its part. null means
+    that a parameter is left out. `spell` turns a field's name into the parameter's name.
     """
     return build(PLACEMENT, type_name, parameters, spell=spell)
 
@@ -77,13 +77,13 @@ def build(
     spell: Callable[[str], str] = str,
 ) -> P:
     """As `build_placement`, for a policy of any kind."""
-    made: P = _Builder(spell).policy(kind, type_name, parameters or {}, _At())
+    made: P = _Builder(spell).policy(kind, type_name, parameters or {}, _Location())
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
-    """Where a policy stands: the path of its `type` and `parameters`, and the compositions around it."""
+class _Location:
+    """Where a policy is in a manifest: the path of its `type` and `parameters`, and the compositions around it."""
 
     path: str = ""
     nesting: int = 0
@@ -96,69 +96,70 @@ class _Builder:
     def __init__(self, spell: Callable[[str], str]) -> None:
         self._spell = spell
 
-    def policy(self, kind: Kind[Any], type_name: object, parameters: Mapping[str, object], at: _At) -> Any:
+    def policy(self, kind: Kind[Any], type_name: object, parameters: Mapping[str, object], location: _Location) -> Any:
         policy = kind.types.get(type_name) if isinstance(type_name, str) else None
         if policy is None or not isinstance(type_name, str):
             known = ", ".join(sorted(kind.types))
-            raise PolicyError(at.field("type"), f"unknown {kind.name} {type_name!r}; known: {known}")
+            raise PolicyError(location.field("type"), f"unknown {kind.name} {type_name!r}; known: {known}")
         if kind is PLACEMENT and type_name in COMPOSITIONS:
-            at = _At(at.path, at.nesting + 1)
-            if at.nesting > MAX_NESTING:
+            location = _Location(location.path, location.nesting + 1)
+            if location.nesting > MAX_NESTING:
                 raise PolicyError(
-                    at.field("type"),
+                    location.field("type"),
                     f"{type_name} stands inside of {MAX_NESTING} compositions, which is as deep as they nest; "
                     "take a plain placement",
                 )
         takes = {self._spell(each.name): each for each in parameters_of(policy)}
         given: dict[str, Any] = {}
         for name, value in parameters.items():
-            field = at.field(f"parameters.{name}")
+            field = location.field(f"parameters.{name}")
             if name not in takes:
                 known = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
                 raise PolicyError(field, f"{type_name} has no parameter {name!r}; {known}")
             if value is not None:
-                given[takes[name].name] = self._value(takes[name], value, type_name, _At(field, at.nesting))
+                given[takes[name].name] = self._value(takes[name], value, type_name, _Location(field, location.nesting))
         for name, each in takes.items():
             if each.required and each.name not in given:
                 raise PolicyError(
-                    at.field(f"parameters.{name}"), f"{type_name}: {name} is missing; {_lower(each.explanation)}"
+                    location.field(f"parameters.{name}"), f"{type_name}: {name} is missing; {_lower(each.explanation)}"
                 )
-        return self._made(policy, given, type_name, at.field("parameters"))
+        return self._made(policy, given, type_name, location.field("parameters"))
 
-    def _value(self, wanted: Parameter, value: object, owner: str, at: _At) -> object:
+    def _value(self, wanted: Parameter, value: object, owner: str, location: _Location) -> object:
         if wanted.takes is Takes.SCALAR:
-            return _scalar(wanted, self._spell(wanted.name), value, owner, at.path)
+            return _scalar(wanted, self._spell(wanted.name), value, owner, location.path)
         if wanted.takes is Takes.POLICY:
-            return self._part(value, None, at)
+            return self._part(value, None, location)
         if not isinstance(value, (list, tuple)):
-            raise PolicyError(at.path, f"{owner}: must be a list of policies, not {type(value).__name__}")
+            raise PolicyError(location.path, f"{owner}: must be a list of policies, not {type(value).__name__}")
         return tuple(
-            self._part(each, wanted.part, _At(f"{at.path}[{number}]", at.nesting)) for number, each in enumerate(value)
+            self._part(each, wanted.part, _Location(f"{location.path}[{number}]", location.nesting))
+            for number, each in enumerate(value)
         )
 
-    def _part(self, value: object, part: type | None, at: _At) -> object:
-        """A policy inside of another one, with the numbers of its part if it has such."""
+    def _part(self, value: object, part: type | None, location: _Location) -> object:
+        """A policy inside another one, with the numbers of its part if it has any."""
         numbers = {self._spell(each.name): each for each in (part_numbers(part) if part else ())}
         fields = ("type", "parameters", *numbers)
         if not isinstance(value, Mapping):
-            raise PolicyError(at.path, f"must be a mapping with {', '.join(fields)}, not {type(value).__name__}")
+            raise PolicyError(location.path, f"must be a mapping with {', '.join(fields)}, not {type(value).__name__}")
         for name in value:
             if name not in fields:
-                raise PolicyError(at.field(str(name)), f"is not a field here; there are {', '.join(fields)}")
+                raise PolicyError(location.field(str(name)), f"is not a field here; there are {', '.join(fields)}")
         if value.get("type") is None:
-            raise PolicyError(at.field("type"), "is missing; name a placement")
+            raise PolicyError(location.field("type"), "is missing; name a placement")
         inner = value.get("parameters")
         if not isinstance(inner, Mapping | None):
-            raise PolicyError(at.field("parameters"), f"must be a mapping, not {type(inner).__name__}")
-        policy = self.policy(PLACEMENT, value["type"], inner or {}, at)
+            raise PolicyError(location.field("parameters"), f"must be a mapping, not {type(inner).__name__}")
+        policy = self.policy(PLACEMENT, value["type"], inner or {}, location)
         if part is None:
             return policy
         given = {
-            each.name: _scalar(each, name, value[name], str(value["type"]), at.field(name))
+            each.name: _scalar(each, name, value[name], str(value["type"]), location.field(name))
             for name, each in numbers.items()
             if value.get(name) is not None
         }
-        return self._made(part, {"policy": policy, **given}, "", at.path)
+        return self._made(part, {"policy": policy, **given}, "", location.path)
 
     def _made(self, made: type, given: Mapping[str, Any], owner: str, path: str) -> Any:
         try:

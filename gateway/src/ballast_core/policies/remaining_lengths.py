@@ -1,4 +1,4 @@
-"""Who foretells the remaining length of requests in flight. Hidden states stay with the engine: it sends hints."""
+"""Predictors of the remaining length of requests in flight. An engine's own prediction arrives as a hint."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ballast_core.state.flights import NO_LIMIT, Flights
 
 
 class Predictor(Protocol):
-    """Says how long requests go on."""
+    """Predicts remaining lengths."""
 
     type: ClassVar[str]
 
     def remaining_tokens(self, flights: Flights, rows: IntArray, tables: SurvivalTables) -> FloatArray:
-        """Output tokens that each of these rows of the flights has to come; 0 or more, shape (rows,). Pure."""
+        """Output tokens still to come in each of these rows of the flights; 0 or more, shape (rows,). Pure."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """E[L - l | L > l] by the survival curve of the request's class, given that it has l tokens and its own limit."""
+    """E[min(L, limit) - l | L > l] by the survival curve of the request's class, for a request with l output tokens."""
 
     type: ClassVar[str] = "survival"
 
@@ -39,7 +39,7 @@ class Survival:
 
 @dataclass(frozen=True, slots=True)
 class Hinted:
-    """What the request or its engine said last, less what came since; `Survival` for those without, or beyond it."""
+    """The last hint of the request or its engine, less the tokens since; `Survival` without a hint, or beyond it."""
 
     type: ClassVar[str] = "hinted"
 

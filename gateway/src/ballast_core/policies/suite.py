@@ -1,4 +1,4 @@
-"""A suite: the policies that decide together what becomes of a request. Any part may be left out but the placements."""
+"""A suite: the policies that together decide about requests. Only the placements are required."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ballast_core.policies.rescheduling.protocol import Rescheduling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """One policy for each thing that is to be decided. None: nobody decides it."""
+    """At most one policy of each kind."""
 
     prefill: Placement
     """Chooses the endpoint that prefills."""
     decode: Placement
     """Chooses the endpoint that decodes."""
     queue: QueueOrder | None = None
-    """In which order requests go that wait for a place; by arrival where nobody says."""
+    """The order of requests that wait for capacity; None: by arrival."""
     admission: Admission | None = None
-    """How many requests an endpoint gets at a time; any number where nobody says."""
+    """How many requests an endpoint takes at a time; None: no limit."""
     partition: Partition | None = None
-    """Cuts a request into segments for several endpoints, and chooses these."""
+    """Cuts requests into segments and chooses their endpoints; None: requests stay whole."""
     rescheduling: Rescheduling | None = None
-    """Moves running decodes."""
+    """Migrates running decodes; None: they stay where they are."""
 
     @property
     def needs(self) -> Belief:
-        """The beliefs that any of them reads."""
+        """The beliefs that any of the policies reads."""
         reading = (self.prefill, self.decode, self.queue, self.partition, self.rescheduling)
         return reduce(or_, (policy.needs for policy in reading if policy is not None), Belief.NONE)
 
     def parts(self) -> Mapping[str, Any]:
-        """Every policy by the name of its part, None where there is none: what `DirectorSettings` takes."""
+        """Every policy by field name, None included: keyword arguments of `DirectorSettings`."""
         return {field.name: getattr(self, field.name) for field in fields(Suite)}

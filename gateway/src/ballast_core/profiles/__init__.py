@@ -10,6 +10,6 @@ from ballast_core.profiles.pinned import A100_QWEN3_32B, H20_QWEN3_32B, H200_LLA
 SHIPPED_PROFILES: Mapping[str, HardwareProfile] = MappingProxyType(
     {profile.name: profile for profile in (H20_QWEN3_32B, A100_QWEN3_32B, H200_LLAMA3_8B, *DERIVED_PROFILES)}
 )
-"""By name: the pinned ones first."""
+"""Every shipped profile by name, the pinned ones first."""
 
 __all__ = ["A100_QWEN3_32B", "H20_QWEN3_32B", "H200_LLAMA3_8B", "SHIPPED_PROFILES", "HardwareProfile"]

@@ -1,6 +1,6 @@
-"""Profiles derived from public tables and from SIBYL's figures. docs/profiles.md tells from what and how well they fit.
+"""Profiles derived from public tables and from SIBYL's figures. docs/profiles.md gives the sources and errors of fit.
 
-Printed by `ballast profile derive`; a test compares these rows with what it prints wherever the tables are at hand.
+`ballast profile derive` prints these rows; a test compares them where the tables are available.
 """
 
 from dataclasses import replace
@@ -15,11 +15,11 @@ _GPUS = {
     "h100": ("H100 80 GB", 1024),
     "h200": ("H200 141 GB", 1024),
 }
-"""For people, and max_num_seqs."""
+"""Name for people, and max_num_seqs."""
 
 
 class _Row(NamedTuple):
-    """One profile; the mean and the largest held-out error in %, where there was something to hold out."""
+    """One profile, and the mean and largest held-out error in %; empty if no data was held out."""
 
     name: str
     gpus: int

@@ -1,14 +1,13 @@
-"""The step-time law: how long one engine step takes, how much KV fits, how fast a link moves it.
+"""The step-time law: how long one engine step takes, how much KV fits, how fast a link transfers it.
 
-One step-time law serves the gateway's beliefs, the simulator's truth and the golden runs; they can only disagree on
-numbers:
+The same law serves the gateway's beliefs, the simulator's engine and the golden runs; only coefficients can differ:
 
     t = overhead + (a^4 + (d T)^4)^(1/4) + k (sum of decode contexts) + s (sum over prefill chunks of n (C + n/2))
         + b (number of decodes)
 
-T are all tokens computed in the step; a chunk computes n tokens of a request that has C computed already. The
-fourth-power mean joins the memory-bound floor `a` (weights are read once, however few tokens) with the compute-bound
-slope `d`. `k` is the KV read of decodes, `s` the attention arithmetic of prefill, `b` the host's cost for each decode.
+T: all tokens computed in the step. A chunk computes n tokens of a request that has C tokens computed already. The
+fourth-power mean joins the memory-bound floor `a` (weights are read once, however few the tokens) and the compute-bound
+slope `d`. `k` is the KV read of decodes, `s` the attention arithmetic of prefill, `b` the host's cost per decode.
 """
 
 from dataclasses import dataclass
@@ -77,8 +76,8 @@ class HardwareProfile:
     def step_s(self, tokens: int, decode_context_tokens: float, prefill_pairs: float, decodes: int) -> float:
         """Seconds of one engine step.
 
-        `tokens` counts all tokens computed; `decode_context_tokens` sums the tokens already computed of every decode;
-        `prefill_pairs` sums n (C + n/2) over the prefill chunks.
+        `tokens`: all tokens computed; `decode_context_tokens`: sum over the decodes of their tokens computed before;
+        `prefill_pairs`: sum of n (C + n/2) over the prefill chunks.
         """
         weights_and_matmul_ms: float = (self.a_ms**4 + (self.d_ms_per_token * tokens) ** 4) ** 0.25
         return (
@@ -90,5 +89,5 @@ class HardwareProfile:
         ) / 1e3
 
     def transfer_s(self, tokens: int) -> float:
-        """Seconds to pull the KV of `tokens` over a link that nobody else uses."""
+        """Seconds to transfer the KV of `tokens` over an otherwise idle link."""
         return self.link_setup_s + tokens * self.kv_bytes_per_token / (self.link_gbps * 1e9 / 8)

@@ -1,4 +1,4 @@
-"""Three profiles that keep exactly these names and numbers, so that figures compare from run to run."""
+"""Three profiles whose names and numbers never change, so that figures stay comparable."""
 
 from ballast_core.profiles.law import HardwareProfile
 

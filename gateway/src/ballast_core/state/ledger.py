@@ -215,8 +215,8 @@ class Ledger:
         """The entry, or the reservation, in a row of `flights`."""
         return self._by_row[row]
 
-    def foresee(self, entry: Entry, remaining_tokens: float) -> None:
-        """Record a prediction of the output tokens still to come; anything but a finite number from 0 is unknown."""
+    def hint(self, entry: Entry, remaining_tokens: float) -> None:
+        """Record a predicted number of output tokens still to come; anything but a finite number from 0 is unknown."""
         if entry.row >= 0:
             known = 0.0 <= remaining_tokens < math.inf
             self.flights.expected_tokens[entry.row] = entry.generated_tokens + remaining_tokens if known else math.nan

@@ -1,4 +1,4 @@
-"""When an endpoint counts as there: the rule that turns discovery and scrapes into endpoint events."""
+"""When an endpoint counts as present: the rule that turns discovery and scrapes into endpoint events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ballast_core.model.events import EndpointDraining, EndpointLost
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """What is known of one endpoint's health. Each method returns the state after what it is named for.
+    """The health of one endpoint. Each method returns the state after the event that it is named for.
 
     An endpoint is usable from its first sign of life. It is lost after some failed scrapes in a row, and usable again
     after one success, unless it drains.
@@ -39,7 +39,7 @@ class Liveness:
         return replace(self, usable=self.usable and failures < failures_until_lost, failures=failures)
 
     def drained(self) -> Liveness:
-        """Discovery wants it to finish what it has."""
+        """Discovery wants it to finish its requests and take no new ones."""
         return replace(self, draining=True)
 
     def gone(self) -> Liveness:
@@ -48,7 +48,7 @@ class Liveness:
 
 
 def news(before: Liveness, after: Liveness, endpoint_id: EndpointId) -> EndpointLost | EndpointDraining | None:
-    """What the Director must learn of the change; None if it is nothing, or an observation's to report."""
+    """The event for the Director after this change; None if there is none, or if an observation reports it."""
     if before.usable and not after.usable:
         return EndpointLost(endpoint_id)
     if after.draining and not before.draining:

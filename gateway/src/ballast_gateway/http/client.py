@@ -29,8 +29,12 @@ class StaleConnection(UpstreamError):
     """A pooled connection was closed by the engine before it answered anything: the request was not taken."""
 
 
+class StoppedReading(UpstreamError):
+    """An exchange needs no more of its answer. Raise it from `on_data` to hang up."""
+
+
 class Exchange:
-    """One request and what becomes of its answer. Subclasses say what to do with it; this one ignores the body."""
+    """One request and the handling of its answer. This class ignores the body; subclasses use it."""
 
     __slots__ = ("connection", "deadline_s", "status")
 
@@ -41,18 +45,18 @@ class Exchange:
         self.connection: UpstreamConnection | None = None
 
     def on_head(self, status: int, headers: Headers) -> None:
-        """The head of the answer is there."""
+        """The head of the answer has come."""
         self.status = status
 
     def on_data(self, data: bytes) -> None:
-        """Some of the body is there: everything that one read brought."""
+        """A part of the body has come: everything that one read returned."""
 
     def on_end(self) -> None:
         """The answer is whole."""
 
 
 class TooLarge(UpstreamError):
-    """The answer is larger than we are ready to hold."""
+    """The answer is larger than the limit for whole answers."""
 
 
 class Collect(Exchange):
@@ -69,7 +73,7 @@ class Collect(Exchange):
 
     @property
     def body(self) -> bytes:
-        """What has come so far."""
+        """The body so far."""
         return b"".join(self._parts)
 
     def on_head(self, status: int, headers: Headers) -> None:
@@ -135,13 +139,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        """The client is slow: read no more for now."""
+        """Read no more for now: the client is slow."""
         if not self.closed and not self._paused:
             self._paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """Read again: the client has caught up."""
         if not self.closed and self._paused:
             self._paused = False
             self._transport.resume_reading()
@@ -228,26 +232,26 @@ class UpstreamPool:
                 try:
                     await connection.run(payload, exchange)
                 except StaleConnection:
-                    self.drop(address)  # its siblings are as old
+                    self.drop(address)  # the other pooled connections are as old
                 else:
                     return
         finally:
             self._running.discard(exchange)
 
     async def get(self, address: str, path: str, *, timeout_s: float) -> Collect:
-        """A small GET of our own, such as a scrape."""
+        """Send a small GET, such as a scrape. Raises `UpstreamError`."""
         exchange = Collect(self._loop.time() + timeout_s)
         request = f"GET {path} HTTP/1.1\r\nhost: {address}\r\naccept: */*\r\n\r\n"
         await self.perform(address, request.encode(), exchange)
         return exchange
 
     def put(self, connection: UpstreamConnection) -> None:
-        """Called by a connection that is free again."""
+        """Take a connection back that is free again. Called by it."""
         connection.idle_since_s = self._loop.time()
         self._idle.setdefault(connection.address, deque()).append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """Called by a connection that is lost."""
+        """Drop a connection that is lost. Called by it."""
         idle = self._idle.get(connection.address)
         if idle is not None:
             try:
@@ -263,7 +267,7 @@ class UpstreamPool:
             connection.hang_up()
 
     def sweep(self, now_s: float) -> None:
-        """Called now and then: fail what is past its deadline, close what is idle for too long."""
+        """Called periodically: fail exchanges past their deadline, close connections that are idle for too long."""
         for exchange in [exchange for exchange in self._running if exchange.deadline_s < now_s]:
             if exchange.connection is not None:
                 exchange.connection.fail(UpstreamError(f"{exchange.connection.address} was silent for too long"))
@@ -282,7 +286,7 @@ class UpstreamPool:
         idle = self._idle.get(address)
         oldest_s = self._loop.time() - POOL_IDLE_S
         while idle:
-            connection = idle.pop()  # the one used last: the others may grow old and go
+            connection = idle.pop()  # the one used last, so that the others can grow old and be closed
             if not connection.closed and connection.idle_since_s >= oldest_s:
                 return connection
             connection.hang_up()
@@ -303,7 +307,7 @@ class UpstreamPool:
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Let the kernel find out within half a minute that a silent peer is gone: a long generation is silent too."""
+    """Have the kernel detect a dead peer within half a minute: silence alone may be a long generation."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return

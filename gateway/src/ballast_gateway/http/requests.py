@@ -1,4 +1,4 @@
-"""Bytes in, whole HTTP/1.1 requests out: framing, limits and everything that is refused before a route is looked at.
+"""Bytes in, whole HTTP/1.1 requests out: framing, limits and everything that is refused before routing.
 
 Does no I/O. Framing is llhttp's in its strict mode (RFC 9112); on top of it come the limits and the few rules that
 llhttp leaves to its user: one Host, `chunked` as the only transfer coding, no trailers into the headers.
@@ -50,11 +50,11 @@ class RequestReader:
         self.error: ApiError | None = None
         self.reading = Reading.NOTHING
         self.continue_wanted = False
-        """The client waits for `100 Continue`; whoever sends it sets this back."""
+        """The client waits for `100 Continue`; the sender of it sets this back."""
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
         self._last = False
-        """The last request of this connection is there; whatever follows is ignored."""
+        """The last request of this connection has come; later bytes are ignored."""
         self._began_here = False
         self._body_here = False
         self._upgrading = False

@@ -32,15 +32,15 @@ class ResponseReader:
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
         self._dirty = False
-        """More came than was asked for: it must not mix with the answer before."""
+        """Bytes came that belong to no request: they must not mix with an answer."""
         self._reusable = False
         self._begin_head()
         self.begin()
 
     def begin(self) -> None:
-        """A request is sent, and its answer is expected."""
+        """Expect the answer to a request."""
         self.head: Head | None = None
-        """Set once it is complete."""
+        """None until it is complete."""
         self.whole = False
         """The answer has come to its end."""
 

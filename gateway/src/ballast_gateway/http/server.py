@@ -1,4 +1,4 @@
-"""One client connection: requests in their order, one answer at a time, pressure passed on both ways.
+"""One client connection: requests in order, one answer at a time, backpressure both ways.
 
 Reading goes on while a request is served, because only a reader notices that the client is gone. Requests that a
 client pipelines wait in the reader; when two wait, reading stops until one is served.
@@ -23,14 +23,14 @@ _LINGER_S = 2.0
 
 
 class Flow(Protocol):
-    """What fills this connection and can be told to wait."""
+    """The source of an answer, which can pause."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
 
 
 class Server(Protocol):
-    """What a connection asks of the face that it belongs to."""
+    """What a connection needs of the face that it belongs to."""
 
     max_header_bytes: int
     max_body_bytes: int
@@ -42,7 +42,7 @@ class Server(Protocol):
     connections: set[ClientConnection]
 
     def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
-        """Answer at once, or return what will."""
+        """Answer at once, or return a coroutine that will."""
         ...
 
     def disconnected(self, client: ClientConnection) -> None:
@@ -96,14 +96,14 @@ class ClientConnection(asyncio.Protocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        """A client that closes its half is taken for gone, as uvicorn (and so vLLM) takes it."""
+        """A client that closes its sending half counts as gone, as with uvicorn (and so vLLM)."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._server.disconnected(self)
         if self._task is not None and not self._whole:
-            self._task.cancel()  # else it is about to end by itself, and nobody left too early
+            self._task.cancel()  # else the task is about to end, and its client has the whole answer
 
     def pause_writing(self) -> None:
         self._stalled_since_s = self._loop.time()
@@ -118,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Serve what waits. A loop, not recursion: a client may pipeline thousands of requests that answer at once."""
+        """Serve waiting requests. A loop, not recursion: thousands of pipelined requests may be answered at once."""
         if self._advancing:
             return
         self._advancing = True
@@ -153,13 +153,13 @@ class ClientConnection(asyncio.Protocol):
                 self.respond_error(internal_error())
 
     def attach(self, flow: Flow) -> None:
-        """Say who fills this connection, so that a slow client slows it down."""
+        """Pause this flow, from now on, while the client is slow."""
         self._flow = flow
         if self._stalled_since_s is not None:
             flow.pause()
 
     def detach(self, flow: Flow) -> None:
-        """It fills it no more."""
+        """Pause this flow no more."""
         if self._flow is flow:
             self._flow = None
 
@@ -193,7 +193,7 @@ class ClientConnection(asyncio.Protocol):
         self._finish()
 
     def abort(self) -> None:
-        """Cut the connection, so that the client sees that the answer is not whole."""
+        """Cut the connection, which shows the client that the answer is not whole."""
         self._request = None
         self._close()
 
@@ -245,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
     # --- time -------------------------------------------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
-        """Called now and then: close what has been silent for too long."""
+        """Called periodically: close the connection if it has been silent for too long."""
         if self._stalled_since_s is not None:
             if now_s - self._stalled_since_s > self._server.client_stall_timeout_s:
                 self._transport.abort()
@@ -260,6 +260,6 @@ class ClientConnection(asyncio.Protocol):
                 self.respond_error(error)
 
     def close_if_idle(self) -> None:
-        """Close the connection if it serves nothing."""
+        """Close the connection unless it serves a request."""
         if self._request is None and not self._discarding:
             self._close()

@@ -16,7 +16,7 @@ _POLL_S = 0.5
 
 
 class FileDiscovery:
-    """Keeps the fleet equal to the file. A file that becomes unreadable or wrong changes nothing until it is mended."""
+    """Keeps the fleet equal to the file. A file that is unreadable or wrong changes nothing until it is mended."""
 
     def __init__(self, path: Path, fleet: Fleet) -> None:
         self._path = path
@@ -34,7 +34,7 @@ class FileDiscovery:
         self._fleet.synced = True
 
     async def run(self) -> None:
-        """Watch the file for ever. The stamp holds the inode: a ConfigMap changes by a new link."""
+        """Watch the file forever. The stamp has the inode, because a ConfigMap changes by a new link."""
         while True:
             await asyncio.sleep(_POLL_S)
             if self._stamp() == self._seen:

@@ -1,6 +1,7 @@
-"""The endpoints as discovery and scrapes know them, and the events that follow for the Director.
+"""The endpoints that discovery and scrapes report, and the events that follow for the Director.
 
-Discovery names what should serve, scrapes show whether it answers; `ballast_core.state.liveness` is the rule.
+Discovery names the endpoints that should serve; scrapes show which of them answer. The rule is
+`ballast_core.state.liveness`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ballast_core.state.liveness import Liveness, news
 
 @dataclass(slots=True)
 class Member:
-    """One endpoint that discovery knows."""
+    """One discovered endpoint."""
 
     endpoint: Endpoint
     incarnation: str
@@ -38,7 +39,7 @@ class Member:
 
 
 class Fleet:
-    """Feeds endpoint events. `on_change` is called when members came or went."""
+    """Passes endpoint events to `feed`. Calls `on_change` when members have come or gone."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Fleet:
         return self._settled
 
     def ready(self, endpoint: Endpoint, *, incarnation: str = "", proven: bool) -> None:
-        """Discovery has this endpoint. Unless `proven`, it must first answer a scrape."""
+        """Discovery reports this endpoint as ready. Unless `proven`, it must first answer a scrape."""
         member = self.members.get(endpoint.id)
         moved = member is not None and (
             member.incarnation != incarnation or member.endpoint.address != endpoint.address
@@ -82,20 +83,20 @@ class Fleet:
                 self._feed(EndpointObserved(endpoint))
 
     def draining(self, endpoint_id: EndpointId) -> None:
-        """It gets no new requests; those that it has go on."""
+        """It gets no new requests and finishes those that it has."""
         member = self.members.get(endpoint_id)
         if member is not None:
             self._change(member, member.liveness.drained())
 
     def gone(self, endpoint_id: EndpointId) -> None:
-        """Discovery no longer has it, or reports it as not ready."""
+        """Discovery no longer reports it, or reports it as not ready."""
         member = self.members.pop(endpoint_id, None)
         if member is not None:
             self._change(member, member.liveness.gone())
             self.on_change()
 
     def keep_only(self, endpoint_ids: set[EndpointId]) -> None:
-        """A complete answer of discovery: all others are gone."""
+        """Discovery has listed all endpoints: all others are gone."""
         for endpoint_id in [known for known in self.members if known not in endpoint_ids]:
             self.gone(endpoint_id)
 
@@ -115,7 +116,7 @@ class Fleet:
             self._change(member, member.liveness.failed(self._failures_until_lost))
 
     def _is_current(self, member: Member) -> bool:
-        """A scrape may end after its endpoint went, or after another one of its name came."""
+        """Whether the scraped endpoint is still a member: it may have gone or been replaced during the scrape."""
         return self.members.get(member.endpoint.id) is member
 
     def _change(self, member: Member, after: Liveness) -> None:

@@ -1,4 +1,4 @@
-"""From a pod to what it means for the fleet: a pure function of the API object."""
+"""What a pod means for the fleet: a pure function of the API object."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def endpoint_id(pod: Pod) -> EndpointId:
 
 
 def read_pod(pod: Pod, *, port: int) -> PodChange:
-    """What a pod that exists means. `port` is the engines' HTTP port."""
+    """What an existing pod means. `port` is the engines' HTTP port."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name = endpoint_id(pod)
     if metadata.get("deletionTimestamp"):

@@ -1,4 +1,4 @@
-"""Scrapes every member of the fleet, each at its own steady beat.
+"""Scrapes every member of the fleet, each at its own steady rhythm.
 
 It uses the byte path's client: at five scrapes a second of every endpoint, httpx would cost more processor time than
 the requests themselves (0.8 ms each against some 0.05 ms).
@@ -21,7 +21,7 @@ _MAX_AT_ONCE = 64
 
 
 class Scraper:
-    """Scrapes every member. Call `sync` when members came or went; `on_failure` is called for each failed scrape."""
+    """Scrapes every member. Call `sync` when members have come or gone; `on_failure` gets each failed scrape."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Scraper:
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
 
     def sync(self) -> None:
-        """Scrape exactly the members that there are."""
+        """Scrape exactly the present members."""
         members = self._fleet.members
         for endpoint_id, (member, task) in list(self._tasks.items()):
             if members.get(endpoint_id) is not member:
@@ -63,7 +63,7 @@ class Scraper:
 
     async def _beat(self, member: Member) -> None:
         await self._scrape(member)
-        share = zlib.crc32(member.endpoint.id.encode()) / 2**32  # spread out: those found together would beat together
+        share = zlib.crc32(member.endpoint.id.encode()) / 2**32  # spread out those found together
         next_s = self._now_s() + self._interval_s * share
         while True:
             await asyncio.sleep(max(0.0, next_s - self._now_s()))

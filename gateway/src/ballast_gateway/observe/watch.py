@@ -26,9 +26,9 @@ from ballast_gateway.observe.pods import Pod, PodDraining, PodGone, PodReady, en
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 60
-"""A watch that silently broke is replaced after this long."""
+"""A watch is replaced after this long, in case it broke in silence."""
 _SHORTEST_WATCH_S = 1.0
-"""A watch that ends sooner and without an event has failed: the server did not mean to hold it."""
+"""A watch that ends sooner, without an event, has failed: the server did not hold it."""
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 15.0
 
@@ -55,7 +55,7 @@ class PodDiscovery:
         """The next pause before a list."""
 
     async def run(self) -> None:
-        """List and watch for ever."""
+        """List and watch forever."""
         while True:
             try:
                 version = await self._list()
@@ -163,7 +163,7 @@ class PodDiscovery:
 
 
 async def connect() -> kubernetes.ApiClient:
-    """A client with the pod's service account, else with the current kubeconfig. Raises `InvalidInput`."""
+    """A client with the pod's ServiceAccount, else with the current kubeconfig. Raises `InvalidInput`."""
     configuration = kubernetes.Configuration()
     configuration.retries = None  # the watch has its own
     try:

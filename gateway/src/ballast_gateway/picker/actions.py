@@ -1,4 +1,4 @@
-"""What an exchange wants done: replies to send, and what the session must ask or tell the Director."""
+"""The actions of an exchange: replies to send, and what its session asks of the Director or reports to it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Ended:
 
     outcome: Outcome
     served: str | None
-    """Address of the endpoint that served, if the proxy said so."""
+    """Address of the endpoint that served, if the proxy reported it."""
     status: int | None
-    """Of the response; None where the proxy shows none: the request may still be running."""
+    """Status of the response; None where the proxy shows none: the request may still be running."""
 
 
 Action: TypeAlias = Reply | Pick | FirstToken | Ended
@@ -43,4 +43,4 @@ class Destination:
     decode: str
     prefill: str | None = None
     priority: int | None = None
-    """For engines that schedule by priority; None says nothing."""
+    """For engines that schedule by priority; None sets none."""

@@ -157,7 +157,7 @@ def _modes(config: Any) -> Modes:
 
 
 def _mode(number: int) -> BodyMode:
-    """A mode that is newer than this picker is treated like NONE: nothing of it can be relied on."""
+    """The body mode; one that this picker does not know counts as NONE."""
     return BodyMode(number) if number in BodyMode._value2member_map_ else BodyMode.NONE
 
 

@@ -1,7 +1,7 @@
 """The ext_proc protocol of one HTTP exchange, as a state machine without I/O.
 
 Messages go in, actions come out: replies in the order in which they must be sent, and questions to the session. After
-a `Pick` the session calls `routed` or `refused` before it hands in the next message.
+a `Pick` the session calls `routed` or `refused` before it passes the next message.
 
 How each body mode is served (`_RULES`), after Envoy's `processing_mode.proto`:
 
@@ -45,19 +45,19 @@ _PROTOCOL_MODES: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSettings:
-    """What every exchange is told."""
+    """Settings that all exchanges share."""
 
     max_body_bytes: int
     served_models: tuple[str, ...] = ()
     """Names that clients may ask for; empty accepts any."""
     prompts: PromptReader | None = None
-    """Reads of prompts what the policies in use need; None where they need nothing."""
+    """Reads as much of a prompt as the policies need; None where they need nothing."""
     default_modes: Modes = _PROTOCOL_MODES
-    """For a proxy that does not say: the modes that the endpoint-picker protocol is built on."""
+    """For a proxy that sends no modes: those of the endpoint-picker protocol."""
 
 
 class State(Enum):
-    """Of the request's half; the response's half takes its messages in any of them."""
+    """State of the request's half. The response's half takes its messages in each of them."""
 
     START = auto()
     GATHER = auto()
@@ -102,7 +102,7 @@ class Exchange:
         self._response = ResponseHalf()
         self._use(settings.default_modes)
         self._headers: Mapping[str, str] | None = None
-        """None until seen: the proxy may keep them to itself."""
+        """None until seen: the proxy may not show them."""
         self._has_body = True
         self._subset: tuple[str, ...] | None = None
         self._chunks: list[bytes] = []
@@ -158,7 +158,7 @@ class Exchange:
         return [answer, *self._response.end(Outcome.FAILED)]
 
     def closed(self) -> list[Action]:
-        """The stream is closed, by whom and how ever."""
+        """The stream is closed, by either side, in order or not."""
         self._close()
         return self._response.closed()
 
@@ -179,7 +179,7 @@ class Exchange:
         return [HeadersReply(kind=message.kind)] if self._rule.one_message else []
 
     def _gather(self, message: Inbound) -> list[Action]:
-        """Also where the headers are kept from us (request header mode SKIP): pick with what there is."""
+        """A part of the body, also without headers (request header mode SKIP): the pick then uses what there is."""
         self.state = State.GATHER
         self._take(message)
         if self._rule.streamed:  # only the end of the stream ends the body: trailers may follow its last byte

@@ -1,4 +1,4 @@
-"""The session of one ext_proc stream: the protocol machine on one side, the Director on the other."""
+"""The session of one ext_proc stream, between the protocol's state machine and the Director."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Finished:
     outcome: Outcome
     decode: str
     served: str | None
-    """What the proxy says served; differs from `decode` after a retry elsewhere."""
+    """The endpoint that served, as the proxy reported it; differs from `decode` after a retry elsewhere."""
 
 
 PickerEvent: TypeAlias = Picked | Refused | Finished
 PickerListener: TypeAlias = Callable[[PickerEvent], None]
-"""Called as it happens: decision log, metrics."""
+"""Called with each event when it happens."""
 
 
 class PickerFace:
@@ -89,8 +89,8 @@ class PickerFace:
         """A `Session`: one request from its headers to the end of its response."""
         await _StreamSession(self, stream).run()
 
-    def tell(self, event: PickerEvent) -> None:
-        """Called by the sessions."""
+    def notify(self, event: PickerEvent) -> None:
+        """Pass an event to the listeners. Called by the sessions."""
         for listen in self._listeners:
             listen(event)
 
@@ -107,7 +107,7 @@ class _StreamSession:
         self._lingers = False
 
     async def run(self) -> None:
-        """Until the stream is over. However that comes, the ticket is closed, at once or soon."""
+        """Serve the stream to its end. However it ends, the ticket is closed, at once or after `linger_s`."""
         try:
             await self._converse()
         except asyncio.CancelledError:
@@ -127,9 +127,9 @@ class _StreamSession:
                 return
 
     async def _carry_out(self, actions: list[Action]) -> bool:
-        """Whether the exchange is answered for good.
+        """Carry out an exchange's actions; returns whether its last answer has been sent.
 
-        What is to be noted is noted before anything is sent: the proxy may break the stream off while we send.
+        Reports come before replies: the proxy may break the stream off during a send.
         """
         for action in actions:
             match action:
@@ -166,7 +166,7 @@ class _StreamSession:
         record.prefill = "" if dispatch.prefill is None else dispatch.prefill.id
         prefill = None if dispatch.prefill is None else dispatch.prefill.address
         self._decode = dispatch.decode.address
-        self._face.tell(
+        self._face.notify(
             Picked(
                 request_id=record.id,
                 decode=self._decode,
@@ -178,7 +178,7 @@ class _StreamSession:
         return self._exchange.routed(Destination(self._decode, prefill, dispatch.priority), record.id)
 
     def _open(self, query: Query) -> Ticket:
-        """Ids of clients need not be unique; the Director's must be."""
+        """Open a ticket. Ids from clients need not be unique; the Director's must be."""
         body = query.body
         request = Request(
             id=RequestId(self._record.id),
@@ -210,7 +210,7 @@ class _StreamSession:
         record.id = record.id or self._exchange.request_id or ""
         record.status, record.reason = answer.status, answer.reason
         record.outcome = "invalid" if answer.reason not in set(RejectReason) else "rejected"
-        self._face.tell(Refused(request_id=record.id, status=answer.status, reason=answer.reason))
+        self._face.notify(Refused(request_id=record.id, status=answer.status, reason=answer.reason))
         self._recorded()
 
     def _recorded(self) -> None:
@@ -225,11 +225,13 @@ class _StreamSession:
         if ticket is not None and not unseen:
             ticket.end(ended.outcome)
         elif ticket is not None:
-            # The request runs on unseen. Keep it in the ledger until the endpoint's own metrics show it.
+            # The request may still run. Keep it in the ledger until the endpoint's own metrics show it.
             self._lingers = True
             asyncio.get_running_loop().call_later(self._face.linger_s, ticket.end, ended.outcome)
         if ended.served is not None and ended.served != self._decode:
             _log.warning("request %s was picked for %s but %s served", record.id, self._decode, ended.served)
         record.status, record.outcome = ended.status or 0, str(ended.outcome)
         self._recorded()
-        self._face.tell(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served))
+        self._face.notify(
+            Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served)
+        )

@@ -50,11 +50,11 @@ def _check(ready: Callable[[], bool]) -> Any:
 
 def _watch(ready: Callable[[], bool]) -> Any:
     async def watch(request: Any, _: Any) -> AsyncIterator[Any]:
-        told = None
+        reported = None
         while True:
             status = _status(request.service, ready)
-            if status != told:
-                told = status
+            if status != reported:
+                reported = status
                 yield health_pb2.HealthCheckResponse(status=status)
             await asyncio.sleep(_WATCH_EVERY_S)
 

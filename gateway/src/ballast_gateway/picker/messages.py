@@ -26,7 +26,7 @@ class BodyMode(IntEnum):
 
 
 class Kind(Enum):
-    """Which part of the exchange a message speaks of. The values are protobuf's field names, alike in both ways."""
+    """The part of the exchange that a message is about. Values are protobuf's field names, the same both ways."""
 
     REQUEST_HEADERS = "request_headers"
     REQUEST_BODY = "request_body"
@@ -92,7 +92,7 @@ class BodyReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedBody:
-    """A chunk of the body in the full-duplex mode: any number, whenever we like, after the headers' answer."""
+    """A chunk of the body in full-duplex mode: any number of them, at any time after the headers' answer."""
 
     kind: Kind
     body: bytes
@@ -121,7 +121,7 @@ Reply: TypeAlias = HeadersReply | BodyReply | StreamedBody | TrailersReply | Imm
 
 
 def streamed_body(kind: Kind, body: bytes, *, end_of_stream: bool) -> list[StreamedBody]:
-    """The body in chunks that the proxy takes; an empty last one where only the end is to be said."""
+    """The body in chunks that the proxy takes; one empty chunk where only the end of the body is left to send."""
     if not body and not end_of_stream:
         return []
     last = max(len(body) - 1, 0) // CHUNK_BYTES * CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""What the picker asks the Director about one request, and how it reads that from the body."""
+"""The picker's question to the Director about one request, and how it is read from the body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ballast_gateway.errors import ApiError
 from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
 
 _BYTES_PER_TOKEN = 5
-"""Of a body that we do not see, JSON's own characters included."""
+"""Estimate for a body that the picker does not see; counts JSON's own characters too."""
 
 
 class InvalidRequest(Exception):
@@ -35,7 +35,7 @@ class BodyFacts:
 
     @classmethod
     def unseen(cls, length: int | None) -> Self:
-        """A body that the proxy does not show (all of): its length in bytes bounds the prompt."""
+        """Facts of a body that the proxy does not show in full: `length`, in bytes, bounds the prompt."""
         return cls(prompt_tokens=(length or 0) // _BYTES_PER_TOKEN)
 
 
@@ -61,8 +61,8 @@ def read_body(
 ) -> BodyFacts:
     """The facts of a whole body. Raises `InvalidRequest` if the path wants JSON and this is none.
 
-    On other paths (audio, tokenization, ...) a body that is no JSON object is the engine's to judge, as is a compressed
-    one anywhere: engines refuse it.
+    On other paths (audio, tokenization, ...) a body that is no JSON object passes unread. So does a compressed one on
+    any path: engines refuse it.
     """
     must_be_json = openai_body.is_json_path(path)
     if not must_be_json and not content_type.strip().lower().startswith("application/json"):

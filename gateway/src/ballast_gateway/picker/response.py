@@ -16,7 +16,7 @@ from ballast_gateway.picker.messages import (
 
 
 class ResponseHalf:
-    """Follows the response. Says nothing of it unless the request was routed."""
+    """Follows the response. Reports nothing unless the request was routed."""
 
     def __init__(self) -> None:
         self.body_mode = BodyMode.NONE
@@ -49,8 +49,8 @@ class ResponseHalf:
     def closed(self) -> list[Action]:
         """The proxy has closed the stream.
 
-        Envoy closes it in the same way when a response is over and when it was broken off. So: if the response's body
-        is shown to us and its end was not among it, it was broken off; if it is not shown, this is the normal end.
+        Envoy closes it in the same way for a response that ended and for one that was broken off. A response whose body
+        was shown without its end was broken off; for one whose body is not shown, this is the normal end.
         """
         return self.end(self._outcome() if self.body_mode is BodyMode.NONE else Outcome.CANCELLED)
 

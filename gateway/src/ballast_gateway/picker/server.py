@@ -17,7 +17,7 @@ from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
-"""Of a message beyond the body: headers, metadata."""
+"""Room in a message for all but the body: headers, metadata."""
 
 
 class PickerServer:
@@ -30,7 +30,7 @@ class PickerServer:
         self._health = health
         self._drain_timeout_s = drain_timeout_s
         self.drain = stop
-        """Report NOT_SERVING from now on; streams are served on."""
+        """Report NOT_SERVING from now on; go on serving streams."""
 
     @property
     def port(self) -> int:
@@ -58,7 +58,7 @@ async def serve(
     listeners: tuple[PickerListener, ...] = (),
     on_record: Callable[[RequestRecord], None] = lambda record: None,
 ) -> PickerServer:
-    """Listen for ext_proc and health. `ready` says whether the gateway can place requests.
+    """Listen for ext_proc and health. `ready` returns whether the gateway can place requests.
 
     Raises `OSError` if a port is taken.
     """
@@ -82,7 +82,7 @@ async def serve(
         listeners=listeners,
         on_record=on_record,
     )
-    # Twice the limit: what is moderately too large is answered 413; beyond that gRPC breaks the stream off.
+    # Twice the limit: a body that is a little too large gets a 413; beyond that gRPC breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
     transport = await listen(face.serve, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
     try:

@@ -1,6 +1,6 @@
 """The proxy's subset hint: the only endpoints that a request may go to.
 
-The protocol says a list of `ip:port`; Envoy's header-to-metadata filter writes a comma-separated string instead. An
+The protocol has a list of `ip:port`; Envoy's header-to-metadata filter writes a comma-separated string instead. An
 entry without a port allows every port of its address. Addresses are compared in canonical form, IPv6 included.
 """
 
@@ -27,6 +27,6 @@ def canonical(address: str) -> tuple[str, str]:
 
 
 def allowed(hint: Iterable[str], addresses: Iterable[str]) -> frozenset[str]:
-    """Those of the known addresses, spelt as they are known, that the hint allows."""
+    """The known addresses that the hint allows, in their known spelling."""
     wanted = {canonical(entry) for entry in hint}
     return frozenset(address for address in addresses if (at := canonical(address)) in wanted or (at[0], "") in wanted)

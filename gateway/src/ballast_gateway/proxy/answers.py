@@ -1,40 +1,51 @@
-"""How a generation is answered when it is not a stream on its way, and how a stream is broken off."""
+"""Answers other than a stream on its way, and how a stream is broken off."""
 
 from __future__ import annotations
 
-from ballast_core.model import Outcome
 from ballast_gateway import headers
-from ballast_gateway.driver import Ticket
 from ballast_gateway.errors import ApiError, upstream_broke
 from ballast_gateway.http.client import Collect
-from ballast_gateway.proxy.decode_leg import Job, answer_headers
+from ballast_gateway.http.responses import Headers
+from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.sse import completion_tokens
+from ballast_gateway.records import RequestRecord
 
 
-def pass_on(job: Job, ticket: Ticket, reply: Collect) -> None:
-    """A whole answer: the result, or a refusal that any endpoint would give."""
+def begin(job: Job, reply: Collect) -> None:
+    """Send status and headers of a stream."""
+    job.record.status = reply.status
+    job.client.start_stream(reply.status, _headers(reply.headers, job.record))
+
+
+def pass_on(job: Job, reply: Collect) -> bool:
+    """Send a whole answer: the result, or a refusal that any endpoint would give. Returns whether it is a result."""
     record, body = job.record, reply.body
     record.status = reply.status
     record.output_tokens = completion_tokens(body)
     if reply.status >= 400:
         record.outcome, record.reason = "invalid", f"upstream-{reply.status}"
-    job.client.respond(reply.status, answer_headers(reply.headers, record), body)
-    ticket.end(Outcome.COMPLETED if reply.status < 400 else Outcome.FAILED, record.output_tokens)
+    job.client.respond(reply.status, _headers(reply.headers, record), body)
+    return reply.status < 400
 
 
-def answer_error(job: Job, error: ApiError) -> None:
-    """Nothing was sent yet: an answer of our own."""
+def refuse(job: Job, error: ApiError) -> None:
+    """Send an error of our own, in place of an answer."""
     record = job.record
     record.status, record.outcome, record.reason = error.status, "rejected", error.code
     record.detail = record.detail or error.message
     job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
 
 
-def break_stream(job: Job, failure: Exception, *, say_so: bool) -> None:
-    """Too late for a status: say it in the stream, if that is between two events, and cut the connection."""
+def break_off(job: Job, failure: Exception, *, between_events: bool) -> None:
+    """Too late for a status: put an error event into the stream, where one fits, and cut the connection."""
     error = upstream_broke("the engine failed in the middle of the answer")
     record = job.record
     record.outcome, record.reason, record.detail = "failed", error.code, str(failure)
-    if say_so:
+    if between_events:
         job.client.write(b"data: %b\n\n" % error.body())
     job.client.abort()
+
+
+def _headers(upstream: Headers, record: RequestRecord) -> Headers:
+    """What the client sees of an engine's headers, and the id of its request."""
+    return [*headers.to_client(upstream), (headers.REQUEST_ID, record.id.encode())]

@@ -24,6 +24,8 @@ ASK_FOR_HANDLE: Final[JsonObject] = {
     "remote_host": None,
     "remote_port": None,
 }
+COMPLETION_TOKENS: Final = 16
+"""The default of `max_tokens` in `/v1/completions`."""
 _POSITIVE_INTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
 _ROLES_HINT: Final = "such as user"
 
@@ -97,7 +99,7 @@ def read_generation(raw: bytes, *, chat: bool) -> Generation:
 
 
 def _priority(document: JsonObject) -> int:
-    """What is no whole number is the engine's to refuse."""
+    """The client's priority; 0 without one. The engine refuses one that is no whole number."""
     value = document.get("priority")
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 

@@ -1,4 +1,4 @@
-"""The first part of a prompt that is cut: computed by one engine, and what the next one is told to go on from.
+"""The first part of a prompt that is cut: computed by one engine, and the request with which the next one goes on.
 
 vLLM 0.32 has one way to read the KV of a part: that of a conversation that is read back (`bidirectional_kv_xfer`).
 The reader takes `remote_num_tokens` tokens from the blocks that are named and computes the rest. It checks nothing, so
@@ -8,7 +8,7 @@ all of this holds before it is asked:
   several prediction heads): there vLLM would also end the answer after one token;
 - the reader is given the token ids themselves, in place of text or messages;
 - its stream must begin within `FIRST_TOKEN_DUE_S`. The first engine keeps the KV for one lease (30 s) and no heartbeat
-  prolongs it on this way; who reads later reads what lies there by then. One that has not begun is left, which ends it.
+  prolongs it on this way; a later reader gets what lies there by then. One that has not begun is left, which ends it.
 
 Where one of these is not so, the next engine computes the whole prompt.
 """
@@ -27,8 +27,8 @@ from ballast_gateway import openai_body
 from ballast_gateway.http.client import Collect, UpstreamPool
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE, Generation
-from ballast_gateway.proxy.decode_leg import Job, payload, perform
-from ballast_gateway.proxy.divisible import TEMPLATE_FIELDS
+from ballast_gateway.proxy.fields import TEMPLATE_FIELDS
+from ballast_gateway.proxy.legs import Job, payload, perform
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ FIRST_TOKEN_DUE_S: Final = 20.0
 _TOKENIZE_TIMEOUT_S: Final = 10.0
 _MOST_ENGINES: Final = 4096
 PROOF_HOLDS_S: Final = 300.0
-"""An engine may come back at its address with another chat template, and nobody be there to see it fail."""
+"""An engine may come back at its address with another chat template, without a failed leg in between."""
 _COMPLETIONS: Final = b"/v1/completions"
 _CHAT: Final = b"/v1/chat/completions"
 _TOKENIZE: Final = b"/tokenize"
@@ -110,7 +110,7 @@ class Cutter:
         )
 
     async def _chats_are_tokenized(self, job: Job, endpoint: Endpoint) -> bool:
-        """Ask each engine now and then: models with a renderer of their own (gpt-oss) have another prompt in a chat."""
+        """Check each engine now and then: models with their own renderer (gpt-oss) have another prompt in a chat."""
         model = job.generation.model
         was_alike, until_s = self._renders_alike.get(endpoint.address, {}).get(model, (True, 0.0))
         if self._loop.time() < until_s:
@@ -118,12 +118,12 @@ class Cutter:
         document: JsonObject = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
         body = openai_body.dump(document | {"max_tokens": 1, "return_token_ids": True})
         reply = await self._ask(replace(job, path=_CHAT), endpoint, body)
-        said, ids = _field(reply, "prompt_token_ids"), await self._tokenized(job, endpoint, document)
-        if said is None or ids is None:
+        used, ids = _field(reply, "prompt_token_ids"), await self._tokenized(job, endpoint, document)
+        if used is None or ids is None:
             return False  # asked again with the next one
         if len(self._renders_alike) >= _MOST_ENGINES:
             self._renders_alike.clear()
-        alike = said == ids
+        alike = used == ids
         self._renders_alike.setdefault(endpoint.address, {})[model] = alike, self._loop.time() + PROOF_HOLDS_S
         if was_alike and not alike:
             _log.warning(
@@ -157,7 +157,7 @@ def part_tokens(end_tokens: int, planned_tokens: int, actual_tokens: int) -> int
 
 
 def first_body(generation: Generation, ids: list[int]) -> bytes:
-    """The first segment: these tokens, one more that nobody sees, and a KV handle please."""
+    """The first segment: these tokens, one output token that the client never sees, and a KV handle please."""
     kept = {key: generation.document[key] for key in ("priority", "cache_salt") if key in generation.document}
     document = {"model": generation.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "stream": False}
     return openai_body.dump(kept | document | {"kv_transfer_params": ASK_FOR_HANDLE})

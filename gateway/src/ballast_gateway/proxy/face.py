@@ -27,11 +27,11 @@ from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
-from ballast_gateway.proxy.decode_leg import Job
-from ballast_gateway.proxy.divisible import is_divisible
+from ballast_gateway.proxy.cutting import Cutter
+from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.legs import Generator
-from ballast_gateway.proxy.replayable import is_replayable
+from ballast_gateway.proxy.legs import Job
+from ballast_gateway.proxy.run import Resources, Run
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _BACKLOG = 2048
 class ProxyFace:
     """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
 
-    `on_record` is told of each request once, when it has ended; `new_id` makes ids for requests that bring none.
+    `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
     """
 
     def __init__(
@@ -80,9 +80,10 @@ class ProxyFace:
         self._prompts = PromptReader(driver.abilities.beliefs)
         self._not_forwarded = headers.PRIORITY if driver.abilities.sets_priority else b""
         self._models = _models_body(self._served, created_s)
-        self._generator = Generator(
+        self._resources = Resources(
             pool,
             self._loop,
+            Cutter(pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
             prefill_timeout_s=limits.prefill_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
@@ -113,7 +114,7 @@ class ProxyFace:
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and let what runs end. Returns False if some of it was cut off at the time limit."""
+        """Take no new requests and let the running ones end. Returns False if one was cut off at the time limit."""
         if self._server is not None:
             self._server.close()
         self.closing = True
@@ -138,7 +139,7 @@ class ProxyFace:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
-        """Answer at once, or return what will. Never raises."""
+        """Answer at once, or return a coroutine that will. Never raises."""
         path = _path(request.target)
         record = RequestRecord(id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"))
         try:
@@ -208,7 +209,7 @@ class ProxyFace:
         held = HeldStream(generation) if self._holds and is_replayable(generation) else None
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = Job(client, path, forwarded, generation, record, held)
-        mover = self._generator.mover(job) if self._moves else None
+        movable = self._moves and held is not None
         self.in_flight += 1
         try:
             with self._driver.open(
@@ -221,12 +222,11 @@ class ProxyFace:
                     block_size=facts.block_size,
                     traffic_class=facts.traffic_class,
                     priority=generation.priority if named is None else named,
-                    movable=mover is not None,
+                    movable=movable,
                     divisible=self._cuts and is_divisible(generation),
-                ),
-                mover=None if mover is None else mover.begin,
+                )
             ) as ticket:
-                await self._generator.run(job, ticket, mover)
+                await Run(self._resources, job, ticket, movable=movable).run()
         except asyncio.CancelledError:
             record.outcome, record.reason = "cancelled", "client-gone"
             raise

@@ -31,7 +31,7 @@ class TokenMeter:
 
     @property
     def tokens(self) -> int:
-        """Tokens so far: as the stream's usage says, else one for each event from the first token on."""
+        """Tokens so far: those of the stream's usage, else one for each event from the first token on."""
         return self._events if self._usage is None else self._usage
 
     @property
@@ -95,6 +95,6 @@ def _brings_output(choice: object) -> bool:
 
 
 def completion_tokens(body: bytes) -> int:
-    """What the `usage` of a whole answer says; 0 if it says nothing."""
+    """The output tokens in the `usage` of a whole answer; 0 without one."""
     found = _USAGE.findall(body)
     return int(found[-1]) if found else 0

@@ -18,7 +18,7 @@ class Problem:
     field: str = ""
     """camelCase path in the ServingPool, such as `spec.pools[1].hardware`; empty where no field is to blame."""
     fix: str = ""
-    """What to do, where the message does not say it already."""
+    """What to do, unless the message includes it."""
 
     def __str__(self) -> str:
         text = f"{self.field}: {self.message}" if self.field else self.message

@@ -54,7 +54,7 @@ def not_found(named: Named) -> Problem:
 
 
 def not_valid(named: Named, error: InvalidInput) -> Problem:
-    """The object exists and does not pass validation; the error says how to mend it."""
+    """The object exists and does not pass validation; the error names fields and fixes."""
     said = "; ".join(str(problem) for problem in error.problems)
     return Problem(_INVALID[named.kind], f"{named} is not valid: {said}", named.field)
 

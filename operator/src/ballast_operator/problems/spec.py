@@ -54,5 +54,5 @@ def over_budget(budget: int | None, gpus: Mapping[str, int]) -> tuple[Problem, .
     if budget is None or total <= budget:
         return ()
     parts = " + ".join(f"{count} ({name})" for name, count in gpus.items())
-    message = f"the pools ask for {parts} = {total} GPUs, spec.gpuBudget is {budget}; no pool was changed"
+    message = f"the pools ask for {parts} = {total} GPUs, the budget is {budget}; no pool was changed"
     return (Problem(Reason.GPU_BUDGET_EXCEEDED, message, "spec.gpuBudget", "raise it, or ask for fewer instances"),)

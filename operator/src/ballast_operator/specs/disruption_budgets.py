@@ -22,6 +22,6 @@ def gateway_disruption_budget(owner: Owner) -> Manifest:
 
 
 def _one_at_a_time(owner: Owner, name: str, component: Component, match: dict[str, str]) -> Manifest:
-    # Pods that are not ready serve nobody: they may always be evicted, or a broken pool would block a node's drain.
+    # Pods that are not ready serve no request: they may always be evicted, or a broken pool would block a node's drain.
     spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": match}}
     return child(DISRUPTION_BUDGET, owner, name, component, spec=spec)

@@ -85,7 +85,7 @@ def kv_transfer_config(spec: ServingPoolSpec, pool: PoolSpec) -> str:
 
 
 def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:
-    """Who and where the engine is. POD_IP stands before the variable that uses it."""
+    """The pod's name, address, node, pool and role. POD_IP stands before the variable that uses it."""
     role = names.core_role(pool.role)
     return [
         _from_field("POD_NAME", "metadata.name"),

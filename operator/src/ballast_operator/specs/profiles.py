@@ -1,4 +1,4 @@
-"""What pods are told of a HardwareProfile."""
+"""What pods get of a HardwareProfile."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from ballast_api.hardware_profile import EngineProfile, HardwareProfileSpec
 
 
 def numbers_of(profile: HardwareProfileSpec) -> EngineProfile:
-    """The numbers alone: an edit of prices, node labels or descriptions must not restart anything."""
+    """The numbers alone: an edit of prices or descriptions must not restart anything."""
     return profile.engine_profile().model_copy(update={"hardware": "", "derivation": ""})

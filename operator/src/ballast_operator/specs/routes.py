@@ -1,6 +1,6 @@
 """Objects that attach the pool to a Gateway: HTTPRoute, InferencePool, and Envoy Gateway's two policies.
 
-Which of them a ServingPool needs is decided in `ballast_operator.routing`.
+`ballast_operator.routing` decides which of them a ServingPool needs.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def extension_policy(owner: Owner) -> Manifest:
                             "port": names.PORT_EXT_PROC,
                         }
                     ],
-                    # The response too: its body tells the picker of the first token and of the end.
+                    # The response too: the picker sees the first token and the end in its body.
                     "processingMode": {
                         "request": {"body": "FullDuplexStreamed"},
                         "response": {"body": "FullDuplexStreamed"},
@@ -114,7 +114,7 @@ def extension_policy(owner: Owner) -> Manifest:
 
 
 def traffic_policy(owner: Owner) -> Manifest:
-    """Envoy Gateway: send the request where the picker's header says."""
+    """Envoy Gateway: send the request to the endpoint in the picker's header."""
     override = {"extractFrom": [{"header": wire_names.DESTINATION}]}
     return child(
         TRAFFIC_POLICY,

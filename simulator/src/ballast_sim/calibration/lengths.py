@@ -110,7 +110,7 @@ def workload_in_order(source: WorkloadSource, seed: int) -> Sequence[WorkloadReq
 def _rows_in_order(path: Path, source: WorkloadSource) -> list[WorkloadRequest]:
     rate_rps = DEFAULT_RATE_RPS if source.rate_rps is None else source.rate_rps
     if not 0 < rate_rps < math.inf:
-        raise SourceError(f"--rate: must be above 0 and finite, not {rate_rps:g}")
+        raise SourceError("rate_rps", f"must be above 0 and finite, not {rate_rps:g}")
     rows = [
         WorkloadRequest(arrival_s=at / rate_rps, input_tokens=input_tokens, output_tokens=output_tokens)
         for at, (input_tokens, output_tokens) in enumerate(read_lengths(path))

@@ -39,7 +39,7 @@ class CurveScore:
     brier: float
     """Mean squared error of the probabilities, each request counting at each age that it reached."""
     brier_best: float
-    """The same of somebody who knows the held-back part's own curve (over all classes)."""
+    """The same of a forecast that knows the held-back part's own curve (over all classes)."""
     calibration_error: float
     """Expected calibration error: |predicted - observed| of `bins`, weighted by their predictions."""
     bins: tuple[Reliability, ...]
@@ -87,11 +87,11 @@ def score_curves(tables: SurvivalTables, lengths_by_slot: Mapping[int, FloatArra
     weights = np.where(inside, at_risk[:, :, None], 0.0)
     squared = actual * (1 - predicted) ** 2 + (1 - actual) * predicted**2
     total = weights.sum()
-    everybody = at_risk.sum(axis=0)[:, None]
-    mean_predicted = (weights * predicted).sum(axis=0) / np.maximum(everybody, 1.0)
-    mean_actual = (weights * actual).sum(axis=0) / np.maximum(everybody, 1.0)
+    all_at_risk = at_risk.sum(axis=0)[:, None]
+    mean_predicted = (weights * predicted).sum(axis=0) / np.maximum(all_at_risk, 1.0)
+    mean_actual = (weights * actual).sum(axis=0) / np.maximum(all_at_risk, 1.0)
     bins = _bins(predicted, actual, weights)
-    known = inside & (everybody >= MIN_SURVIVORS)
+    known = inside & (all_at_risk >= MIN_SURVIVORS)
     error_ratio, coverage = _remaining(tables, lengths_by_slot, ages)
     return CurveScore(
         brier=float((weights * squared).sum() / total),

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_sim.settings import SettingError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBatching:
@@ -28,9 +30,9 @@ class LocalBatching:
                 return cls(tbt_slo_s=float(number))
         except ValueError:
             pass
-        raise ValueError(
-            f"local_batching: cannot read {text!r}; write default, chunk:512 (tokens a step) or slo:0.1 "
-            "(seconds between tokens)"
+        raise SettingError(
+            "local_batching",
+            f"cannot read {text!r}; write default, chunk:512 (tokens a step) or slo:0.1 (seconds between tokens)",
         )
 
     def __str__(self) -> str:
@@ -41,4 +43,4 @@ class LocalBatching:
 
 
 PROFILES_OWN = LocalBatching()
-"""vLLM's fixed budget, as large as the profile says."""
+"""vLLM's fixed budget, the profile's."""

@@ -1,4 +1,4 @@
-"""What a request's tokens are, as far as the prefix cache cares: one chained hash for each full block.
+"""A request's tokens as the prefix cache sees them: one chained hash for each full block.
 
 Chained: a block's hash covers the block and everything before it (vLLM's v1/core/kv_cache_utils.py), so two requests
 share a prefix exactly as far as their leading hashes agree. Python's hash of integers and of tuples of integers does
@@ -12,7 +12,7 @@ _ROOT = 0x9E3779B97F4A7C15
 _OUTPUT = -2
 _UNIQUE = -3
 _AHEAD = 16
-"""Blocks named before they are asked for, where only the number of a block matters."""
+"""Blocks hashed ahead of a look-up, where a hash depends only on the block's index."""
 
 
 class BlockHashes(Protocol):

@@ -16,9 +16,9 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class StepEnded:
-    """A step's output has been processed: each of `tokens` got one more output token.
+    """A step's output has been processed: each request named in `tokens` got one more output token.
 
-    A coarse engine leaves out requests in steady decode, and steps that bring nobody else a token.
+    A coarse engine leaves out requests in steady decode, and steps in which no other request gets a token.
     """
 
     at_s: float
@@ -28,9 +28,9 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True)
 class TokensAdvanced:
-    """A coarse engine's account of a request in steady decode: after `first` output tokens one more at each time.
+    """A coarse engine's report of a request in steady decode: after `first` output tokens one more at each time.
 
-    It comes late, when the steady state of the request ends, but before anything else is told about it.
+    It comes late, when the steady decode of the request ends, but before any other event of the request.
     """
 
     at_s: float
@@ -41,16 +41,16 @@ class TokensAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class PullStarted:
-    """Blocks for `tokens` are reserved and their KV is being read from elsewhere.
+    """Blocks for `tokens` are allocated and their KV is being read from another engine.
 
-    0 tokens: all that was to be pulled is in the cache here, so the KV held elsewhere can go.
+    0 tokens: the prefix cache here holds all that was to be pulled, so the other engine can free its KV.
     """
 
     at_s: float
     request_id: str
     tokens: int
     first: int = 0
-    """Leading tokens that were in the cache here, and are not pulled."""
+    """Leading tokens found in the prefix cache here, which are not pulled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class HandOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
-    """A request's life. `scheduled_s` and `first_token_s` are None where it did not come to that."""
+    """A request's life. `scheduled_s` and `first_token_s` are None where it never got so far."""
 
     arrival_s: float
     scheduled_s: float | None
@@ -80,12 +80,12 @@ class RequestStats:
     pulled_tokens: int
     preemptions: int
     forced_preemptions: int = 0
-    """Those for want of KV while the order protected everybody."""
+    """Preemptions for want of KV while the order allowed no eviction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request ended; nothing more is reported about it."""
+    """A request ended: its last event."""
 
     at_s: float
     request_id: str

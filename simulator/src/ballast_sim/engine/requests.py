@@ -54,9 +54,10 @@ class Status(IntEnum):
 
 
 class RequestState:
-    """The scheduler's record of a request. Token and block counts include the steps in flight, as in vLLM.
+    """The scheduler's record of a request.
 
-    `computed` is vLLM's num_computed_tokens, `placeholders` its num_output_placeholders; `blocks` is the block table.
+    `computed` is vLLM's num_computed_tokens, `placeholders` its num_output_placeholders, `blocks` the block table: all
+    three include the steps in flight. `num_tokens` and `output_tokens` count what finished steps have returned.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""How the engines of a fleet are to schedule: a queue order with its mechanics, or vLLM's own scheduler."""
+"""The setting for a fleet's engine schedulers: a queue order with its mechanics, or vLLM's own scheduler."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine.ordering import Ordering, nominal_service
 
 Preempt = Literal["recompute", "swap", "none"]
-"""What becomes of one who is displaced; none: nobody is, but where KV runs out."""
+"""How a displaced request gets its KV back; none: requests are preempted only when KV runs out."""
 
 _PREEMPTIVE = frozenset({"las", "srpt", "uniboost"})
-"""Orders under which chunks of running prefills give way, too."""
+"""Orders under which running prefills give way between chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
     """Without an `order`: vLLM's first come, first served.
 
-    `chunk_tokens` takes the place of the profile's max_num_batched_tokens. `swap_gbytes_per_s` is what one direction of
-    the host link carries (PCIe 4.0 x16: 25 GB/s of the nominal 31.5); `quantum_tokens`: see `Ordering`. `name` is how
-    reports call it.
+    `chunk_tokens` replaces the profile's max_num_batched_tokens. `swap_gbytes_per_s` is the bandwidth of the host link,
+    each way (PCIe 4.0 x16: 25 GB/s of the nominal 31.5); `quantum_tokens`: see `Ordering`. `name` appears in reports.
     """
 
     name: str = "fcfs"
@@ -43,7 +42,7 @@ class Scheduling:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is vLLM's scheduler as the profile says."""
+        """Whether it is vLLM's scheduler with the profile's settings."""
         return self.order is None and self.chunk_tokens is None
 
     @property
@@ -52,7 +51,7 @@ class Scheduling:
         return self.order is not None and self.order.needs_lengths
 
     def ordering(self, profile: HardwareProfile) -> Ordering | None:
-        """What an engine on this hardware is given."""
+        """The `EngineConfig.ordering` of an engine on this hardware; None for vLLM's own scheduler."""
         if self.order is None:
             return None
         swap_s = profile.kv_bytes_per_token / (self.swap_gbytes_per_s * 1e9)

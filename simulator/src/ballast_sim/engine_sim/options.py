@@ -277,7 +277,9 @@ def _profile(name: str | None, files: Sequence[Path], env: Mapping[str, str]) ->
         raise OptionError(str(error)) from None
     if name is not None:
         if name not in known:
-            raise OptionError(f"--profile: there is no profile {name!r}; {known_names(name, known)}")
+            raise OptionError(
+                f"--profile: there is no profile {name!r}; " + known_names(name, known, "ballast profiles")
+            )
         return known[name]
     text = env.get("BALLAST_PROFILE")
     if not text:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ballast_sim.load.client import StreamClient, StreamOutcome
 from ballast_sim.load.prompts import PromptKind, PromptMaker
 from ballast_sim.load.report import LoadReport, RequestResult, build_report
+from ballast_sim.settings import SettingError
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.workloads import WorkloadRequest
 
@@ -33,7 +34,7 @@ class LoadSettings:
         """Raises ValueError naming the setting that cannot work."""
         for field in ("time_scale", "timeout_s", "max_in_flight"):
             if not getattr(self, field) > 0:
-                raise ValueError(f"{field}: must be above 0, not {getattr(self, field)!r}")
+                raise SettingError(field, f"must be above 0, not {getattr(self, field)!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_sim.hardware_names import find_profile
 from ballast_sim.naming import known_names
+from ballast_sim.settings import SettingError
 
 MOST_GPUS = 4096
 
 
-class BudgetError(ValueError):
+class BudgetError(SettingError):
     """A budget that cannot be read or that no engine fits; the message names option and fix."""
 
 
@@ -34,29 +36,26 @@ def parse_budget(
         name, _, number = part.partition("=")
         if not name or not number.isdecimal() or not 0 < int(number) <= MOST_GPUS:
             raise BudgetError(
-                f"--budget: cannot read {part!r}; write GPUs by hardware, such as a100=4,h20=8 (1 to {MOST_GPUS})"
+                "budget", f"cannot read {part!r}; write GPUs by hardware, such as a100=4,h20=8 (1 to {MOST_GPUS})"
             )
         profile = _profile(name, model, profiles)
         if any(known.profile.name == profile.name for known in found):
-            raise BudgetError(f"--budget: {name} is named twice; give it once")
+            raise BudgetError("budget", f"{name} is named twice; give it once")
         gpus = int(number)
         if gpus < profile.gpus:
             raise BudgetError(
-                f"--budget: {name}={gpus}: one engine of {profile.name} takes {profile.gpus} GPUs; give more, or name "
-                "a profile that takes fewer (`ballast profiles`)"
+                "budget",
+                f"{name}={gpus}: one engine of {profile.name} takes {profile.gpus} GPUs; give more, or name "
+                "a profile that takes fewer (`ballast profiles`)",
             )
         found.append(Hardware(profile, gpus // profile.gpus, gpus))
     return tuple(found)
 
 
 def _profile(name: str, model: str, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
-    """By its own name, as `HARDWARE-MODEL`, or the fewest GPUs of `HARDWARE-MODEL-tpN`."""
-    for exact in (name, f"{name}-{model}"):
-        if exact in profiles:
-            return profiles[exact]
-    by_size = [profile for known, profile in profiles.items() if known.startswith(f"{name}-{model}-tp")]
-    if not by_size:
+    profile = find_profile(name, profiles, model)
+    if profile is None:
         fitting = [known for known in profiles if model in known]
-        known = known_names(f"{name}-{model}", fitting or profiles)
-        raise BudgetError(f"--budget: no profile of {model} on {name!r}; {known}; or name another --model")
-    return min(by_size, key=lambda profile: profile.gpus)
+        known = known_names(f"{name}-{model}", fitting or profiles, "ballast profiles")
+        raise BudgetError("budget", f"no profile of {model} on {name!r}; {known}; or name another --model")
+    return profile

@@ -16,6 +16,7 @@ from ballast_sim.capacity import LengthStatistics
 from ballast_sim.recommend.budget import Hardware
 from ballast_sim.recommend.layouts import Layout, layouts
 from ballast_sim.recommend.variants import Variant, default_variant, variants
+from ballast_sim.settings import SettingError
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.inputs.shapes import parse_shape
@@ -113,7 +114,9 @@ def search(question: Question, jobs: int, stop: threading.Event, tell: Tell) -> 
     """Raises what runs raise, `Stopped`, and ValueError for traffic without a rate."""
     load = question.source.load(question.seeds[0], question.rate_scale)
     if load.rate_rps is None:
-        raise ValueError("--trace, --workload: its requests arrive at one instant and have no rate; take more of them")
+        raise SettingError(
+            ("trace", "workload"), "its requests arrive at one instant and have no rate; take more of them"
+        )
     lengths = LengthStatistics.of(load.requests)
     shared = _shares_prefixes(load.requests)
     every = layouts(question.hardware, lengths, load.rate_rps, question.objective.tpot_s)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from ballast_sim.settings import SettingError
 from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
 from ballast_sim.workloads.formats import TraceError
 from ballast_sim.workloads.generators import GENERATORS, Generator, generate
@@ -49,16 +50,16 @@ def load_workload(
     for a file that cannot be read, ValueError naming any other argument.
     """
     if not 0 < rate_scale < math.inf:
-        raise ValueError(f"rate_scale: must be above 0 and finite, not {rate_scale!r}")
+        raise SettingError("rate_scale", f"must be above 0 and finite, not {rate_scale!r}")
     if not duration_s > 0:
-        raise ValueError(f"duration_s: must be above 0, not {duration_s!r}")
+        raise SettingError("duration_s", f"must be above 0, not {duration_s!r}")
     if trace is None:
         if duration_s == math.inf and limit is None:
-            raise ValueError("duration_s: a built-in workload never ends by itself; must be finite, not inf")
+            raise SettingError("duration_s", "a built-in workload never ends by itself; must be finite, not inf")
         return generate(
             workload, rate_rps=rate_rps, rate_scale=rate_scale, duration_s=duration_s, seed=seed, limit=limit
         )
     if rate_rps is not None:
-        raise ValueError("rate_rps: a trace has its own rate; use rate_scale")
+        raise SettingError("rate_rps", "a trace has its own rate; use rate_scale")
     requests = spread_equal_arrivals(read_trace(trace), seed=seed)
     return clip(scale_arrivals(requests, rate_scale), duration_s, limit)

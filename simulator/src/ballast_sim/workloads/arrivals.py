@@ -5,6 +5,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ballast_sim.settings import SettingError
+
 GAMMA_SPREAD = (0.01, 100.0)
 """Coefficients of variation beyond these are beyond what floats draw."""
 
@@ -23,14 +25,14 @@ class ArrivalProcess:
     def __post_init__(self) -> None:
         """Raises ValueError naming the option."""
         if self.kind not in ("poisson", "gamma", "burst"):
-            raise ValueError(f"arrivals: there is no {self.kind!r}; there are poisson, gamma:CV, burst:SIZE")
+            raise SettingError("arrivals", f"there is no {self.kind!r}; there are poisson, gamma:CV, burst:SIZE")
         if not 0 < self.value < math.inf:
-            raise ValueError(f"arrivals: {self.kind} takes a number above 0, not {self.value!r}")
+            raise SettingError("arrivals", f"{self.kind} takes a number above 0, not {self.value!r}")
         lowest, highest = GAMMA_SPREAD
         if self.kind == "gamma" and not lowest <= self.value <= highest:
-            raise ValueError(f"arrivals: gamma takes a number from {lowest:g} to {highest:g}, not {self.value:g}")
+            raise SettingError("arrivals", f"gamma takes a number from {lowest:g} to {highest:g}, not {self.value:g}")
         if self.kind == "burst" and (self.value != int(self.value)):
-            raise ValueError(f"arrivals: a burst has a whole number of requests, not {self.value!r}")
+            raise SettingError("arrivals", f"a burst has a whole number of requests, not {self.value!r}")
 
     @classmethod
     def parse(cls, text: str) -> "ArrivalProcess":
@@ -39,13 +41,12 @@ class ArrivalProcess:
         if not colon:
             return cls(kind, {"gamma": 2.0, "burst": 8.0}.get(kind, 1.0))
         if kind == "poisson":
-            raise ValueError(f"arrivals: poisson takes no number, as in {text!r}; write poisson, or gamma:CV")
+            raise SettingError("arrivals", f"poisson takes no number, as in {text!r}; write poisson, or gamma:CV")
         try:
-            return cls(kind, float(value))
-        except ValueError as error:
-            if str(error).startswith("arrivals"):
-                raise
-            raise ValueError(f"arrivals: {value!r} in {text!r} is not a number") from None
+            number = float(value)
+        except ValueError:
+            raise SettingError("arrivals", f"{value!r} in {text!r} is not a number") from None
+        return cls(kind, number)
 
     def times(self, rate_rps: float, rng: random.Random) -> Iterator[float]:
         """Arrivals without end, the first at 0 s."""

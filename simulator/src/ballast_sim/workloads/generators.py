@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+from ballast_sim.naming import known_names
+from ballast_sim.settings import SettingError
 from ballast_sim.workloads.arrivals import POISSON, ArrivalProcess
 from ballast_sim.workloads.lengths import Lengths, Pair, independent, lognormal, mixed, uniform, within
 from ballast_sim.workloads.prefixes import MEAN_TURNS, conversations, hotspots
@@ -182,11 +184,13 @@ def generate(
     Raises ValueError for a name that does not exist and for a rate that is not positive.
     """
     if name not in GENERATORS:
-        raise ValueError(f"workload: there is no {name!r}; there are {', '.join(GENERATORS)}")
+        raise SettingError(
+            "workload", f"unknown workload {name!r}; " + known_names(name, GENERATORS, "ballast workloads")
+        )
     generator = GENERATORS[name]
     rate = (generator.default_rate_rps if rate_rps is None else rate_rps) * rate_scale
     if not 0 < rate < math.inf:
-        raise ValueError(f"rate_rps: must be above 0 and finite, not {rate!r}")
+        raise SettingError("rate_rps", f"must be above 0 and finite, not {rate!r}")
     requests: list[WorkloadRequest] = []
     for request in generator.requests(rate, seed, process):
         if request.arrival_s >= duration_s or (limit is not None and len(requests) >= limit):

@@ -1,1 +1,1 @@
-"""Partition: where to cut a request into segments (Libra)."""
+"""Partition: cutting a request into segments for several endpoints (Libra)."""

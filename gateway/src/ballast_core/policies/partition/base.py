@@ -1,4 +1,4 @@
-"""What partition policies share: which endpoints they weigh, how long a request will be, and how a plan is made."""
+"""What partition policies share: the choice of endpoints, the expected length, and traces."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ballast_core.state.view import View
 
 
 def least_loaded(view: View, book: Book, loads: FloatArray, number: int) -> IntArray:
-    """Places of so many endpoints, lowest loads first; ties to the least recently chosen, then to the smallest id."""
+    """Indices of `number` endpoints, lowest load first; ties go to the least recently chosen, then the smallest id."""
     order: IntArray = np.lexsort((book.turns(view.slots), loads))
     return order[:number]
 
 
 def trace(policy: str, view: View, loads: FloatArray, chosen: int) -> PlacementTrace:
-    """Why an endpoint: the loads that were compared."""
+    """The trace of one chosen endpoint: the loads that were compared."""
     return PlacementTrace(Stage.DECODE, policy, view.endpoints[chosen].id, view.endpoints, loads)
 
 
-def foreseen_tokens(view: View, margin_tokens: int) -> int:
-    """Output tokens that the request will have, and the margin, within its limit; 1 at least.
+def expected_output_tokens(view: View, margin_tokens: int) -> int:
+    """Expected output tokens of the request plus the margin, within its limit; at least 1.
 
-    A predictor's word where the request carries one, else what the survival curve expects.
+    This is the request's own prediction if it has one, otherwise the expectation of the survival curve.
     """
     request = view.request
     limit = math.inf if request.max_output_tokens is None else float(request.max_output_tokens)

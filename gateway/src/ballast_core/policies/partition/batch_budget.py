@@ -1,14 +1,13 @@
 """How many prompt tokens the next step may compute beside its decodes (Libra section 4.2, Algorithm 2).
 
-A table of measured step times on (prompt tokens, mean context of the decodes, decodes), seeded from a hardware profile
-and corrected with every step that was measured: section 5's offline table, and line 1 of the algorithm. It holds
-factors on the profile's law, one for each cell, so that a cell without a measurement is as good as the law, and one
-with some is right within it. Cells grow by powers of two. What was measured also corrects the whole table a little,
-because a profile that is wrong in one cell is mostly wrong in all.
+A table of step times over (prompt tokens, mean context of the decodes, decodes). It starts from a hardware profile and
+is corrected by every measured step: section 5's offline table, and line 1 of the algorithm. Each cell holds a factor on
+the profile's law, so a cell without measurements predicts the law. Cells grow by powers of two. A measurement also
+corrects the whole table a little, because a profile that is wrong in one cell is usually wrong in all.
 
-The search relies on one thing: more prompt tokens never take less time. Factors of neighbouring cells could break
-that; so the time of a step with n prompt tokens is taken to be the longest of the table's answers up to n. Then the
-budget is the largest n within the SLO, and a larger SLO never allows fewer.
+The search relies on one property: more prompt tokens never take less time. Factors of neighbouring cells could break
+it. Therefore the time of a step with n prompt tokens is the longest prediction of the table up to n. The budget is the
+largest n within the SLO, and a larger SLO never gives a smaller budget.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import math
 from ballast_core.profiles import HardwareProfile
 
 _PREFILLS, _CONTEXTS, _DECODES = 20, 20, 14
-"""The last cells, which hold all that is larger: a million tokens, 16,384 decodes."""
+"""The last cells, which hold all larger values: a million tokens, 16,384 decodes."""
 _LONGEST_RATIO = 8.0
-"""A measurement so many times longer or shorter than believed counts as that much."""
+"""A measurement counts as at most this many times longer or shorter than predicted."""
 
 
 class StepTimeTable:
@@ -34,7 +33,7 @@ class StepTimeTable:
         cell_weight: float = 0.2,
         table_weight: float = 0.02,
     ) -> None:
-        """`granule_tokens`: budgets are multiples of it; the weights are those of one measurement, 0 to 0.5.
+        """`granule_tokens`: budgets are multiples of it. The weights are those of one measurement, 0 to 0.5.
 
         Raises ValueError naming the field.
         """
@@ -48,23 +47,23 @@ class StepTimeTable:
         self._cell_weight = cell_weight
         self._table_weight = table_weight
         self._scale = 1.0
-        """Of the whole table."""
+        """Factor of the whole table."""
         self._factors: dict[tuple[int, int, int], float] = {}
-        """Of the cells that were measured, beside the scale."""
+        """Factors of the measured cells, on top of the scale."""
 
     def predict_s(
         self, prefill_tokens: int, context_tokens: float, decodes: int, *, prefill_context_tokens: float = 0.0
     ) -> float:
-        """Seconds of a step that computes so many prompt tokens beside so many decodes. Grows with prompt tokens.
+        """Seconds of a step with these prompt tokens and decodes; it never falls with more prompt tokens.
 
-        `prefill_context_tokens`: how many of their prompt are computed already. The paper's table does not know it; at
-        0 as there.
+        `prefill_context_tokens`: tokens of the same prompt that are computed already. The paper's table has no such
+        dimension, which is 0 here.
         """
         context_cell, decodes_cell = _cell(context_tokens, _CONTEXTS), _cell(decodes, _DECODES)
         longest_s = 0.0
         for cell in range(_cell(prefill_tokens, _PREFILLS) + 1):
             factor = self._factors.get((cell, context_cell, decodes_cell), 1.0)
-            # The law grows with prompt tokens: within a cell the longest step is its last one, or the step asked for.
+            # The law grows with prompt tokens: the longest step of a cell is its last one, or the given step.
             tokens = prefill_tokens if cell == _PREFILLS else min(prefill_tokens, (1 << cell) - 1)
             longest_s = max(longest_s, factor * self._law_s(tokens, context_tokens, decodes, prefill_context_tokens))
         return self._scale * longest_s
@@ -78,10 +77,9 @@ class StepTimeTable:
         *,
         prefill_context_tokens: float = 0.0,
     ) -> None:
-        """A step was measured: line 1. What is no time is left out.
+        """Learn from a measured step (line 1). A time that is not positive and finite is ignored.
 
-        The cell's own time moves towards the measurement, as a ratio, by both weights; that of all others by the
-        table's.
+        The cell's prediction moves towards the measurement, as a ratio, by both weights; all others by the table's.
         """
         if not 0 < measured_s < math.inf or prefill_tokens + decodes <= 0:
             return
@@ -102,11 +100,11 @@ class StepTimeTable:
         *,
         prefill_context_tokens: float = 0.0,
     ) -> int:
-        """The largest number of prompt tokens with which the step is predicted to stay within the SLO: line 3.
+        """The largest number of prompt tokens with which the step is predicted to stay within the SLO (line 3).
 
-        A multiple of the granule, or `cap_tokens`, the most that is asked for. Where even one granule would take too
-        long it is 0 while requests decode, and one granule where none do: the step then has no token to be late with,
-        and prompts get on. With decodes that never leave room prompts wait: their engine decides how long.
+        It is a multiple of the granule, or `cap_tokens`, the upper bound. If even one granule takes too long, it is 0
+        while requests decode. Without decodes it is one granule: such a step delays no token, and prompts make
+        progress. If decodes always take the whole SLO, prompts wait, and the engine decides for how long.
         """
 
         def fits(tokens: int) -> bool:
@@ -127,11 +125,11 @@ class StepTimeTable:
         return tokens if tokens or decodes else min(self.granule_tokens, cap)
 
     def _law_s(self, prefill_tokens: int, context_tokens: float, decodes: int, prefill_context_tokens: float) -> float:
-        """The profile's."""
+        """Seconds of the step by the profile."""
         pairs = prefill_tokens * (prefill_context_tokens + prefill_tokens / 2)
         return self.profile.step_s(prefill_tokens + decodes, context_tokens * decodes, pairs, decodes)
 
 
 def _cell(value: float, most: int) -> int:
-    """0; 1; 2-3; 4-7; 8-15; ..."""
+    """The cell of a value: 0; 1; 2-3; 4-7; 8-15; ..."""
     return min(int(max(value, 0.0)).bit_length(), most)

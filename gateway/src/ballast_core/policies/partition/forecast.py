@@ -1,4 +1,4 @@
-"""What each endpoint has still to do, as timelines that are kept while they are good."""
+"""The remaining work of each endpoint, as timelines that are kept while they are valid."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ballast_core.state.ledger import Phase
 from ballast_core.state.view import View
 
 _STALE_S = 1.0
-"""An older timeline is made anew, from the tokens that were reported since."""
+"""An older timeline is rebuilt, from the tokens that were reported since."""
 _FRESHENED = 2
-"""Timelines that are made anew for their age alone in one decision, at most."""
+"""At most this many timelines are rebuilt in one decision for their age alone."""
 
 
 @dataclass(slots=True)
@@ -29,10 +29,11 @@ class _Kept:
 
 
 class Forecast:
-    """Timelines by slot. A change of the book makes those of its slots anew when they are next asked for.
+    """Timelines by slot. After a change of a slot's work, its timeline is rebuilt on the next read.
 
-    Between changes an endpoint is taken to go on as predicted; the ones that a request may go to are always made anew,
-    so a decision sees all reported tokens where it matters. Good for one setting of `max_requests`.
+    Between changes an endpoint is assumed to progress as predicted. The timelines of the endpoints that a request may
+    go to are always rebuilt, so a decision sees all reported tokens where it matters. One forecast serves one value of
+    `max_requests`.
     """
 
     def __init__(self) -> None:
@@ -40,64 +41,66 @@ class Forecast:
         self._done_at_s: FloatArray = np.zeros(16)
 
     def remaining_s(self, view: View, book: Book, max_requests: int) -> FloatArray:
-        """Seconds until each endpoint of the view has done all that it has now. Shape (endpoints,)."""
+        """Seconds until each endpoint of the view has finished its present work. Shape (endpoints,)."""
         most = int(view.slots.max(initial=0)) + 1
         if most > len(self._done_at_s):
             more = max(most, 2 * len(self._done_at_s)) - len(self._done_at_s)
             self._done_at_s = np.concatenate([self._done_at_s, np.zeros(more)])
         aged: list[tuple[float, int]] = []
-        for at, (slot, version) in enumerate(zip(view.slots.tolist(), book.versions(view.slots).tolist(), strict=True)):
+        for index, (slot, version) in enumerate(
+            zip(view.slots.tolist(), book.versions(view.slots).tolist(), strict=True)
+        ):
             kept = self._kept.get(slot)
             if kept is None or kept.version != version:
-                self._make(view, book, at, max_requests)
+                self._make(view, book, index, max_requests)
             elif view.now_s - kept.made_at_s > _STALE_S and book.busy(slot):
-                aged.append((kept.made_at_s, at))
-        for _, at in sorted(aged)[:_FRESHENED]:
-            self._make(view, book, at, max_requests)
+                aged.append((kept.made_at_s, index))
+        for _, index in sorted(aged)[:_FRESHENED]:
+            self._make(view, book, index, max_requests)
         return np.maximum(self._done_at_s.take(view.slots) - view.now_s, 0.0)
 
-    def timeline(self, view: View, book: Book, at: int, max_requests: int) -> Timeline:
-        """That of the endpoint at this place of the view, as of now."""
-        slot = int(view.slots[at])
+    def timeline(self, view: View, book: Book, index: int, max_requests: int) -> Timeline:
+        """The timeline of the endpoint with this index in the view, as of now."""
+        slot = int(view.slots[index])
         kept = self._kept.get(slot)
         if (
             kept is None
             or kept.made_at_s != view.now_s
-            or kept.version != int(book.versions(view.slots[at : at + 1])[0])
+            or kept.version != int(book.versions(view.slots[index : index + 1])[0])
         ):
-            return self._make(view, book, at, max_requests)
+            return self._make(view, book, index, max_requests)
         return kept.timeline
 
-    def _make(self, view: View, book: Book, at: int, max_requests: int) -> Timeline:
-        slot = int(view.slots[at])
-        timeline = Timeline(outstanding(view, book, at), pace(view, at, max_requests))
-        self._kept[slot] = _Kept(timeline, int(book.versions(view.slots[at : at + 1])[0]), view.now_s)
+    def _make(self, view: View, book: Book, index: int, max_requests: int) -> Timeline:
+        slot = int(view.slots[index])
+        timeline = Timeline(outstanding(view, book, index), pace(view, index, max_requests))
+        self._kept[slot] = _Kept(timeline, int(book.versions(view.slots[index : index + 1])[0]), view.now_s)
         self._done_at_s[slot] = view.now_s + timeline.end_s
         return timeline
 
 
-def pace(view: View, at: int, max_requests: int) -> Pace:
-    """Decodes as recalibrated by gaps between tokens, prompts by completed prefills; requests of others stay."""
-    beliefs, slot = view.beliefs, int(view.slots[at])
+def pace(view: View, index: int, max_requests: int) -> Pace:
+    """The pace of an endpoint: decodes as recalibrated from gaps between tokens, prompts from completed prefills."""
+    beliefs, slot = view.beliefs, int(view.slots[index])
     model = beliefs.step_times.model(slot)
-    others = int(view.foreign_requests[at])
-    ours = max(int(view.requests[at]) - others, 1)
+    others = int(view.foreign_requests[index])
+    ours = max(int(view.requests[index]) - others, 1)
     return Pace(
         decoding=model.profile,
         prefilling=model.base,
         prefill_factor=beliefs.prefill_times.factor(slot),
         max_requests=max_requests,
         others=others,
-        others_tokens=others * float(view.tokens[at]) / ours,
+        others_tokens=others * float(view.tokens[index]) / ours,
     )
 
 
-def outstanding(view: View, book: Book, at: int) -> list[Part]:
-    """What an endpoint has to do by the book, less what the ledger knows to be done; what decodes comes first.
+def outstanding(view: View, book: Book, index: int) -> list[Part]:
+    """The work booked for an endpoint less the progress in the ledger; decoding parts come first.
 
-    Requests without a plan are expected to go on as their hints or survival curves say.
+    The remaining output of requests without a plan comes from their hints or survival curves.
     """
-    slot, entries = int(view.slots[at]), view.entries
+    slot, entries = int(view.slots[index]), view.entries
     decoding, waiting = list[Part](), list[Part]()
     for key, work in book.works(slot).items():
         entry = entries.get(key[0])
@@ -109,11 +112,11 @@ def outstanding(view: View, book: Book, at: int) -> list[Part]:
             decoding.append(Part(0, left, work.context_tokens + work.prefill_tokens + done))
     for part, decodes in _uncut(view, book, slot):
         (decoding if decodes else waiting).append(part)
-    return decoding + _in_service(view, at, waiting)
+    return decoding + _in_service(view, index, waiting)
 
 
 def _uncut(view: View, book: Book, slot: int) -> Iterator[tuple[Part, bool]]:
-    """What is to be done in this slot for requests without a plan, and whether they decode there already."""
+    """The work in this slot of requests without a plan, and whether each decodes there already."""
     known = (view.entries.get(request_id) for request_id in book.uncut(slot))
     entries = [entry for entry in known if entry is not None and slot in (entry.prefill_slot, entry.decode_slot)]
     if not entries:
@@ -129,19 +132,19 @@ def _uncut(view: View, book: Book, slot: int) -> Iterator[tuple[Part, bool]]:
             yield Part(0, int(left), entry.request.prompt_tokens + entry.generated_tokens), True
         elif entry.prefill_slot is None:
             yield Part(prompt - cached, int(left), cached), False
-        else:  # comes when it is prefilled elsewhere
+        else:  # it is prefilled on another endpoint and decodes here afterwards
             yield Part(0, int(left), prompt), False
 
 
-def _in_service(view: View, at: int, waiting: list[Part]) -> list[Part]:
-    """Without what the first prompt, which is in service, has computed by now, at the endpoint's rate."""
-    elapsed_s = float(view.prefill_elapsed_s[at])
+def _in_service(view: View, index: int, waiting: list[Part]) -> list[Part]:
+    """The waiting parts without the tokens that the first prompt, which is in service, has computed by now."""
+    elapsed_s = float(view.prefill_elapsed_s[index])
     if elapsed_s <= 0:
         return waiting
-    rate = float(view.beliefs.prefill_times.tokens_per_s(view.slots[at : at + 1])[0])
-    for index, (prefill, decode, context) in enumerate(waiting):
+    rate = float(view.beliefs.prefill_times.tokens_per_s(view.slots[index : index + 1])[0])
+    for number, (prefill, decode, context) in enumerate(waiting):
         if prefill:
             done = int(min(elapsed_s * rate, prefill))
-            waiting[index] = Part(prefill - done, decode, context + done)
+            waiting[number] = Part(prefill - done, decode, context + done)
             break
     return waiting

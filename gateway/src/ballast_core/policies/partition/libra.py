@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model.segments import Segment
 from ballast_core.policies.declaring import check_within, parameter
-from ballast_core.policies.partition.base import foreseen_tokens, least_loaded, trace
+from ballast_core.policies.partition.base import expected_output_tokens, least_loaded, trace
 from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
 from ballast_core.policies.partition.protocol import Plan
 from ballast_core.policies.partition.timeline import Part, Timeline
@@ -22,13 +22,14 @@ from ballast_core.state.view import View
 
 
 class Probe(NamedTuple):
-    """What is predicted of one cut; the best one has the smallest key."""
+    """The predicted completion times of one cut."""
 
     position: int
-    """Tokens of the first part; all of them leave the request whole."""
+    """Tokens of the first part; if it has all tokens, the request stays whole."""
     first_s: float
-    """When the endpoint of the first part has done all its work."""
+    """When the endpoint of the first part has finished all its work (T1)."""
     second_s: float
+    """The same for the endpoint of the second part (T2)."""
 
     @property
     def gap_s(self) -> float:
@@ -39,10 +40,10 @@ class Probe(NamedTuple):
 def search(
     ratio: float, length: int, predict: Callable[[int], Probe], *, max_probes: int, eps_s: float, highest: int
 ) -> list[Probe]:
-    """Lines 3 to 10: the probes of a bounded bisection of the ratio, from `ratio` on, to positions up to `highest`.
+    """Lines 3 to 10: the probes of a bounded bisection of the ratio, starting at `ratio`, with positions to `highest`.
 
-    The work of the first endpoint grows with the position: where it is done last, the cut moves back. Ends with the
-    first probe whose gap is within `eps_s`. A position that came up before ends it, too: it would come up again.
+    The work of the first endpoint grows with the position. If it finishes last, the cut moves back. The search ends
+    with the first probe whose gap is within `eps_s`, or at a position that was probed before.
     """
     probes, low, high = dict[int, Probe](), 0.0, highest / length
     ratio = min(ratio, high)
@@ -63,38 +64,37 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class Libra:
-    """The cut that lets two endpoints finish all that they have at the same time, found by bisection.
+    """The cut with which two endpoints finish all their work at the same time, found by bisection.
 
-    Of the flexible endpoints the two that will be done first are taken, ties by turns. For each order of these two, a
-    share of all tokens, first P / (P + D), goes to the first endpoint and the rest to the second; virtual batches say
-    when each of them will have done all its work (`partition/timeline.py`), and bisection moves the cut until the two
-    times differ by eps_s at most. The best probe is kept: least beyond the time to first token, then the smallest
-    difference, then the earlier end of both, then the order that begins on the endpoint that is done first. Requests
-    stay whole where that is as good: within eps_s, or where nothing is to be done on either endpoint (cold start).
-    Requests that may not be cut are work like any other.
-    The time to first token is "the request's SLO" of section 3.2, without a form in Algorithm 1: without it an endpoint
-    that only prefills gets a queue of prompts as long as others take to finish their decodes.
-    Parts are predicted as if all were ready at once: that the second one waits for the first says when it is done, but
-    not how much work an endpoint has, which is what is balanced.
-    Example: 1,024 prompt tokens and 1,024 to come, two endpoints with as much to do -> cut beyond the prompt.
+    It takes the two flexible endpoints that will finish first, ties by turns. For each order of these two, a share of
+    all tokens, at first P / (P + D), goes to the first endpoint and the rest to the second. Virtual batches predict
+    when each endpoint finishes all its work (`partition/timeline.py`), and bisection moves the cut until the two times
+    differ by at most eps_s. The best probe has the least excess over ttft_slo_s, then the smallest difference, then the
+    earliest end of both, then the order that begins on the endpoint that finishes first. A request stays whole if that
+    is as good: within eps_s, or if both endpoints are idle (cold start). Requests that may not be cut count as work.
+    The time to first token is "the request's SLO" of section 3.2, to which Algorithm 1 gives no form. Without it, an
+    endpoint that only prefills gets a queue of prompts as long as others take to finish their decodes.
+    Parts are predicted as if all were ready at once. The second part's wait for the first changes when it is done, but
+    not how much work its endpoint has, and the work is what is balanced.
+    Example: 1,024 prompt tokens and 1,024 to come, two endpoints with equal work -> a cut beyond the prompt.
     """
 
     type: ClassVar[str] = "libra"
     needs: ClassVar[Belief] = (
         Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
     )
-    max_probes: int = parameter(6, "Cuts that are tried for each order of the two endpoints (K), 1 to 64.")
+    max_probes: int = parameter(6, "Cuts to try for each order of the two endpoints (K), 1 to 64.")
     eps_s: float = parameter(0.1, "Difference of completion times in seconds that counts as balanced, 0 or more.")
     max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 to 65536.")
-    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 to 1000000.")
-    ttft_slo_s: float = parameter(1.0, "Time to first token that no cut should exceed, in seconds; 0: any will do.")
+    margin_tokens: int = parameter(20, "Tokens added to every predicted output length, 0 to 1000000.")
+    ttft_slo_s: float = parameter(1.0, "Time to first token that cuts should meet, in seconds; 0: no such bound.")
     cuts: Literal["any", "prompt"] = parameter(
         "any", "Where to cut: anywhere, or within the prompt and at its end, as clients that stream need it."
     )
-    block_tokens: int = parameter(1, "Cuts within the prompt are multiples of so many tokens, 1 to 65536.")
+    block_tokens: int = parameter(1, "Cuts within the prompt are multiples of this many tokens, 1 to 65536.")
     segments: int = parameter(2, "Parts of a request, 2 or 3: prefill, thinking and answer.")
-    think_ratio: float = parameter(0.8, "Share of the output that is thinking where requests do not say, 0 to 1.")
-    think_tbt_slo_s: float = parameter(0.2, "Time between tokens that suffices while it thinks; for 3 segments.")
+    think_ratio: float = parameter(0.8, "Share of the output that is thinking if a request has no hint, 0 to 1.")
+    think_tbt_slo_s: float = parameter(0.2, "Seconds between tokens that suffice for thinking; for 3 segments.")
 
     def __post_init__(self) -> None:
         check_within(
@@ -117,20 +117,20 @@ class Libra:
             raise ValueError("segments: 3 cut the output, which cuts: prompt rules out")
 
     def planner(self) -> LibraPlanner:
-        """A planner that keeps the endpoints' timelines while they are good."""
+        """A planner that keeps the endpoints' timelines while they are valid."""
         return LibraPlanner(self)
 
 
 class LibraPlanner:
-    """Plans requests by one set of parameters, and keeps what it has worked out of each endpoint's future."""
+    """Plans requests with one set of parameters, and keeps the timeline of each endpoint."""
 
     def __init__(self, policy: Libra) -> None:
         self._policy = policy
         self.forecast = Forecast()
-        """Good while the works of the book stay as they are."""
+        """Kept timelines; valid while the book's work for their slots is unchanged."""
 
     def plan(self, view: View, book: Book) -> Plan | None:
-        """The cut of one request; None where the view shows no endpoint."""
+        """The cut of one request; None if the view has no endpoint."""
         return _Planning(self._policy, view, book, self.forecast).plan() if view.endpoints else None
 
 
@@ -143,16 +143,16 @@ class _Planning:
         self._view = view
         self._book = book
         self._prompt = view.request.prompt_tokens
-        self._length = self._prompt + foreseen_tokens(view, policy.margin_tokens)
+        self._length = self._prompt + expected_output_tokens(view, policy.margin_tokens)
         self._cached = view.matched_tokens
         self._probes = 0
 
     def plan(self) -> Plan:
         policy, view, book = self._policy, self._view, self._book
         loads = self._forecast.remaining_s(view, book, policy.max_requests)
-        chosen = [int(at) for at in least_loaded(view, book, loads, 3 if policy.segments == 3 else 2)]
-        traces = tuple(trace(policy.type, view, loads, at) for at in chosen)
-        if len(chosen) == 1 or not any(book.busy(int(view.slots[at])) for at in chosen):
+        chosen = [int(index) for index in least_loaded(view, book, loads, 3 if policy.segments == 3 else 2)]
+        traces = tuple(trace(policy.type, view, loads, index) for index in chosen)
+        if len(chosen) == 1 or not any(book.busy(int(view.slots[index])) for index in chosen):
             return Plan((Segment(view.endpoints[chosen[0]], None),), self._length, traces=traces[:1])
         thinking = self._thinking()
         segments, gap_s = self._two(chosen[:2]) if thinking is None else self._three(chosen, thinking)
@@ -190,7 +190,7 @@ class _Planning:
         return best[1], best[2]
 
     def _late_s(self, first: int, second: int, position: int) -> float:
-        """How much later than its SLO the first token is expected, by the prompts queued and this one."""
+        """Seconds by which the first token is expected to miss its SLO, from the queued prompts and this one."""
         if not self._policy.ttft_slo_s:
             return 0.0
         own_s, until_s = self._view.own_prefill_s, self._view.prefill_s
@@ -201,7 +201,7 @@ class _Planning:
         return max(first_s - self._policy.ttft_slo_s, 0.0)
 
     def _three(self, chosen: list[int], thinking: int) -> tuple[tuple[Segment, ...], float]:
-        """Prefill, thinking and answer over the least-loaded endpoints: neighbours apart, and the most even way."""
+        """Prefill, thinking and answer over the least-loaded endpoints: neighbours differ, completion most even."""
         ways = [way for way in product(chosen, repeat=3) if way[0] != way[1] != way[2]]
         cuts = (self._prompt, self._prompt + thinking)
         best: tuple[tuple[float, float, int], tuple[Segment, ...]] | None = None
@@ -221,28 +221,28 @@ class _Planning:
         ends = self._ends(zip(way, self._works(way, segments), strict=True), (first, second))
         return Probe(position, ends[0], ends[1])
 
-    def _ends(self, works: Iterable[tuple[int, Work]], places: Iterable[int]) -> list[float]:
-        """When each of these endpoints has done all its work and these."""
+    def _ends(self, works: Iterable[tuple[int, Work]], indices: Iterable[int]) -> list[float]:
+        """When each of these endpoints finishes all its work with `works` added: (endpoint, work)."""
         self._probes += 1
-        given: dict[int, list[Part]] = {}
-        for at, work in works:
-            given.setdefault(at, []).append(Part(work.prefill_tokens, work.decode_tokens, work.context_tokens))
-        answer = list[float]()
-        for at in places:
-            more = given.get(at, [])
+        added: dict[int, list[Part]] = {}
+        for index, work in works:
+            added.setdefault(index, []).append(Part(work.prefill_tokens, work.decode_tokens, work.context_tokens))
+        ends = list[float]()
+        for index in indices:
+            more = added.get(index, [])
             if len(more) > 1:
-                ahead = outstanding(self._view, self._book, at)
-                timeline = Timeline([*ahead, *more], pace(self._view, at, self._policy.max_requests))
+                ahead = outstanding(self._view, self._book, index)
+                timeline = Timeline([*ahead, *more], pace(self._view, index, self._policy.max_requests))
             else:
-                timeline = self._forecast.timeline(self._view, self._book, at, self._policy.max_requests)
-            answer.append(timeline.end_with_s(*more) if len(more) == 1 else timeline.end_s)
-        return answer
+                timeline = self._forecast.timeline(self._view, self._book, index, self._policy.max_requests)
+            ends.append(timeline.end_with_s(*more) if len(more) == 1 else timeline.end_s)
+        return ends
 
     def _segments(self, way: tuple[int, ...], cuts: tuple[int, ...]) -> tuple[Segment, ...]:
-        endpoints = [self._view.endpoints[at] for at in way]
+        endpoints = [self._view.endpoints[index] for index in way]
         if cuts == (self._length,):
             return (Segment(endpoints[0], None),)
-        slos = [self._policy.think_tbt_slo_s if len(way) == 3 and at == 1 else None for at in range(len(way))]
+        slos = [self._policy.think_tbt_slo_s if len(way) == 3 and part == 1 else None for part in range(len(way))]
         return tuple(
             Segment(endpoint, end, slo) for endpoint, end, slo in zip(endpoints, (*cuts, None), slos, strict=True)
         )
@@ -251,12 +251,12 @@ class _Planning:
         return works_of(segments, self._prompt, self._length, int(self._cached[way[0]]))
 
     def _aligned(self, position: int) -> int:
-        """A cut within the prompt is a multiple of the block, its end excepted."""
+        """The position as a multiple of the block if it is within the prompt; the prompt's end is always allowed."""
         block = self._policy.block_tokens
         return position if position >= self._prompt else min(max(position // block, 1) * block, self._prompt)
 
     def _thinking(self) -> int | None:
-        """Output tokens of the thinking part; None where the request is not cut in three."""
+        """Output tokens of the thinking part; None if the request is not cut in three."""
         if self._policy.segments != 3 or not self._prompt:
             return None
         output = self._length - self._prompt

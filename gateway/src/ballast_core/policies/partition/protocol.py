@@ -18,30 +18,30 @@ class Plan:
 
     segments: tuple[Segment, ...]
     length_tokens: int = 0
-    """Prompt and output as foreseen; 0 if nobody asked."""
+    """Prompt and expected output in tokens; 0 if not predicted."""
     probes: int = 0
-    """Predictions that it took."""
+    """Number of predictions that the search made."""
     gap_s: float = 0.0
     """Difference of the endpoints' predicted completion times under this plan."""
     traces: tuple[PlacementTrace, ...] = ()
-    """Why these endpoints."""
+    """How the endpoints were chosen."""
 
 
 class Planner(Protocol):
-    """Plans one request after the other, with what it keeps between two of them."""
+    """Plans one request after another, and may keep results in between."""
 
     def plan(self, view: View, book: Book) -> Plan | None:
-        """The segments of `view.request`, in order, over endpoints of the view; None if it shows none.
+        """The segments of `view.request`, in order, over endpoints of the view; None if the view has no endpoint.
 
-        Neighbouring segments have different endpoints, ends rise and lie within the request, the last one is None.
-        `book`: the micro-requests that are planned and not done. The plan depends on both alone: what a planner keeps
-        saves time only.
+        Neighbouring segments have different endpoints; ends rise and are within the request; the last end is None.
+        `book`: the micro-requests that are planned and not done. The plan depends only on view and book: what a planner
+        keeps only saves time.
         """
         ...
 
 
 class Partition(Protocol):
-    """Chooses endpoints and cuts of a request that may run on several flexible endpoints."""
+    """Chooses the endpoints and the cuts of a request that may run on several flexible endpoints."""
 
     type: ClassVar[str]
 
@@ -51,5 +51,5 @@ class Partition(Protocol):
         ...
 
     def planner(self) -> Planner:
-        """What plans by these parameters, with nothing kept yet."""
+        """A new planner with these parameters."""
         ...

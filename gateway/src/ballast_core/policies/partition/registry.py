@@ -1,4 +1,4 @@
-"""Every partition policy that Ballast ships, by type name. None of them is the default: requests stay whole."""
+"""Every partition policy that Ballast ships, by type name. None is the default: requests stay whole."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ from ballast_core.policies.partition.protocol import Partition
 _SHIPPED: tuple[type[Partition], ...] = (Fixed, Libra)
 
 PARTITIONS: Mapping[str, type[Partition]] = MappingProxyType({policy.type: policy for policy in _SHIPPED})
-"""Partitions by name."""
+"""Every partition policy, by type name."""

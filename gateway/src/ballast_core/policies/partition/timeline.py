@@ -1,11 +1,11 @@
-"""When one endpoint will have done all that it has to do, and when with one more part (Libra section 4.1).
+"""When one endpoint will have finished all its work, and when with one more part (Libra section 4.1).
 
-The same virtual batches as `virtual_batches`, whose rules these are, for one endpoint and with everything ready at
-once. The timeline is simulated once, up to the moment at which nothing waits to be admitted; from there on passes only
-decode, and the time that any number of them takes is a closed form: sums over the parts in the order in which they end.
-A part more stands behind all others. So all that comes before its first token is as it was, and is not simulated
-again: what is left to do is its own prompt, a pass for each chunk, and two look-ups in the sums, those with one decode
-more while it decodes and those without after that. The result is the same as that of a simulation from the beginning.
+The rules are those of `placement.virtual_batches`, for one endpoint and with all parts ready at once. The timeline is
+simulated once, up to the time from which no part waits. From then on passes only decode, and the time of any number of
+them is a closed form: sums over the parts in the order in which they end. One more part goes behind all others, so
+everything before its first token stays the same and is not simulated again. What remains is its own prompt, one pass
+per chunk, and two look-ups in the sums: with one more decode while it decodes, and without it afterwards. The result
+equals that of a simulation from the start.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ from ballast_core.profiles import HardwareProfile
 
 
 class Part(NamedTuple):
-    """What is left of a micro-request, in whole tokens."""
+    """The remaining work of a micro-request, in tokens."""
 
     prefill_tokens: int
     decode_tokens: int
     context_tokens: int
-    """Computed already."""
+    """Tokens of its request that are computed already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast one endpoint goes, and what its passes hold. `others`: decodes beside ours, which are taken to stay."""
+    """The speed of one endpoint and the limits of its passes."""
 
     decoding: HardwareProfile
     """The law of passes without prompts."""
     prefilling: HardwareProfile
-    """That of passes with some; it says how many tokens a pass holds."""
+    """The law of passes with prompts, and the token budget."""
     prefill_factor: float = 1.0
-    """Seconds that pass for each second of that law."""
+    """Real seconds per second of that law."""
     max_requests: int = 256
-    """N_max: parts that are active at a time."""
+    """N_max: active parts at a time."""
     others: int = 0
+    """Foreign decodes, which are assumed to stay."""
     others_tokens: float = 0.0
-    """Context of them all."""
+    """Context of all foreign decodes."""
 
     @property
     def token_budget(self) -> int:
-        """Tokens of a pass."""
+        """Tokens of a pass, without those of foreign decodes."""
         return max(self.prefilling.max_num_batched_tokens - self.others, 1)
 
     @property
     def most(self) -> int:
-        """Parts of ours that are active at a time."""
+        """Our active parts at a time."""
         return max(self.max_requests - self.others, 1)
 
     def mixed_s(self, prefill_tokens: int, context_tokens: float, pairs: float, decodes: int) -> float:
@@ -70,12 +71,12 @@ class Pace:
 
     @property
     def read_s(self) -> float:
-        """Seconds for each token of context in a pass without prompts."""
+        """Seconds per token of context in a pass without prompts."""
         return self.decoding.k_ms_per_kv_token / 1e3
 
 
 class _Shared(NamedTuple):
-    """The last pass with prompts, where it has room for more of them."""
+    """The last pass with prompts, if more prompt tokens fit into it."""
 
     now_s: float
     passes: int
@@ -95,26 +96,26 @@ class Timeline:
         self._passes = 0
         self._shared: _Shared | None = None
         self._ends: list[tuple[int, int]] = []
-        """Heap of the parts that decode: the pass after which each is done, and its context less the passes so far."""
+        """Heap of the decoding parts: the pass after which each is done, and its context less the passes so far."""
         self._base_tokens = 0
         self._simulate(list(parts))
         self._sum()
         self.end_s = self._now_s + self._elapsed_s(self._last)
-        """When all is done."""
+        """When all parts are done."""
 
-    # --- up to the moment at which nothing waits ----------------------------------------------------------------
+    # --- up to the time from which no part waits ----------------------------------------------------------------
 
     def _simulate(self, parts: list[Part]) -> None:
-        most, at, left = self._pace.most, 0, [part.prefill_tokens for part in parts]
-        while at < len(parts):
-            if left[at] == 0 and len(self._ends) < most:
-                self._join(parts[at])
+        most, first, left = self._pace.most, 0, [part.prefill_tokens for part in parts]
+        while first < len(parts):
+            if left[first] == 0 and len(self._ends) < most:
+                self._join(parts[first])
                 self._shared = None
-                at += 1
+                first += 1
             elif len(self._ends) >= most:
                 self._leap()
             else:
-                at = self._mixed_pass(parts, left, at)
+                first = self._mixed_pass(parts, left, first)
 
     def _join(self, part: Part) -> None:
         if part.decode_tokens:
@@ -123,7 +124,7 @@ class Timeline:
             self._base_tokens += base
 
     def _leap(self) -> None:
-        """Decodes alone, until the first of them ends and gives its place."""
+        """Passes of decodes alone, until the first part ends and another may be admitted."""
         decodes, passes = len(self._ends), self._ends[0][0] - self._passes
         first_s = self._pace.decode_s(decodes, self._base_tokens + decodes * self._passes)
         self._now_s += passes * first_s + self._pace.read_s * decodes * passes * (passes - 1) / 2
@@ -134,13 +135,13 @@ class Timeline:
         while self._ends and self._ends[0][0] <= self._passes:
             self._base_tokens -= heappop(self._ends)[1]
 
-    def _mixed_pass(self, parts: list[Part], left: list[int], at: int) -> int:
-        """One pass with prompts. Returns the first part that has not joined after it."""
+    def _mixed_pass(self, parts: list[Part], left: list[int], first: int) -> int:
+        """One pass with prompts, from the index `first` on. Returns the index of the first part not joined after it."""
         decodes = len(self._ends)
         context = self._base_tokens + decodes * self._passes
         room = max(self._pace.token_budget - decodes, 1)
-        last = min(len(parts), at + self._pace.most - decodes)
-        tokens, pairs, end = 0, 0.0, at
+        last = min(len(parts), first + self._pace.most - decodes)
+        tokens, pairs, end = 0, 0.0, first
         while end < last:
             chunk = min(left[end], room)
             part = parts[end]
@@ -151,27 +152,27 @@ class Timeline:
             if left[end]:
                 break
             end += 1
-        may_share = end == len(parts) and room > 0 and decodes + end - at < self._pace.most
+        may_share = end == len(parts) and room > 0 and decodes + end - first < self._pace.most
         self._shared = _Shared(self._now_s, self._passes, decodes, context, tokens, pairs, room) if may_share else None
         self._now_s += self._pace.mixed_s(tokens, context, pairs, decodes)
         self._passes += 1
         self._retire()
-        for part in parts[at:end]:
+        for part in parts[first:end]:
             self._join(part)
         return end
 
     # --- from there on ------------------------------------------------------------------------------------------
 
     def _sum(self) -> None:
-        """The time of decodes alone, by passes: without and with one decode more, whose own context is left out.
+        """Sum up the time of decode-only passes, without and with one more decode, whose own context is not counted.
 
-        Piece q is the passes from the end of the (q-1)th part to end to that of the qth, with all later ones.
+        Piece q: the passes between the ends of the (q-1)th and the qth part to end, in which all later parts decode.
         """
         ends = sorted(self._ends)
         self._until: list[int] = [end for end, _ in ends]
         self._last = self._until[-1] if ends else self._passes
         self._first: list[int] = [self._passes, *self._until]
-        """The pass after which each piece begins; the last one is what comes when all are done."""
+        """The pass after which each piece begins; the last piece begins when all parts are done."""
         first, count = np.array(self._first, np.float64), len(ends)
         decodes = count - np.arange(count + 1)
         base = np.array([base for _, base in ends] + [0], np.float64)
@@ -191,13 +192,13 @@ class Timeline:
             self._before_s.append([0.0, *np.cumsum(passes * step_s[:-1] + extra_s).tolist()])
 
     def _floor_s(self, decodes: IntArray) -> FloatArray:
-        """Seconds of passes of so many decodes of ours without their context."""
+        """Seconds of passes with these numbers of our decodes, without their context."""
         law, count = self._pace.decoding, decodes + float(self._pace.others)
         work = np.sqrt(np.sqrt(law.a_ms**4 + (law.d_ms_per_token * count) ** 4))
         return np.asarray((law.overhead_ms + work + law.b_ms_per_seq * count) / 1e3, np.float64)
 
     def _elapsed_s(self, passes: int, more: int = 0) -> float:
-        """Seconds from the moment at which nothing waits until so many passes in all are over."""
+        """Seconds from the time from which no part waits until `passes` passes are over; `more`: extra decodes."""
         piece = bisect_right(self._until, passes)
         if piece == len(self._until) and not more:
             return self._before_s[0][piece]
@@ -206,7 +207,7 @@ class Timeline:
         return self._before_s[more][piece] + within_s
 
     def end_with_s(self, part: Part) -> float:
-        """When all is done if this part is there too, behind all others."""
+        """When all parts are done if this one is added behind all others."""
         pace, left, context = self._pace, part.prefill_tokens, part.context_tokens
         if not left and not part.decode_tokens:
             return self.end_s

@@ -1,1 +1,1 @@
-"""Placement: the endpoint for one stage of one request, by costs."""
+"""Placement: choosing the endpoint for one stage of one request, by costs."""

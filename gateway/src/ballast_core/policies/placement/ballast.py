@@ -1,4 +1,4 @@
-"""Ballast's own placement: what a request costs everybody in time, over its whole expected life."""
+"""Ballast's own placement: the time that a request costs all requests, itself included, over its expected decode."""
 
 from __future__ import annotations
 
@@ -18,28 +18,47 @@ from ballast_core.policies.placement.waterline import waterline
 from ballast_core.state.view import View
 
 _PIECES = 8
-"""Pieces of its life at which a request is weighed; the hand-off itself is weighed, too."""
+"""Pieces of its decode at whose middle a request is weighed; it is also weighed at the hand-off."""
 _UNREPORTED_TOKENS = 16
-"""KV that a request holds beyond what is known of it: the empty half of its last block, and tokens on their way."""
+"""KV tokens that a request holds beyond the known ones: the empty part of its last block, and unreported tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ballast:
-    """Expected marginal cost of the request over its own life, in request-seconds: cost_i = pace + overflow + wait.
+    """Expected marginal cost of the request over its decode, in request-seconds, to itself and to all other requests.
 
-    Its life is cut into pieces of as many expected tokens each, by the survival curve and its own limit; n and C are
-    the requests and KV tokens of endpoint i projected to each piece, s the decode step time there, K its KV cache, and
-    G(n, C) = n s (s / typical s)^3 their step times, of which slow ones count more (a fourth power, for the tail).
-    pace: sum over pieces of tokens x m, m = max(G(n + 1, C + own) - G(n, C), waterline): the step time that it suffers
-    and causes. The waterline is the marginal cost up to which coming requests will fill the fleet while the present
-    ones end: below it nothing is gained. overflow: requests that do not fit because of it, the increase of
-    E[(tokens - K)+] over the mean request, times the piece's duration, and once the recompute that holds up everybody.
-    wait: for room at its own hand-off, the excess over K, a mean request at least, over the rate at which KV is set
-    free (K over the mean life), stretched as the life is longer than the prefill: TTFT counts by its share, as TPOT
-    does. Where the endpoint prefills it itself, also that prefill, queue included, and what it holds up the n that are
-    there, as those who are queued will decode by then: n ((life + queue + own)^4 - (life + queue)^4) / typical life^3.
-    Everything is projected to the hand-off and compared in seconds, so unlike hardware is told apart by its step-time
-    law and its KV size. For prefill, cost_i = expected prefill time, queue and attention included. No parameters.
+    Decode: cost_i = (4) + (5) + (6), plus (7) if endpoint i prefills the request too. Prefill: cost_i = expected
+    prefill time (s), queue and attention included. Unlike hardware is compared by its step-time law and its KV size.
+    There are no parameters.
+
+    Symbols. The request has p prompt tokens and D expected output tokens, by the survival curve and its own limit. It
+    is weighed at nine times j: at the hand-off (j = 0), and in the middle of eight pieces of D / 8 expected tokens.
+
+    - l: its output tokens at time j; w: the output tokens that time j represents, D / 16 for the first two times and
+      D / 8 for the others; c = p + l: the KV tokens that it holds.
+    - n, C: requests and KV tokens on endpoint i, projected to time j; K: its KV cache in tokens.
+    - s(n, C): decode step time (s). If C exceeds K, only the share K / C of the requests runs, and n in G is theirs.
+    - typical: median of the candidates' step times (s) now, with the request.
+    - G(n, C) = n s (s / typical)^3: burden of a step (request-seconds). The fourth power makes slow steps count more.
+
+    Terms.
+
+    1. Marginal burden, per output token: G(n + 1, C + c) - G(n, C).
+    2. Overflow, per output token: v s(n + 1, C + c), with v = (E[(C + c - K)+] - E[(C - K)+]) (n + 1) / (C + c) the
+       number of requests that no longer fit because of it.
+    3. Waterline, per output token: the level to which new requests, as many as end before time j, raise the cheapest
+       endpoints' (1) + (2). Choosing an endpoint below that level gains nothing.
+    4. Decode: sum over j of w max((1) + (2), (3)).
+    5. Recompute: max over j of v (n + 1), times the seconds to prefill a mean request again: a preemption delays all.
+    6. Wait for KV at the hand-off: if x = C + p + 16 (n + 1) - K is above 0, max(x, C / n) T / K max(T / own, 1), with
+       T = D s(n + 1, C + p) (s), all at j = 0, and own (s) the request's prefill without a queue. Tokens are freed at
+       the rate K / T. The last factor gives a relative delay of the first token the weight of one of the decode.
+    7. Own prefill: queue + own + m ((T + queue + own)^4 - (T + queue)^4) / (median T)^3, with queue (s) the prefill
+       queue and m the requests in flight there. It delays all of them, after the queue has.
+
+    Example: steps take 1 ms for each decode, 1 and 3 requests decode and stay, nothing overflows, D = 27. Steps with
+    the request: 2 and 4 ms, typical 3 ms. (1): 2 x 2 (2/3)^3 - 1 x 1 (1/3)^3 = 31/27 ms, and
+    4 x 4 (4/3)^3 - 3 x 3 (3/3)^3 = 781/27 ms. (3): 31/27 ms. (4): 27 times (1) -> 0.031 against 0.781, the first.
     """
 
     type: ClassVar[str] = "ballast"
@@ -58,9 +77,9 @@ class Ballast:
         middles, piece_tokens = life_nodes
         ages = np.append(0.0, middles)
         weights = np.full(len(ages), piece_tokens)
-        weights[:2] *= 0.5  # the hand-off stands for the first half of the first piece
+        weights[:2] *= 0.5  # the hand-off represents the first half of the first piece
         typical_s = _typical_step_s(view, request)
-        # One clock for all candidates: where they prefill it themselves, the earliest hand-off.
+        # All candidates are projected to the same times: if each prefills it itself, from the earliest hand-off on.
         load = project(view, float(view.handoff_s.min()) + ages * typical_s, 1.0 / typical_s)
         # Shapes from here on: (times, candidates).
         foreign = view.foreign_requests
@@ -68,39 +87,41 @@ class Ballast:
         spread = np.sqrt(load.variance.T)
         own = (request.prompt_tokens + ages)[:, None]
 
+        # G before the request, with it, and with one and two mean requests instead: the last two give (3) its slope.
         mean = float(held.sum() / max(requests.sum(), 1.0)) or float(request.prompt_tokens)
         added = np.stack([0.0 * own, own, np.full_like(own, mean), np.full_like(own, 2.0 * mean)])
         more = np.array([0.0, 1.0, 1.0, 2.0])[:, None, None]
         burden_s, step_s = _burden_s(view, requests + more, held + added, typical_s)
         before_s, with_it_s, one_more_s, two_more_s = burden_s
-        marginal_s = with_it_s - before_s
+        marginal_s = with_it_s - before_s  # (1)
         stalled = _stalled(requests, held, own, spread, view.kv_tokens)
         if stalled is not None:
-            marginal_s += stalled * step_s[1]
+            marginal_s += stalled * step_s[1]  # (2)
         alive = requests.sum(axis=1)
-        level_s = waterline(marginal_s, two_more_s - 2.0 * one_more_s + before_s, np.maximum(alive[0] - alive, 0.0))
-        costs = weights @ np.maximum(marginal_s, level_s[:, None])
-        if stalled is not None:
+        ended = np.maximum(alive[0] - alive, 0.0)
+        level_s = waterline(marginal_s, two_more_s - 2.0 * one_more_s + before_s, ended)  # (3)
+        costs = weights @ np.maximum(marginal_s, level_s[:, None])  # (4)
+        if stalled is not None:  # (5)
             context = ((held + own) / (requests + 1.0)).mean(axis=0)
             recompute_s = view.beliefs.prefill_times.duration_s(view.slots, context)
             costs += (stalled * (requests + 1.0)).max(axis=0) * recompute_s
         missing = held[0] + request.prompt_tokens + _UNREPORTED_TOKENS * (requests[0] + 1.0) - view.kv_tokens
-        if (missing > 0.0).any():
+        if (missing > 0.0).any():  # (6)
             costs += _wait_cost_s(
                 view, missing, held[0] / np.maximum(requests[0], 1.0), _PIECES * piece_tokens * step_s[1, 0]
             )
-        if view.prefills_here:
+        if view.prefills_here:  # (7)
             costs += _prefill_cost_s(view, _PIECES * piece_tokens * step_s[1, 0])
         return np.asarray(costs, np.float64)
 
 
 def _mean_tokens(view: View) -> FloatArray:
-    """Of our requests on each candidate: what those that are not ours are taken to hold."""
+    """Mean tokens of our requests on each candidate: the estimate for a foreign request."""
     return np.asarray(view.tokens / np.maximum(view.requests - view.foreign_requests, 1), np.float64)
 
 
 def _typical_step_s(view: View, request: Request) -> float:
-    """The median candidate's step time with the request and all that is assigned there, as far as it fits."""
+    """The median of the candidates' step times with the request and all assigned requests, as far as they fit."""
     tokens = (view.tokens + request.prompt_tokens).astype(np.float64)
     share = 1.0 / np.maximum(tokens / view.kv_tokens, 1.0)
     step_s = np.sort(view.beliefs.step_times.predict_s(view.slots, (view.requests + 1) * share, tokens * share))
@@ -109,7 +130,7 @@ def _typical_step_s(view: View, request: Request) -> float:
 
 
 def _burden_s(view: View, requests: FloatArray, tokens: FloatArray, typical_s: float) -> tuple[FloatArray, FloatArray]:
-    """G, and the step time; what does not fit the KV cache waits and costs no step time. Shapes: (..., candidates)."""
+    """G and s. Requests that do not fit the KV cache wait and take no step time. Shapes: (..., candidates)."""
     share = 1.0 / np.maximum(tokens / view.kv_tokens, 1.0)
     running = requests * share
     step_s = view.beliefs.step_times.predict_s(view.slots, running, tokens * share)
@@ -120,26 +141,23 @@ def _burden_s(view: View, requests: FloatArray, tokens: FloatArray, typical_s: f
 def _stalled(
     requests: FloatArray, held: FloatArray, own: FloatArray, spread: FloatArray, kv: FloatArray
 ) -> FloatArray | None:
-    """Requests that do not fit because of one more; None where there are none. Shapes: (times, candidates)."""
+    """v of term (2), None if it is 0; `spread`: standard deviation of `held`. Shapes: (times, candidates)."""
     with_it = held + own
     if (with_it - kv <= -2.0 * np.maximum(spread, 1.0)).all():
-        return None  # `_mean_excess` of both is 0
+        return None  # both excesses are 0
     overflow = _mean_excess(with_it - kv, spread) - _mean_excess(held - kv, spread)
     return np.asarray(overflow * (requests + 1.0) / with_it, np.float64)
 
 
 def _wait_cost_s(view: View, missing: FloatArray, mean_tokens: FloatArray, life_s: FloatArray) -> FloatArray:
-    """The wait for room at the hand-off, stretched by how much longer the life is than the prefill.
-
-    Room comes as requests end: a mean request's at least.
-    """
+    """Term (6). `life_s` is T. Tokens are freed as requests end, so at least a mean request's tokens at a time."""
     freed = np.where(missing > 0.0, np.maximum(missing, mean_tokens), 0.0)
     wait_s = freed * life_s / view.kv_tokens
     return np.asarray(wait_s * np.maximum(life_s / view.own_prefill_s, 1.0), np.float64)
 
 
 def _prefill_cost_s(view: View, life_s: FloatArray) -> FloatArray:
-    """Of a prefill among decodes: its own time, and what it holds up all that are there, after the queue has."""
+    """Term (7). `life_s` is T."""
     held_up_s = life_s + view.prefill_s - view.own_prefill_s
     longer_s = held_up_s + view.own_prefill_s
     caused_s = (_to_the_fourth(longer_s) - _to_the_fourth(held_up_s)) / np.median(life_s) ** 3
@@ -152,9 +170,9 @@ def _to_the_fourth(seconds: FloatArray) -> FloatArray:
 
 
 def _mean_excess(mean: FloatArray, spread: FloatArray) -> FloatArray:
-    """E[X+] of a normal X: mean Phi(z) + spread phi(z), z = mean / spread; Phi as a logistic, off by 0.01 at most.
+    """E[X+] of a normal X: mean Phi(z) + spread phi(z), z = mean / spread. Phi is a logistic, off by 0.01 at most.
 
-    Below z = -2 the logistic's error is larger than what is left: 0.
+    For z below about -2 the result is 0: the logistic's error would exceed the true value.
     """
     sure = np.maximum(spread, 1.0)
     z = np.clip(mean / sure, -8.0, 8.0)

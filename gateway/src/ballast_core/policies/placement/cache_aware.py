@@ -1,7 +1,7 @@
 """Placements that weigh cached prefixes against load, each with its formula.
 
-Q is what is queued for prefill on an endpoint, in uncached tokens; p the request's prompt tokens; m those that the
-endpoint is thought to hold; BS its requests in flight. Where nobody names prefix blocks m is 0 and load decides alone.
+Q: uncached tokens queued for prefill on an endpoint; p: the request's prompt tokens; m: those that the endpoint is
+believed to hold; BS: its requests in flight. For a request without block hashes m is 0, and load alone decides.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from ballast_core.state.view import View
 class LeastUncachedTokens:
     """The prefill that ends first by token count: cost_i = (Q_i + p - m_i) / rate_i, in seconds.
 
-    rate_i are the prompt tokens a second that the endpoint prefills in full steps, by its profile as corrected by what
-    is seen: unlike hardware is compared in time, not in tokens. Attention's share, quadratic in the prompt, is left out
-    (`predicted-ttft` has it). Example: Q (8000, 0), p - m (0, 1024), rate (8000, 4000)/s -> 1.0 s against 0.256 s, the
-    second.
+    rate_i: prompt tokens per second that the endpoint prefills in full steps, by its recalibrated profile. So unlike
+    hardware is compared in time, not in tokens. Attention, quadratic in the prompt, is neglected (`predicted-ttft`
+    counts it). Example: Q (8000, 0), p - m (0, 1024), rate (8000, 4000)/s -> 1.0 s against 0.256 s, the second.
     """
 
     type: ClassVar[str] = "least-uncached-tokens"
@@ -44,13 +43,13 @@ class LeastUncachedTokens:
 class LinearKv:
     """Linear combination (LMetric figure 6b, section 4.4): cost_i = w (1 - m_i / p) + (1 - w) BS_i / max(BS).
 
-    w is kv_weight; the paper's best values are 0.7 (ChatBot) and 0.55 (API) of 0.4 to 0.9. It compares raw counts, also
+    w is kv_weight; the paper's best values of 0.4 to 0.9 are 0.7 (ChatBot) and 0.55 (API). It compares raw counts, also
     across unlike hardware. Example: w 0.7, hits (0.5, 0), BS (4, 2) -> 0.65 against 0.85, the first.
     """
 
     type: ClassVar[str] = "linear-kv"
     needs: ClassVar[Belief] = Belief.PREFIXES
-    kv_weight: float = parameter(0.7, "Weight of the cache misses, 0 to 1; the rest weighs the requests in flight.")
+    kv_weight: float = parameter(0.7, "Weight of the cache misses, 0 to 1; the rest goes to requests in flight.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.kv_weight <= 1:
@@ -63,16 +62,16 @@ class LinearKv:
 
 @dataclass(frozen=True, slots=True)
 class RangeFilterKv:
-    """Filter (LMetric figure 13, as AIBrix): where max(BS) - min(BS) > max_range the least BS, else the most cached.
+    """Filter (LMetric figure 13, as AIBrix): the least BS if max(BS) - min(BS) > max_range, else the most cached.
 
     cost_i = BS_i, or (max m - m_i) (max BS + 1) + BS_i: most cached first, ties by the least BS. The paper's best
-    thresholds lie between 2 and 16. It compares raw counts, also across unlike hardware.
+    thresholds are between 2 and 16. It compares raw counts, also across unlike hardware.
     Example: max_range 4, m (512, 0), BS (6, 3) -> the first; BS (8, 3) -> the second.
     """
 
     type: ClassVar[str] = "range-filter-kv"
     needs: ClassVar[Belief] = Belief.PREFIXES
-    max_range: int = parameter(8, "Largest difference in requests in flight at which cached prefixes decide.")
+    max_range: int = parameter(8, "Largest difference in requests in flight with which cached prefixes decide.")
 
     def __post_init__(self) -> None:
         if self.max_range < 0:
@@ -90,14 +89,14 @@ class RangeFilterKv:
 class DynamoCost:
     """Weighted sum as in NVIDIA Dynamo (LMetric section 6): cost_i = w P_i / max(P) + (1 - w) T_i / max(T).
 
-    P_i = Q_i + p - m_i are the prefill tokens, T_i all tokens in flight there (Dynamo: active blocks), both normalised;
-    w is prefill_weight, tuned per workload in the paper, without values. It compares raw tokens, also across unlike
+    P_i = Q_i + p - m_i: the prefill tokens; T_i: all tokens in flight there (Dynamo: active blocks); both normalised.
+    w is prefill_weight; the paper tunes it per workload and gives no values. It compares raw tokens, also across unlike
     hardware. Example: w 0.5, P (100, 400), T (900, 300) -> 0.625 against 0.667, the first.
     """
 
     type: ClassVar[str] = "dynamo-cost"
     needs: ClassVar[Belief] = Belief.PREFIXES | Belief.PROGRESS
-    prefill_weight: float = parameter(0.5, "Weight of the prefill tokens, 0 to 1; the rest weighs all tokens.")
+    prefill_weight: float = parameter(0.5, "Weight of the prefill tokens, 0 to 1; the rest goes to all tokens.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefill_weight <= 1:
@@ -110,12 +109,12 @@ class DynamoCost:
 
 @dataclass(frozen=True, slots=True)
 class PredictedTtft:
-    """The earliest first token (LMetric figure 14, as llm-d): cost_i = expected time to it, in seconds.
+    """The earliest first token (LMetric figure 14, as llm-d): cost_i = expected time to first token, in seconds.
 
-    Where the candidate prefills: queue and own prefill by the endpoint's profile, attention included, as corrected by
-    what is seen. Where it only decodes: the time to hand-off, which is the same for all, and one decode step
-    with the request in it. Compared in time, so unlike hardware is told apart. Example: 1.2 s of queue and 0.1 s of own
-    prefill against no queue and 0.9 s -> 1.3 against 0.9, the second.
+    If the candidate prefills: its prefill queue and the own prefill, attention included, by its recalibrated profile.
+    If it only decodes: the time to hand-off, the same for all, and one decode step with the request. Unlike hardware is
+    compared in time. Example: a queue of 1.2 s and 0.1 s of own prefill against no queue and 0.9 s -> 1.3 against 0.9,
+    the second.
     """
 
     type: ClassVar[str] = "predicted-ttft"

@@ -1,8 +1,8 @@
-"""Placements made of placements: product, weighted sum, one after the other, filter and then choose.
+"""Placements composed of placements: product, weighted sum, lexicographic order, filter and then choose.
 
-What holds for all of them: an endpoint to which any part gives inf is ineligible, and compared with nobody; where the
-parts leave out everybody between them, nobody is eligible. No cost is ever NaN, however large, small or infinite the
-parts' are. Beliefs are those of all parts. Parts may be compositions again.
+Common rules: an endpoint to which any part gives inf is ineligible and enters no comparison. If the parts together
+exclude every endpoint, none is eligible. No cost is ever NaN, however large, small or infinite the parts' costs are. A
+composition needs the beliefs of all its parts. Parts may be compositions themselves.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ballast_core.policies.placement.protocol import Placement
 from ballast_core.state.view import View
 
 MAX_NESTING = 3
-"""Compositions inside of each other, the outermost included."""
+"""Levels of compositions inside each other, the outermost included."""
 MIN_PARTS, MAX_PARTS = 2, 8
 _LARGEST = float(np.finfo(np.float64).max)
 _ROUNDING = 1e-12
-"""Costs that differ by a smaller share are one: sums of the same numbers in another order."""
+"""Costs that differ by a smaller ratio are equal: sums of the same numbers in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Factor:
 class Product:
     """Costs multiplied: cost_i = product over parts of (cost_i of the part + its offset).
 
-    Needs no weights, and units cancel: only ratios count. A part that costs 0 makes the product 0 whatever the others
-    say, which an offset prevents. Hence LMetric on like hardware is least-uncached-tokens times least-requests with an
-    offset of 1. Whether raw counts are compared across unlike hardware is for the parts to say.
+    It needs no weights, and units cancel: only ratios count. A part whose cost is 0 makes the product 0 whatever the
+    other costs are; an offset prevents that. On equal hardware, LMetric is least-uncached-tokens times least-requests
+    with an offset of 1. Whether raw counts are compared across unlike hardware depends on the parts.
     Example: costs (4, 1) and (0, 2), the second with offset 1 -> 4 against 3, the second endpoint.
     """
 
@@ -85,24 +85,24 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class WeightedSum:
-    """Costs added up: cost_i = sum over parts of weight x cost_i of the part, normalised as `normalise` says.
+    """Costs added up: cost_i = sum over parts of weight x cost_i of the part, normalised by the rule `normalise`.
 
-    raw: as they are, right where parts have one unit (two policies in seconds). largest: over the largest cost of an
-    eligible candidate, 0 where all are 0; so Dynamo's and LMetric's linear baselines do. range: from 0 for the least to
-    1 for the largest, 0 where all are equal. Normalised costs depend on who else is a candidate.
+    raw: unchanged, for parts with the same unit (two policies in seconds). largest: divided by the largest cost of an
+    eligible candidate, 0 if all are 0, as in Dynamo's and LMetric's linear baselines. range: from 0 for the lowest to 1
+    for the largest cost, 0 if all are equal. Normalised costs depend on the other candidates.
     Example: weights 1 and 2, costs (4, 1) and (0, 2) -> raw 4 against 5, the first; largest 1 against 2.25.
     """
 
     type: ClassVar[str] = "weighted-sum"
     parts: tuple[Term, ...] = field(metadata=explained("Policies whose costs are added up, 2 to 8."))
     normalise: Literal["raw", "largest", "range"] = parameter(
-        "raw", "What a cost is counted in: itself, a share of the largest candidate's, or its place between them."
+        "raw", "How costs are normalised: not at all, by the largest cost, or by the range from lowest to largest."
     )
 
     def __post_init__(self) -> None:
         _check_count(self.parts)
         if not any(part.weight > 0 for part in self.parts):
-            raise ValueError("parts: one weight at least must be above 0")
+            raise ValueError("parts: at least one weight must be above 0")
 
     @property
     def needs(self) -> Belief:
@@ -128,18 +128,18 @@ class WeightedSum:
 
 @dataclass(frozen=True, slots=True)
 class Lexicographic:
-    """One policy after the other: the first decides, those within tolerance of its best go on to the next.
+    """One policy after another: the first decides, and candidates within tolerance of its best go on to the next.
 
-    Of the candidates that are still in, part k keeps those that cost at most (1 + tolerance_ratio) times the best of
-    them; the last part ranks who is left by its cost, without tolerance. Who dropped out at part k ranks behind all
-    that went on, by its cost there. cost_i = how many ranks are better than that of i. A best cost of 0 has no
+    Of the remaining candidates, part k keeps those that cost at most (1 + tolerance_ratio) times the best of them. The
+    last part ranks the remaining ones by its cost, without tolerance. A candidate that part k drops ranks behind all
+    that part k keeps, by its cost in part k. cost_i = number of ranks better than that of i. A best cost of 0 has no
     tolerance: only 0 ties with it.
     Example, least-requests then least-tokens: requests (3, 1, 1), tokens (100, 900, 400) -> ranks 2, 1, 0: the third.
     """
 
     type: ClassVar[str] = "lexicographic"
     parts: tuple[Placement, ...] = field(metadata=explained("Policies in the order in which they decide, 2 to 8."))
-    tolerance_ratio: float = parameter(0.0, "How far above the best cost still counts as a tie, as a share of it.")
+    tolerance_ratio: float = parameter(0.0, "How far above the best cost is still a tie, as a share of the best cost.")
 
     def __post_init__(self) -> None:
         _check_count(self.parts)
@@ -166,18 +166,18 @@ class Lexicographic:
 
 @dataclass(frozen=True, slots=True)
 class FilterThen:
-    """A policy narrows the candidates, another one chooses: cost_i = cost_i of `then`, inf for who is filtered out.
+    """One policy filters the candidates, another one chooses: cost_i = cost_i of `then`, inf for filtered candidates.
 
-    keep share: the best ratio of the eligible candidates by `first`, rounded up, and all that tie with the last of
-    them. keep within: those that cost at most (1 + ratio) times the best; a best of 0 keeps only what costs 0.
+    keep share: the best share of the eligible candidates by `first`, rounded up, and all that tie with the last of
+    them. keep within: those that cost at most (1 + ratio) times the best; a best cost of 0 keeps only costs of 0.
     Example: first costs (10, 11, 30), then (5, 2, 1), keep within, ratio 0.2 -> (5, 2, inf): the second.
     """
 
     type: ClassVar[str] = "filter-then"
-    first: Placement = field(metadata=explained("Policy that narrows the candidates."))
-    then: Placement = field(metadata=explained("Policy that chooses among those that are kept."))
+    first: Placement = field(metadata=explained("Policy that filters the candidates."))
+    then: Placement = field(metadata=explained("Policy that chooses among the kept candidates."))
     keep: Literal["share", "within"] = parameter("share", "Keep a share of the candidates, or those near the best.")
-    ratio: float = parameter(0.5, "The share, above 0 up to 1; or how far above the best cost, as a share of it.")
+    ratio: float = parameter(0.5, "The share, above 0 and at most 1; or how far above the best cost, as a share of it.")
 
     def __post_init__(self) -> None:
         if self.keep == "share" and not 0 < self.ratio <= 1:
@@ -201,14 +201,14 @@ class FilterThen:
 
 
 def _weigh(policies: Sequence[Placement], view: View, request: Request) -> tuple[FloatArray, BoolArray]:
-    """Costs, shape (policies, candidates), and who is eligible by all of them; 0 stands where somebody is not."""
+    """Costs, shape (policies, candidates), 0 for ineligible ones; and which candidates are eligible by all policies."""
     costs = np.stack([policy.costs(view, request) for policy in policies])
     eligible = np.asarray(np.isfinite(costs).all(axis=0), np.bool_)
     return np.where(eligible, costs, 0.0), eligible
 
 
 def _ranks(levels: FloatArray, costs: FloatArray) -> FloatArray:
-    """How many different (level, cost) are below each one; levels below 0 are not counted."""
+    """For each candidate, how many different (level, cost) are below its own; levels below 0 are not counted."""
     order = np.lexsort((costs, levels))
     level, cost = levels[order], costs[order]
     new = (level[1:] != level[:-1]) | (cost[1:] != cost[:-1])
@@ -219,7 +219,7 @@ def _ranks(levels: FloatArray, costs: FloatArray) -> FloatArray:
 
 
 def _within(cost: FloatArray, among: BoolArray, ratio: float) -> BoolArray:
-    """Who costs at most (1 + ratio) times the best of `among`."""
+    """Which candidates cost at most (1 + ratio) times the best of `among`."""
     return _up_to(cost, float(np.min(cost, where=among, initial=np.inf)) * (1.0 + ratio))
 
 

@@ -1,4 +1,4 @@
-"""Libra's choice of endpoints by predicted completion (section 4.1), without its search for the split point."""
+"""Libra's choice of endpoints by predicted completion (section 4.1), without its search for the split."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ballast_core.state.view import View
 
 @dataclass(frozen=True, slots=True)
 class Libra:
-    """The endpoint on which this part of the request is done first, by virtual batches over the queue there.
+    """The endpoint on which this part of the request is done first, by virtual batches over its queue.
 
-    cost_i = seconds until endpoint i has done its part, behind and among all that it has to do: passes of one token for
-    each request that decodes and the rest of the token budget for prompts, first come, first served, max_requests at a
-    time, each as long as the step-time law says (`partition/virtual_batches.py`). The prefill stage is the part up to
-    the prompt's end, the decode stage the rest, from the hand-off on; where the endpoint does both it is all of the
-    request. That is the split P / (P + D), with which Libra's search begins. Predicted lengths are expectations
-    of the survival curve and margin_tokens more, within the request's limit.
-    The paper sends the parts to the two least-loaded instances, ties by turns, and says neither what load is nor which
-    part goes where: here load is this time, prefill is placed first, and equal costs go to the least recently chosen.
-    N_max is not given: 256 is vLLM's default. Compared in time, so unlike hardware is told apart; KV memory is not
-    seen. Requests of others there are taken to be like the mean of ours and to stay.
-    Example: a prompt of 200 tokens is handed off and 50 are to come; of two H20 one is idle, the other decodes a
-    request of 1,070 tokens with 30 to go -> 0.853 s against 0.857 s, the first.
+    cost_i = seconds until endpoint i has done this part together with all its other work. That is simulated in passes
+    (`placement/virtual_batches.py`): one token for each decoding request and the rest of the token budget for prompts,
+    first come, first served, at most max_requests at a time; a pass lasts as long as the step-time law predicts. The
+    part is the prompt for the prefill stage, the output from the hand-off on for the decode stage, and the whole
+    request where one endpoint serves both: the split P / (P + D), with which Libra's search begins. Predicted lengths
+    are the survival curve's expectation plus margin_tokens, within the request's limit.
+    The paper sends the parts to the two least-loaded instances, ties by turns. It defines neither load nor which part
+    goes to which instance. Here load is this time, prefill is placed first, and equal costs go to the least recently
+    chosen endpoint. N_max is not given: 256 is vLLM's default. Unlike hardware is compared in time. KV memory is
+    ignored. Foreign requests are assumed to be like the mean of ours and to stay.
+    Example: a prompt of 200 tokens is handed off, 50 are to come. Of two H20 one is idle, the other decodes a
+    request of 1,070 tokens with 30 to come -> 0.853 s against 0.857 s, the first.
     """
 
     type: ClassVar[str] = "libra"
@@ -39,7 +39,7 @@ class Libra:
         Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
     )
     max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 to 65536.")
-    margin_tokens: int = parameter(20, "Added to every predicted output length, 0 to 1000000.")
+    margin_tokens: int = parameter(20, "Tokens added to every predicted output length, 0 to 1000000.")
 
     def __post_init__(self) -> None:
         check_within(self, max_requests=(1, 65_536), margin_tokens=(0, 1_000_000))
@@ -56,7 +56,7 @@ class Libra:
         return finish_s(parts, limits, others.pass_s, wanted=own)[:, own]
 
     def _own(self, view: View, request: Request) -> Parts:
-        """The part that is to be placed: one column."""
+        """The part of the request to place: one column."""
         nothing = np.zeros((len(view.slots), 1))
         output = nothing
         if view.stage is Stage.DECODE:
@@ -74,37 +74,37 @@ class Libra:
         )
 
     def _decode_queue(self, view: View) -> Parts:
-        """All that decodes there or will, in order of hand-off, behind what the endpoint prefills for others."""
+        """Decodes there, running and pending, in order of hand-off; before them the prefills for other endpoints."""
         flights, count = view.flights, len(view.slots)
-        place_of = np.full(view.capacity, count)
-        place_of[view.slots] = np.arange(count)
-        place = place_of.take(flights.slot)
-        rows = np.flatnonzero(place < count)
-        rows = rows[np.lexsort((flights.handoff_at_s[rows], place[rows]))]
-        place = place[rows]
-        column = 1 + np.arange(len(rows)) - np.searchsorted(place, place)
-        where = place, column
+        index_of_slot = np.full(view.capacity, count)
+        index_of_slot[view.slots] = np.arange(count)
+        index = index_of_slot.take(flights.slot)
+        rows = np.flatnonzero(index < count)
+        rows = rows[np.lexsort((flights.handoff_at_s[rows], index[rows]))]
+        index = index[rows]
+        column = 1 + np.arange(len(rows)) - np.searchsorted(index, index)
+        cells = index, column
         shape = (count, int(column.max(initial=0)) + 1)
         ages = flights.generated_tokens[rows].astype(np.float64)
         prompts = flights.prompt_tokens[rows].astype(np.float64)
         pending = ~flights.decoding[rows]
         prefill, decode, context, ready_s = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
-        decode[where] = self._remaining(view, ages, flights.class_slot[rows], flights.limit_tokens[rows])
-        context[where], ready_s[where] = prompts + ages, 0.0
+        decode[cells] = self._remaining(view, ages, flights.class_slot[rows], flights.limit_tokens[rows])
+        context[cells], ready_s[cells] = prompts + ages, 0.0
         queued = view.uncached_tokens.astype(np.float64)
         if view.prefills_here:
-            # What is cached of which prompt is not known: what is queued is shared out by length.
-            own = np.bincount(place, weights=prompts * pending, minlength=count)
-            prefill[where] = np.ceil(prompts * pending * np.minimum(queued / np.maximum(own, 1.0), 1.0)[place])
-            context[where] -= np.minimum(prefill[where], context[where])
+            # Cached tokens are not known by prompt: the queued tokens are divided in proportion to prompt lengths.
+            own = np.bincount(index, weights=prompts * pending, minlength=count)
+            prefill[cells] = np.ceil(prompts * pending * np.minimum(queued / np.maximum(own, 1.0), 1.0)[index])
+            context[cells] -= np.minimum(prefill[cells], context[cells])
             queued = np.maximum(queued - own, 0.0)
         else:
-            ready_s[where] = np.where(pending, np.maximum(flights.handoff_at_s[rows] - view.now_s, 0.0), 0.0)
+            ready_s[cells] = np.where(pending, np.maximum(flights.handoff_at_s[rows] - view.now_s, 0.0), 0.0)
         prefill[:, 0], ready_s[:, 0] = queued, np.where(queued > 0, 0.0, np.inf)
         return _in_service(view, Parts(prefill, decode, context, ready_s))
 
     def _remaining(self, view: View, ages: FloatArray, classes: IntArray | int, limits: IntArray) -> FloatArray:
-        """Output tokens still to come, in whole tokens: one at least."""
+        """Output tokens still to come: a whole number, 1 or more."""
         caps = np.where(limits == NO_LIMIT, np.inf, limits)
         tables = view.beliefs.lengths.tables(view.now_s)
         tokens = tables.expected_remaining(ages, classes, caps) + self.margin_tokens
@@ -112,7 +112,7 @@ class Libra:
 
 
 def _prefill_queue(view: View) -> Parts:
-    """The ledger knows the tokens of a prefill queue and the number of its prompts: they are taken to be alike."""
+    """The prefill queue: the ledger has its tokens and the number of its prompts, which are assumed to be equal."""
     ours = (view.requests - view.foreign_requests).astype(np.float64)
     each = view.uncached_tokens / np.maximum(ours, 1.0)
     number = np.where(each > 0, view.requests, 0)
@@ -125,7 +125,7 @@ def _prefill_queue(view: View) -> Parts:
 
 
 def _in_service(view: View, queue: Parts) -> Parts:
-    """The queue without what its first prompt, which is in service, has computed by now."""
+    """The queue without the tokens that its first prompt, which is in service, has computed by now."""
     if not queue.prefill_tokens.size:
         return queue
     row = np.arange(len(queue.prefill_tokens))
@@ -147,7 +147,7 @@ def _in_front_of(queue: Parts, own: Parts) -> Parts:
 
 
 class _Others:
-    """Decodes beside the queue that are taken to stay as they are: foreign ones, and at the prefill stage all."""
+    """Decodes beside the queue that are assumed to stay: foreign ones, and at the prefill stage all decodes."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -163,12 +163,12 @@ class _Others:
         self._prefill_factor = hardware.token_budget(view.slots) / (rate * hardware.chunk_s(view.slots))
 
     def pass_s(
-        self, at: IntArray, tokens: FloatArray, context: FloatArray, pairs: FloatArray, decodes: FloatArray
+        self, rows: IntArray, tokens: FloatArray, context: FloatArray, pairs: FloatArray, decodes: FloatArray
     ) -> FloatArray:
-        """`PassTimes`: decodes alone as recalibrated by gaps between tokens, others by completed prefills."""
-        beliefs, slots, more = self._view.beliefs, self._view.slots[at], self.requests[at]
-        context = context + self._tokens[at]
+        """`PassTimes`: decode-only passes as recalibrated from gaps between tokens, others from completed prefills."""
+        beliefs, slots, more = self._view.beliefs, self._view.slots[rows], self.requests[rows]
+        context = context + self._tokens[rows]
         if not pairs.any():
             return beliefs.step_times.predict_s(slots, decodes + more, context)
         profile_s = beliefs.hardware.step_s(slots, tokens + more, context, pairs, decodes + more)
-        return profile_s * self._prefill_factor[at]
+        return profile_s * self._prefill_factor[rows]

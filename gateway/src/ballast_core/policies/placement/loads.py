@@ -18,8 +18,8 @@ class LeastRequestsRunning:
     """The fewest running requests, pending prefills NOT counted.
 
     Decode: cost_i = decoding requests_i; prefill: cost_i = requests that endpoint i last reported as running.
-    Intent: SIBYL's baseline ILS (section 2.3) read as a count of requests: what a router sees that forgets what it
-    has dispatched and what still prefills. It compares raw counts, also across unlike hardware.
+    Intent: SIBYL's baseline ILS (section 2.3), read as a count of requests: the view of a router that forgets what it
+    has dispatched and what is still prefilling. It compares raw counts, also across unlike hardware.
     Example: 2 decoding and 3 pending against 3 decoding and none pending -> the first.
     """
 
@@ -36,8 +36,8 @@ class LeastTokens:
     """The fewest tokens in flight, pending prefills included. cost_i = tokens_i.
 
     Decode: prompts and outputs so far of all requests there and on their way; prefill: prompts still to prefill.
-    Intent: balance of KV memory. It compares raw tokens, also across unlike hardware and KV sizes; and it takes a young
-    request for a light one, however long it will live. Example: tokens (900, 400, 700) -> the second.
+    Intent: balance of KV memory. It compares raw tokens, also across unlike hardware and KV sizes, and a young request
+    counts little, however long it will be. Example: tokens (900, 400, 700) -> the second.
     """
 
     type: ClassVar[str] = "least-tokens"
@@ -52,7 +52,7 @@ class Ils:
     """Instantaneous load: the fewest tokens of requests that decode now, pending ones NOT counted.
 
     Decode: cost_i = sum over decoding requests of prompt + output so far; prefill: 0 everywhere, so by turns.
-    Intent: SIBYL's baseline ILS read as tokens (appendix J: "unlike ILS, explicitly accounts for pending requests").
+    Intent: SIBYL's baseline ILS, read as tokens (appendix J: "unlike ILS, explicitly accounts for pending requests").
     It compares raw tokens, also across unlike hardware. Example: decoding (900, 400) tokens, pending (0, 5000) -> the
     second.
     """
@@ -70,8 +70,8 @@ class Ils:
 class VllmJsq:
     """vLLM's own balancer between data-parallel ranks (LMetric figure 6a): cost_i = 4 Q_i + R_i.
 
-    Q_i waiting and R_i running requests as the endpoint last reported them: as stale as its last scrape, which is
-    what it is faithful to. It compares raw counts, also across unlike hardware.
+    Q_i waiting and R_i running requests by the endpoint's last observation, and as stale as that is, like the
+    original. It compares raw counts, also across unlike hardware.
     Example: Q, R = (2, 1), (0, 8) -> 9 against 8, the second.
     """
 

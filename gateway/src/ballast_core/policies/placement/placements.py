@@ -1,4 +1,4 @@
-"""Placements that take turns, draw lots or count requests, each with its formula."""
+"""Placements by turns, at random or by the number of requests, each with its formula."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ballast_core.state.view import View
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """Each candidate in its turn. cost_i = 0: the tie-break, least recently chosen, does the rest.
+    """Each candidate in turn. cost_i = 0: the tie-break, least recently chosen, decides.
 
-    Intent: distribution. Blind to load, to length and to hardware. Example: requests (3, 1, 2) -> costs (0, 0, 0), the
-    one whose turn is longest ago.
+    Intent: even distribution. It ignores load, length and hardware. Example: requests (3, 1, 2) -> costs (0, 0, 0), the
+    least recently chosen.
     """
 
     type: ClassVar[str] = "round-robin"
@@ -31,10 +31,10 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Any candidate. cost_i = hash(request id, endpoint id), even on [0, 1): the same request draws the same lots.
+    """Any candidate. cost_i = hash(request id, endpoint id), uniform on [0, 1): one request always draws the same.
 
-    Intent: a baseline without memory, which needs no state in common among gateways. Blind to load and to hardware.
-    Example: lots (0.71, 0.12, 0.45) -> the second, whatever runs there.
+    Intent: a baseline without state, which gateways need not share. It ignores load and hardware.
+    Example: hashes (0.71, 0.12, 0.45) -> the second, whatever runs there.
     """
 
     type: ClassVar[str] = "random"
@@ -46,10 +46,10 @@ class Random:
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo:
-    """The better of two random candidates: two lots are drawn as `random` does, cost_i = requests_i, others inf.
+    """The better of two random candidates: two are drawn as by `random`, cost_i = requests_i, the others inf.
 
-    Intent: nearly the balance of least-requests without herding on stale loads (Mitzenmacher 2001). It compares raw
-    counts, also across unlike hardware. Example: requests (9, 1, 4), drawn the first and the third -> the third.
+    Intent: nearly the balance of least-requests, without herding on stale loads (Mitzenmacher 2001). It compares raw
+    counts, also across unlike hardware. Example: requests (9, 1, 4), the first and the third drawn -> the third.
     """
 
     type: ClassVar[str] = "power-of-two"
@@ -67,7 +67,7 @@ class LeastRequests:
     """The fewest requests in flight, pending prefills included. cost_i = requests_i.
 
     Intent: balance by count. It compares raw counts, also across unlike hardware: a slow and a fast endpoint with
-    as many requests cost the same. Example: requests (3, 1, 2) -> the second.
+    equally many requests cost the same. Example: requests (3, 1, 2) -> the second.
     """
 
     type: ClassVar[str] = "least-requests"
@@ -78,7 +78,7 @@ class LeastRequests:
 
 
 def lots(request_id: RequestId, id_hashes: HashArray) -> FloatArray:
-    """One number on [0, 1) for each endpoint, drawn by hashing (splitmix64's finaliser), equal on every machine."""
+    """A random number on [0, 1) for each endpoint by hashing (splitmix64's finaliser), the same on every machine."""
     seed = np.uint64(int.from_bytes(blake2b(request_id.encode(), digest_size=8).digest(), "little"))
     mixed = id_hashes ^ seed
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

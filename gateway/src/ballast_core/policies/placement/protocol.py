@@ -14,16 +14,16 @@ class Placement(Protocol):
     """Chooses an endpoint for one stage of a request.
 
     Contract, tested for every registered policy: the same view and request give the same costs, and reordering the
-    candidates reorders the costs alike. The Director breaks ties: least recently chosen first, then endpoint id.
+    candidates reorders the costs in the same way. The Director breaks ties: least recently chosen, then endpoint id.
     """
 
     type: ClassVar[str]
 
     @property
     def needs(self) -> Belief:
-        """The beliefs that it reads: the Director learns those, and hears of tokens only where some are asked for."""
+        """The beliefs that it reads. The Director learns only those; only some of them need reports of tokens."""
         ...
 
     def costs(self, view: View, request: Request) -> FloatArray:
-        """One cost per candidate, shape (len(view.endpoints),); lower wins, inf = ineligible."""
+        """One cost per candidate, shape (len(view.endpoints),): the lowest wins, inf means ineligible."""
         ...

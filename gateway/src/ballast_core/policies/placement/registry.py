@@ -44,10 +44,10 @@ _SHIPPED: tuple[type[Placement], ...] = (
 _COMPOSED: tuple[type[Placement], ...] = (FilterThen, Lexicographic, Product, WeightedSum)
 
 PLACEMENTS: Mapping[str, type[Placement]] = MappingProxyType({policy.type: policy for policy in _SHIPPED})
-"""Placements that their name alone makes: any of them may place the prefill and the decode stage."""
+"""Placements that need no other policies. Each may place the prefill and the decode stage."""
 
 COMPOSITIONS: Mapping[str, type[Placement]] = MappingProxyType({policy.type: policy for policy in _COMPOSED})
-"""Placements that are made of others, which must be given."""
+"""Placements that are composed of others, which must be given."""
 
 ALL_PLACEMENTS: Mapping[str, type[Placement]] = MappingProxyType({**PLACEMENTS, **COMPOSITIONS})
 """Every placement that `build_placement` knows."""

@@ -16,30 +16,30 @@ from ballast_core.state.flights import NO_LIMIT
 from ballast_core.state.view import View
 
 _PIECE = 16_384
-"""Requests weighed at once: the temporaries of more would leave the processor's cache."""
+"""Requests weighed in one pass: the temporaries of more would not fit in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sibyl:
-    """Projected load at the hand-off moment tau (Eq. 1): cost_i = sum over requests k there of M_k(tau) P_k(tau).
+    """Projected load at the time tau of the hand-off (Eq. 1): cost_i = sum over requests k there of M_k(tau) P_k(tau).
 
     Running (type 1): M = l_in + l(tau), l(tau) = l(now) + v_k (tau - now), P = S(l(tau)) / S(l(now)).
     Pending, there by tau (type 2): M = l_in + g, P = S(g), g = (tau - tau_k) v_sys.
     Pending, there later (type 3): M = max(0, l_in - v_sys (tau_k - tau)), P = 1.
-    tau = now + expected prefill, tau_k = max(now, when k is expected there), both with the real prefill queue; S is the
-    survival curve of output length, with the request's own limit; v_k the request's own rate, v_sys that of all.
-    Intent: see the load that a request will meet, not the one it leaves behind. Load is KV tokens at one instant: raw
-    tokens, also across unlike hardware. It defines decode only: for prefill, cost_i = expected prefill time.
-    The switches are the paper's variants (appendix J): prob_at_one sets P = 1, without_type_one, _two and _three leave
-    a type out, request_level counts requests instead, pending ones included (which is least-requests).
+    tau = now + expected prefill time; tau_k = max(now, expected hand-off of k), both with the real prefill queue; S:
+    the survival curve of output length, with the request's own limit; v_k: the request's own rate; v_sys: the rate of
+    all requests. Intent: use the load that a request will meet, not the present one. Load is KV tokens at one time: raw
+    tokens, also across unlike hardware. The paper defines decode only; for prefill, cost_i = expected prefill time.
+    The parameters are the paper's variants (appendix J): prob_at_one sets P = 1; without_type_one, _two and _three omit
+    a type; request_level counts requests instead, pending ones included (this is least-requests).
     """
 
     type: ClassVar[str] = "sibyl"
     needs: ClassVar[Belief] = Belief.LENGTHS | Belief.RATES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
-    prob_at_one: bool = parameter(False, "Every request is taken to live until the hand-off (PROB @ 1).")
-    without_type_one: bool = parameter(False, "Leaves out requests that decode now.")
-    without_type_two: bool = parameter(False, "Leaves out pending requests that arrive before the hand-off.")
-    without_type_three: bool = parameter(False, "Leaves out pending requests that arrive after the hand-off.")
+    prob_at_one: bool = parameter(False, "Assumes that every request still runs at the hand-off (PROB @ 1).")
+    without_type_one: bool = parameter(False, "Omits requests that decode now.")
+    without_type_two: bool = parameter(False, "Omits pending requests that arrive before the hand-off.")
+    without_type_three: bool = parameter(False, "Omits pending requests that arrive after the hand-off.")
     request_level: bool = parameter(False, "Counts requests in flight instead of projected tokens (REQ LEVEL).")
 
     def costs(self, view: View, request: Request) -> FloatArray:
@@ -65,12 +65,12 @@ class Sibyl:
     def _project(self, view: View, tables: SurvivalTables, rows: slice, load: FloatArray) -> None:
         """Writes M_k(tau) P_k(tau) of some requests to `load`."""
         flights, growth = view.flights, view.growth
-        # How long k will have decoded by tau from now on: tau - now if it runs, tau - tau_k (negative: type 3) if not.
+        # Seconds that k decodes from now until tau: tau - now if it runs; else tau - tau_k, negative for type 3.
         ahead_s = _ahead_s(view, flights.slot[rows])
         elapsed_s = view.now_s + ahead_s - flights.handoff_at_s[rows]  # more than tau - now for all that decode
         np.minimum(elapsed_s, ahead_s, out=elapsed_s)
-        # With age 0 and rate v_sys for pending requests, one expression is types 1, 2 and 3: beyond the boundaries
-        # l_in + l(tau) with a negative l(tau) is Eq. 8 as it should read.
+        # With age 0 and rate v_sys for pending requests, one expression covers types 1, 2 and 3: for type 3, l_in +
+        # l(tau) with a negative l(tau) is Eq. 8 as corrected.
         grown = growth.start_shares[rows] * view.beliefs.rates.pool_tokens_per_s(view.now_s)
         grown += growth.own_rates[rows]
         grown *= elapsed_s
@@ -85,7 +85,7 @@ class Sibyl:
 
 
 def _ahead_s(view: View, slots: IntArray) -> FloatArray | float:
-    """Time to the hand-off of the request to place, for requests of these slots; 0 where the slot is no candidate."""
+    """Seconds to the hand-off of the placed request, for requests of these slots; 0 if the slot is no candidate."""
     if not view.prefills_here:
         return float(view.handoff_s[0])
     by_slot = np.zeros(view.capacity)
@@ -94,7 +94,7 @@ def _ahead_s(view: View, slots: IntArray) -> FloatArray | float:
 
 
 def _surviving(view: View, tables: SurvivalTables, rows: slice, grown: FloatArray) -> FloatArray:
-    """P_k(tau) of some requests that grow by so many tokens until then; overwrites `grown`."""
+    """P_k(tau) of some requests that grow by `grown` tokens until tau; overwrites `grown`."""
     flights, growth = view.flights, view.growth
     classes = flights.class_slot[rows] if tables.classes > 1 else 0
     later = grown

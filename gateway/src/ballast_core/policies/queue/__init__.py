@@ -1,1 +1,1 @@
-"""Queue orders: who goes first, in the gateway and in an engine."""
+"""Queue orders: which waiting request goes first, in the gateway and in an engine."""

@@ -1,8 +1,8 @@
-"""An order told to engines that schedule by priority, such as vLLM with `--scheduling-policy priority`.
+"""A queue order as priorities for engines that schedule by them, such as vLLM with `--scheduling-policy priority`.
 
-vLLM's waiting queue is sorted by (priority, arrival there), lower first, and priority is any integer: of an order's key
-it gets floor(1000 (key - start)), thousandths of a second where keys are times. The request's own priority comes first:
-one step of it outweighs every key.
+vLLM sorts its waiting queue by (priority, arrival there), lower first, and a priority is any integer. It gets
+floor(1000 (key - start)) of an order's key: milliseconds if keys are times. The request's own priority comes first: one
+step of it outweighs every key.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
 
 _PER_UNIT = 1000
 _SPAN = 10**11
-"""What one step of a request's own priority is worth: 1e8 units of key, 3 years."""
+"""One step of a request's own priority: 1e8 units of key, about 3 years."""
 _MOST_STEPS = 10**6
 
 
 def engine_priority(order: QueueOrder, work: Work, service: Service, start_s: float) -> int:
-    """Smaller goes first; fits 64 bits, and is small where the request's own priority is 0.
+    """The engine priority, lower first. It fits 64 bits, and is small if the request's own priority is 0.
 
-    `start_s` is taken off arrivals and deadlines, so that keys count from there.
+    `start_s` is subtracted from arrivals and deadlines, so that keys count from there.
     """
     due_s = None if work.deadline_s is None else work.deadline_s - start_s
     moved = Work(

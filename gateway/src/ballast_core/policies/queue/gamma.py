@@ -3,10 +3,10 @@
 gamma = (ln 0.05 - ln 0.01) / (t99 - t95) = ln 5 / (t99 - t95): the slope of ln P(T > t) between these quantiles.
 UPDATEGAMMA in appendix A.1 prints ln 99 - ln 95 for the numerator, which is no slope of anything (erratum).
 
-The paper gives neither window nor smoothing nor bounds nor a first value. Here: the last 1,000 completions; nothing
-is learned from fewer than 100, of which the 99th percentile is the greatest but one; a new estimate after every 100;
-0.2 of it and 0.8 of the gamma before, but the first one takes the place of the initial value, which is a guess that
-may be off by orders of magnitude; at least 0.01 /s and at most 100 /s, the ends of figure 3.
+The paper gives no window, smoothing, bounds or first value. Here, the window is the last 1,000 completions. Nothing is
+learned from fewer than 100, of which the 99th percentile is the second largest. A new estimate comes after every 100
+completions and enters with weight 0.2 against 0.8 for the previous gamma. The first one replaces the initial value,
+which may be off by orders of magnitude. Bounds are 0.01 /s and 100 /s, the ends of figure 3.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ class GammaSettings:
 
 
 def tail_slope_per_s(response_s: ArrayLike) -> float:
-    """ln 5 / (t99 - t95) of these response times; infinite where the two quantiles are one."""
+    """ln 5 / (t99 - t95) of these response times; infinite if the two quantiles are equal."""
     at_95, at_99 = np.quantile(np.asarray(response_s, np.float64), (0.95, 0.99))
     return float(_LN_5 / (at_99 - at_95)) if at_99 > at_95 else math.inf
 
 
 class GammaEstimator:
-    """Takes response times as requests complete, and now and then has a new gamma."""
+    """Takes in response times as requests complete, and updates gamma from time to time."""
 
     def __init__(self, initial_per_s: float, settings: GammaSettings | None = None) -> None:
         self.settings = settings or GammaSettings()
         self.gamma_per_s = initial_per_s
-        """The gamma of the moment; the initial one until enough was seen."""
+        """The current gamma; the initial value until enough requests have completed."""
         self.updates = 0
-        """How often it was learned anew."""
+        """Number of updates of gamma."""
         self._recent: deque[float] = deque(maxlen=self.settings.gamma_window)
         self._since = 0
 
     def completed(self, response_s: float) -> bool:
-        """A request took so long. Returns whether gamma is a new one. Times below 0 or not finite do not count."""
+        """A request completed after `response_s`. Returns whether gamma has changed. Impossible times are ignored."""
         if not 0 <= response_s < math.inf:
             return False
         self._recent.append(response_s)

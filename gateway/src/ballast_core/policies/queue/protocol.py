@@ -1,7 +1,7 @@
 """What a queue order is: a frozen dataclass whose fields are its parameters, with pure methods.
 
-The same order serves the gateway's waiting room, the priorities that it sends to stock vLLM, and the scheduler of a
-simulated engine.
+The same order serves the gateway's queue, the priorities that it sends to stock vLLM, and the scheduler of a simulated
+engine.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from ballast_core.beliefs.kinds import Belief
 
 @dataclass(slots=True)
 class Work:
-    """What an order is shown of one request."""
+    """What an order gets of one request."""
 
     arrived_s: float
     prompt_tokens: int
     cached_tokens: int = 0
-    """Leading tokens of the prompt that need no computing."""
+    """Leading tokens of the prompt that need not be computed."""
     prefilled_tokens: int = 0
-    """Prompt tokens computed so far, beyond cached ones; never falls, also when KV is lost to a preemption."""
+    """Prompt tokens computed so far beyond the cached ones. It never falls, even if a preemption drops the KV cache."""
     generated_tokens: int = 0
     expected_output_tokens: float | None = None
-    """Output tokens in all, as a predictor says; None where nobody predicts."""
+    """Predicted output length; None without a prediction."""
     deadline_s: float | None = None
     """When its first token is due (arrival + TTFT objective); None: no objective."""
     priority: int = 0
-    """The request's own; lower is more urgent and comes before any order."""
+    """The request's own priority: lower is more urgent and goes before any order."""
 
     @property
     def uncached_tokens(self) -> int:
@@ -41,44 +41,44 @@ class Work:
 
     @property
     def attained_tokens(self) -> int:
-        """Tokens processed for it so far, of prompt and output."""
+        """Tokens of prompt and output processed so far."""
         return self.prefilled_tokens + self.generated_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How fast work is done: turns tokens into seconds, so that work and time of arrival have one unit."""
+    """Service rates. They turn tokens into seconds, so that work and time of arrival have the same unit."""
 
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
-    """Output tokens a second of one request."""
+    """Output tokens per second of one request."""
     gamma_per_s: float | None = None
-    """UniBoost's gamma as learned from the tail; None: not learned yet, the order's own parameter counts."""
+    """UniBoost's gamma as learned from the tail; None: not learned yet, and the order's parameter applies."""
 
     def seconds(self, prefill_tokens: float, decode_tokens: float) -> float:
-        """Time that this work takes by itself."""
+        """Seconds that this work takes alone."""
         return prefill_tokens / self.prefill_tokens_per_s + decode_tokens / self.decode_tokens_per_s
 
 
 class Learned(Protocol):
-    """What one user of an order (a gateway's queue, a simulated engine) has learned for it from response times."""
+    """What a user of an order (a gateway's queue, a simulated engine) has learned for it from response times."""
 
     @property
     def gamma_per_s(self) -> float | None:
-        """For `Service.gamma_per_s`; None: nothing was learned yet, or the order learns nothing."""
+        """For `Service.gamma_per_s`; None if nothing has been learned yet, or if the order learns nothing."""
         ...
 
     def first_token(self, response_s: float) -> bool:
-        """A request's first token came so long after its arrival. Returns whether keys have changed."""
+        """A first token came `response_s` after the request's arrival. Returns whether keys have changed."""
         ...
 
     def completed(self, response_s: float) -> bool:
-        """A request ended well so long after its arrival. Returns whether keys have changed."""
+        """A request completed `response_s` after its arrival. Returns whether keys have changed."""
         ...
 
 
 class NothingLearned:
-    """Of an order that learns nothing."""
+    """The state of an order that learns nothing."""
 
     gamma_per_s: ClassVar[float | None] = None
 
@@ -92,7 +92,7 @@ class NothingLearned:
 
 
 class QueueOrder(Protocol):
-    """Ranks requests that wait, or that may be preempted for one that waits.
+    """Ranks waiting requests, and running ones that may be preempted for a waiting one.
 
     Contract, tested for every registered order: pure, and equal work gives equal keys. Ties go to the earlier arrival,
     then to the smaller id: `ranking.rank`.
@@ -112,16 +112,21 @@ class QueueOrder(Protocol):
 
     @property
     def engine_priority(self) -> bool:
-        """Whether the gateway tells it to engines, as the priority of each request."""
+        """Whether the gateway sends it to engines, as the priority of each request."""
         ...
 
     @property
     def preemption_margin(self) -> float:
-        """By how much one that waits must be ahead of one that runs to take its place, in units of `key`; 0 or more."""
+        """By how much a waiting request must be ahead of a running one to preempt it, in units of `key`; 0 or more."""
+        ...
+
+    @property
+    def bin_tokens_of_work(self) -> int | None:
+        """Keys change only when attained work passes a power of two times this many tokens; None: with every token."""
         ...
 
     def key(self, work: Work, service: Service) -> float:
-        """Smaller goes first; finite."""
+        """The sort key: the smallest goes first. Finite."""
         ...
 
     def keys(self, works: Sequence[Work], service: Service) -> FloatArray:
@@ -129,25 +134,27 @@ class QueueOrder(Protocol):
         ...
 
     def learned(self) -> Learned:
-        """A fresh state of what this order learns; each user keeps one and reports response times to it."""
+        """A new learning state. Each user of the order keeps one and reports response times to it."""
         ...
 
     def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
-        """Whether one that runs may give way to one that waits and is ahead of it by more than the margin.
+        """Whether a running request may be preempted for a waiting one that is ahead of it by more than the margin.
 
-        `attained_at_dispatch_tokens` are its `attained_tokens` when it last began to run. An engine that is out of
-        memory need not ask.
+        `attained_at_dispatch_tokens`: its `attained_tokens` when it last began to run. An engine that is out of memory
+        preempts without this check.
         """
         ...
 
 
 class FixedOrder:
-    """What orders share that learn nothing and let no running request give way."""
+    """Base of orders that learn nothing and preempt no running request."""
 
     __slots__ = ()
 
+    bin_tokens_of_work: ClassVar[int | None] = None
+
     def key(self, work: Work, service: Service) -> float:
-        """Smaller goes first."""
+        """The sort key: the smallest goes first."""
         raise NotImplementedError
 
     def keys(self, works: Sequence[Work], service: Service) -> FloatArray:
@@ -155,9 +162,9 @@ class FixedOrder:
         return np.array([self.key(work, service) for work in works], np.float64)
 
     def learned(self) -> Learned:
-        """Nothing."""
+        """A state that learns nothing."""
         return NothingLearned()
 
     def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
-        """Never."""
+        """False."""
         return False

@@ -1,4 +1,4 @@
-"""In which order requests go: their own priority first, then an order's key, then arrival, then id."""
+"""The rank of a waiting request: its own priority first, then an order's key, then arrival, then id."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ Rank: TypeAlias = tuple[int, float, float, str]
 
 
 def rank(order: QueueOrder, request_id: str, work: Work, service: Service) -> Rank:
-    """Where the request stands."""
+    """The rank of a request."""
     return work.priority, order.key(work, service), work.arrived_s, request_id

@@ -27,4 +27,4 @@ _ORDERS: tuple[type[QueueOrder], ...] = (
 )
 
 QUEUE_ORDERS: Mapping[str, type[QueueOrder]] = MappingProxyType({order.type: order for order in _ORDERS})
-"""Every order of when a request gets its turn."""
+"""Every queue order, by type name."""

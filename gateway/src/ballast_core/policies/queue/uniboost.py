@@ -1,4 +1,4 @@
-"""UniBoost: arrival less a boost that shrinks with the work done (sections 3.2 to 3.4, appendix A.1 and A.5)."""
+"""UniBoost: arrival minus a boost that shrinks with the work done (sections 3.2 to 3.4, appendix A.1 and A.5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.policies.declaring import check_within, explained, parameter
 from ballast_core.policies.queue.gamma import GammaEstimator, GammaSettings
-from ballast_core.policies.queue.orders import TOLD
+from ballast_core.policies.queue.orders import ENGINE_PRIORITY
 from ballast_core.policies.queue.protocol import Learned, NothingLearned, Service, Work
 
 _LOG_2 = math.log(2.0)
@@ -27,13 +27,13 @@ def boost_s(work_s: float, gamma_per_s: float) -> float:
     x = gamma_per_s * work_s
     if x <= 0:
         return math.inf
-    # Of these two, each is exact where the other one loses digits.
+    # Each of these two forms is exact where the other one loses digits.
     log = math.log(-math.expm1(-x)) if x < _LOG_2 else math.log1p(-math.exp(-x))
     return -log / gamma_per_s
 
 
 def quantised_tokens(tokens: int, bin_tokens: int) -> int:
-    """k 2^j at or below `tokens`, k at least (QUANTIZE in A.1, which rounds down; Eq. 8 rounds up: erratum).
+    """The largest k 2^j up to `tokens`, at least k (QUANTIZE in A.1, which rounds down; Eq. 8 rounds up: erratum).
 
     Example, k = 256: 100 -> 256, 511 -> 256, 512 -> 512, 10,000 -> 8,192.
     """
@@ -41,7 +41,7 @@ def quantised_tokens(tokens: int, bin_tokens: int) -> int:
 
 
 def most_priority_changes(tokens: int, bin_tokens: int) -> int:
-    """How many values the quantised work of a request of so many tokens takes: 1 + floor(log2(S / k)) (section 3.3).
+    """How many values the quantised work of a request of S tokens takes: 1 + floor(log2(S / k)) (section 3.3).
 
     Example: 10,000 tokens, k = 256 -> 6.
     """
@@ -50,14 +50,14 @@ def most_priority_changes(tokens: int, bin_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UniBoost:
-    """First come, first served, but for a boost that shrinks with the work done: key = arrival - b(w) (s).
+    """First come, first served, with a boost that shrinks with the work done: key = arrival - b(w) (s).
 
-    b(w) = (1/gamma) ln(1 / (1 - exp(-gamma w))). Work counts prompt and output tokens processed so far, and at least
-    the uncached prompt; MemGuard rounds it down to bin_tokens 2^j, so that the key changes only when the work doubles,
-    and who runs gives way only after that. It becomes seconds at v_p prompt tokens a second for what the prompt
-    accounts for (and for bin_tokens), at v_d output tokens a second of one request for the rest. High gamma comes near
-    to first come, first served, low gamma near to least attained service. With adaptive, gamma is learned from the tail
-    of response times. Nobody is overtaken by one who arrives more than b(bin_tokens / v_p) later.
+    b(w) = (1/gamma) ln(1 / (1 - exp(-gamma w))). Work counts the prompt and output tokens processed so far, and at
+    least the uncached prompt. MemGuard rounds it down to bin_tokens 2^j: the key changes only when the work doubles,
+    and only then may a running request be preempted. Work becomes seconds at v_p prompt tokens per second for the
+    prompt's part (and bin_tokens), at v_d output tokens per second of one request for the rest. A high gamma is close
+    to first come, first served, a low gamma to least attained service. With adaptive, gamma is learned from the tail of
+    response times. No request is overtaken by one that arrives more than b(bin_tokens / v_p) later.
     Example: gamma 1 /s, v_p 10,000 tokens/s: prompts of 256 and 16,384 tokens -> boosts of 3.68 s and 0.22 s.
     """
 
@@ -66,18 +66,18 @@ class UniBoost:
     needs_lengths: ClassVar[bool] = False
     gamma_per_s: float = parameter(1.0, "Gamma until one is learned, and always without adaptive; 1e-6 to 1e6 /s.")
     adaptive: bool = parameter(True, "Whether gamma is learned from the tail of response times (phase 4).")
-    unified: bool = parameter(True, "Whether output tokens count as work (phase 2); else only the uncached prompt.")
-    quantise: bool = parameter(True, "Whether work counts in powers of two and shields who runs (MemGuard, phase 3).")
+    unified: bool = parameter(True, "Whether output tokens count as work (phase 2); if not, only the uncached prompt.")
+    quantise: bool = parameter(True, "Whether work counts in powers of two, which shields running requests (MemGuard).")
     bin_tokens: int = parameter(256, "MemGuard's k: the least work, and the unit of the powers; 1 to 1000000.")
-    preemption_margin_s: float = parameter(0.1, "Seconds of key by which one must be ahead to take a place, 0 or more.")
+    preemption_margin_s: float = parameter(0.1, "Seconds of key by which one must be ahead to preempt, 0 or more.")
     tail: Literal["e2e", "ttft"] = field(
         default="e2e", metadata=explained("The response time whose tail gamma is learned from; the paper's is e2e.")
     )
-    gamma_window: int = parameter(1000, "Completed requests whose tail counts, 100 to 100000.")
-    gamma_smoothing: float = parameter(0.2, "Weight of a newly learned gamma against the one before, above 0, to 1.")
-    gamma_min_per_s: float = parameter(0.01, "The least gamma that is learned, 1e-6 or more.")
-    gamma_max_per_s: float = parameter(100.0, "The greatest gamma that is learned, 1e6 or less.")
-    engine_priority: bool = parameter(False, TOLD)
+    gamma_window: int = parameter(1000, "Number of last completed requests whose tail counts, 100 to 100000.")
+    gamma_smoothing: float = parameter(0.2, "Weight of a new estimate against the previous gamma, above 0 to 1.")
+    gamma_min_per_s: float = parameter(0.01, "Lower bound of the learned gamma, 1e-6 or more.")
+    gamma_max_per_s: float = parameter(100.0, "Upper bound of the learned gamma, 1e6 or less.")
+    engine_priority: bool = parameter(False, ENGINE_PRIORITY)
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.gamma_per_s <= 1e6:
@@ -89,8 +89,13 @@ class UniBoost:
 
     @property
     def preemption_margin(self) -> float:
-        """The paper's delta; it compares keys, so it has their unit: seconds."""
+        """The paper's delta, in the unit of keys: seconds."""
         return self.preemption_margin_s
+
+    @property
+    def bin_tokens_of_work(self) -> int | None:
+        """MemGuard's k; None without it."""
+        return self.bin_tokens if self.quantise else None
 
     def gamma_settings(self) -> GammaSettings:
         """How gamma is learned."""
@@ -108,12 +113,12 @@ class UniBoost:
         return LearnedGamma(GammaEstimator(self.gamma_per_s, self.gamma_settings()), self.tail)
 
     def key(self, work: Work, service: Service) -> float:
-        """Its arrival, less its boost."""
+        """Arrival minus boost (s)."""
         work_s = self._work_s(self.effective_tokens(work), work.uncached_tokens, service)
         return work.arrived_s - boost_s(work_s, self._gamma(service))
 
     def keys(self, works: Sequence[Work], service: Service) -> FloatArray:
-        """`key` of each, shape (len(works),): the same numbers, quicker, as few kinds of work differ."""
+        """`key` of each, shape (len(works),): the same numbers, but faster, since few values of work differ."""
         count = len(works)
         arrived_s = np.fromiter((work.arrived_s for work in works), np.float64, count)
         uncached = np.fromiter((work.uncached_tokens for work in works), np.int64, count)
@@ -130,21 +135,21 @@ class UniBoost:
         return arrived_s - boosts[which]
 
     def effective_tokens(self, work: Work) -> int:
-        """Its work as the order counts it: max(processed, uncached prompt), quantised (A.5)."""
+        """The work that counts: max(processed, uncached prompt), quantised (A.5)."""
         tokens = max(work.attained_tokens, work.uncached_tokens, 1) if self.unified else max(work.uncached_tokens, 1)
         return quantised_tokens(tokens, self.bin_tokens) if self.quantise else tokens
 
     @property
     def least_tokens(self) -> int:
-        """The least work that any request counts."""
+        """The least work of any request."""
         return self.bin_tokens if self.quantise else 1
 
     def most_boost_s(self, service: Service) -> float:
-        """b of the least work: nobody is overtaken by one who arrives more than this later."""
+        """b of the least work: no request is overtaken by one that arrives more than this later."""
         return boost_s(service.seconds(self.least_tokens, 0), self._gamma(service))
 
     def may_evict(self, work: Work, attained_at_dispatch_tokens: int) -> bool:
-        """With MemGuard only after its quantised work has grown since it began to run."""
+        """With MemGuard, only after its quantised work has grown since it last began to run."""
         if not self.quantise:
             return True
         before = max(attained_at_dispatch_tokens, work.uncached_tokens)
@@ -169,13 +174,13 @@ class LearnedGamma:
 
     @property
     def gamma_per_s(self) -> float | None:
-        """None until enough requests have ended."""
+        """None until enough requests have completed."""
         return self._estimator.gamma_per_s if self._estimator.updates else None
 
     def first_token(self, response_s: float) -> bool:
-        """Counts where the tail of TTFT does."""
+        """Counts if gamma is learned from the tail of TTFT."""
         return self._tail == "ttft" and self._estimator.completed(response_s)
 
     def completed(self, response_s: float) -> bool:
-        """Counts where the tail of E2E does."""
+        """Counts if gamma is learned from the tail of E2E."""
         return self._tail == "e2e" and self._estimator.completed(response_s)

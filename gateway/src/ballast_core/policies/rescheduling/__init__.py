@@ -1,1 +1,1 @@
-"""Rescheduling: when a running decode moves to another endpoint (ARES)."""
+"""Rescheduling: migrating running decodes to other endpoints (ARES)."""

@@ -1,4 +1,4 @@
-"""ARES: move the decode whose move takes most away from the variance of future load (section 5, Algorithm 1)."""
+"""ARES: the move that lowers the variance of future load most (section 5, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ballast_core.policies.rescheduling.protocol import Decodes, Move, Round
 
 _FIRST_CHUNK = 32
 _CHUNK = 256
-"""Requests weighed against all targets at once."""
+"""Requests weighed against all targets in one pass."""
 _NOISE_RATIO = 1e-9
 """A gain below this share of the objective is rounding."""
 
@@ -26,36 +26,37 @@ _NOISE_RATIO = 1e-9
 class Ares:
     """ARES, Algorithm 1 with the errata of docs/rescheduling.md.
 
-    Load of endpoint i at time t: sum over its requests r that still run by then of N(r) + v t. w_i is its mean over the
-    horizon by weights beta that sum to 1; i is overloaded if w_i > (1 + theta) mean w, and may take if below that. Of
-    all requests of overloaded endpoints whose remaining tokens exceed those that the move itself takes, and all
-    endpoints that may take, have a link, a place by the admission, and room for N(r) + N^(r) more tokens, the pair that
-    lowers the weighted variance of loads most is moved; none if none lowers it.
-    Decodes leave an endpoint that drains first, the longest ahead, for where the variance then rises least.
-    Without `prediction` it is the paper's "vLLM + rescheduling": the current load decides alone.
+    Load of endpoint i at time t: sum of N(r) + v t over its requests r that still run then, with N(r) the tokens that r
+    holds now and v tokens per second. w_i: its mean over the horizon, with weights beta that sum to 1. Endpoint i is
+    overloaded if w_i > (1 + theta) mean w; below that it may be a target. A request of an overloaded endpoint may move
+    if its remaining tokens N^(r) exceed those that the move itself takes. The target needs a link, capacity by the
+    admission, and memory for N(r) + N^(r) tokens. The pair that lowers the weighted variance of loads most is moved;
+    none if no pair lowers it. Decodes leave draining endpoints first, those with the most tokens to come before others,
+    for the target with which the variance rises least.
+    Without `prediction` it is the paper's "vLLM + rescheduling": the current load alone decides.
     """
 
     type: ClassVar[str] = "ares"
     theta: float = parameter(0.1, "An endpoint is overloaded if its load is above the mean by more than this share.")
-    horizon_s: float = parameter(60.0, "How far ahead load is looked at, in seconds, above 0, to 86400.")
-    half_life_s: float = parameter(20.0, "The weight of a moment halves for every so many seconds ahead.")
-    points: int = parameter(32, "Moments of the horizon at which load is compared, 1 to 1024.")
-    prediction: bool = parameter(True, "Looks ahead by predicted lengths; false: the current load alone decides.")
+    horizon_s: float = parameter(60.0, "How far ahead load is predicted, in seconds, above 0 to 86400.")
+    half_life_s: float = parameter(20.0, "Seconds ahead after which the weight of predicted load has halved.")
+    points: int = parameter(32, "Points of time of the horizon at which load is compared, 1 to 1024.")
+    prediction: bool = parameter(True, "Whether predicted lengths count; if not, the current load alone decides.")
     predictor: Literal["hinted", "survival"] = parameter(
-        "hinted", "Who foretells lengths: hints with survival curves where there are none, or these alone."
+        "hinted", "Predictor of lengths: hints, with survival curves where there are none, or survival curves alone."
     )
     load: Literal["share", "tokens"] = parameter(
-        "share", "Load is tokens by the endpoint's share of a typical KV capacity, or raw tokens."
+        "share", "Load is tokens relative to the endpoint's KV capacity, or raw tokens."
     )
     interval_s: float = parameter(1.0, "Seconds between two rounds, 0.05 to 3600.")
-    max_moves_per_round: int = parameter(1, "Moves that balance, in one round, 1 to 64.")
+    max_moves_per_round: int = parameter(1, "Moves of one round that balance load, 1 to 64.")
     max_moves_under_way: int = parameter(
-        4, "Moves at the same time, those that empty draining endpoints included, 1 to 256."
+        4, "Moves at the same time, those away from draining endpoints included, 1 to 256."
     )
-    min_stay_s: float = parameter(10.0, "A request that has moved, or could not, stays for so long.")
-    payoff: float = parameter(1.0, "Remaining tokens must exceed this many times those that a move takes.")
+    min_stay_s: float = parameter(10.0, "Seconds for which a request stays after a move, done or failed.")
+    payoff: float = parameter(1.0, "Remaining tokens must exceed the move's own tokens by this factor.")
     memory_ratio: float = parameter(0.95, "Share of a target's KV capacity that moves may fill.")
-    empty_draining: bool = parameter(True, "Moves decodes away from endpoints that drain.")
+    empty_draining: bool = parameter(True, "Whether decodes are moved away from draining endpoints.")
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field."""
@@ -78,19 +79,19 @@ class Ares:
 
     @property
     def needs(self) -> Belief:
-        """Rates turn tokens into seconds; lengths only where it looks ahead."""
+        """Rates, which turn tokens into seconds; lengths only with `prediction`."""
         now = Belief.RATES | Belief.PROGRESS
         return now | Belief.LENGTHS if self.prediction else now
 
     @property
     def horizon(self) -> Horizon:
-        """What it looks at."""
+        """The points of time at which load is compared."""
         if not self.prediction:
             return Horizon.now()
         return Horizon.discounted(self.horizon_s, self.half_life_s, self.points)
 
     def decide(self, decodes: Decodes) -> Round:
-        """One round: endpoints that drain first, then balance."""
+        """One round: empty draining endpoints first, then balance."""
         curves = LoadCurves(decodes, self.horizon, by_capacity=self.load == "share")
         loads, objective = curves.weighted(), curves.objective()
         free = self.max_moves_under_way - decodes.moves_under_way
@@ -120,19 +121,19 @@ class _Search:
         self._curves = curves
         self._decodes = decodes
         self._may_move: BoolArray = decodes.may_move.copy()
-        self._places: IntArray | None = None if decodes.free_places is None else decodes.free_places.copy()
+        self._free: IntArray | None = None if decodes.free_decodes is None else decodes.free_decodes.copy()
         if policy.prediction:
             self._total_tokens: FloatArray = decodes.tokens + decodes.remaining_tokens
             left_s = decodes.remaining_tokens / (policy.payoff * curves.rates[decodes.endpoint])
             left_s -= decodes.migration_setup_s
             self._slowest_s: FloatArray = left_s / np.maximum(decodes.tokens, 1.0)
-            """Seconds that the copy of a token may take, so that the request outlives its move."""
+            """Longest copy of one token, in seconds, with which the request outlives its move."""
         else:
             self._total_tokens = decodes.tokens
             self._slowest_s = np.full(len(decodes.tokens), np.inf)
 
     def balance(self) -> tuple[Move | None, str]:
-        """The move that lowers the objective most, done; or why there is none."""
+        """The move that lowers the objective most, applied to the curves; or the reason why there is none."""
         curves, decodes = self._curves, self._decodes
         loads = curves.weighted()
         if len(curves.takes) < 2:
@@ -149,7 +150,7 @@ class _Search:
         return self._done(best), ""
 
     def empty_draining(self, most: int) -> Iterator[Move]:
-        """Up to so many moves away from endpoints that drain, those with the most tokens to come first."""
+        """Up to `most` moves away from draining endpoints; requests with the most tokens to come first."""
         curves = self._curves
         rows = np.flatnonzero(self._may_move & ~self._decodes.takes[curves.endpoint])
         rows = rows[np.argsort(-self._decodes.remaining_tokens[rows], kind="stable")]
@@ -161,7 +162,7 @@ class _Search:
             rows = rows[1:]
 
     def _from_first_with_target(self, rows: IntArray) -> IntArray:
-        """Those from the first on that has an endpoint to go to; what fits nowhere is left out in one look."""
+        """The rows from the first one on that has a target; rows that fit on no target are dropped in one pass."""
         targets = self._curves.takes
         if not len(targets):
             return rows[:0]
@@ -175,14 +176,14 @@ class _Search:
     def _done(self, move: Move) -> Move:
         self._curves.move(move.request, move.target, float(self._total_tokens[move.request]))
         self._may_move[move.request] = False
-        if self._places is not None:
-            self._places[move.target] -= 1
+        if self._free is not None:
+            self._free[move.target] -= 1
         return move
 
     def _best(self, rows: IntArray, targets: IntArray, least_gain: float) -> Move | None:
         """The pair with the highest gain above `least_gain`; the first of equal ones.
 
-        Pairs are looked at in the order of what their request could gain at most: most are never looked at.
+        Pairs are checked in the order of their upper bounds, so most are never checked.
         """
         count = len(self._curves.takes)
         if not len(rows) or not len(targets):
@@ -198,23 +199,23 @@ class _Search:
             while start < len(promising) and pairs.bounds[promising[start]] > floor:
                 chunk = promising[start : start + size]
                 found = np.where(self._allowed(rows[chunk], pairs.targets), gains.of(pairs, chunk), -np.inf)
-                at = int(found.argmax())
-                if found.flat[at] > floor:
-                    floor = float(found.flat[at])
-                    row, target = divmod(at, len(pairs.targets))
+                highest = int(found.argmax())
+                if found.flat[highest] > floor:
+                    floor = float(found.flat[highest])
+                    row, target = divmod(highest, len(pairs.targets))
                     best = Move(int(rows[chunk[row]]), int(pairs.targets[target]), floor / count)
                 start, size = start + size, _CHUNK
         return best
 
     def _alike(self, targets: IntArray) -> list[IntArray]:
-        """Targets by what a request's load on them depends on."""
+        """Groups of targets with the same rate and scale, on which a request's load is the same."""
         kinds = np.stack([self._curves.rates[targets], self._curves.scale[targets]], axis=1)
         _, members = np.unique(kinds, axis=0, return_inverse=True)
         members = members.ravel()
         return [targets[members == kind] for kind in range(int(members.max()) + 1)]
 
     def _allowed(self, rows: IntArray, targets: IntArray) -> BoolArray:
-        """Pairs whose request outlives the move, and whose target takes and holds it; shape (rows, targets)."""
+        """Pairs whose request outlives the move and fits on the target; shape (rows, targets)."""
         source = self._curves.endpoint[rows]
         allowed = self._total_tokens[rows][:, None] <= self._room(targets)
         allowed &= self._decodes.migration_s[np.ix_(source, targets)] < self._slowest_s[rows][:, None]
@@ -222,8 +223,8 @@ class _Search:
         return np.asarray(allowed, np.bool_)
 
     def _room(self, targets: IntArray) -> FloatArray:
-        """Tokens that each of them may yet be given, by its memory; -inf without a place. Shape (targets,)."""
+        """Tokens for which each target has memory left; -inf if admission lets it take no decode. Shape (targets,)."""
         room = self._policy.memory_ratio * self._decodes.kv_tokens[targets] - self._curves.held_tokens[targets]
-        if self._places is not None:
-            room[self._places[targets] <= 0] = -np.inf
+        if self._free is not None:
+            room[self._free[targets] <= 0] = -np.inf
         return np.asarray(room, np.float64)

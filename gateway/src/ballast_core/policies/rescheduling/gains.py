@@ -1,13 +1,13 @@
-"""What each move of one request would take away from the variance: a few operations for a pair, whatever the horizon.
+"""By how much each possible move lowers the variance: a few operations for each pair, whatever the horizon.
 
-With d the loads less their mean, a the request's load at its source and b at its target, moving it lowers the variance
-across n endpoints at each point of time by
+Let d be the loads minus their mean, a the request's load on its source i and b its load on its target j. The move
+lowers the variance across n endpoints at each point of time by
 
     1/n (2 a d_i - a^2 - 2 b d_j - b^2 + (b - a)^2 / n)
 
-A source that drains is not among the n: a = 0. a and b are s (N + v t) up to the last point at which the request still
+A draining source is not among the n: a = 0. a and b are s (N + v t) up to the last point at which the request still
 runs there, and 0 beyond. Their weighted sums over the points follow from sums of 1, t, t^2, d and d t up to each point,
-which are made once. All gains here are n times that.
+which are computed once. All gains here are n times the formula.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ballast_core.policies.rescheduling.load_curves import LoadCurves
 
 
 def _up_to(values: FloatArray) -> FloatArray:
-    """Sums of the first 0, 1, ... values of the last axis, which gets longer by one."""
+    """Sums of the first 0, 1, ... values of the last axis, which grows by one."""
     sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
     np.cumsum(values, axis=-1, out=sums[..., 1:])
     return sums
@@ -35,11 +35,11 @@ class Pairs:
     rate: float
     scale: float
     alive: IntArray
-    """Points at which each request would still run there."""
+    """Number of points at which each request would still run there."""
     own: FloatArray
-    """Gain but for the targets' own loads."""
+    """The gain without the terms of the targets' loads."""
     bounds: FloatArray
-    """No target of the group gains more: at each point, as if the least loaded one were the target."""
+    """Upper bounds of the gain: at each point, the least loaded target of the group."""
 
 
 class Gains:
@@ -76,7 +76,7 @@ class Gains:
         return total
 
     def pairs(self, targets: IntArray) -> Pairs:
-        """With targets of one rate and scale."""
+        """All requests with a group of targets of one rate and scale."""
         curves = self._curves
         rate, scale = float(curves.rates[targets[0]]), float(curves.scale[targets[0]])
         rates = np.full(len(self._rows), rate)
@@ -90,7 +90,7 @@ class Gains:
         return Pairs(targets, rate, scale, alive, own, bounds)
 
     def of(self, pairs: Pairs, chosen: IntArray) -> FloatArray:
-        """Gains of some of the rows, by their places among them; shape (chosen, targets)."""
+        """Gains of the requests with these indices; shape (chosen, targets)."""
         cells = np.ix_(pairs.targets, pairs.alive[chosen])
         gains = self._tokens[chosen] * self._loads[cells]
         gains += pairs.rate * self._loads_t[cells]

@@ -1,4 +1,4 @@
-"""What a rescheduling policy is: once in an interval it may name running decodes to move."""
+"""What a rescheduling policy is: once per interval it may choose running decodes to migrate."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ from ballast_core.beliefs.kinds import Belief
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decodes:
-    """The decodes, running and to come, of all endpoints that may give or take some. Shapes: (requests,) unless said.
+    """The running and pending decodes of all ready and draining endpoints. Shapes: (requests,) unless stated.
 
-    One whose prefill is not over counts where it will decode; one that moves counts where it moves to.
+    A pending decode counts on the endpoint where it will decode, a migrating one on its target.
     """
 
     endpoint: IntArray
-    """Index of the endpoint that decodes it, into the arrays of shape (endpoints,)."""
+    """Index of its decode endpoint in the arrays of shape (endpoints,)."""
     tokens: FloatArray
     """Tokens that it holds now: prompt and output so far."""
     remaining_tokens: FloatArray
-    """Output tokens to come, as the predictor says; 0 or more."""
+    """Output tokens to come, as predicted; 0 or more."""
     may_move: BoolArray
-    """Not pending ones, those that move or have just moved, nor those whose state cannot be carried over."""
+    """False if it is pending, is migrating or has just migrated, or if its state cannot be carried over."""
     takes: BoolArray
-    """Whether the endpoint takes new work: not one that drains, which all should leave. Shape (endpoints,)."""
+    """Whether the endpoint takes new requests; False if it drains. Shape (endpoints,)."""
     tokens_per_s: FloatArray
-    """Output tokens a second of one request, shape (endpoints,)."""
+    """Output tokens per second of one request, shape (endpoints,)."""
     kv_tokens: FloatArray
-    """KV tokens that the endpoint may hold in all, shape (endpoints,)."""
+    """Size of the endpoint's KV cache in tokens, shape (endpoints,)."""
     other_tokens: FloatArray
-    """KV tokens that it holds beside these requests: those of other gateways, shape (endpoints,)."""
+    """KV tokens that foreign requests hold there, shape (endpoints,)."""
     migration_s: FloatArray
-    """Seconds that the copy of one token's KV takes between endpoints: rows give, columns take; inf: no link.
+    """Seconds to copy one token's KV between endpoints; inf: no link. Rows are sources, columns are targets.
 
     Shape (endpoints, endpoints).
     """
     migration_setup_s: float = 0.0
-    """Seconds that a copy costs before its first byte."""
+    """Seconds before the first byte of a copy."""
     moves_under_way: int = 0
-    free_places: IntArray | None = None
-    """Decodes that admission lets each endpoint take yet, shape (endpoints,); None: any number."""
+    free_decodes: IntArray | None = None
+    """How many more decodes admission lets each endpoint take, shape (endpoints,); None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One running decode to another endpoint."""
+    """The migration of one running decode."""
 
     request: int
-    """Index into `Decodes`."""
+    """Index of the request in `Decodes`."""
     target: int
-    """Index of the endpoint."""
+    """Index of the target endpoint in `Decodes`."""
     gain: float
-    """What the policy's objective falls by: above 0, unless the source drains."""
+    """By how much the policy's objective falls: above 0, unless the source drains."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What a policy found, and why."""
+    """A policy's decision, and what it is based on."""
 
     moves: tuple[Move, ...]
-    """In the order in which they were chosen, each with the ones before it done; empty: leave all as it is."""
+    """In the order in which they were chosen, each on top of those before it; empty: no move."""
     loads: FloatArray
-    """Load of each endpoint before any move, as the policy weighs it; shape (endpoints,)."""
+    """Load of each endpoint before any move, in the policy's own measure; shape (endpoints,)."""
     objective: float
-    """Before any move."""
+    """The policy's objective before any move."""
     reason: str
-    """Why there are no more moves, for people."""
+    """Why there is no further move, for people."""
 
 
 class Rescheduling(Protocol):
-    """Names the decodes that should run elsewhere."""
+    """Chooses the decodes that should run on another endpoint."""
 
     type: ClassVar[str]
 
@@ -87,14 +87,14 @@ class Rescheduling(Protocol):
 
     @property
     def min_stay_s(self) -> float:
-        """A request that has moved, or could not, is not moved again for so long."""
+        """Seconds for which a request stays after a move, or after a failed one."""
         ...
 
     @property
     def predictor(self) -> str:
-        """Who foretells remaining lengths: a name of `ballast_core.policies.remaining_lengths.PREDICTORS`."""
+        """The predictor of remaining lengths: a key of `ballast_core.policies.remaining_lengths.PREDICTORS`."""
         ...
 
     def decide(self, decodes: Decodes) -> Round:
-        """What to move now. Pure."""
+        """The moves of one round. Pure."""
         ...

@@ -11,4 +11,4 @@ from ballast_core.policies.rescheduling.protocol import Rescheduling
 _SHIPPED: tuple[type[Rescheduling], ...] = (Ares,)
 
 RESCHEDULINGS: Mapping[str, type[Rescheduling]] = MappingProxyType({policy.type: policy for policy in _SHIPPED})
-"""Every policy of when a running decode moves."""
+"""Every rescheduling policy, by type name."""

@@ -48,11 +48,13 @@ class BlockWheel:
 
     def takers_in_order(self, first_step: int) -> list[RequestState]:
         """All members, in the order in which they take blocks from this step on."""
-        return [request for step in range(self._block_size) for request in self.takers(first_step + step)]
+        first = first_step % self._block_size
+        return [request for members in self._members[first:] + self._members[:first] for request in members]
 
     def sharers_in_order(self, first_step: int) -> Sequence[list[RequestState]]:
         """`sharers` of the next `block_size` steps."""
-        return [self.sharers(first_step + step) for step in range(self._block_size)]
+        first = first_step % self._block_size
+        return self._sharers[first:] + self._sharers[:first]
 
     def blocks(self, first_step: int, steps: int) -> int:
         """KV blocks that all members take in so many steps."""

@@ -256,7 +256,7 @@ class Cohort:
         The latter will end at `future_s`. See `ProgressMarks.advance`.
         """
         if not self.size:
-            self._marks.skip(self._steps.processed + steps)
+            self._marks.reported = self._steps.processed + steps
             return ()
         return self._marks.advance(self.ended_s, future_s, steps)
 

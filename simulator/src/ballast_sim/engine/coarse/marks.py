@@ -11,14 +11,15 @@ Mark = tuple[float, str, int]
 class ProgressMarks:
     """Members by the step, modulo `every`, that brings them to a multiple of `every` tokens."""
 
-    __slots__ = ("_every", "_members", "_reported")
+    __slots__ = ("_every", "_members", "reported")
 
     def __init__(self, every: int) -> None:
         """`every`: output tokens between two marks; 0 is no marks."""
         self._every = every
         # For each member: its id, the steps processed before its first one, and its tokens less the steps processed.
         self._members: list[dict[RequestState, tuple[str, int, int]]] = [{} for _ in range(max(1, every))]
-        self._reported = 0  # the last step whose marks were reported
+        self.reported = 0
+        """The last step whose marks were reported."""
 
     def add(self, request: RequestState, processed: int) -> None:
         """A member joins after so many processed steps; its `output_tokens` are up to date."""
@@ -36,8 +37,8 @@ class ProgressMarks:
 
         The latter will end at `future_s`. A request that has left the cohort reports its own progress.
         """
-        processed, number = len(ended_s), self._reported
-        last = self._reported = processed + steps
+        processed, number = len(ended_s), self.reported
+        last = self.reported = processed + steps
         found: list[Mark] = []
         append, slots, every = found.append, self._members, self._every
         while number < last:
@@ -50,13 +51,9 @@ class ProgressMarks:
                         append((at_s, request_id, number + ahead))
         return found
 
-    def skip(self, processed: int) -> None:
-        """There are no members: nothing to report up to this step."""
-        self._reported = processed
-
     def steps_without_marks(self) -> int:
         """How many steps after those reported bring no member to a multiple, as long as none joins."""
-        slots, every, first = self._members, self._every, self._reported + 1
+        slots, every, first = self._members, self._every, self.reported + 1
         steps = 0
         while steps < every and not slots[(first + steps) % every]:
             steps += 1

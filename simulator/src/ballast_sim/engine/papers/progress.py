@@ -40,7 +40,7 @@ class Progress(Protocol):
         ...
 
     def booked_decodes(self) -> BookedDecodes:
-        """Decodes of the next step that the running list from the given index on leaves out."""
+        """Decodes of the next step that are scheduled together, ahead of the rest of the running list."""
         ...
 
 

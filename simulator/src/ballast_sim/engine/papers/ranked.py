@@ -1,4 +1,4 @@
-"""A queue order in the place of vLLM's policy (UniBoost, sections 3.2 and 3.3).
+"""A queue order instead of vLLM's policy (UniBoost, sections 3.2 and 3.3).
 
 The waiting queue goes by rank. The best waiting request displaces running ones that rank worse by more than the order's
 margin and may be evicted, where it does not fit otherwise and fits then. Where chunks yield, running prefills go by

@@ -13,15 +13,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ballast_core.policies.queue.protocol import QueueOrder, Work
-from ballast_core.policies.queue.uniboost import UniBoost, quantised_tokens
+from ballast_core.policies.queue.protocol import Work
+from ballast_core.policies.queue.uniboost import quantised_tokens
 from ballast_sim.engine.ordering import Ordering
 from ballast_sim.engine.requests import RequestState
-
-
-def doubling_bin_tokens(order: QueueOrder) -> int | None:
-    """MemGuard's k where the order counts work in its powers of two; None for other orders."""
-    return order.bin_tokens if isinstance(order, UniBoost) and order.quantise else None
 
 
 class Ranks:
@@ -34,7 +29,7 @@ class Ranks:
         self._margin = ordering.order.preemption_margin
         self._service = ordering.service
         self._quantum = ordering.quantum_tokens
-        self._bin = doubling_bin_tokens(ordering.order)
+        self._bin = ordering.order.bin_tokens_of_work
         self._learned = ordering.order.learned()
 
     def rank(self, state: RequestState, reach: int) -> None:

@@ -1,6 +1,6 @@
 """Which request is admitted first and which is preempted: the protocol, and vLLM's own two policies.
 
-An order that a paper puts in their place implements the same protocol (`papers.ranked`).
+A queue order of a paper implements the same protocol (`papers.ranked`).
 """
 
 from collections.abc import Iterable

@@ -9,8 +9,10 @@ class PromptBudget(Protocol):
     """How many prompt tokens a step may compute."""
 
     def tokens(self, first: int) -> int:
-        """Prompt tokens for the step being composed beside all its decodes: those of the running list from index
-        `first`, and those that a coarse engine has scheduled already."""
+        """Prompt tokens that the step being composed may have beside all its decodes.
+
+        Its decodes are those of the running list from index `first`, and those that a coarse engine has scheduled.
+        """
         ...
 
     def observe(self, batch: Batch) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from ballast_core.model import STAGE_ROLES, Stage
 from ballast_sim.capacity import LengthStatistics
 from ballast_sim.physics import PHYSICS
+from ballast_sim.settings import SettingError
 from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.inputs.source import Load
@@ -36,7 +37,7 @@ CAPACITY_SEED = 0
 """Capacity is measured with this seed whatever the runs' seeds are, so that all of them see the same rate."""
 
 
-class CapacityError(ValueError):
+class CapacityError(SettingError):
     """No capacity could be found; the message says why and what to change."""
 
 
@@ -77,7 +78,7 @@ def highest_sustained(probe: Probe, start: float, bound: float) -> tuple[float, 
             low, scale = scale, min(scale * 1.3, bound)
     while low == 0:
         if high < start / 50:
-            raise CapacityError("not even 2 % of what arithmetic promises is sustained")
+            raise CapacityError("load", "not even 2 % of what arithmetic promises is sustained")
         scale = high * 0.7
         probes += 1
         if probe(scale):
@@ -104,7 +105,7 @@ def measure_capacity(
     spec = RunSpec(setup=setup, policy=least_requests(), seed=CAPACITY_SEED)
     base = setup.source.load(CAPACITY_SEED, 1.0)
     if base.rate_rps is None:
-        raise CapacityError("--load: the workload's requests arrive at one instant and have no rate; use --rate-scale")
+        raise CapacityError("load", "the workload's requests arrive at one instant and have no rate; use --rate-scale")
     start, bound = _arithmetic(setup, base)
 
     def probe(scale: float) -> bool:
@@ -118,7 +119,7 @@ def measure_capacity(
     except CapacityError as error:
         wanted = setup.objective.ttft_s
         reason = f"P99 TTFT within {wanted:g} s" if wanted is not None else "a queue that does not grow"
-        raise CapacityError(f"--load: {error}, asked for {reason}; ease --slo or add endpoints") from None
+        raise CapacityError("load", f"{error.problem}, asked for {reason}; ease --slo or add endpoints") from None
     return MeasuredCapacity(scale, setup.source.load(CAPACITY_SEED, scale).rate_rps, probes, bounded)
 
 

@@ -21,7 +21,7 @@ class Balance:
     """Sums over samples. Endpoints that are down are left out; an idle one has no step to time and counts as 0."""
 
     until_s: float
-    """The last arrival: afterwards the fleet empties, and nobody can be even."""
+    """The last arrival: afterwards the fleet empties, and its load cannot be even."""
     samples: int = 0
     _step_variance_ms2: float = 0.0
     _kv_variation: float = 0.0

@@ -1,7 +1,7 @@
 """Running decodes move: a copy while the source goes on, the cut at an exact token, and on at the target.
 
 1. *Copy*: a warm leg at the target pulls the KV of prompt and tokens so far from the source, which goes on decoding
-   with its own blocks. The warm leg ends after one token, which nobody gets; its blocks stay in the target's prefix
+   with its own blocks. The warm leg ends after one token, which no client gets; its blocks stay in the target's prefix
    cache.
 2. *Cut*: the source leg is stopped. Prompt and the tokens that the client has by then go to the target, which finds
    the copied blocks in its cache and computes what came after the copy began.
@@ -34,7 +34,9 @@ from ballast_sim.simulation.inputs.fleet_settings import CopyBy, MigrationSettin
 from ballast_sim.simulation.kernel import Kernel
 from ballast_sim.simulation.requests.legs import EngineLeg, LegKind
 from ballast_sim.simulation.requests.records import Record
-from ballast_sim.simulation.world.world import ENGINE_PRIORITY, Source, World
+from ballast_sim.simulation.world.clock import ENGINE_PRIORITY
+from ballast_sim.simulation.world.pulls import Source
+from ballast_sim.simulation.world.world import World
 
 
 class NotMoved(StrEnum):
@@ -67,8 +69,8 @@ class Host(Protocol):
         """Send one more leg of a request that has `tokens` output tokens; a decode leg becomes `decode_leg`."""
         ...
 
-    def tell(self, record: Record, event: Event) -> None:
-        """Tell the request's gateway."""
+    def report(self, record: Record, event: Event) -> None:
+        """Report an event of now to the request's gateway."""
         ...
 
 
@@ -165,7 +167,7 @@ class Migrations:
         self.figures.pauses_s.append(at_s - migration.cut_s)
         self.figures.replayed += migration.replays
         leg.record.migrations += 1
-        self._host.tell(leg.record, Migrated(migration.request_id, migration.target))
+        self._host.report(leg.record, Migrated(migration.request_id, migration.target))
 
     def ended(self, record: Record) -> None:
         """A request is over: there is nothing to move any more."""
@@ -241,7 +243,7 @@ class Migrations:
 
     def _stays(self, record: Record, request_id: RequestId, target: EndpointId, why: NotMoved) -> None:
         self.figures.not_moved[why] += 1
-        self._host.tell(record, MigrationFailed(request_id, target))
+        self._host.report(record, MigrationFailed(request_id, target))
 
     def _drop_warm(self, migration: _Migration) -> None:
         warm, migration.warm = migration.warm, None
@@ -250,7 +252,7 @@ class Migrations:
 
     def _stop(self, leg: EngineLeg, endpoint_id: EndpointId) -> RequestStats | None:
         """How far it had come; None if it is gone already."""
-        stats = self._world.tell_all(endpoint_id, leg.id)
+        stats = self._world.settled_stats(endpoint_id, leg.id)
         if stats is not None:
             leg.over = True
             self._world.abort(endpoint_id, leg.id)

@@ -1,6 +1,6 @@
 """Gateways of a simulated fleet: each a Director of its own, with its own stale view of the endpoints.
 
-Nothing but scrapes tells a gateway what the others do. A scrape takes `scrape_delay_s` to arrive and is lost with
+A gateway learns only by scrapes what the others do. A scrape takes `scrape_delay_s` to arrive and is lost with
 `scrape_loss_ratio`; the gateways scrape in turn, evenly spread over the interval. An endpoint that is down refuses a
 scrape, one whose scrapes get lost lets it run into its timeout: so gateways notice failures (`watch`).
 """
@@ -25,7 +25,7 @@ OBSERVE = 0  # order at one time: what is known first, then what runs, then what
 
 
 class Gateways:
-    """The Directors, and who gets which request."""
+    """The Directors, and which of them gets which request."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Gateways:
         carry_out: Callable[[int, Sequence[Effect]], None],
         catch_up: Callable[[], None],
     ) -> None:
-        """`carry_out(gateway, effects)` does what a Director wants done.
+        """`carry_out(gateway, effects)` does what a Director orders.
 
-        `catch_up()` is called before anything is fed here, to `tell` what happened before now.
+        `catch_up()` is called before anything is fed here, to `report` what happened before now.
         """
         self.directors = [Director(director_settings) for _ in range(settings.gateways)]
         self._settings = settings
@@ -67,16 +67,16 @@ class Gateways:
         return self._routes.randrange(len(self.directors)) if len(self.directors) > 1 else 0
 
     def feed(self, gateway: int, event: Event) -> None:
-        """Tell a Director what happened, and do what it wants."""
+        """Report an event of now to a Director, and carry out its effects."""
         self._catch_up()
-        self.tell(gateway, event, self._kernel.now_s)
+        self.report(gateway, event, self._kernel.now_s)
 
     def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
-        """Tell a Director how far requests had come at times that may lie in the past; see `ProgressBatch`."""
+        """Report how far requests had come at times that may lie in the past; see `ProgressBatch`."""
         self.directors[gateway].on_event(ProgressBatch(reports), self._kernel.now_s)
 
-    def tell(self, gateway: int, event: Event, at_s: float) -> None:
-        """Tell a Director what happened at a time that may lie in the past."""
+    def report(self, gateway: int, event: Event, at_s: float) -> None:
+        """Report an event of a time that may lie in the past, and carry out the effects."""
         self._carry_out(gateway, self.directors[gateway].on_event(event, at_s))
 
     def _scrape(self, gateway: int) -> None:
@@ -126,6 +126,6 @@ class Gateways:
         self._mute.discard(endpoint_id)
 
     def drain(self, endpoint_id: EndpointId) -> None:
-        """Discovery tells every gateway that this endpoint is to get nothing new."""
+        """By discovery every gateway learns that this endpoint is to get nothing new."""
         for gateway, watch in enumerate(self._watches):
             self._noticed(gateway, watch.drains(endpoint_id))

@@ -8,6 +8,7 @@ from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.registry import QUEUE_ORDER, PolicyError, build
 from ballast_sim.engine.scheduling import VLLM_OWN, Preempt, Scheduling
 from ballast_sim.naming import known_names
+from ballast_sim.settings import SettingError
 
 NAMES = ("fcfs", "sarathi", *(name for name in QUEUE_ORDERS if name != "fcfs"))
 """`fcfs` and `sarathi` are vLLM's own scheduler; the others are queue orders."""
@@ -29,7 +30,7 @@ def parse_scheduler(text: str) -> Scheduling:
     """
     name, _, rest = text.partition(":")
     if name not in NAMES:
-        raise ValueError(f"engine_scheduler: unknown scheduler {name!r}; {known_names(name, NAMES)}")
+        raise SettingError("engine_scheduler", f"unknown scheduler {name!r}; {known_names(name, NAMES)}")
     settings: dict[str, Value] = {}
     for part in filter(None, (piece.strip() for piece in rest.split(","))):
         key, equals, value = part.partition("=")
@@ -37,12 +38,12 @@ def parse_scheduler(text: str) -> Scheduling:
         key = _SHORT.get(key, key)
         if not value or key in settings:
             problem = f"{key} is given twice" if key in settings else f"cannot read {part!r}"
-            raise ValueError(f"engine_scheduler: {problem} in {text!r}; write such as {name}:chunk=512")
+            raise SettingError("engine_scheduler", f"{problem} in {text!r}; write such as {name}:chunk=512")
         settings[key] = _value(value)
     try:
         return _scheduling(name, text.rstrip(":"), settings)
     except ValueError as error:
-        raise ValueError(f"engine_scheduler: {name}: {error}") from None
+        raise SettingError("engine_scheduler", f"{name}: {error}") from None
 
 
 def _scheduling(name: str, text: str, settings: dict[str, Value]) -> Scheduling:

@@ -10,6 +10,7 @@ from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
 from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling
 from ballast_sim.naming import known_names
 from ballast_sim.physics import PHYSICS, Physics, VllmPhysics
+from ballast_sim.settings import SettingError
 from ballast_sim.simulation.inputs.failures import Failure
 from ballast_sim.simulation.inputs.length_hints import NO_HINTS, LengthHints
 
@@ -39,7 +40,7 @@ class MigrationSettings:
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
         if not 0 < self.admit_limit_s < float("inf"):
-            raise ValueError(f"admit_limit_s: must be above 0, not {self.admit_limit_s!r}")
+            raise SettingError("admit_limit_s", f"must be above 0, not {self.admit_limit_s!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,55 +90,57 @@ class FleetSettings:
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
         if not SHORTEST_SCRAPE_INTERVAL_S <= self.scrape_interval_s < float("inf"):
-            raise ValueError(
-                f"scrape_interval_s: must be {SHORTEST_SCRAPE_INTERVAL_S:g} s or more, not {self.scrape_interval_s!r}"
+            raise SettingError(
+                "scrape_interval_s", f"must be {SHORTEST_SCRAPE_INTERVAL_S:g} s or more, not {self.scrape_interval_s!r}"
             )
         if not 0 <= self.scrape_delay_s < float("inf"):
-            raise ValueError(f"scrape_delay_s: must be 0 or more, not {self.scrape_delay_s!r}")
+            raise SettingError("scrape_delay_s", f"must be 0 or more, not {self.scrape_delay_s!r}")
         if not 0 <= self.scrape_loss_ratio <= 1:
-            raise ValueError(f"scrape_loss_ratio: must lie in 0..1, not {self.scrape_loss_ratio!r}")
+            raise SettingError("scrape_loss_ratio", f"must lie in 0..1, not {self.scrape_loss_ratio!r}")
         if self.physics not in PHYSICS:
-            raise ValueError(f"physics: unknown physics {self.physics!r}; {known_names(self.physics, PHYSICS)}")
+            raise SettingError("physics", f"unknown physics {self.physics!r}; {known_names(self.physics, PHYSICS)}")
         for name, default in (("local_batching", PROFILES_OWN), ("engine_policy", "fcfs")):
             value = getattr(self, name)
             if self.physics != "vllm" and value != default:
-                raise ValueError(f"{name}: {value} is for engines with a scheduler, not for physics {self.physics}")
+                raise SettingError(name, f"{value} is for engines with a scheduler, not for physics {self.physics}")
         for name, choices in (
             ("engine_policy", ENGINE_POLICIES),
             ("cut_tokens", CUT_TOKENS),
             ("kv_transfer", KV_TRANSFERS),
         ):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name}: must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+                raise SettingError(name, f"must be {' or '.join(choices)}, not {getattr(self, name)!r}")
         self._check_engines()
         if not 0 < self.scrape_timeout_s < float("inf"):
-            raise ValueError(f"scrape_timeout_s: must be above 0, not {self.scrape_timeout_s!r}")
+            raise SettingError("scrape_timeout_s", f"must be above 0, not {self.scrape_timeout_s!r}")
         for name in ("kv_chunk_tokens", "failures_until_lost", "gateways"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be 1 or more, not {getattr(self, name)!r}")
+                raise SettingError(name, f"must be 1 or more, not {getattr(self, name)!r}")
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens: must be 1 or more, not {self.max_tokens!r}")
+            raise SettingError("max_tokens", f"must be 1 or more, not {self.max_tokens!r}")
 
     def _check_engines(self) -> None:
         if self.physics != "vllm" and not self.engine_scheduler.is_plain:
-            raise ValueError(
-                f"engine_scheduler: {self.engine_scheduler.name} is for engines with a scheduler, not for physics "
-                f"{self.physics}; leave one of the two out"
+            raise SettingError(
+                "engine_scheduler",
+                f"{self.engine_scheduler.name} is for engines with a scheduler, not for physics "
+                f"{self.physics}; leave one of the two out",
             )
         if self.local_batching != PROFILES_OWN and not self.engine_scheduler.is_plain:
-            raise ValueError(
-                f"engine_scheduler: {self.engine_scheduler.name} and local_batching both decide what a step holds; "
-                "give one of them"
+            raise SettingError(
+                "engine_scheduler",
+                f"{self.engine_scheduler.name} and local_batching both decide what a step holds; give one of them",
             )
         if self.engine_policy != "fcfs" and self.engine_scheduler.order is not None:
-            raise ValueError(
-                f"engine_scheduler: {self.engine_scheduler.name} takes the place of engine_policy "
-                f"{self.engine_policy}; give one of them"
+            raise SettingError(
+                "engine_scheduler",
+                f"{self.engine_scheduler.name} takes the place of engine_policy {self.engine_policy}; give one of them",
             )
         if self.engine_scheduler.needs_lengths and not self.length_hints.known:
-            raise ValueError(
-                f"engine_scheduler: {self.engine_scheduler.name} goes by predicted output lengths; "
-                "say what they are with lengths, such as oracle or noisy:60%"
+            raise SettingError(
+                "engine_scheduler",
+                f"{self.engine_scheduler.name} goes by predicted output lengths; "
+                "say what they are with lengths, such as oracle or noisy:60%",
             )
 
     @property

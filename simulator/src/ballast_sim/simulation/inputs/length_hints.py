@@ -11,6 +11,8 @@ import math
 import random
 from dataclasses import dataclass
 
+from ballast_sim.settings import SettingError
+
 _SIGMA_PER_MAE = math.sqrt(math.pi / 2)
 """Of a normal error."""
 
@@ -38,9 +40,9 @@ class LengthHints:
         """Raises ValueError naming the setting that cannot work."""
         for name in ("mae_tokens", "mae_ratio"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}: must be 0 or more and finite, not {getattr(self, name)!r}")
+                raise SettingError(name, f"must be 0 or more and finite, not {getattr(self, name)!r}")
         if not self.halved_after_tokens > 0:
-            raise ValueError(f"halved_after_tokens: must be above 0, not {self.halved_after_tokens!r}")
+            raise SettingError("halved_after_tokens", f"must be above 0, not {self.halved_after_tokens!r}")
 
     def __str__(self) -> str:
         """As `parse` reads it."""
@@ -69,9 +71,10 @@ class LengthHints:
             value = math.nan
         relative, deviation = size.endswith("%"), size.startswith("sigma=")
         if kind != "noisy" or not 0 <= value < math.inf or (relative and deviation):
-            raise ValueError(
-                f"lengths: cannot read {text!r}; write none, oracle, ares, noisy:100 (mean error in tokens), "
-                "noisy:sigma=100 (standard deviation) or noisy:60% (of the output to come)"
+            raise SettingError(
+                "lengths",
+                f"cannot read {text!r}; write none, oracle, ares, noisy:100 (mean error in tokens), "
+                "noisy:sigma=100 (standard deviation) or noisy:60% (of the output to come)",
             )
         if relative:
             return cls(mae_ratio=value / 100)

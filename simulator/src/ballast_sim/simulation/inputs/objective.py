@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_sim.settings import SettingError
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -26,8 +28,8 @@ class Objective:
             except ValueError:
                 value = float("nan")
             if name not in ("ttft", "tpot", "e2e", "tbt") or not 0 < value < float("inf"):
-                raise ValueError(f"slo: cannot read {part!r}; write such as ttft=2,tpot=0.05 (seconds, above 0)")
+                raise SettingError("slo", f"cannot read {part!r}; write such as ttft=2,tpot=0.05 (seconds, above 0)")
             if f"{name}_s" in values:
-                raise ValueError(f"slo: {name} is given twice in {text!r}; give it once")
+                raise SettingError("slo", f"{name} is given twice in {text!r}; give it once")
             values[f"{name}_s"] = value
         return cls(**values)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
+from ballast_sim.hardware_names import find_profile
 from ballast_sim.naming import known_names
+from ballast_sim.settings import SettingError
 
 _PART = re.compile(r"(\d+)([PDFC])", re.ASCII)
 _ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "F": Role.FLEXIBLE, "C": Role.FLEXIBLE}
@@ -21,7 +23,7 @@ _ROLES = {"P": Role.PREFILL, "D": Role.DECODE, "F": Role.FLEXIBLE, "C": Role.FLE
 MOST_ENDPOINTS = 10_000
 
 
-class ShapeError(ValueError):
+class ShapeError(SettingError):
     """A shape that cannot be read or cannot serve; the message says what to change."""
 
 
@@ -36,9 +38,14 @@ class Machine:
 def parse_shape(
     text: str, profile: str | None = None, profiles: Mapping[str, HardwareProfile] = SHIPPED_PROFILES
 ) -> tuple[Machine, ...]:
-    """The machines of a shape; `profile` is the one of parts that name none. Raises `ShapeError`."""
-    if profile is not None and profile not in profiles:
-        raise ShapeError(f"--profile: unknown profile {profile!r}; {known_names(profile, profiles)}")
+    """The machines of a shape; `profile` is the one of parts that name none. Raises `ShapeError`.
+
+    Hardware alone stands for its profile of `DEFAULT_MODEL`.
+    """
+    if profile is not None and find_profile(profile, profiles) is None:
+        raise ShapeError(
+            "profile", f"unknown profile {profile!r}; " + known_names(profile, profiles, "ballast profiles")
+        )
     machines: list[Machine] = []
     letters: set[str] = set()
     for part in text.split(","):
@@ -46,31 +53,36 @@ def parse_shape(
         name = named or profile
         found = _PART.findall(counts)
         if not found or "".join(number + letter for number, letter in found) != counts:
-            raise ShapeError(f"endpoints: cannot read {part.strip()!r}; write such as 2P4D or 8P@PROFILE,4D@PROFILE")
+            raise ShapeError("endpoints", f"cannot read {part.strip()!r}; write such as 2P4D or 8P@PROFILE,4D@PROFILE")
         if name is None:
-            raise ShapeError(f"endpoints: {part.strip()!r} names no profile; add @PROFILE or --profile PROFILE")
-        if name not in profiles:
-            raise ShapeError(f"endpoints: unknown profile {name!r}; {known_names(name, profiles)}")
+            raise ShapeError("endpoints", f"{part.strip()!r} names no profile; add @PROFILE or --profile PROFILE")
+        hardware = find_profile(name, profiles)
+        if hardware is None:
+            raise ShapeError(
+                "endpoints", f"unknown profile {name!r}; " + known_names(name, profiles, "ballast profiles")
+            )
         for number, letter in found:
             if not number.strip("0"):
-                raise ShapeError(f"endpoints: {part.strip()!r} asks for 0 endpoints; ask for 1 or more")
+                raise ShapeError("endpoints", f"{part.strip()!r} asks for 0 endpoints; ask for 1 or more")
             letters.add(letter)
             if len(number) > len(str(MOST_ENDPOINTS)) or len(machines) + int(number) > MOST_ENDPOINTS:
-                raise ShapeError(f"endpoints: more than {MOST_ENDPOINTS:,} endpoints; ask for fewer")
+                raise ShapeError("endpoints", f"more than {MOST_ENDPOINTS:,} endpoints; ask for fewer")
             first = sum(machine.endpoint.role is _ROLES[letter] for machine in machines)
             for index in range(first, first + int(number)):
                 endpoint_id = EndpointId(f"{letter.lower()}{index:03d}")
-                endpoint = Endpoint(endpoint_id, f"{endpoint_id}:8000", _ROLES[letter], pool=name, profile=name)
-                machines.append(Machine(endpoint, profiles[name]))
+                address, role = f"{endpoint_id}:8000", _ROLES[letter]
+                endpoint = Endpoint(endpoint_id, address, role, pool=hardware.name, profile=hardware.name)
+                machines.append(Machine(endpoint, hardware))
     if "C" in letters and len(letters) > 1:
         raise ShapeError(
-            "endpoints: colocated endpoints (C) keep both stages of a request and share it with none; "
-            "take C alone, or F for endpoints that work with P and D"
+            "endpoints",
+            "colocated endpoints (C) keep both stages of a request and share it with none; "
+            "take C alone, or F for endpoints that work with P and D",
         )
     roles = {machine.endpoint.role for machine in machines}
     if Role.FLEXIBLE not in roles and not roles >= {Role.PREFILL, Role.DECODE}:
         raise ShapeError(
-            "endpoints: needs at least one prefill (P) and one decode (D) endpoint, "
-            "or a flexible one (F), or a colocated one (C)"
+            "endpoints",
+            "needs at least one prefill (P) and one decode (D) endpoint, or a flexible one (F), or a colocated one (C)",
         )
     return tuple(machines)

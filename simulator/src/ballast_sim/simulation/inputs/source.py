@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ballast_sim.settings import SettingError
 from ballast_sim.workloads import (
     LONGEST_S,
     POISSON,
@@ -33,7 +34,7 @@ DEFAULT_RATE_RPS = 1.0
 """Of a file of lengths."""
 
 
-class SourceError(ValueError):
+class SourceError(SettingError):
     """A workload that cannot be used; the message names option or file, and the fix."""
 
 
@@ -78,10 +79,10 @@ class WorkloadSource:
         """What people call it."""
         return self.workload if self.trace is None else self.trace.name
 
-    def place_of(self, request: WorkloadRequest) -> str:
-        """Where a request of these lengths stands, for errors: file and line, or the generator's option."""
+    def where(self, request: WorkloadRequest) -> str:
+        """Where a request of these lengths stands, for errors: file and line, or the generator's name."""
         if self.trace is None:
-            return f"--workload {self.workload}"
+            return self.workload
         line = line_of(self.trace, (request.input_tokens, request.output_tokens))
         return str(self.trace) if line is None else f"{self.trace}: line {line}"
 
@@ -89,10 +90,13 @@ class WorkloadSource:
         """The requests at `rate_scale` times the rate. Raises TraceError, or ValueError naming an argument."""
         requests = self._scaled(seed, rate_scale)
         if not requests:
-            raise SourceError(f"--duration: no request of {self.name} arrives in {self.duration_s:g} s; make it longer")
+            raise SourceError(
+                "duration_s", f"no request of {self.name} arrives in {self.duration_s:g} s; make it longer"
+            )
         if requests[-1].arrival_s > LONGEST_S:
             raise SourceError(
-                f"--rate-scale, --rate: {self.name} then lasts more than ten years; give a higher rate or a --duration"
+                ("rate_scale", "rate_rps"),
+                f"{self.name} then lasts more than ten years; give a higher rate or a --duration",
             )
         return Load(tuple(requests), turns(requests) if self.closed_loop else {})
 
@@ -124,30 +128,30 @@ class WorkloadSource:
             scaled = (scale_sessions if self.closed_loop else scale_arrivals)(whole, rate_scale)
             requests = clip(scaled, self.duration_s or math.inf, self.limit)
         if self.closed_loop and all(request.session is None for request in requests):
-            raise SourceError(f"--closed-loop: {self.name} has no sessions; leave the option out")
+            raise SourceError("closed_loop", f"{self.name} has no sessions; leave the option out")
         return requests
 
     def _check(self, rate_scale: float) -> None:
         if not 0 < rate_scale < math.inf:
-            raise SourceError(f"--rate-scale: must be above 0 and finite, not {rate_scale:g}")
+            raise SourceError("rate_scale", f"must be above 0 and finite, not {rate_scale:g}")
         if self.duration_s is not None and not self.duration_s > 0:
-            raise SourceError(f"--duration: must be above 0 s, not {self.duration_s:g}")
+            raise SourceError("duration_s", f"must be above 0 s, not {self.duration_s:g}")
         if self.duration_s == math.inf and self.limit is None:
             raise SourceError(
-                "--duration: must be finite without a --limit; a trace is taken whole where it is left out"
+                "duration_s", "must be finite without a --limit; a trace is taken whole where it is left out"
             )
         if self.limit is not None and self.limit < 1:
-            raise SourceError(f"--limit: must be 1 request or more, not {self.limit}")
+            raise SourceError("limit", f"must be 1 request or more, not {self.limit}")
         if self.limit is not None and self.limit > MOST_REQUESTS:
-            raise SourceError(f"--limit: must be {MOST_REQUESTS:,} requests or fewer; they are kept in memory")
+            raise SourceError("limit", f"must be {MOST_REQUESTS:,} requests or fewer; they are kept in memory")
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
-            raise SourceError(f"--rate: must be above 0 and finite, not {self.rate_rps:g}")
+            raise SourceError("rate_rps", f"must be above 0 and finite, not {self.rate_rps:g}")
 
     def _check_own_arrivals(self) -> None:
         if self.rate_rps is not None:
-            raise SourceError("--rate: a trace has its own rate; use --rate-scale or --load")
+            raise SourceError("rate_rps", "a trace has its own rate; use --rate-scale or --load")
         if self.arrivals is not None:
-            raise SourceError("--arrivals: a trace has its own arrivals; leave the option out")
+            raise SourceError("arrivals", "a trace has its own arrivals; leave the option out")
 
     @property
     def _drawn_s(self) -> float:

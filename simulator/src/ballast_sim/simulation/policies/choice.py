@@ -13,12 +13,15 @@ import yaml
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
 from ballast_api.scheduling_policy import SchedulingPolicy
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.model import Role
 from ballast_core.policies.composing import problems, remarks
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.placement.registry import COMPOSITIONS, PLACEMENTS
 from ballast_core.policies.registry import PARTS, PolicyError, build, build_placement
 from ballast_core.policies.suite import Suite
 from ballast_sim.naming import known_names
+from ballast_sim.settings import SettingError
 from ballast_sim.simulation.inputs.shapes import Machine
 from ballast_sim.simulation.policies.only_simulated import SIMULATOR_ONLY
 
@@ -29,8 +32,12 @@ NO_POLICY = "none"
 """On a command line: without this part."""
 
 
-class PolicyChoiceError(ValueError):
+class PolicyChoiceError(SettingError):
     """A policy that cannot be built; the message names the option and the fix."""
+
+
+class CompositionError(ValueError):
+    """Policies that make no sense together, or in such a fleet; the message names policy, part and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +81,20 @@ def parse_policies(text: str) -> tuple[PolicyChoice, ...]:
     for name in (part.strip() for part in text.split(",")):
         prefill, slash, decode = name.rpartition("/")
         if not decode or (slash and not prefill):
-            raise PolicyChoiceError(f"--policy: cannot read {name!r} in {text!r}; write such as least-requests,ils")
+            raise PolicyChoiceError("policy", f"cannot read {name!r} in {text!r}; write such as least-requests,ils")
         for part in filter(None, (prefill, decode)):
             if part in COMPOSITIONS:
                 raise PolicyChoiceError(
-                    f"--policy: {part} is made of other policies; write them into a SchedulingPolicy manifest "
-                    "and name it with --policy-file"
+                    "policy",
+                    f"{part} is made of other policies; write them into a SchedulingPolicy manifest "
+                    "and name it with --policy-file",
                 )
             if part not in known:
-                raise PolicyChoiceError(f"--policy: unknown placement {part!r}; {known_names(part, known)}")
+                raise PolicyChoiceError(
+                    "policy", f"unknown placement {part!r}; " + known_names(part, known, "ballast policies")
+                )
         if any(choice.name == name for choice in choices):
-            raise PolicyChoiceError(f"--policy: {name!r} is named twice")
+            raise PolicyChoiceError("policy", f"{name!r} is named twice")
         suite = Suite(prefill=_placement(prefill or default_prefill()), decode=_placement(decode))
         choices.append(PolicyChoice(name, suite))
     return tuple(choices)
@@ -107,12 +117,12 @@ def parse_part(part: str, text: str) -> Any:
     for item in filter(None, rest.split(",")):
         name, equals, value = item.partition("=")
         if not equals:
-            raise PolicyChoiceError(f"--{part}: cannot read {item!r} in {text!r}; write such as {type_name}:name=value")
+            raise PolicyChoiceError(part, f"cannot read {item!r} in {text!r}; write such as {type_name}:name=value")
         parameters[name.strip()] = yaml.safe_load(value)
     try:
         return build(PARTS[part], type_name, parameters)
     except PolicyError as error:
-        raise PolicyChoiceError(f"--{part}: {error}") from None
+        raise PolicyChoiceError(part, f"{error}") from None
 
 
 def with_parts(choices: Sequence[PolicyChoice], texts: Mapping[str, str | None]) -> tuple[PolicyChoice, ...]:
@@ -124,19 +134,31 @@ def with_parts(choices: Sequence[PolicyChoice], texts: Mapping[str, str | None])
 def check_composition(
     choices: Iterable[PolicyChoice], machines: Iterable[Machine], engine_policy: str = "priority"
 ) -> list[str]:
-    """What parts of the policies do not do in such a fleet. Raises `PolicyChoiceError` for what makes no sense."""
+    """What parts of the policies do not do in such a fleet. Raises `CompositionError`."""
     endpoints = Counter(machine.endpoint.role for machine in machines)
-    said: dict[str, None] = {}
+    found: dict[str, None] = {}
     for choice in choices:
         for problem in problems(choice.suite, endpoints):
-            raise PolicyChoiceError(f"policy {choice.name}: {problem.part} {problem.reason}")
+            raise CompositionError(f"policy {choice.name}: {problem.part} {problem.reason}")
         if choice.suite.queue is not None and choice.suite.queue.engine_priority and engine_policy != "priority":
-            raise PolicyChoiceError(
+            raise CompositionError(
                 f"policy {choice.name}: queue tells engines its order, and they do not listen; "
                 "add --engine-policy priority, or leave engine_priority out"
             )
-        said |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
-    return list(said)
+        found |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
+        if not endpoints[Role.FLEXIBLE] and _weighs_prefills_only(choice.suite.decode):
+            name = choice.suite.decode.type
+            found[
+                f"policy {choice.name}: {name} weighs what is left to prefill, which no decode endpoint does; "
+                f"{name}/least-requests places prefills by it"
+            ] = None
+    return list(found)
+
+
+def _weighs_prefills_only(placement: Placement) -> bool:
+    """It reads which prefixes are cached, and nothing of how decodes go on."""
+    decoding = Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES | Belief.PROGRESS
+    return Belief.PREFIXES in placement.needs and not placement.needs & decoding
 
 
 def read_policy_file(path: Path) -> tuple[PolicyChoice, ...]:
@@ -144,12 +166,12 @@ def read_policy_file(path: Path) -> tuple[PolicyChoice, ...]:
     try:
         resources = load_manifest_files(path)
     except InvalidInput as error:
-        raise PolicyChoiceError(f"--policy-file: {error}") from None
+        raise PolicyChoiceError("policy_file", f"{error}") from None
     choices = [
         PolicyChoice(resource.metadata.name, resource.spec.build())
         for resource in resources
         if isinstance(resource, SchedulingPolicy)
     ]
     if not choices:
-        raise PolicyChoiceError(f"--policy-file: {path}: holds no SchedulingPolicy; write one with kind and spec")
+        raise PolicyChoiceError("policy_file", f"{path}: holds no SchedulingPolicy; write one with kind and spec")
     return tuple(choices)

@@ -13,9 +13,9 @@ class LegKind(Enum):
     """What a leg is for."""
 
     PREFILL = auto()
-    """Ends after one token, which nobody gets, and holds its KV."""
+    """Ends after one token, which no client gets, and holds its KV."""
     WARM = auto()
-    """Brings the KV of a request that decodes elsewhere into this engine's cache; its token, too, nobody gets."""
+    """Brings the KV of a request that decodes elsewhere into this engine's cache; its token, too, reaches no client."""
     DECODE = auto()
 
 

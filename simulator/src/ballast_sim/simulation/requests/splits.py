@@ -1,6 +1,6 @@
 """What one endpoint is asked for of a request that was cut (Libra's micro-requests), in the terms of vLLM's API.
 
-A leg whose segment ends within the prompt is asked for one token, which nobody wants, and holds its KV. A leg that
+A leg whose segment ends within the prompt is asked for one token, which no client gets, and holds its KV. A leg that
 decodes up to a cut is asked for as many tokens as lie before it and holds its KV; the last of them has none yet and is
 computed by the next leg. A leg after the first pulls what the one before has held and computes the rest of its prompt
 (`bidirectional_kv_xfer` on the reading side).

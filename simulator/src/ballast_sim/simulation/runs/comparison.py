@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from ballast_core.model import Binding
 from ballast_sim.physics import PHYSICS
+from ballast_sim.settings import SettingError
 from ballast_sim.simulation.inputs.shapes import Machine
 from ballast_sim.simulation.inputs.source import SourceError, WorkloadSource
 from ballast_sim.simulation.policies.choice import PolicyChoice
 from ballast_sim.simulation.runs.experiment import RunSpec, Setup
+from ballast_sim.workloads import TraceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +48,23 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     seeds: list[int] = []
     for part in text.split(","):
         if not part.strip().isdecimal():
-            raise ValueError(f"--seed: {part.strip()!r} in {text!r} is not a whole number; write such as 0 or 0,1,2")
+            raise SettingError("seed", f"{part.strip()!r} in {text!r} is not a whole number; write such as 0 or 0,1,2")
         seeds.append(int(part))
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seed: {text!r} names a seed twice; its runs would be the same")
+        raise SettingError("seed", f"{text!r} names a seed twice; its runs would be the same")
     return tuple(seeds)
 
 
 def check_fits(machines: Sequence[Machine], source: WorkloadSource, seed: int, physics: str = "vllm") -> None:
-    """Raises SourceError naming the first request that some engine of the fleet could never hold."""
+    """Raises SourceError or TraceError naming the first request that some engine of the fleet could never hold."""
     model = PHYSICS[physics]
     smallest = min(machines, key=lambda machine: model.max_model_len(machine.profile))
     longest = model.max_model_len(smallest.profile)
     for request in source.load(seed, 1.0).requests:
         if request.input_tokens + request.output_tokens > longest:
-            raise SourceError(
-                f"{source.place_of(request)}: a request of {request.input_tokens} input and {request.output_tokens} "
+            problem = (
+                f"{source.where(request)}: a request of {request.input_tokens} input and {request.output_tokens} "
                 f"output tokens does not fit an engine of {smallest.profile.name}, which holds {longest} tokens; "
                 "remove it or choose another profile"
             )
+            raise SourceError("workload", problem) if source.trace is None else TraceError(problem)

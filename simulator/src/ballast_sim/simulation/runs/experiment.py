@@ -29,7 +29,7 @@ from ballast_sim.simulation.requests.records import Record
 
 CURVE_POINTS = 400
 _ENDLESS = SurvivalSettings(prior_scale_tokens=1e12)
-"""What is believed where lengths are known: nobody ends but at its own limit."""
+"""What is believed where lengths are known: no request ends but at its own limit."""
 
 Beat = Callable[[float], bool]
 """Called now and then with the share of requests that have ended; True stops the run."""

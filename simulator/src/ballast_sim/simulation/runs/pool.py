@@ -1,4 +1,4 @@
-"""Runs spread over processes, with progress, and an orderly end when somebody asks for it.
+"""Runs spread over processes, with progress, and an orderly end when one is asked for.
 
 Outcomes do not depend on how many processes there are: a run knows nothing of the others.
 """
@@ -97,7 +97,7 @@ def _start_worker(stop: Event, progress: SimpleQueue[tuple[int, float]], compile
 
 
 def end_with_parent() -> None:
-    """A killed parent cannot tell: its workers would wait for work for ever."""
+    """A killed parent sends nothing: its workers would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

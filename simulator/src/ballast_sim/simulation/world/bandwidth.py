@@ -1,6 +1,6 @@
 """Links that several transfers share: at each of its two ends a transfer gets an equal share, and the lesser counts.
 
-What one transfer cannot use for the sake of its other end goes to nobody, so that shares depend on numbers alone: with
+What one transfer cannot use for the sake of its other end stays unused, so that shares depend on numbers alone: with
 unlike numbers at the two ends this is somewhat slower than a max-min fair network.
 """
 
@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
 
-
-class Clock(Protocol):
-    """See `world.Clock`."""
-
-    @property
-    def now_s(self) -> float: ...
-    def at(self, time_s: float, action: Callable[[], None], priority: int = 0) -> None: ...
+from ballast_sim.simulation.world.clock import Clock
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +26,7 @@ class Bandwidth:
     """The transfers under way."""
 
     def __init__(self, clock: Clock, priority: int) -> None:
-        """Ends of transfers are told with this priority on the clock."""
+        """Transfers end with this priority on the clock."""
         self._clock = clock
         self._priority = priority
         self._capacity: dict[Hashable, float] = {}

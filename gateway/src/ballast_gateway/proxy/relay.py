@@ -1,0 +1,217 @@
+"""The answer of a decode leg on its way to the client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from ballast_gateway.http.client import Collect, UpstreamError
+from ballast_gateway.http.responses import Headers
+from ballast_gateway.http.server import ClientConnection
+from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.life import Event
+from ballast_gateway.proxy.sse import TokenMeter
+
+PROGRESS_TOKENS: Final = 16
+"""Output is reported to the Director in steps of this many tokens."""
+
+
+class Holder(Protocol):
+    """What follows a leg."""
+
+    def on(self, event: Event) -> None:
+        """Something happened that may change where the request is."""
+        ...
+
+    def progress(self, tokens: int) -> None:
+        """So many output tokens have passed, in all legs."""
+        ...
+
+    def between_events(self) -> None:
+        """The client has been sent whole events. Raises `StoppedReading` if this leg is to be left here."""
+        ...
+
+
+class Relay(Collect):
+    """A stream of events goes to the client as it comes; anything else is collected.
+
+    The client's answer begins with the first bytes of the body, so that until then another endpoint may be tried.
+    """
+
+    __slots__ = (
+        "_client",
+        "_holder",
+        "_idle_timeout_s",
+        "_loop",
+        "_meter",
+        "_reported",
+        "continues",
+        "relays",
+        "shows",
+    )
+
+    def __init__(
+        self,
+        holder: Holder,
+        client: ClientConnection,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        streams: bool,
+        continues: bool,
+        due_s: float,
+        idle_timeout_s: float,
+    ) -> None:
+        """`due_s`: when a stream must have begun, on the loop's clock; `idle_timeout_s`: its longest silence after."""
+        super().__init__(due_s if streams else float("inf"))
+        self._holder = holder
+        self._client = client
+        self._loop = loop
+        self._idle_timeout_s = idle_timeout_s
+        self._meter = TokenMeter()
+        self._reported = 0
+        self.relays = streams
+        """The answer is a stream of events."""
+        self.continues = continues
+        """An earlier leg has begun the client's stream."""
+        self.shows = False
+        """The client has been sent some of this leg."""
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that have passed, in all legs."""
+        return self._meter.tokens
+
+    @property
+    def between_events(self) -> bool:
+        """Whether what was sent so far ends with a whole event."""
+        return self._meter.between_events
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        super().on_head(status, headers)
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        self.relays = self.relays and status == 200 and kind.startswith(b"text/event-stream")
+
+    def on_data(self, data: bytes) -> None:
+        if not self.relays:
+            super().on_data(data)
+            return
+        self.deadline_s = self._loop.time() + self._idle_timeout_s
+        if not self.shows:
+            self._begin(Event.BEGUN_UNHELD)
+        self._client.write(data)
+        meter = self._meter
+        was_started = meter.started
+        meter.feed(data)
+        if meter.started:
+            self._report(meter.tokens, first=not was_started)
+
+    def on_end(self) -> None:
+        if self.relays:
+            if not self.shows:
+                self._begin(Event.BEGUN_UNHELD)
+            self._holder.on(Event.END)
+
+    def _begin(self, begun: Event) -> None:
+        self.shows = True
+        if not self.continues:
+            self._holder.on(begun)
+        self._client.attach(self)
+
+    def _report(self, tokens: int, *, first: bool) -> None:
+        if first:
+            self._holder.on(Event.TOKEN)
+        if (first and self.continues) or tokens - self._reported >= PROGRESS_TOKENS:
+            self._reported = tokens
+            self._holder.progress(tokens)
+
+    def over(self) -> None:
+        """No more comes. The holder keeps its last leg, so the leg lets go of the holder: no circle is left."""
+        self._client.detach(self)
+        del self._holder
+
+    def pause(self) -> None:
+        """The client is slow. The engine's silence is then no fault of the engine."""
+        self.deadline_s = float("inf")
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        self.deadline_s = self._loop.time() + self._idle_timeout_s
+        if self.connection is not None:
+            self.connection.resume()
+
+
+class HeldRelay(Relay):
+    """A leg of a stream whose tokens are kept: whole events go to the client."""
+
+    __slots__ = ("_held", "_movable", "_unheld", "_until_token")
+
+    def __init__(
+        self,
+        holder: Holder,
+        client: ClientConnection,
+        loop: asyncio.AbstractEventLoop,
+        held: HeldStream,
+        *,
+        continues: bool,
+        due_s: float,
+        idle_timeout_s: float,
+        until_token: bool,
+        movable: bool,
+    ) -> None:
+        """`until_token`: `due_s` holds until the leg's first token, whatever comes before it.
+
+        `movable`: report the end of each event to the holder.
+        """
+        super().__init__(
+            holder, client, loop, streams=True, continues=continues, due_s=due_s, idle_timeout_s=idle_timeout_s
+        )
+        self._held = held
+        self._unheld = held.lost
+        """The engine gives no token ids: this is a plain relay from now on."""
+        self._until_token = until_token
+        self._movable = movable
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that have passed, in all legs."""
+        return super().tokens if self._unheld else self._held.tokens
+
+    @property
+    def between_events(self) -> bool:
+        """Whether what was sent so far ends with a whole event."""
+        return not self._unheld or super().between_events
+
+    def on_data(self, data: bytes) -> None:
+        held = self._held
+        if not self.relays or self._unheld:
+            super().on_data(data)
+            return
+        leg = held.leg
+        had_tokens = leg.tokens
+        shown = held.feed(data)
+        self._unheld = held.lost
+        if self._unheld:
+            if self.shows:
+                self._holder.on(Event.TIED)
+            super().on_data(shown)
+            return
+        if leg.tokens or not self._until_token:
+            self.deadline_s = self._loop.time() + self._idle_timeout_s
+        if shown:
+            if not self.shows:
+                self._begin(Event.BEGUN)
+            self._client.write(shown)
+        if leg.tokens:
+            self._report(leg.earlier_tokens + leg.tokens, first=not had_tokens)
+        if leg.broken:
+            raise UpstreamError(leg.broken)
+        if self._movable:
+            self._holder.between_events()
+
+    def on_end(self) -> None:
+        if not self.relays or self._unheld:
+            super().on_end()
+        elif self._held.is_whole:
+            self._holder.on(Event.END)

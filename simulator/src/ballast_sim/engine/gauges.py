@@ -1,0 +1,37 @@
+"""What vLLM's gauges show of the requests and the KV cache."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ballast_sim.engine.requests import RequestState, Status
+from ballast_sim.engine.vllm.state import SchedulerState
+
+
+class EngineLoad(NamedTuple):
+    """Requests by state (`deferred` ones, whose KV is being pulled, wait too), KV usage, prompt tokens that wait."""
+
+    running: int
+    waiting: int
+    deferred: int
+    kv_usage_ratio: float
+    queued_input_tokens: int
+
+
+def engine_load(state: SchedulerState, new: Sequence[RequestState], kv_usage_ratio: float) -> EngineLoad:
+    """`new` requests were not taken in by the scheduler yet; they count as waiting."""
+    running, waiting = len(state.running), len(state.waiting) + len(state.skipped_waiting)
+    if not (waiting or new):
+        return EngineLoad(running, 0, 0, kv_usage_ratio, 0)
+    deferred = sum(1 for request in state.skipped_waiting if request.status is Status.PULLING)
+    queued = sum(request.input_tokens for request in state.waiting) + sum(request.input_tokens for request in new)
+    return EngineLoad(running, waiting + len(new), deferred, kv_usage_ratio, queued)
+
+
+def transfer_stages(state: SchedulerState) -> dict[str, int]:
+    """Waiting requests by the stage of their pull (vLLM's num_requests_kv_fetch_by_stage)."""
+    pulling = [request.pull_reported for request in state.skipped_waiting if request.status is Status.PULLING]
+    return {
+        "waiting_to_start": sum(not request.pull_tried for request in state.waiting),
+        "in_progress": pulling.count(False),
+        "completed_waiting": pulling.count(True),
+    }

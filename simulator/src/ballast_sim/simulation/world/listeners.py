@@ -1,0 +1,31 @@
+"""What a driver of requests hears from the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ballast_sim.engine import Finished
+
+
+class Listener(Protocol):
+    """A driver of requests through the engines."""
+
+    def token(self, request_id: str, at_s: float) -> None:
+        """A request got one more output token."""
+        ...
+
+    def finished(self, event: Finished) -> None:
+        """A request ended in its engine."""
+        ...
+
+
+class LateListener(Listener, Protocol):
+    """A listener that can do without a wake-up for every token of a request in steady decode.
+
+    First and last tokens still come as they happen, and `World.progress` returns how far all have come.
+    """
+
+    def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
+        """After `first` output tokens a request got one more at each of these times, which may lie in the past."""
+        ...

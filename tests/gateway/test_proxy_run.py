@@ -1,0 +1,350 @@
+"""A whole generation without sockets: engines, Director and client are the test's, and do what they like in any order.
+
+1. No token is lost or doubled: the client's text is that of one engine, or a part of its beginning if it was cut.
+2. Every engine is given exactly the tokens that are there, none left out, none twice, and none inside of a character.
+3. The client's answer has one end at most, and the Director hears of exactly one.
+4. One engine owns the stream at every instant: a second one is asked only when the first has been left.
+5. Every order to move is answered once: moved, failed, or ended by the request's own end or its engine's failure.
+6. Nothing is left open at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_core.model import Endpoint, EndpointId, Outcome, RejectReason, Request, RequestId, Role, Stage
+from ballast_core.model.effects import Dispatch, Handoff, Migrate
+from ballast_gateway.driver import Rejected, Ticket
+from ballast_gateway.http.client import Exchange, UpstreamError, UpstreamPool
+from ballast_gateway.http.server import ClientConnection
+from ballast_gateway.proxy.bodies import read_generation
+from ballast_gateway.proxy.cutting import Cutter
+from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.legs import Job
+from ballast_gateway.proxy.life import Action, State
+from ballast_gateway.proxy.run import _DOES, _WAITS, Resources, Run
+from ballast_gateway.records import RequestRecord
+
+PROMPT = [5, 6, 7]
+TOKENS = 24
+FIRST_TOKEN = 1000
+ENDPOINTS = [Endpoint(EndpointId(name), name, Role.FLEXIBLE) for name in ("e0", "e1", "e2")]
+HEADERS = [(b"content-type", b"text/event-stream")]
+
+
+def text(number: int) -> str:
+    """What the token brings: each fourth one begins a character that the next one ends."""
+    return "" if number % 4 == 1 else f"<{number - 1}-{number}>" if number % 4 == 2 else f"<{number}>"
+
+
+WHOLE = "".join(text(number) for number in range(TOKENS))
+
+
+def event(number: int, prompt: list[int] | None) -> bytes:
+    finish = "length" if number == TOKENS - 1 else None
+    choice: dict[str, Any] = {"index": 0, "text": text(number), "finish_reason": finish}
+    choice |= {"prompt_token_ids": prompt, "token_ids": [FIRST_TOKEN + number]}
+    return b"data: %b\n\n" % json.dumps({"id": "1", "choices": [choice]}, separators=(",", ":")).encode()
+
+
+@dataclass(eq=False)
+class Call:
+    """A request to an engine that is being answered."""
+
+    body: dict[str, Any]
+    exchange: Exchange
+    done: asyncio.Future[None]
+    pending: bytes = b""
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.body["stream"])
+
+    def open(self) -> None:
+        """Check what the engine is given, and make its answer."""
+        given = PROMPT if isinstance(self.body["prompt"], str) else self.body["prompt"]
+        done = len(given) - len(PROMPT)
+        assert given == PROMPT + [FIRST_TOKEN + number for number in range(done)]
+        if self.streams:
+            assert self.body["max_tokens"] == TOKENS - done
+            assert done % 4 != 2, "inside of a character: vLLM would repeat the prompt"
+            self.exchange.on_head(200, HEADERS)
+            events = [event(number, given if number == done else None) for number in range(done, TOKENS)]
+            self.pending = b"".join([*events, b"data: [DONE]\n\n"])
+        else:
+            self.exchange.on_head(200, [(b"content-type", b"application/json")])
+            self.pending = json.dumps({"choices": [{"prompt_token_ids": given}]}).encode()
+
+    def give(self, size: int) -> None:
+        """The next bytes arrive."""
+        data, self.pending = self.pending[:size], self.pending[size:]
+        try:
+            self.exchange.on_data(data)
+        except UpstreamError as error:
+            self.fail(error)
+            return
+        if not self.pending:
+            self.exchange.on_end()
+            self.done.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        self.done.set_exception(error)
+
+
+class Engines:
+    """In place of the pool of connections."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    async def perform(self, address: str, payload: bytes, exchange: Exchange) -> None:
+        body = json.loads(payload.partition(b"\r\n\r\n")[2])
+        call = Call(body, exchange, asyncio.get_running_loop().create_future())
+        assert not (call.streams and any(other.streams for other in self.calls)), "two engines own the stream"
+        self.calls.append(call)
+        call.open()
+        try:
+            await call.done
+        finally:
+            self.calls.remove(call)
+
+
+@dataclass
+class Director:
+    """In place of the ticket: answers at once, and counts what is reported."""
+
+    request: Request
+    mover: Callable[[Migrate], None] | None = None
+    dispatches: asyncio.Queue[Dispatch | None] = field(default_factory=asyncio.Queue)
+    ends: list[Outcome] = field(default_factory=list)
+    wanted: int = 0
+    """Dispatches that the request is waiting for."""
+    moved: int = 0
+    failed_moves: int = 0
+    first_tokens: int = 0
+
+    def now_s(self) -> float:
+        return 0.0
+
+    async def dispatched(self) -> Dispatch:
+        self.wanted += 1
+        dispatch = await self.dispatches.get()
+        self.wanted -= 1
+        if dispatch is None:
+            self.ends.append(Outcome.FAILED)
+            raise Rejected(RejectReason.UPSTREAM_FAILED, "no endpoint is left")
+        return dispatch
+
+    def prefill_done(self) -> Handoff:
+        return Handoff(self.request.id, ENDPOINTS[1])
+
+    def failed(self, stage: Stage, endpoint_id: EndpointId) -> None:
+        assert not self.ends
+
+    def first_token(self) -> None:
+        self.first_tokens += 1
+
+    def progress(self, generated_tokens: int) -> None:
+        assert 0 <= generated_tokens <= TOKENS
+
+    def migrated(self, target: EndpointId) -> None:
+        self.moved += 1
+
+    def migration_failed(self, target: EndpointId) -> None:
+        self.failed_moves += 1
+
+    def end(self, outcome: Outcome, output_tokens: int = 0) -> None:
+        if not self.ends:
+            self.ends.append(outcome)
+
+
+@dataclass
+class Client:
+    """In place of the client's connection."""
+
+    sent: bytes = b""
+    heads: int = 0
+    ends: list[str] = field(default_factory=list)
+
+    def start_stream(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.heads += 1
+
+    def write(self, data: bytes) -> None:
+        assert not self.ends
+        self.sent += data
+
+    def end(self) -> None:
+        self.ends.append("end")
+
+    def abort(self) -> None:
+        self.ends.append("abort")
+
+    def respond_error(self, error: object, extra: object) -> None:
+        self.ends.append("error")
+
+    def attach(self, flow: object) -> None: ...
+
+    def detach(self, flow: object) -> None: ...
+
+    @property
+    def text(self) -> str:
+        documents = [json.loads(part[6:]) for part in self.sent.split(b"\n\n") if part.startswith(b'data: {"id"')]
+        return "".join(document["choices"][0]["text"] for document in documents)
+
+
+class World:
+    """A generation with everything around it."""
+
+    def __init__(self, rescue: bool) -> None:
+        loop = asyncio.get_running_loop()
+        raw = json.dumps({"model": "tiny", "prompt": "abc", "stream": True, "max_tokens": TOKENS}).encode()
+        generation = read_generation(raw, chat=False)
+        self.engines, self.client = Engines(), Client()
+        self.director = Director(Request(RequestId("r"), 3, TOKENS))
+        pool = cast("UpstreamPool", self.engines)
+        cutter = Cutter(pool, loop, prefill_timeout_s=60)
+        resources = Resources(pool, loop, cutter, prefill_timeout_s=60, idle_timeout_s=60, rescue=rescue)
+        self.record = RequestRecord("r", 0.0)
+        held = HeldStream(generation)
+        client = cast("ClientConnection", self.client)
+        job = Job(client, b"/v1/completions", b"", generation, self.record, held)
+        self.run = Run(resources, job, cast("Ticket", self.director), movable=True)
+        self.task = loop.create_task(self.run.run())
+        self.orders = 0
+
+    async def settle(self) -> None:
+        for _ in range(8):
+            await asyncio.sleep(0)
+
+    def steps(self) -> dict[str, int]:
+        """What can happen now, and how often it does beside the others."""
+        found = {"order": 3, "leave": 1} if self.run.life.state is not State.ENDED else {}
+        if self.run.life.state is State.WARM:
+            found["patience"] = 2
+        if self.director.wanted:
+            found |= {"dispatch": 20, "split": 20, "reject": 1}
+        for call in self.engines.calls:
+            found |= {"stream": 20, "break": 2, "abort": 1} if call.streams else {"answer": 10, "refuse": 2}
+        return found
+
+    def take(self, step: str, size: int) -> None:
+        streaming = next((call for call in self.engines.calls if call.streams), None)
+        waiting = next((call for call in self.engines.calls if not call.streams), None)
+        match step:
+            case "order":
+                self.orders += 1
+                assert self.director.mover is not None
+                self.director.mover(Migrate(RequestId("r"), ENDPOINTS[0], ENDPOINTS[2]))
+            case "leave":
+                self.task.cancel()
+            case "patience":
+                assert self.run._move is not None
+                self.run._move._lose_patience()
+            case "dispatch":
+                self.director.dispatches.put_nowait(Dispatch(RequestId("r"), None, ENDPOINTS[0]))
+            case "split":
+                self.director.dispatches.put_nowait(Dispatch(RequestId("r"), ENDPOINTS[1], ENDPOINTS[0]))
+            case "reject":
+                self.director.dispatches.put_nowait(None)
+            case "stream" if streaming is not None:
+                streaming.give(size)
+            case "break" if streaming is not None:
+                streaming.fail(UpstreamError("broke"))
+            case "abort" if streaming is not None:
+                streaming.pending = b'data: {"id":"1","choices":[{"index":0,"finish_reason":"abort"}]}\n\n'
+                streaming.give(10_000)
+            case "answer" if waiting is not None:
+                waiting.give(10_000)
+            case "refuse" if waiting is not None:
+                waiting.fail(UpstreamError("refused"))
+
+    async def finish(self) -> None:
+        """Nothing goes wrong any more."""
+        for _ in range(100):
+            if self.task.done():
+                break
+            step = next(step for step in ("dispatch", "stream", "answer") if step in self.steps())
+            self.take(step, 10_000)
+            await self.settle()
+
+    def check(self) -> None:
+        cancelled = self.task.cancelled()
+        assert WHOLE.startswith(self.client.text)
+        assert len(self.director.ends) == 1
+        assert len(self.client.ends) == (not cancelled) or cancelled
+        assert (self.client.text == WHOLE) or self.client.ends != ["end"]
+        assert (self.client.ends == ["end"]) == (self.director.ends == [Outcome.COMPLETED]) or cancelled
+        assert self.client.heads == bool(self.client.sent)
+        assert self.director.first_tokens == bool(self.client.text)
+        assert len(self.record.moves) == self.orders
+        assert sum(move.pause_s is not None for move in self.record.moves) == self.director.moved
+        assert not self.engines.calls
+        assert self.run.life.state is State.ENDED
+
+
+SIZES = [1, 40, 150, 400]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=True), st.booleans())
+def test_whatever_happens_the_client_gets_one_stream(chance: Random, rescue: bool) -> None:
+    """The invariants at the top, in any order of events."""
+
+    async def live() -> None:
+        world = World(rescue)
+        await world.settle()
+        for _ in range(80):
+            possible = world.steps()
+            if world.task.done():
+                break
+            (step,) = chance.choices(list(possible), list(possible.values()))
+            world.take(step, chance.choice(SIZES))
+            await world.settle()
+        await world.finish()
+        assert world.task.done()
+        if not world.task.cancelled():
+            world.task.result()
+        await world.settle()
+        world.check()
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("rescue", [True, False])  # a stream that we have cut is brought to its end in any case
+async def test_a_stream_moves_dies_and_goes_on(rescue: bool) -> None:
+    """One road through everything: dispatched, begun, moved, and its next engine dies."""
+    world = World(rescue)
+    await world.settle()
+
+    async def take(*steps: str, until: State) -> None:
+        while world.run.life.state is not until:
+            for step in steps:
+                world.take(step, 40)
+                await world.settle()
+
+    await take("split", until=State.PREFILLING)
+    await take("answer", until=State.OPENING)
+    await take("stream", until=State.FLOWING)
+    await take("order", "answer", until=State.WARM)
+    await take("stream", until=State.CROSSING)
+    await take("stream", until=State.FLOWING)
+    await take("break", until=State.REPLACING)
+    assert (world.director.moved, world.record.rescues) == (1, 1)
+    assert world.run.life.state is State.REPLACING
+    await world.finish()
+    world.check()
+    assert world.client.text == WHOLE
+
+
+def test_every_state_has_its_work_and_every_action_its_deed() -> None:
+    assert set(_WAITS) == set(State) - {State.ENDED}
+    assert set(_DOES) == set(Action)
