@@ -19,7 +19,7 @@ COMPLETION = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
 PATH = "/v1/completions"
 
 
-async def test_why_this_pod_is_answered_with_the_cost_of_every_candidate(tmp_path: Path) -> None:
+async def test_a_decision_is_explained_with_the_cost_of_every_candidate(tmp_path: Path) -> None:
     """Newest first; of one request if asked so; in the decision log file too."""
     log = tmp_path / "decisions.jsonl"
     async with (
@@ -75,7 +75,7 @@ async def test_the_api_asks_for_the_token_of_its_file(tmp_path: Path) -> None:
         assert await status("/ballast/v1/endpoints", "Bearer rotated") == 503
 
 
-async def test_readiness_says_what_is_missing(tmp_path: Path) -> None:
+async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
     """An endpoint that was not scraped yet; later the drain."""
     async with (
         silent_server() as address,
@@ -102,7 +102,7 @@ async def test_readiness_says_what_is_missing(tmp_path: Path) -> None:
 
 
 async def test_a_drain_lets_running_requests_end(tmp_path: Path) -> None:
-    """Idle connections close at once; what is being served is served to its end, and says that it is the last."""
+    """Idle connections close at once; a running request is served to its end, and its answer closes the connection."""
     release = asyncio.Event()
 
     async def slow(asked: object, writer: asyncio.StreamWriter) -> None:
@@ -128,7 +128,7 @@ async def test_a_drain_lets_running_requests_end(tmp_path: Path) -> None:
 
 
 async def test_a_drain_ends_at_its_time_limit(tmp_path: Path) -> None:
-    """And says that something was cut off."""
+    """It returns that a request was cut off."""
 
     async def never(asked: object, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
@@ -146,7 +146,7 @@ async def test_a_drain_ends_at_its_time_limit(tmp_path: Path) -> None:
 
 
 async def test_the_names_of_the_metrics_are_an_interface(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
-    """Names, kinds and labels as dashboards know them; values elsewhere."""
+    """Names, kinds and labels, which dashboards use; values are tested elsewhere."""
     async with (
         scripted_engine(prefill_script) as prefill,
         scripted_engine(decode_script) as decode,

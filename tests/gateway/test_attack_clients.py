@@ -45,11 +45,11 @@ async def pair(
 
 
 async def test_a_limit_beyond_64_bits_neither_fails_nor_breaks_the_ledger(tmp_path: Path) -> None:
-    """One such request once left the ledger inconsistent: later requests of everybody were answered 500."""
+    """One such request once left the ledger inconsistent: later requests of all clients were answered 500."""
     async with pair(tmp_path) as (gateway, _):
         for limit in (2**63, 10**400):
             [answer] = await raw_exchange(gateway.port, post("/v1/completions", {**BODY, "max_tokens": limit}, ENDS))
-            assert answer.status == 200  # whether it is too much is the engine's to say
+            assert answer.status == 200  # the engine judges whether it is too much
         for _ in range(3):
             [answer] = await raw_exchange(gateway.port, post("/v1/completions", BODY, ENDS))
             assert answer.status == 200
@@ -57,7 +57,7 @@ async def test_a_limit_beyond_64_bits_neither_fails_nor_breaks_the_ledger(tmp_pa
 
 
 async def test_a_stream_whose_client_asked_to_close_is_completed_not_cancelled(tmp_path: Path) -> None:
-    """HTTP/1.0 proxies and `Connection: close` end the connection with the answer: nobody left too early."""
+    """HTTP/1.0 proxies and `Connection: close` end the connection with the answer: that client has not left early."""
     async with pair(tmp_path) as (gateway, _):
         [answer] = await raw_exchange(gateway.port, post("/v1/completions", {**BODY, "stream": True}, ENDS))
         assert answer.whole
@@ -116,7 +116,7 @@ def test_a_content_length_of_63_bits_is_refused_before_the_body() -> None:
         (b'{"max_tokens": 1%b}' % (b"0" * 5000), "thousands of digits"),
     ],
 )
-def test_what_python_takes_for_json_and_is_none_is_refused(raw: bytes, says: str) -> None:
+def test_what_python_parses_but_is_no_json_is_refused(raw: bytes, says: str) -> None:
     with pytest.raises(InvalidBody) as caught:
         parse_object(raw)
     assert says in str(caught.value)
@@ -130,7 +130,7 @@ def test_a_number_that_overflows_is_refused_by_name(field: str) -> None:
     assert caught.value.param == field
 
 
-async def test_an_answer_that_nobody_asked_for_does_not_mix_with_the_one_before(tmp_path: Path) -> None:
+async def test_an_unasked_answer_does_not_mix_with_the_one_before(tmp_path: Path) -> None:
     async def twice(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(json_reply(completion("mine")) + json_reply({"foreign": True}, 404, b"x-foreign: yes\r\n"))
 

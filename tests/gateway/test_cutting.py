@@ -90,7 +90,7 @@ def test_prompts_whose_tokens_can_be_known_may_be_cut(path: str, body: dict[str,
 
 
 @pytest.mark.parametrize(("path", "body"), WHOLE, ids=str)
-def test_prompts_whose_tokens_nobody_knows_stay_whole(path: str, body: dict[str, Any]) -> None:
+def test_prompts_with_unknown_tokens_stay_whole(path: str, body: dict[str, Any]) -> None:
     assert not is_divisible(generation(path, body))
 
 
@@ -149,7 +149,7 @@ BAD_HANDLES: list[object] = [
 
 @pytest.mark.parametrize("handle", BAD_HANDLES, ids=str)
 def test_a_handle_for_other_tokens_is_not_used(handle: object) -> None:
-    """vLLM does not look: it would die of it, or say something wrong."""
+    """vLLM does not check it: it would crash, or answer wrongly."""
     assert handle_of(reply(handle), 200) is None
 
 
@@ -210,7 +210,7 @@ class Pair(AsyncExitStack):
         return gateway
 
     def kill(self, name: str) -> None:
-        """The engine hangs up on everybody and listens no more."""
+        """The engine closes every connection and listens no more."""
         engine = self.engines[name]
         for listener in engine._listeners:
             listener.close()
@@ -298,7 +298,7 @@ async def test_many_at_once_in_both_directions(pair: Pair) -> None:
 
 
 async def test_libra_cuts_prompts_by_itself(pair: Pair) -> None:
-    """The shipped policy, told to want no better than even."""
+    """The shipped policy; only equal completion times count as balanced."""
     even = {"partition": {"type": "libra", "parameters": {"cuts": "prompt", "epsS": 0, "ttftSloS": 0}}}
     gateway = await pair.start(policy=even)
     partitioner = gateway.gateway.driver.director.partitioner
@@ -516,7 +516,7 @@ async def test_a_first_part_that_fails_is_done_elsewhere(fleet: Fleet, first: Sc
     ids=["400", "404", "odd", "no handle", "a handle for other tokens", "a handle without blocks"],
 )
 async def test_without_a_good_handle_the_next_engine_computes_all(fleet: Fleet, first: Script) -> None:
-    """Byte for byte what the client sent; what is wrong with it is for that engine to say."""
+    """Byte for byte what the client sent; that engine reports what is wrong with it."""
     gateway = await fleet.serve(f0=engine(first), f1=engine())
     assert await ask(gateway, BODY) == (200, SAID)
     assert [each.raw for each in fleet.engines["f1"].asked] == [json.dumps(BODY).encode()]
@@ -537,8 +537,8 @@ async def test_a_handle_is_used_once(fleet: Fleet, then: Script, rescue: bool) -
     await drained(gateway)
 
 
-async def test_a_stream_that_breaks_in_its_midst_ends_as_any_other(fleet: Fleet) -> None:
-    """Its engine gives no token ids, so nobody can go on; the handle is not used again."""
+async def test_a_stream_that_breaks_midway_ends_as_any_other(fleet: Fleet) -> None:
+    """Its engine gives no token ids, so no engine can go on; the handle is not used again."""
 
     async def half(asked: Asked, writer: Writer) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -574,7 +574,7 @@ async def test_an_engine_stops_when_the_client_leaves(fleet: Fleet, slow: str) -
 
 
 def names_tokens(ids: object, chat_ids: object = None, status: int = 200) -> Script:
-    """`/tokenize` says these ids; a chat of one token, those."""
+    """`/tokenize` returns these ids; a chat of one token has those."""
 
     async def script(asked: Asked, writer: Writer) -> None:
         if asked.path == "/tokenize":
@@ -591,7 +591,7 @@ TEXT_BODY = {"model": "tiny", "prompt": "words " * 200, "max_tokens": 3, "stream
 CHAT_BODY = {"model": "tiny", "messages": [{"role": "user", "content": "words " * 200}], "stream": True}
 
 
-async def test_text_is_cut_at_its_share_of_the_tokens_that_it_has(fleet: Fleet) -> None:
+async def test_text_is_cut_at_the_planned_share_of_its_tokens(fleet: Fleet) -> None:
     """1,200 characters pass for 300 tokens; they are 400, so the half is 200."""
     gateway = await fleet.serve(f0=names_tokens(IDS), f1=engine())
     assert await ask(gateway, {**TEXT_BODY, "add_special_tokens": False}) == (200, SAID)
@@ -607,7 +607,7 @@ async def test_text_is_cut_at_its_share_of_the_tokens_that_it_has(fleet: Fleet) 
     ("ids", "status"),
     [(None, 200), ([], 200), (["a"], 200), ([1, -2], 200), ([True] * 300, 200), ({}, 200), (IDS, 400), (IDS, 404)],
 )
-async def test_tokens_that_are_none_cut_nothing(fleet: Fleet, ids: object, status: int) -> None:
+async def test_an_answer_without_tokens_cuts_nothing(fleet: Fleet, ids: object, status: int) -> None:
     """The next engine answers what the client sent, byte for byte."""
     gateway = await fleet.serve(f0=names_tokens(ids, status=status), f1=engine())
     assert await ask(gateway, TEXT_BODY) == (200, SAID)
@@ -638,7 +638,7 @@ async def test_a_proof_holds_for_one_model(fleet: Fleet) -> None:
 
 
 class Restarts:
-    """An engine whose chats have other tokens than `/tokenize` says from its next start on; it may fail first."""
+    """An engine whose chats have other tokens than `/tokenize` returns, from its next start on; it may fail first."""
 
     def __init__(self) -> None:
         self.before, self.after = names_tokens(IDS, IDS), names_tokens(IDS, IDS[1:])
@@ -653,7 +653,7 @@ class Restarts:
 
 
 async def test_an_engine_is_asked_for_proof_again_after_a_while(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have been replaced at its address, with nobody there to notice."""
+    """It may have been replaced at its address between two requests."""
     monkeypatch.setattr(cutting, "PROOF_HOLDS_S", 0.0)
     gateway = await fleet.serve(f0=(first := Restarts()), f1=engine())
     assert await ask(gateway, CHAT_BODY, CHAT) == (200, SAID)
@@ -677,7 +677,7 @@ async def test_an_engine_that_has_failed_is_asked_for_proof_again(fleet: Fleet) 
 
 @pytest.mark.parametrize("chat_ids", [IDS[1:], None, "x"])
 async def test_chats_of_a_model_with_a_renderer_of_its_own_are_not_cut(fleet: Fleet, chat_ids: object) -> None:
-    """gpt-oss: what `/tokenize` says is not what a chat's prompt is."""
+    """gpt-oss: `/tokenize` returns other tokens than a chat's prompt has."""
     gateway = await fleet.serve(f0=names_tokens(IDS, chat_ids), f1=engine())
     for _ in range(2):
         assert await ask(gateway, CHAT_BODY, CHAT) == (200, SAID)

@@ -32,23 +32,23 @@ MOVE = Migrate(ONE.id, FIRST, SECOND)
 
 
 class Scripted(Director):
-    """Answers events by their type and keeps all that it heard."""
+    """Answers events by their type and keeps them."""
 
     def __init__(self, script: Mapping[type, Sequence[Effect]]) -> None:
         super().__init__(director().settings)
         self.script = script
-        self.heard: list[Event] = []
+        self.events: list[Event] = []
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
-        self.heard.append(event)
+        self.events.append(event)
         return list(self.script.get(type(event), ()))
 
 
 DISPATCH = Dispatch(ONE.id, None, FIRST)
 
 
-def test_a_request_whose_face_moves_nothing_stays_and_the_director_hears_so_at_once() -> None:
-    """No silent no-op: a move that nobody carries out is a failed one."""
+def test_an_order_to_move_a_request_without_a_mover_is_reported_as_failed_at_once() -> None:
+    """No silent no-op: a move that is not carried out has failed."""
     scripted = Scripted({RequestArrived: [DISPATCH], Progress: [MOVE]})
 
     async def serve() -> None:
@@ -58,12 +58,12 @@ def test_a_request_whose_face_moves_nothing_stays_and_the_director_hears_so_at_o
             ticket.end(Outcome.COMPLETED, 20)
 
     run_virtually(serve())
-    assert scripted.heard[1:3] == [Progress(ONE.id, 16), MigrationFailed(ONE.id, SECOND.id)]
+    assert scripted.events[1:3] == [Progress(ONE.id, 16), MigrationFailed(ONE.id, SECOND.id)]
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_mover_is_asked_once_and_its_word_is_passed_on(works: bool) -> None:
-    """Also where it answers while it is being asked: the Director hears of one thing after the other."""
+def test_a_mover_gets_each_order_once_and_its_report_reaches_the_director(works: bool) -> None:
+    """Also if it reports within the call: the Director gets one event after the other."""
     scripted = Scripted({RequestArrived: [DISPATCH], Progress: [MOVE, MOVE]})
     asked: list[Migrate] = []
     tickets: list[Ticket] = []
@@ -72,7 +72,7 @@ def test_a_mover_is_asked_once_and_its_word_is_passed_on(works: bool) -> None:
         asked.append(effect)
         report = tickets[0].migrated if works else tickets[0].migration_failed
         report(effect.target.id)
-        assert not any(isinstance(event, Migrated | MigrationFailed) for event in scripted.heard)
+        assert not any(isinstance(event, Migrated | MigrationFailed) for event in scripted.events)
 
     async def serve() -> None:
         with Driver(scripted).open(ONE, mover=move) as ticket:
@@ -81,13 +81,13 @@ def test_a_mover_is_asked_once_and_its_word_is_passed_on(works: bool) -> None:
             ticket.end(Outcome.COMPLETED)
 
     run_virtually(serve())
-    told = (Migrated if works else MigrationFailed)(ONE.id, SECOND.id)
+    report = (Migrated if works else MigrationFailed)(ONE.id, SECOND.id)
     assert asked == [MOVE, MOVE]
-    assert scripted.heard[2:4] == [told, told]
+    assert scripted.events[2:4] == [report, report]
 
 
 def test_a_request_that_has_ended_is_not_moved() -> None:
-    """Its end was told; there is nobody left to ask."""
+    """Its end has been reported, and its mover is not called."""
     scripted = Scripted({Progress: [MOVE]})
     asked: list[Migrate] = []
 
@@ -98,11 +98,11 @@ def test_a_request_that_has_ended_is_not_moved() -> None:
 
     run_virtually(serve())
     assert not asked
-    assert not any(isinstance(event, MigrationFailed) for event in scripted.heard)
+    assert not any(isinstance(event, MigrationFailed) for event in scripted.events)
 
 
-def test_at_the_end_of_a_segment_the_face_learns_where_the_next_one_runs() -> None:
-    """The tokens so far go with the question."""
+def test_segment_done_returns_the_endpoint_of_the_next_segment() -> None:
+    """The event carries the tokens so far."""
     scripted = Scripted({RequestArrived: [DISPATCH], SegmentDone: [Handoff(ONE.id, SECOND)]})
 
     async def serve() -> Any:
@@ -111,11 +111,11 @@ def test_at_the_end_of_a_segment_the_face_learns_where_the_next_one_runs() -> No
             return ticket.segment_done(7)
 
     assert run_virtually(serve()) == Handoff(ONE.id, SECOND)
-    assert scripted.heard[1] == SegmentDone(ONE.id, 7)
+    assert scripted.events[1] == SegmentDone(ONE.id, 7)
 
 
-def test_a_held_request_hears_of_its_end_on_timers_that_fire_too_soon() -> None:
-    """The loop's milliseconds end before the Director's: the timer is asked for again and nobody waits for ever."""
+def test_a_held_request_is_rejected_in_time_though_timers_fire_too_soon() -> None:
+    """The loop's milliseconds end before the Director's time: the timer is set again, so no request waits forever."""
 
     async def serve() -> None:
         with Driver(director((), hold_s=0.0504)).open(ONE) as ticket, pytest.raises(Rejected):

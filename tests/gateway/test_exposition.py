@@ -87,7 +87,7 @@ def test_a_timestamp_after_the_value_is_no_value() -> None:
         b"vllm:num_requests_running +Inf\nvllm:num_requests_waiting 1\n",
     ],
 )
-def test_a_page_that_says_nothing_usable_is_refused(text: bytes) -> None:
+def test_a_page_without_usable_numbers_is_refused(text: bytes) -> None:
     """The scrape then counts as failed."""
     with pytest.raises(BadExposition, match=r"num_requests|finite|number"):
         read_gauges(text)

@@ -45,7 +45,7 @@ def files(tmp_path: Path, endpoints: str = "endpoints: []") -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_a_signal_and_exits_with_0(tmp_path: Path, number: signal.Signals) -> None:
-    """It says which ports it took; one JSON line for each request."""
+    """It logs its ports, and one JSON line for each request."""
     with process("--config", str(files(tmp_path))) as (running, line):
         assert line["event"] == "listening"
         url = f"http://127.0.0.1:{line['ports']['proxy']}"
@@ -79,10 +79,10 @@ def test_it_serves_until_a_signal_and_exits_with_0(tmp_path: Path, number: signa
         ),
     ],
 )
-def test_what_is_wrong_with_the_settings_is_said_in_one_line(
+def test_wrong_settings_are_reported_in_one_line(
     tmp_path: Path, settings: str | None, arguments: list[str], expected: str
 ) -> None:
-    """The place and the problem; exit status 2."""
+    """The field and the problem; exit status 2."""
     config = tmp_path / "gateway.yaml"
     if settings is not None:
         config.write_text(settings.replace("ENDPOINTS", str(tmp_path / "missing.yaml")))
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_the_settings_is_said_in_one_line(
     assert "Traceback" not in done.stderr
 
 
-def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported_in_one_line(tmp_path: Path) -> None:
     """And not traced."""
     config = files(tmp_path)
     with process("--config", str(config)) as (_, line):

@@ -119,7 +119,7 @@ def test_later_legs_carry_the_names_and_the_counts_of_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("given", "why"),
     [
         (event("c", [7], prompt=[*PROMPT, 100]), "other tokens"),
         (event("c", [7]), "does not say"),
@@ -129,11 +129,11 @@ def test_later_legs_carry_the_names_and_the_counts_of_the_first() -> None:
         (b'data: {"error":{"message":"dead"}}\n\n', "dead"),
     ],
 )
-def test_an_engine_that_does_not_go_on_as_asked_is_not_believed(told: bytes, why: str) -> None:
+def test_a_leg_that_does_not_go_on_as_asked_is_broken(given: bytes, why: str) -> None:
     """Nothing of it is shown, and the tokens stay as they were."""
     held = begun("a", "b")
     held.begin_leg()
-    assert held.feed(told) == b""
+    assert held.feed(given) == b""
     assert why in held.leg.broken
     assert held.ids() == [*PROMPT, 100, 101]
     assert held.may_go_on
@@ -154,7 +154,7 @@ def test_a_cut_is_where_a_character_ends(texts: tuple[str, ...], events_back: in
         assert held.at_boundary()
 
 
-def test_who_sees_ids_is_not_taken_back() -> None:
+def test_a_client_that_sees_ids_is_not_taken_back() -> None:
     assert not begun("a", "", asked=True).rewind()
     assert begun("a", "b", asked=True).rewind()
 

@@ -74,7 +74,7 @@ class Line(AsyncExitStack):
         return await stream(f"http://127.0.0.1:{engine.port}{path}", body, request_id)
 
     def kill(self, name: str) -> None:
-        """The engine hangs up on everybody and listens no more."""
+        """The engine closes every connection and listens no more."""
         engine = self.engines[name]
         for listener in engine._listeners:
             listener.close()
@@ -216,7 +216,7 @@ async def test_what_cannot_be_replayed_stays(line: Line) -> None:
 
 
 async def test_the_director_and_the_engines_agree_where_a_request_is(line: Line) -> None:
-    """While it moves to and fro, it runs in one place, and that is where the books have it in the end."""
+    """While it moves to and fro it runs on one engine, and in the end the ledger has it on that one."""
     gateway = await line.start()
     director = gateway.gateway.driver.director
     places: set[EndpointId] = set()
@@ -269,7 +269,7 @@ def outcomes(gateway: RunningGateway) -> dict[str, float]:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_target_that_fails_in_its_warm_up_costs_nothing(line: Line, path: str) -> None:
-    """The stream stays, and the Director hears so each time."""
+    """The stream stays, and each order is reported as failed."""
     gateway = await line.start(slower=2)
     for name in ("d0", "d1"):
         intercept(line, name, lambda body: "" if body.get("stream") else "break")
@@ -384,7 +384,7 @@ async def test_a_client_that_cannot_keep_up_loses_nothing_by_moves(line: Line) -
 
 
 def orders(gateway: RunningGateway) -> int:
-    """How often the request was told to move; the next time is after the end of the last one."""
+    """How often the Director ordered a move of the request; each order follows the end of the one before."""
     made = gateway.gateway.decisions.last(1000, request_id="one")
     return sum(each["decision"] == "migrate" for each in made)
 
@@ -448,7 +448,7 @@ def chat_event(delta: dict[str, Any], *ids: int, **more: Any) -> bytes:
 
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "warming up"])
 async def test_a_move_of_a_request_that_begins_to_reason_is_given_up_at_once(tmp_path: Path, warm: bool) -> None:
-    """It can no longer go on elsewhere: its place at the target is free long before its end."""
+    """It can no longer go on elsewhere: its reservation on the target ends long before the request."""
     moves, may_end = asyncio.Event(), asyncio.Event()
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -481,7 +481,7 @@ async def test_a_move_of_a_request_that_begins_to_reason_is_given_up_at_once(tmp
 
 
 async def test_without_rescue_a_stream_breaks_with_its_engine(line: Line) -> None:
-    """`streams.rescue: false`: nobody keeps tokens."""
+    """`streams.rescue: false`: no tokens are kept."""
     gateway = await line.start(shuffle_s=None, slower=4, streams={"rescue": False})
 
     def watch(got: bytes) -> None:
@@ -495,7 +495,7 @@ async def test_without_rescue_a_stream_breaks_with_its_engine(line: Line) -> Non
     assert gateway.requests()[0]["reason"] == "upstream-broke"
 
 
-async def test_a_stream_breaks_when_nobody_is_left_to_go_on(line: Line) -> None:
+async def test_a_stream_breaks_when_no_engine_is_left_to_go_on(line: Line) -> None:
     """With an error event, as ever."""
     gateway = await line.start(shuffle_s=None, slower=4)
     last = b""

@@ -1,4 +1,4 @@
-"""Endpoints as discovery and scrapes know them: files, scrapes over real sockets, and what the Director is told."""
+"""Endpoints from discovery and scrapes: files, scrapes over real sockets, and the events that the Director gets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fleet() -> tuple[Fleet, list[Event]]:
 
 
 def test_an_unproven_endpoint_is_offered_after_its_first_scrape() -> None:
-    """An endpoints file knows nothing of readiness."""
+    """An endpoints file has no readiness."""
     made, events = fleet()
     made.ready(endpoint(), proven=False)
     assert events == []
@@ -46,7 +46,7 @@ def test_a_ready_pod_is_offered_at_once() -> None:
     assert events == [EndpointObserved(endpoint(), None)]
 
 
-def test_failed_scrapes_in_a_row_take_it_back_and_one_success_gives_it_again() -> None:
+def test_an_endpoint_is_lost_after_failed_scrapes_in_a_row_and_back_after_one_success() -> None:
     """Three here; a success in between starts the count anew."""
     made, events = fleet()
     made.ready(endpoint(), proven=True)
@@ -80,7 +80,7 @@ def test_a_draining_endpoint_is_never_offered_again() -> None:
 
 @pytest.mark.parametrize("change", ["uid", "address"])
 def test_another_pod_of_the_same_name_is_another_endpoint(change: str) -> None:
-    """What was known of the first says nothing of the second."""
+    """Scrapes of the first do not count for the second."""
     made, events = fleet()
     made.ready(endpoint(), incarnation="1", proven=True)
     made.draining(D0)
@@ -111,7 +111,7 @@ def test_a_scrape_that_ends_after_its_endpoint_went_changes_nothing() -> None:
     assert events == before
 
 
-def test_it_is_settled_when_each_first_endpoint_was_scraped_once() -> None:
+def test_the_fleet_is_settled_when_each_first_endpoint_was_scraped_once() -> None:
     """Dead ones too: a gateway must not wait for them for ever. Later ones do not unsettle it."""
     made, _ = fleet()
     made.ready(endpoint(), proven=False)
@@ -125,7 +125,7 @@ def test_it_is_settled_when_each_first_endpoint_was_scraped_once() -> None:
 
 
 def test_a_bad_endpoints_file_is_refused_at_the_start(tmp_path: Path) -> None:
-    """With the place and the fix."""
+    """The error names the field and the fix."""
     made, _ = fleet()
     file = tmp_path / "endpoints.yaml"
     file.write_text("endpoints: [{name: a, address: nowhere, role: decode}]")

@@ -58,7 +58,7 @@ def test_headers_come_lowercased_from_either_value_field() -> None:
 
 @pytest.mark.parametrize(("number", "mode"), [*((int(mode), mode) for mode in BodyMode), (77, BodyMode.NONE)])
 def test_modes_are_read_and_newer_ones_are_not_fatal(number: int, mode: BodyMode) -> None:
-    """A mode that we do not know is treated like NONE."""
+    """An unknown mode is treated like NONE."""
     config = pb.ProtocolConfiguration(request_body_mode=number, response_body_mode=BodyMode.STREAMED)
     message = codec.decode(request(request_body=pb.HttpBody(body=b"x"), protocol_config=config))
     assert message.modes == Modes(mode, BodyMode.STREAMED)

@@ -1,4 +1,4 @@
-"""The picker face behind a real Envoy: what clients send, what upstreams get, and who serves.
+"""The picker face behind a real Envoy: what clients send, what upstreams get, and which of them serves.
 
 Everything is real and on loopback: Envoy with the ext_proc filter, our gRPC server, three upstreams that record what
 they see. The core claim: every request lands on the endpoint that the picker chose.
@@ -73,7 +73,7 @@ async def stage(
     limits: Limits | None = None,
     hidden: int = 0,
 ) -> AsyncIterator[Stage]:
-    """Three upstreams, the last `hidden` of which the picker does not know."""
+    """Three upstreams, the last `hidden` of which are not known to the picker."""
     async with AsyncExitStack() as stack:
         upstreams = [await stack.enter_async_context(upstream()) for _ in roles]
         known = [endpoint_at(one.address, role) for one, role in zip(upstreams, roles, strict=True)]

@@ -207,7 +207,7 @@ def test_however_the_body_is_cut_it_arrives_whole_and_clean(
 
 
 @pytest.mark.parametrize("trailers", [False, True])
-def test_full_duplex_says_the_end_once_and_in_the_right_message(trailers: bool) -> None:
+def test_full_duplex_sends_the_end_once_and_in_the_right_message(trailers: bool) -> None:
     """End of stream stands on the last chunk, or on none if trailers follow."""
     proxy = Proxy()
     body = b'{"model":"m","prompt":"' + b"x" * 200_000 + b'"}'
@@ -227,7 +227,7 @@ def test_full_duplex_answers_nothing_before_the_body_has_ended() -> None:
     assert proxy.send(Kind.REQUEST_BODY, end=True) != []
 
 
-def test_a_proxy_that_does_not_tell_its_modes_is_served_as_the_protocol_says() -> None:
+def test_a_proxy_that_sends_no_modes_is_served_in_those_of_the_protocol() -> None:
     """Without `protocol_config`: full duplex."""
     proxy = Proxy()
     proxy._modes = None
@@ -282,7 +282,7 @@ def test_a_spoofed_prefiller_is_removed_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(-7, "-7"), (0, "0"), (None, None)])
-def test_an_engine_is_told_the_turn_of_a_request(priority: int | None, expected: str | None) -> None:
+def test_an_engine_gets_the_priority_of_a_request(priority: int | None, expected: str | None) -> None:
     """In the header that vLLM puts above the body's field."""
     exchange = Exchange(SETTINGS)
     exchange.receive(Inbound(kind=Kind.REQUEST_HEADERS, headers=HEADERS, modes=Modes(BodyMode.NONE, BodyMode.NONE)))
@@ -345,7 +345,7 @@ def test_a_bad_body_is_the_clients_fault(
 
 
 @pytest.mark.parametrize("mode", [DUPLEX, BodyMode.BUFFERED, BodyMode.STREAMED, BodyMode.NONE])
-def test_a_body_that_says_it_is_too_large_is_refused_at_its_headers(mode: BodyMode) -> None:
+def test_a_body_with_too_large_a_content_length_is_refused_at_its_headers(mode: BodyMode) -> None:
     """413 before a byte of it is read."""
     proxy = Proxy(mode)
     proxy.send(Kind.REQUEST_HEADERS, headers=HEADERS | {"content-length": "1000001"})
@@ -382,7 +382,7 @@ def test_a_refused_pick_answers_the_client(mode: BodyMode) -> None:
     [("/v1/audio/transcriptions", "multipart/form-data", ""), ("/tokenize", "application/json", "m")],
 )
 def test_other_paths_are_read_if_they_can_be_and_never_judged(path: str, content_type: str, model: str) -> None:
-    """The engine knows what it takes there. JSON is still cleaned of control fields."""
+    """The engine checks these bodies. JSON is still cleaned of control fields."""
     proxy = Proxy()
     proxy.request([DIRTY], {":path": path, "content-type": content_type})
     assert proxy.picks[0].body.model == model
@@ -400,8 +400,8 @@ def test_the_query_has_what_placement_needs() -> None:
 
 
 @pytest.mark.parametrize("mode", list(BodyMode))
-def test_the_response_passes_and_its_first_token_and_end_are_told_once(mode: BodyMode) -> None:
-    """Chunks go back as the mode wants them; the end carries who served."""
+def test_the_response_passes_and_its_first_token_and_end_are_reported_once(mode: BodyMode) -> None:
+    """Chunks go back as the mode wants them; the end carries the endpoint that served."""
     proxy = Proxy(response_mode=mode)
     proxy.request([CLEAN])
     del proxy.replies[:]
@@ -472,7 +472,7 @@ def test_messages_in_any_order_never_break_the_machine(steps: list[tuple[Kind, b
 
 
 def test_a_message_during_a_pick_is_a_mistake_of_the_session() -> None:
-    """The machine says so instead of guessing."""
+    """The machine raises instead of guessing."""
     exchange = Exchange(SETTINGS)
     get = Inbound(kind=Kind.REQUEST_HEADERS, headers=HEADERS, end_of_stream=True)
     exchange.receive(get)
@@ -496,7 +496,7 @@ def test_chunks_make_up_the_body(body: bytes, end: bool) -> None:
 
 
 @pytest.mark.parametrize("header", ["x-llm-d-inference-objective", "x-gateway-inference-objective"])
-def test_the_pick_tells_prefix_blocks_and_the_class_of_an_objective(header: str) -> None:
+def test_the_query_has_prefix_blocks_and_the_class_of_an_objective(header: str) -> None:
     settings = ExchangeSettings(max_body_bytes=100_000, prompts=PromptReader(Belief.PREFIXES | Belief.LENGTHS))
     body = json.dumps({"model": "m", "prompt": "x" * 4 * BLOCK_TOKENS * 3}).encode()
     for _ in range(LEAST_REQUESTS):

@@ -230,7 +230,7 @@ async def test_health_follows_readiness_and_drain() -> None:
 
 
 async def test_health_can_be_watched() -> None:
-    """Each change is told, an unknown service too."""
+    """Each change is sent; an unknown service is reported as such."""
     ready = False
     async with picker(ENDPOINTS, ready=lambda: ready) as running, channel(running.server.health_port) as made:
         watch: Any = made.unary_stream(
@@ -262,7 +262,7 @@ async def test_running_streams_may_finish_while_the_server_closes() -> None:
 
 
 async def test_a_taken_port_is_an_os_error() -> None:
-    """So that the process can say which port and stop."""
+    """So that the process can name the port and stop."""
     from ballast_gateway.picker.grpc_transport import listen
 
     async def session(_: Any) -> None:

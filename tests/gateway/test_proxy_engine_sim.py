@@ -242,16 +242,16 @@ async def test_no_message_breaks_a_gateway_that_reads_prompts(tmp_path: Path, me
 
 async def test_engines_get_the_queue_orders_priority_in_both_legs(tmp_path: Path) -> None:
     """Whatever the client wrote into its body or vLLM's header; its own class still comes first."""
-    told: dict[str, list[int]] = {}
+    priorities: dict[str, list[int]] = {}
     async with AsyncExitStack() as stack:
         addresses = {}
         for name in ("p0", "d0"):
             engine = await stack.enter_async_context(engine_sim(name, "--scheduling-policy", "priority"))
             addresses[name] = f"127.0.0.1:{engine.port}"
-            told[name] = []
+            priorities[name] = []
 
             def submit(spec: EngineRequest, sink: Any, *, name: str = name, add: Any = engine.service.submit) -> None:
-                told[name].append(spec.priority)
+                priorities[name].append(spec.priority)
                 add(spec, sink)
 
             engine.service.submit = submit  # type: ignore[method-assign,assignment]
@@ -266,7 +266,7 @@ async def test_engines_get_the_queue_orders_priority_in_both_legs(tmp_path: Path
                 headers = {} if header is None else {"x-vllm-priority": header}
                 answer = await client.post(f"{gateway.url}/v1/completions", json=body, headers=headers)
                 assert answer.status_code == 200
-    assert told["p0"] == told["d0"]
-    first, second, behind, urgent = told["p0"]
+    assert priorities["p0"] == priorities["d0"]
+    first, second, behind, urgent = priorities["p0"]
     assert max(abs(first), abs(second)) < 10**5  # milliseconds since the first one, less a boost
     assert urgent < -(10**11) < first < 10**11 < behind

@@ -187,7 +187,7 @@ async def test_connection_close_is_honoured(gateway: RunningGateway) -> None:
 
 
 async def test_http_1_0_is_answered_and_closed(gateway: RunningGateway) -> None:
-    """Without a chunked coding, which HTTP/1.0 does not know."""
+    """Without a chunked coding, which HTTP/1.0 does not have."""
     raw = json.dumps({**COMPLETION, "stream": True}).encode()
     request = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw
     (answer,) = await raw_exchange(gateway.port, request)
@@ -273,7 +273,7 @@ async def test_a_target_in_absolute_form_is_understood(gateway: RunningGateway) 
 
 
 async def test_a_half_sent_request_times_out(tmp_path: Path, engine: ScriptedEngine) -> None:
-    """A slow head is told 408; an idle connection is just closed."""
+    """A slow head gets 408; an idle connection is just closed."""
     limits = {"requestTimeoutS": 0.3, "keepAliveTimeoutS": 0.3}
     async with running_gateway(tmp_path, {"f0": engine.address}, limits=limits) as gateway:
         (answer,) = await raw_exchange(gateway.port, b"POST /v1/comp")

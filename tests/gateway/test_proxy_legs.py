@@ -142,8 +142,8 @@ async def test_several_choices_skip_the_prefill_leg(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [True, False])
-async def test_engines_are_told_the_turn_of_a_request_where_the_policy_says_so(tmp_path: Path, told: bool) -> None:
-    """On both legs, in place of what the client says; else the client's own word passes."""
+async def test_engines_get_the_priority_of_a_request_where_the_policy_sets_it(tmp_path: Path, told: bool) -> None:
+    """On both legs, in place of the client's own; without such a policy the client's own passes."""
     queue = {"type": "shortest-prompt", "parameters": {"enginePriority": True}}
     async with Fleet(tmp_path, **({"policy": {"queue": queue}} if told else {})) as fleet:
         gateway = await fleet.serve(p0=prefill_script, d0=decode_script)
@@ -154,7 +154,7 @@ async def test_engines_are_told_the_turn_of_a_request_where_the_policy_says_so(t
 
 
 async def test_control_fields_and_headers_of_clients_are_stripped(tmp_path: Path) -> None:
-    """On both legs: nobody outside chooses an endpoint or reads another's KV."""
+    """On both legs: no client chooses an endpoint or reads another client's KV."""
     evil = [
         "X-Gateway-Destination-Endpoint: evil:1",
         "x-gateway-destination-endpoint-subset: evil:1",
@@ -260,7 +260,7 @@ async def test_late_binding_follows_the_load_at_hand_off(tmp_path: Path) -> None
 @pytest.mark.parametrize("status", [500, 502, 503])
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
 async def test_an_engine_that_answers_5xx_is_replaced_by_another(tmp_path: Path, stage: str, status: int) -> None:
-    """vLLM's admission limits answer 503: the client never hears of it."""
+    """vLLM's admission limits answer 503: the client does not see it."""
     bad = answers(status)
     scripts: dict[str, Script] = (
         {"p0": bad, "p1": prefill_script, "d0": decode_script}
@@ -291,7 +291,7 @@ async def test_an_endpoint_that_refuses_connections_is_replaced_by_another(tmp_p
 
 
 @pytest.mark.parametrize("stage", ["p0", "d0"])
-async def test_when_every_engine_fails_the_client_is_told_so(tmp_path: Path, stage: str) -> None:
+async def test_when_every_engine_fails_the_client_gets_503(tmp_path: Path, stage: str) -> None:
     """With a reason and a time to come back after."""
     scripts: dict[str, Script] = {"p0": prefill_script, "d0": decode_script, stage: hang_up}
     async with Fleet(tmp_path) as fleet:
@@ -307,7 +307,7 @@ async def test_when_every_engine_fails_the_client_is_told_so(tmp_path: Path, sta
 @pytest.mark.parametrize("stage", ["p0", "d0"])
 @pytest.mark.parametrize("status", [400, 404, 422, 429])
 async def test_a_4xx_of_an_engine_reaches_the_client_as_it_is(tmp_path: Path, stage: str, status: int) -> None:
-    """Any engine would say the same, so none other is tried."""
+    """Any engine would answer the same, so no other is tried."""
     scripts: dict[str, Script] = {
         "p0": prefill_script,
         "d0": decode_script,
@@ -559,7 +559,7 @@ async def test_a_client_that_stops_reading_is_given_up(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_falls_silent_in_a_stream_is_given_up(tmp_path: Path) -> None:
-    """The client is told, and the engine's connection closed."""
+    """The client gets an error event, and the engine's connection is closed."""
     event = sse_events(["a"])[0]
     async with Fleet(tmp_path, limits={"idleTimeoutS": 0.3}) as fleet:
         gateway = await fleet.serve(f0=streams(event, after=lambda _: asyncio.Event().wait()))  # type: ignore[arg-type,return-value]

@@ -171,7 +171,7 @@ def test_any_possible_life(data: st.DataObject) -> None:
     """Whatever happens, in any order that can be.
 
     1. A request has exactly one end, and nothing is done after it.
-    2. An order to move gets exactly one answer, and a move is on in exactly the three states that say so.
+    2. An order to move gets exactly one answer, and a move is under way in exactly the three states for it.
     3. At every instant one engine at most owns the stream; it is left before another one is followed.
     4. Status and headers are sent once, before any token is reported.
     5. Each dispatch but the last is reported as failed, once.

@@ -2,7 +2,7 @@
 
 1. No token is lost or doubled: the client's text is that of one engine, or a part of its beginning if it was cut.
 2. Every engine is given exactly the tokens that are there, none left out, none twice, and none inside of a character.
-3. The client's answer has one end at most, and the Director hears of exactly one.
+3. The client's answer has one end at most, and exactly one is reported to the Director.
 4. One engine owns the stream at every instant: a second one is asked only when the first has been left.
 5. Every order to move is answered once: moved, failed, or ended by the request's own end or its engine's failure.
 6. Nothing is left open at the end.
@@ -345,6 +345,6 @@ async def test_a_stream_moves_dies_and_goes_on(rescue: bool) -> None:
     assert world.client.text == WHOLE
 
 
-def test_every_state_has_its_work_and_every_action_its_deed() -> None:
+def test_every_state_has_its_work_and_every_action_its_code() -> None:
     assert set(_WAITS) == set(State) - {State.ENDED}
     assert set(_DOES) == set(Action)

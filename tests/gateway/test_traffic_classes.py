@@ -6,7 +6,7 @@ from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_gateway.traffic_classes import LEAST_REQUESTS, MOST_CANDIDATES, MOST_CHARS, MOST_CLASSES, TrafficClasses
 
 
-def test_a_model_is_a_class_at_once_and_an_objective_when_it_has_come_often() -> None:
+def test_a_model_is_a_class_at_once_and_an_objective_once_it_has_come_often() -> None:
     classes = TrafficClasses()
     assert classes.name("m", "") == "m"
     found = [classes.name("m", "batch") for _ in range(LEAST_REQUESTS + 1)]
@@ -22,7 +22,7 @@ def test_names_without_end_get_no_class_and_no_memory() -> None:
     assert len(classes._seen) <= MOST_CANDIDATES
 
 
-def test_names_that_come_often_are_bounded_too_and_leave_room_for_models() -> None:
+def test_classes_of_objectives_are_bounded_and_leave_room_for_models() -> None:
     classes = TrafficClasses()
     found = {classes.name("m", f"o{at // LEAST_REQUESTS}") for at in range(100 * LEAST_REQUESTS)}
     assert len(found) == MOST_CLASSES + 1 < SurvivalSettings().max_classes

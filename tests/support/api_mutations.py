@@ -25,11 +25,11 @@ class Mutation:
     edits: Mapping[str, Any]
     field: str | None = None
     message: str = ""
-    """Part of what pydantic says."""
+    """Part of pydantic's message."""
     server_field: str = ""
     """Where the API server names another path than pydantic does."""
     server_message: str = ""
-    """Part of what the server says, where that matters: the rules' messages are ours and must be the same."""
+    """Part of the server's message, where that matters: the rules' messages are ours and must be the same."""
 
     full: bool = False
     """Start from the object that sets every field."""
@@ -60,7 +60,7 @@ def _serving_pool(
 
 
 def _rule(id_: str, edits: Mapping[str, Any], field_: str, message: str) -> Mutation:
-    """A rule across fields: the server must say the very same words."""
+    """A rule across fields: the server's message must have the very same words."""
     return Mutation(f"pool-{id_}", "ServingPool", edits, field_, message, server_message=message)
 
 

@@ -103,7 +103,7 @@ SETTINGS = st.fixed_dictionaries(
 
 @dataclass(slots=True)
 class Snapshot:
-    """What can be seen of an engine at one time; `pool` is every KV block, its hash and its place in the free queue."""
+    """What can be seen of an engine at one time; `pool` is every KV block, its hash and its index in the free queue."""
 
     at_s: float
     load: EngineLoad
@@ -115,7 +115,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class History:
-    """All that an engine told and did."""
+    """All that an engine reported and did."""
 
     token_times_s: dict[str, list[float]] = field(default_factory=dict)
     ends: list[Finished] = field(default_factory=list)

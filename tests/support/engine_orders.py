@@ -18,7 +18,7 @@ SERVICE = Service(prefill_tokens_per_s=2_000.0, decode_tokens_per_s=60.0)
 
 @dataclass(frozen=True, slots=True)
 class NewestFirst(FixedOrder):
-    """Last come, first served, and whoever runs gives way at once: the worst that an order can ask of an engine."""
+    """Last come, first served, and running requests give way at once: the worst order for an engine."""
 
     type: ClassVar[str] = "newest-first"
     needs: ClassVar[Belief] = Belief.NONE
@@ -36,7 +36,7 @@ class NewestFirst(FixedOrder):
 
 
 def ordering(order: QueueOrder, quantum_tokens: int = 4, swap_s_per_token: float | None = None) -> Ordering:
-    """With tests' service rates; chunks yield where somebody may be evicted."""
+    """With tests' service rates; chunks yield where a request may be evicted."""
     yields = isinstance(order, UniBoost | LeastAttained | ShortestRemaining | NewestFirst)
     return Ordering(
         order=order,

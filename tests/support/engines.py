@@ -49,7 +49,7 @@ def config(**changes: Any) -> EngineConfig:
 
 
 def request(name: int, input_tokens: int, max_tokens: int, at_s: float = 0.0, **changes: Any) -> EngineRequest:
-    """A request whose prompt nobody shares; with `ids`, blocks of 4 tokens that are shared where the ids are."""
+    """A request whose prompt no other shares; with `ids`, blocks of 4 tokens, shared where the ids are equal."""
     ids = changes.pop("ids", None)
     content = UniqueContent(name) if ids is None else TraceContent(ids, 4, input_tokens, 4, name)
     return EngineRequest(

@@ -23,7 +23,7 @@ MODEL = "served-model"
 
 @dataclass(slots=True)
 class RunningPicker:
-    """The server, its Director, and what it said."""
+    """The server, its Director, and the events of the picker."""
 
     server: PickerServer
     driver: Driver

@@ -180,7 +180,7 @@ async def _serve_one(engine: ScriptedEngine, reader: asyncio.StreamReader, write
 
 @asynccontextmanager
 async def silent_server() -> AsyncIterator[str]:
-    """Accepts connections and never says a word. Gives its address."""
+    """Accepts connections and never sends a byte. Yields its address."""
     writers: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     try:

@@ -34,7 +34,7 @@ class Shuffle:
 
 
 def shuffle(gateway: RunningGateway, interval_s: float) -> None:
-    """Put it in the place of the gateway's own rescheduling policy, which it must have."""
+    """Replace the gateway's own rescheduling policy, which it must have, with it."""
     rescheduler = gateway.gateway.driver.director.rescheduler
     assert isinstance(rescheduler, Rescheduler)
     rescheduler.policy = Shuffle(interval_s)

@@ -1,4 +1,4 @@
-"""What a stream of the OpenAI API says in all."""
+"""The content of a whole stream of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 
 
 async def heard(client: httpx.AsyncClient, url: str, body: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """What a stream says, without how it is cut into events: vLLM joins tokens when it falls behind."""
+    """The content of a stream, however it is cut into events: vLLM joins tokens when it falls behind."""
     said: dict[str, Any] = {"text": "", "roles": [], "ends": [], "usage": None, "ids": set(), "done": 0, "leaked": 0}
     async with client.stream("POST", url, json=body, headers={"x-request-id": request_id}) as answer:
         assert answer.status_code == 200, await answer.aread()

@@ -25,7 +25,7 @@ class Kernel:
         heapq.heappush(self._heap, (time_s, priority, self._sequence, action))
 
     def run(self, until_s: float = float("inf"), stop: Callable[[], bool] | None = None) -> None:
-        """Run until the heap is empty, the time is over, or `stop` says so (asked after each action)."""
+        """Run until the heap is empty, the time is over, or `stop`, called after each action, returns True."""
         while self._heap and self._heap[0][0] <= until_s:
             self.now_s, _, _, action = heapq.heappop(self._heap)
             action()

@@ -75,7 +75,7 @@ def _read(path: Path) -> MeasuredCapacity | None:
 
 
 def _write(path: Path, value: object) -> None:
-    """In one move, so that a reader never sees half a file."""
+    """Replace the file atomically, so that a reader never finds half of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as part:

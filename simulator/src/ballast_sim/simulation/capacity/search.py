@@ -38,7 +38,7 @@ CAPACITY_SEED = 0
 
 
 class CapacityError(SettingError):
-    """No capacity could be found; the message says why and what to change."""
+    """No capacity could be found; the message gives the reason and the fix."""
 
 
 class Interrupted(Exception):
@@ -63,8 +63,8 @@ Probe = Callable[[float], bool]
 def highest_sustained(probe: Probe, start: float, bound: float) -> tuple[float, int, bool]:
     """The highest rate scale up to `bound` that `probe` accepts, to within `TOLERANCE_RATIO`.
 
-    Returns it, the number of probes, and whether it is the bound. Takes it that what is sustained at one rate is
-    sustained at lower ones. Raises `CapacityError` where not even a fiftieth of `start` is sustained.
+    Returns it, the number of probes, and whether it is the bound. Assumes that a fleet which sustains one rate
+    sustains lower ones. Raises `CapacityError` where not even a fiftieth of `start` is sustained.
     """
     probes, low, high = 0, 0.0, math.inf
     scale = min(start, bound)
@@ -124,7 +124,7 @@ def measure_capacity(
 
 
 def _arithmetic(setup: Setup, base: Load) -> tuple[float, float]:
-    """Where to start, and beyond what no rate is tried; as rate scales."""
+    """The first rate to try, and the highest; as rate scales."""
     lengths = LengthStatistics.of(base.requests)
     stages = {
         stage: [machine.profile for machine in setup.machines if machine.endpoint.role in STAGE_ROLES[stage]]
@@ -185,7 +185,7 @@ def waits(fleet: Fleet) -> list[tuple[float, float]]:
 
 
 def growth(ages: Sequence[tuple[float, float]]) -> float:
-    """Seconds by which the median TTFT rises per second of arrivals; 0 where there are too few to tell."""
+    """Seconds by which the median TTFT rises per second of arrivals; 0 where there are too few requests."""
     groups = [ages[k * len(ages) // GROUPS : (k + 1) * len(ages) // GROUPS] for k in range(GROUPS)]
     if len(ages) < 2 * GROUPS:
         return 0.0

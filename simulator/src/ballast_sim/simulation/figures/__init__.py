@@ -1,1 +1,1 @@
-"""What a run comes to, as numbers over its requests and over its engines."""
+"""The figures of a run, over its requests and over its engines."""

@@ -27,7 +27,7 @@ class Balance:
     _kv_variation: float = 0.0
 
     def sample(self, fleet: Fleet) -> None:
-        """Look at the engines' truth now."""
+        """Add a sample of the engines' true state now."""
         if fleet.kernel.now_s > self.until_s:
             return
         physics = PHYSICS[fleet.settings.physics]

@@ -1,4 +1,4 @@
-"""What a run comes to: the object that `ballast simulate --json` writes for it."""
+"""The figures of a run: the object that `ballast simulate --json` writes for it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
         "preemptions": fleet.world.preemptions(),
         "preemptions_per_request": _per_request([record.preemptions for record in done]),
         "split_requests": len(cut),
-        "segments_run": sum(split.at + 1 for split in cut),
+        "segments_run": sum(split.index + 1 for split in cut),
         "kv_exposed_s": fleet.world.transfers.exposed_s,
         "kv_hidden_ratio": fleet.world.transfers.hidden_ratio,
         **_migrations(fleet, records),

@@ -33,7 +33,9 @@ class Timeline:
         )
 
     def sample(self, world: World, now_s: float) -> None:
-        """Note the engines' truth, unless the last sample is too recent. One that is down has no load."""
+        """Add a sample of the engines' true state, unless the last one is too recent. An engine that is down
+        has no load.
+        """
         if self.times_s and now_s < self.times_s[-1] + self.every_s * 0.999:
             return
         down = Observation(observed_at_s=now_s, running=0, waiting=0)

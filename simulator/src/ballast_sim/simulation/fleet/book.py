@@ -1,4 +1,4 @@
-"""The requests of one run and their legs: what arrives, what became of it, and the ids under which engines know it."""
+"""The requests of one run and their legs: arrivals, records, and the ids under which engines know them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ballast_sim.simulation.requests.records import Arrival, Record
 
 @dataclass(slots=True)
 class Book:
-    """Lists by the request's index in the run; the gateways' request id is that index, written out."""
+    """Lists by the request's index in the run. Gateways use that index, as text, for the request id."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     ids: list[RequestId] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     legs: dict[str, EngineLeg] = field(default_factory=dict)
-    """By the id under which an engine knows, or knew, a leg."""
+    """By the id of a leg in its engine; legs that have ended stay."""
     decoding: dict[int, EngineLeg] = field(default_factory=dict)
-    """The leg that decodes each request now, or will; of those that may move."""
+    """By index, the leg that decodes a request now or will; only of requests that may migrate."""
 
     def add(self, arrival: Arrival) -> int:
-        """Enter a request; its index."""
+        """Enter a request. Returns its index."""
         index = len(self.arrivals)
         self.arrivals.append(arrival)
         self.ids.append(RequestId(str(index)))
@@ -30,9 +30,9 @@ class Book:
         return index
 
     def record(self, request_id: RequestId) -> Record:
-        """The record of a request that a Director names."""
+        """The record of a Director's request id."""
         return self.records[int(request_id)]
 
     def id_of(self, record: Record) -> RequestId:
-        """The id by which Directors know it."""
+        """The Director's request id of a record."""
         return self.ids[record.index]

@@ -59,9 +59,9 @@ class Fleet:
         stepwise: bool = False,
         tbt_limit_s: float | None = None,
     ) -> None:
-        """`on_effect` sees every effect with its time: the decision log. With a `stopwatch` (such as
+        """`on_effect` gets every effect with its time: the decision log. With a `stopwatch` (such as
         `time.perf_counter`) the wall time of each arrival's decision is kept in `decision_s`. `stepwise` computes every
-        engine step by itself, which gives the same run more slowly. Gaps between tokens above `tbt_limit_s` count as
+        engine step singly, which gives the same run more slowly. Gaps between tokens above `tbt_limit_s` count as
         late.
         """
         self.settings = settings or FleetSettings()
@@ -107,14 +107,14 @@ class Fleet:
 
     @property
     def director(self) -> Director:
-        """The first gateway's; the only one unless the settings ask for more."""
+        """The first gateway's Director; the only one unless the settings ask for more gateways."""
         return self._gateways.directors[0]
 
     def load(self, workload: Sequence[Arrival], turn_after: Mapping[int, tuple[int, float]] | None = None) -> None:
         """Add a workload's requests. Raises `ValueError` naming a request that no engine could hold.
 
-        `turn_after` maps a request (its number in the workload) to the one before it in its conversation and the
-        seconds that lie between the end of that one and its own arrival; its `arrival_s` does not count then.
+        `turn_after` maps a request, by its index in the workload, to (index of the previous turn of its conversation,
+        seconds from that turn's end to its own arrival). Its `arrival_s` does not count then.
         """
         longest, first = self.world.max_model_len, len(self.records)
         waits_for = turn_after or {}
@@ -133,12 +133,12 @@ class Fleet:
             self.open_requests += 1
 
     def run(self, until_s: float = float("inf")) -> None:
-        """Until every request has ended, the time is over, or `stop` is called."""
+        """Run until every request has ended, `until_s` is reached, or `stop` is called."""
         self.kernel.run(until_s, stop=lambda: self.stopped or self.open_requests == 0)
         self.world.settle()
 
     def stop(self) -> None:
-        """End `run` after the action that is under way."""
+        """End `run` after the current action."""
         self.stopped = True
 
     def every(self, interval_s: float, action: Callable[[], None]) -> None:
@@ -176,10 +176,10 @@ class Fleet:
             case Hold() | Cancel():
                 pass
 
-    # --- what Directors hear --------------------------------------------------------------------------------------
+    # --- what Directors get ---------------------------------------------------------------------------------------
 
     def report(self, record: Record, event: Event) -> None:
-        """Report an event of now to the request's gateway, after the progress so far. See `migrations.Host`."""
+        """Report an event that happens now to its gateway, after the progress so far. See `migrations.Host`."""
         self._progress.catch_up(inclusive=True)
         self._gateways.report(record.gateway, event, self.kernel.now_s)
 
@@ -206,7 +206,7 @@ class Fleet:
         self._ended(record)
 
     def _ended(self, record: Record) -> None:
-        """With any outcome; the next turn of its conversation is on its way."""
+        """Count a request as ended, with any outcome, and schedule the next turn of its conversation."""
         self.open_requests -= 1
         if record.index in self._turn_after:
             following, gap_s = self._turn_after.pop(record.index)
@@ -287,9 +287,9 @@ class Fleet:
         self._end(record, Outcome.COMPLETED)
 
     def _segment_finished(self, record: Record, split: Split, leg: EngineLeg, event: Finished) -> None:
-        """At its cut the next segment follows; the request may end before it, and what is held then waits in vain."""
+        """A segment's leg has ended: the next one follows at the cut, unless the request ended before it."""
         stats = event.stats
-        if split.at == 0:
+        if split.index == 0:
             record.cached_tokens = stats.cached_tokens
         if leg.kind is LegKind.DECODE:
             record.generated_tokens = leg.before + stats.output_tokens
@@ -305,7 +305,7 @@ class Fleet:
         self.report(record, SegmentDone(self.book.id_of(record), record.generated_tokens))
 
     def _leg_failed(self, record: Record, stage: Stage, output_tokens: int) -> None:
-        """Before the first token the Director may try elsewhere; after it the client's stream is broken."""
+        """Before the first token the Director may try another endpoint; after it the client's stream is broken."""
         if record.first_token_s is None:
             endpoint_id = record.prefill if stage is Stage.PREFILL else record.decode
             if record.split is not None:

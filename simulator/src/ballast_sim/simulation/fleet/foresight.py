@@ -1,4 +1,4 @@
-"""What gateways know of a request beforehand: its prompt, its limit, and a predicted length; never its output."""
+"""What gateways know of a request when it arrives: its prompt, its limit, and a predicted length; never its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ballast_sim.simulation.requests.records import Arrival, Record
 
 
 class Foresight:
-    """Limits and predictions by a run's settings."""
+    """Limits and predictions, according to the settings of a run."""
 
     def __init__(self, settings: FleetSettings) -> None:
         self._hints = settings.length_hints
@@ -32,17 +32,17 @@ class Foresight:
         )
 
     def limit_tokens(self, record: Record) -> int | None:
-        """The request's max_tokens; None: it carries none."""
+        """The request's max_tokens, or None where it has none."""
         if self._known_limits:
             return record.output_tokens
         return None if self._max_tokens is None else max(self._max_tokens, record.output_tokens)
 
     def output_tokens(self, record: Record, generated_tokens: int = 0) -> float | None:
-        """The whole output as predicted at arrival, or after so many tokens; None without a predictor."""
+        """The predicted length of the whole output, at arrival or after so many tokens; None without a predictor."""
         return self._hints.output_tokens(self._seed, record.index, record.output_tokens, generated_tokens)
 
     def tokens_to_come(self, record: Record) -> float | None:
-        """What is left of the prediction at arrival, one token at least."""
+        """Output tokens left by the prediction at arrival, at least one; None without a predictor."""
         foreseen = self.output_tokens(record)
         return None if foreseen is None else max(1.0, foreseen - record.generated_tokens)
 

@@ -1,20 +1,20 @@
-"""Running decodes move: a copy while the source goes on, the cut at an exact token, and on at the target.
+"""Migration of running decodes: a copy while the source goes on, a cut at an exact token, and the target goes on.
 
 1. *Copy*: a warm leg at the target pulls the KV of prompt and tokens so far from the source, which goes on decoding
-   with its own blocks. The warm leg ends after one token, which no client gets; its blocks stay in the target's prefix
-   cache.
-2. *Cut*: the source leg is stopped. Prompt and the tokens that the client has by then go to the target, which finds
-   the copied blocks in its cache and computes what came after the copy began.
-3. *Commit* with the target's first token, or *back*: where the target does not admit the request in time, or dies, it
-   goes on at the source, whose own blocks are most likely still in its cache.
+   with its own blocks. The warm leg ends after one token, which the client does not get; its blocks stay in the
+   target's prefix cache.
+2. *Cut*: the source leg is stopped. The prompt and the tokens that the client has by then go to the target. It finds
+   the copied blocks in its cache and computes the tokens that came after the copy began.
+3. *Commit* with the target's first token, or *back*: where the target does not admit the request in time, or dies, the
+   request goes on at the source, whose blocks are most likely still in its cache.
 
-A gateway that holds the stream can do all this with stock vLLM but for the pull from a request that still runs, which
-takes a connector plugin; `MigrationSettings.copy` "recompute" has the warm leg compute the prefix anew instead. Where
-engines keep no KV of requests that have ended (the papers' physics) the copy is its time on the link, and the target
-goes on at once with all tokens.
+A gateway that holds the stream can do all this with stock vLLM, except the pull from a request that still runs, which
+needs a connector plugin. With `MigrationSettings.copy` "recompute" the warm leg computes the prefix again instead.
+Where engines keep no KV of requests that have ended (the papers' physics), the copy only takes its time on the link,
+and the target then goes on with all tokens.
 
-When the source dies during the copy, the gateway replays prompt and tokens at the target, the one endpoint that it
-knows of: the stream goes on, and the Director hears `Migrated`.
+When the source dies during the copy, the gateway replays prompt and tokens at the target, the only endpoint that it
+knows of. The stream goes on, and `Migrated` is reported to the Director.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ballast_sim.simulation.world.world import World
 
 
 class NotMoved(StrEnum):
-    """Why a request stayed where it was."""
+    """Why a request stayed on its endpoint."""
 
     NOT_RUNNING = "not-running"
-    """It does not decode at the source: not yet, not any more, or it waits there after a preemption."""
+    """It does not decode on the source: not yet, not any more, or it waits there after a preemption."""
     MOVING = "moving"
-    """It is on the move already."""
+    """It is migrating already."""
     ENDED = "ended"
     """It ended during the copy."""
     COPY_FAILED = "copy-failed"
@@ -57,7 +57,7 @@ class NotMoved(StrEnum):
 
 
 class Host(Protocol):
-    """Whose requests move."""
+    """The owner of the requests: it sends their legs and reports events to Directors."""
 
     def decode_leg(self, record: Record) -> EngineLeg | None:
         """The leg that decodes a request now; None before it does and after its end."""
@@ -70,7 +70,7 @@ class Host(Protocol):
         ...
 
     def report(self, record: Record, event: Event) -> None:
-        """Report an event of now to the request's gateway."""
+        """Report an event that happens now to the request's gateway."""
         ...
 
 
@@ -91,17 +91,17 @@ class _Migration:
 
 @dataclass(slots=True)
 class MigrationFigures:
-    """What all migrations of a run came to."""
+    """Sums over the migrations of a run."""
 
     pauses_s: list[float] = field(default_factory=list)
-    """From the cut to the next token, at the target or back at the source."""
+    """Seconds from the cut to the next token, on the target or back on the source."""
     not_moved: Counter[NotMoved] = field(default_factory=Counter)
     replayed: int = 0
-    """Moved because the source died during the copy."""
+    """Migrated because the source died during the copy."""
 
 
 class Migrations:
-    """The moves under way."""
+    """The migrations under way."""
 
     def __init__(self, settings: MigrationSettings, kernel: Kernel, world: World, host: Host) -> None:
         self._settings = settings
@@ -110,11 +110,11 @@ class Migrations:
         self._host = host
         self._open: dict[int, _Migration] = {}
         self._back: dict[int, float] = {}
-        """Since when requests that go back to their source pause."""
+        """By index, the time since which a request that goes back to its source has paused."""
         self.figures = MigrationFigures()
 
     def begin(self, record: Record, effect: Migrate) -> None:
-        """Carry out an effect, after whatever happens at this very time in the engines."""
+        """Carry out an effect, after all that happens in the engines at this time."""
         self._soon(lambda: self._begin(record, effect))
 
     def _begin(self, record: Record, effect: Migrate) -> None:
@@ -142,7 +142,7 @@ class Migrations:
     def _soon(self, action: Callable[[], None]) -> None:
         self._kernel.at(self._kernel.now_s, action, ENGINE_PRIORITY)
 
-    # --- what the legs do -----------------------------------------------------------------------------------------
+    # --- what the legs report -------------------------------------------------------------------------------------
 
     def copied(self, leg: EngineLeg, *, well: bool) -> None:
         """A warm leg has ended."""
@@ -156,7 +156,7 @@ class Migrations:
             self._gives_up(migration, NotMoved.COPY_FAILED)
 
     def began(self, leg: EngineLeg, at_s: float) -> None:
-        """The first token of a leg that goes on."""
+        """A leg that goes on after a cut has its first token."""
         index = leg.record.index
         if index in self._back:
             self.figures.pauses_s.append(at_s - self._back.pop(index))
@@ -170,7 +170,7 @@ class Migrations:
         self._host.report(leg.record, Migrated(migration.request_id, migration.target))
 
     def ended(self, record: Record) -> None:
-        """A request is over: there is nothing to move any more."""
+        """A request has ended: drop its migration."""
         self._back.pop(record.index, None)
         migration = self._open.pop(record.index, None)
         if migration is not None:
@@ -178,7 +178,7 @@ class Migrations:
             self.figures.not_moved[NotMoved.ENDED] += 1
 
     def rescued(self, leg: EngineLeg, tokens: int) -> bool:
-        """A decode leg broke after `tokens` output tokens of its request; True where the stream goes on elsewhere."""
+        """A decode leg broke after `tokens` output tokens of its request. Returns whether another leg goes on."""
         migration = self._open.get(leg.record.index)
         if migration is None:
             return False
@@ -200,7 +200,7 @@ class Migrations:
             return
         stats = self._stop(leg, migration.source)
         if stats is None or self._open.get(record.index) is not migration:
-            return  # it ended, or its endpoint died, at this very time
+            return  # it ended, or its endpoint died, at this time
         tokens = min(leg.before + stats.output_tokens, record.output_tokens - 1)
         migration.cut_s = self._kernel.now_s
         self._go_on(migration, migration.target, tokens, pull=not self._world.keeps_kv(migration.target))
@@ -216,7 +216,7 @@ class Migrations:
         return leg
 
     def _waited(self, migration: _Migration, onward: EngineLeg | None) -> None:
-        """The time is over in which the target should have admitted the warm leg, or the request itself."""
+        """`admit_limit_s` is over. Give up if the target has not admitted the warm leg, or the request itself."""
         leg = migration.warm if onward is None else onward
         if self._open.get(migration.record.index) is not migration or migration.onward is not onward or leg is None:
             return
@@ -229,7 +229,7 @@ class Migrations:
             self._returns(migration, onward.before, NotMoved.NOT_ADMITTED)
 
     def _returns(self, migration: _Migration, tokens: int, why: NotMoved) -> None:
-        """Back to the source."""
+        """Go back to the source."""
         del self._open[migration.record.index]
         self._back[migration.record.index] = migration.cut_s
         pull = not self._world.keeps_kv(migration.source)
@@ -251,7 +251,7 @@ class Migrations:
             self._stop(warm, migration.target)
 
     def _stop(self, leg: EngineLeg, endpoint_id: EndpointId) -> RequestStats | None:
-        """How far it had come; None if it is gone already."""
+        """Stop a leg. Returns how far it had come, or None where it has ended already."""
         stats = self._world.settled_stats(endpoint_id, leg.id)
         if stats is not None:
             leg.over = True

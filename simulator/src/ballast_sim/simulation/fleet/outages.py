@@ -12,7 +12,7 @@ from ballast_sim.simulation.world.world import World
 
 
 def schedule(failures: Iterable[Failure], kernel: Kernel, world: World, gateways: Gateways) -> None:
-    """Have every failure begin and end at its time. Gateways notice by themselves, but for a drain."""
+    """Schedule the begin and the end of every failure. Gateways notice failures by scrapes, a drain by discovery."""
     for failure in failures:
         endpoint = failure.endpoint
         match failure.kind:

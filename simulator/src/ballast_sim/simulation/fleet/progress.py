@@ -1,7 +1,7 @@
-"""How far the running decodes have come, reported to the Directors before they hear of anything later.
+"""How far the running decodes have come, reported to the Directors before any later event.
 
-Engines in steady decode jump over many steps, so that their tokens come late; the reports carry the times at which the
-tokens were there.
+Engines in steady decode leap over many steps, so their tokens are reported late. Each report carries the time at which
+the token was generated.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ballast_sim.simulation.requests.records import Record
 from ballast_sim.simulation.world.world import World
 
 PROGRESS_EVERY_TOKENS = 16
-"""How often a running request's tokens are reported to the Director."""
+"""A running request is reported to the Director once per so many tokens."""
 
 
 class ProgressReports:
-    """The reports of steady decodes, and new predictions with them."""
+    """Reports of steady decodes, with new length predictions."""
 
     def __init__(self, kernel: Kernel, world: World, book: Book, foresight: Foresight, gateways: Gateways) -> None:
         self._kernel = kernel
@@ -65,14 +65,14 @@ class ProgressReports:
                     self.predict(self._book.record(request_id), total, at_s)
 
     def late(self, leg: EngineLeg, first: int, times_s: Sequence[float]) -> None:
-        """After `first` tokens a leg's next ones came at these times, most of them before now."""
+        """After `first` tokens, the next tokens of a leg came at `times_s`, most of them before now."""
         every = PROGRESS_EVERY_TOKENS
         for tokens in range(leg.tokens // every * every + every, first + len(times_s) + 1, every):
             self._late.append((times_s[tokens - first - 1], leg.id, tokens))
         self._caught_up = (-1.0, False)
 
     def predict(self, record: Record, tokens: int, at_s: float) -> None:
-        """Where predictions change with the tokens so far, report the one after so many."""
+        """Where predictions change with the tokens so far, report the prediction after `tokens`."""
         if not self._foresight.changes or tokens >= record.output_tokens:
             return
         predicted = self._foresight.output_tokens(record, tokens)

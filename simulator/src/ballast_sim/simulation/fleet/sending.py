@@ -1,4 +1,4 @@
-"""Sends the legs of requests to engines: whole ones, segments of cut ones, and those of requests that move."""
+"""Sends legs to engines: of whole requests, of the segments of cut requests, and of requests that migrate."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Sender:
         self._foresight = foresight
         self._cut_tokens = cut_tokens
         self._priorities: dict[int, int] = {}
-        """The priority that a request's dispatch named, by its index: each of its legs has it."""
+        """By a request's index, the priority of its dispatch. Each of its legs has this priority."""
 
     def dispatch(self, record: Record, effect: Dispatch) -> None:
-        """Send a request's first leg: its first segment, its prefill, or all of it."""
+        """Send a request's first leg: its first segment, its prefill, or the whole request."""
         record.dispatches += 1
         record.decode = effect.decode.id
         record.prefill = effect.prefill.id if effect.prefill else None
@@ -53,7 +53,7 @@ class Sender:
             self._send_whole(record, prefill=effect.prefill is not None)
 
     def hand_off(self, record: Record, effect: Handoff) -> None:
-        """Send the leg after one that has ended: the next segment, or the decode after a prefill."""
+        """Send the leg that follows the one which has ended: the next segment, or the decode after a prefill."""
         planned = record.decode == effect.decode.id
         record.decode = effect.decode.id
         if record.split is not None:
@@ -64,7 +64,7 @@ class Sender:
     def later(
         self, record: Record, kind: LegKind, endpoint_id: EndpointId, tokens: int, *, pull: bool, source: Source | None
     ) -> EngineLeg:
-        """Send one more leg of a request that has `tokens` output tokens; a decode leg is the one that decodes now."""
+        """Send one more leg of a request that has `tokens` output tokens; a decode leg becomes `Book.decoding`."""
         leg = EngineLeg(f"{record.index}.{record.dispatches}.{len(self._book.legs)}", record, kind, before=tokens)
         self._book.legs[leg.id] = leg
         request = later_request(
@@ -105,16 +105,16 @@ class Sender:
         self._submit(record, endpoint_id, request, source)
 
     def _send_segment(self, record: Record, split: Split, *, planned: bool) -> None:
-        """`planned`: the segment's endpoint was known when the leg before it began."""
-        at, before = split.at, split.before
-        leg = self._leg_of(record, split, at)
+        """`planned`: the segment's endpoint was known when the previous leg began."""
+        index, before = split.index, split.before
+        leg = self._leg_of(record, split, index)
         source = None
         if before is not None:
-            held = self._leg_of(record, split, at - 1)
-            source = Source(before.endpoint.id, _segment_id(record, at - 1, held), planned)
+            held = self._leg_of(record, split, index - 1)
+            source = Source(before.endpoint.id, _segment_id(record, index - 1, held), planned)
         arrival, endpoint_id = self._book.arrivals[record.index], split.segment.endpoint.id
         request = EngineRequest(
-            request_id=_segment_id(record, at, leg),
+            request_id=_segment_id(record, index, leg),
             input_tokens=leg.input_tokens,
             max_tokens=leg.max_tokens,
             stop_after=leg.stop_after,
@@ -132,10 +132,10 @@ class Sender:
         self._book.legs[begun.id] = begun
         self._submit(record, endpoint_id, request, source)
 
-    def _leg_of(self, record: Record, split: Split, at: int) -> Leg:
+    def _leg_of(self, record: Record, split: Split, index: int) -> Leg:
         return leg_of(
             split.segments,
-            at,
+            index,
             prompt_tokens=record.input_tokens,
             output_tokens=record.output_tokens,
             limit_tokens=self._foresight.limit_tokens(record),
@@ -147,5 +147,5 @@ class Sender:
         self._world.submit(endpoint_id, named, source)
 
 
-def _segment_id(record: Record, at: int, leg: Leg) -> str:
-    return leg_id(record.index, prefill=not leg.decodes, attempt=record.dispatches, segment=at)
+def _segment_id(record: Record, index: int, leg: Leg) -> str:
+    return leg_id(record.index, prefill=not leg.decodes, attempt=record.dispatches, segment=index)

@@ -1,1 +1,1 @@
-"""The gateways in front of the engines: a Director each, with its own stale view."""
+"""The gateways in front of the engines. Each has its own Director with its own stale view."""

@@ -1,8 +1,8 @@
-"""Gateways of a simulated fleet: each a Director of its own, with its own stale view of the endpoints.
+"""Gateways of a simulated fleet: each has its own Director, with its own stale view of the endpoints.
 
-A gateway learns only by scrapes what the others do. A scrape takes `scrape_delay_s` to arrive and is lost with
+A gateway learns what the others do only from scrapes. A scrape takes `scrape_delay_s` to arrive and is lost with
 `scrape_loss_ratio`; the gateways scrape in turn, evenly spread over the interval. An endpoint that is down refuses a
-scrape, one whose scrapes get lost lets it run into its timeout: so gateways notice failures (`watch`).
+scrape; one whose answers get lost lets it time out. This is how gateways notice failures (`watch`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OBSERVE = 0  # order at one time: what is known first, then what runs, then what
 
 
 class Gateways:
-    """The Directors, and which of them gets which request."""
+    """The Directors, and the choice of a gateway for each request."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Gateways:
         carry_out: Callable[[int, Sequence[Effect]], None],
         catch_up: Callable[[], None],
     ) -> None:
-        """`carry_out(gateway, effects)` does what a Director orders.
+        """`carry_out(gateway, effects)` carries out a Director's effects.
 
-        `catch_up()` is called before anything is fed here, to `report` what happened before now.
+        `catch_up()` is called before each `feed`; it reports what happened before now.
         """
         self.directors = [Director(director_settings) for _ in range(settings.gateways)]
         self._settings = settings
@@ -54,7 +54,7 @@ class Gateways:
         self._awaited_until_s: dict[tuple[int, EndpointId], float] = {}
 
     def start(self) -> None:
-        """Every gateway learns of every endpoint, then begins to scrape."""
+        """Report every endpoint to every gateway, and begin to scrape."""
         interval_s = self._settings.scrape_interval_s
         for gateway in range(len(self.directors)):
             for machine in self._world.machines:
@@ -63,20 +63,20 @@ class Gateways:
             self._kernel.at(interval_s + phase_s, lambda gateway=gateway: self._scrape(gateway), OBSERVE)  # type: ignore[misc]
 
     def route(self) -> int:
-        """The gateway that the next request comes to."""
+        """The index of the gateway that gets the next request."""
         return self._routes.randrange(len(self.directors)) if len(self.directors) > 1 else 0
 
     def feed(self, gateway: int, event: Event) -> None:
-        """Report an event of now to a Director, and carry out its effects."""
+        """Report an event that happens now to a Director, and carry out its effects."""
         self._catch_up()
         self.report(gateway, event, self._kernel.now_s)
 
     def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
-        """Report how far requests had come at times that may lie in the past; see `ProgressBatch`."""
+        """Report (time, request, output tokens); the times may lie in the past. See `ProgressBatch`."""
         self.directors[gateway].on_event(ProgressBatch(reports), self._kernel.now_s)
 
     def report(self, gateway: int, event: Event, at_s: float) -> None:
-        """Report an event of a time that may lie in the past, and carry out the effects."""
+        """Report an event at a time that may lie in the past, and carry out the effects."""
         self._carry_out(gateway, self.directors[gateway].on_event(event, at_s))
 
     def _scrape(self, gateway: int) -> None:
@@ -126,6 +126,6 @@ class Gateways:
         self._mute.discard(endpoint_id)
 
     def drain(self, endpoint_id: EndpointId) -> None:
-        """By discovery every gateway learns that this endpoint is to get nothing new."""
+        """Discovery reports to every gateway that this endpoint drains."""
         for gateway, watch in enumerate(self._watches):
             self._noticed(gateway, watch.drains(endpoint_id))

@@ -1,4 +1,4 @@
-"""Which endpoints one simulated gateway takes to be there: the real gateway's rule, `ballast_core.state.liveness`."""
+"""Which endpoints one simulated gateway counts as usable, by the gateway's rule `ballast_core.state.liveness`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Watch:
         """An endpoint is lost after so many failed scrapes in a row."""
         self._failures_until_lost = failures_until_lost
         self._known: dict[EndpointId, Liveness] = {}
-        """Those of which anything but successful scrapes was heard."""
+        """Only endpoints for which something else than a successful scrape was reported."""
 
     def takes(self, endpoint_id: EndpointId) -> bool:
-        """A scrape succeeded. Whether its observation counts: not of an endpoint that was lost and drains."""
+        """A scrape succeeded. Returns whether its observation counts; it does not for a lost endpoint that drains."""
         known = self._known.get(endpoint_id)
         if known is None:
             return True
@@ -31,7 +31,7 @@ class Watch:
         return self._change(endpoint_id, self._of(endpoint_id).failed(self._failures_until_lost))
 
     def drains(self, endpoint_id: EndpointId) -> Event | None:
-        """Discovery wants the endpoint to get nothing new."""
+        """Discovery reports that the endpoint drains."""
         return self._change(endpoint_id, self._of(endpoint_id).drained())
 
     def _of(self, endpoint_id: EndpointId) -> Liveness:

@@ -1,1 +1,1 @@
-"""What a run is given: machines, requests, thresholds, failures and settings. Read from text and checked here."""
+"""The inputs of a run: machines, requests, thresholds, failures and settings. Read from text and checked here."""

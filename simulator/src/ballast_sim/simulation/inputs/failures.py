@@ -1,4 +1,4 @@
-"""Failures by script: what befalls which endpoint, and when. Read and checked here, carried out by `outages`."""
+"""Failures by script: which endpoint fails how, and when. Read and checked here, carried out by `fleet.outages`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ballast_sim.naming import known_names
 
 
 class FailureKind(StrEnum):
-    """What may befall an endpoint."""
+    """How an endpoint may fail."""
 
     CRASH = "crash"
-    """The engine dies with its KV and its requests, and is back, empty, after `down_s`."""
+    """The engine dies with its KV and its requests, and is up again, empty, after `down_s`."""
     DRAIN = "drain"
-    """It gets nothing new for the rest of the run and finishes what it has."""
+    """It gets no new requests for the rest of the run, and finishes those that it has."""
     SLOW = "slow"
     """Its work takes `factor` times as long for `for_s`."""
     LOST_SCRAPES = "lost-scrapes"
-    """It works, but for `for_s` no scrape gets an answer."""
+    """It works, but its scrapes get no answer for `for_s`."""
 
 
 _FIELDS: Mapping[FailureKind, tuple[str, ...]] = {
@@ -56,7 +56,7 @@ class Failure:
     """Of SLOW: how much longer everything takes."""
 
     def __str__(self) -> str:
-        """As a person would say it."""
+        """For people, such as `slow by 2 of d000 at 10 to 20 s`."""
         factor = f" by {self.factor:g}" if self.kind is FailureKind.SLOW else ""
         until = f" to {self.ends_s:g} s" if math.isfinite(self.ends_s) else " s"
         return f"{self.kind}{factor} of {self.endpoint} at {self.at_s:g}{until}"
@@ -70,7 +70,7 @@ class Failure:
 def read_failures(path: Path, endpoints: Sequence[EndpointId]) -> tuple[Failure, ...]:
     """The script in a JSON or YAML file: a list of objects. Raises `FailureScriptError`.
 
-    `endpoints` are those of the fleet, in its order: an entry names one by id or by its place, counted from 0.
+    `endpoints` are those of the fleet, in its order: an entry names one by id or by its index, counted from 0.
     """
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -94,11 +94,11 @@ def parse_failures(entries: object, endpoints: Sequence[EndpointId]) -> tuple[Fa
     if not isinstance(entries, list):
         raise FailureScriptError("must hold a list of failures, each with at_s, endpoint and kind")
     failures = []
-    for place, entry in enumerate(entries, 1):
+    for number, entry in enumerate(entries, 1):
         try:
             failures.append(_parse(entry, endpoints))
         except FailureScriptError as error:
-            raise FailureScriptError(f"entry {place}: {error}") from None
+            raise FailureScriptError(f"entry {number}: {error}") from None
     _check_overlaps(failures)
     return tuple(failures)
 
@@ -149,7 +149,7 @@ def _number(entry: Mapping[object, object], name: str, *, zero: bool = False) ->
 def _endpoint(entry: Mapping[object, object], endpoints: Sequence[EndpointId]) -> EndpointId:
     value = entry.get("endpoint")
     if value is None:
-        raise FailureScriptError("endpoint: is missing; give an id or a place, counted from 0")
+        raise FailureScriptError("endpoint: is missing; give an id or an index, counted from 0")
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value < len(endpoints):
             raise FailureScriptError(f"endpoint: {value} is not in 0..{len(endpoints) - 1}")

@@ -23,7 +23,7 @@ SHORTEST_SCRAPE_INTERVAL_S = 1e-3
 
 
 class CopyBy(StrEnum):
-    """How the target comes by the KV."""
+    """How the target gets the KV."""
 
     PULL = "pull"
     RECOMPUTE = "recompute"
@@ -31,11 +31,11 @@ class CopyBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationSettings:
-    """How requests are moved."""
+    """How requests migrate."""
 
     copy: CopyBy = CopyBy.PULL
     admit_limit_s: float = 2.0
-    """How long the target may take to admit the warm leg, and later the request itself, before it is given up."""
+    """Seconds that the target may take to admit the warm leg, and later the request; then the migration is given up."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
@@ -53,7 +53,7 @@ class FleetSettings:
     scrape_loss_ratio: float = 0.0
     """Share of the scrapes (of one endpoint by one gateway) that never arrive; these do not count as failed."""
     scrape_timeout_s: float = 1.0
-    """After how long a scrape without an answer counts as failed; until then the endpoint is not scraped again."""
+    """Seconds after which a scrape without an answer counts as failed; until then the endpoint is not scraped again."""
     failures_until_lost: int = 5
     """Failed scrapes in a row after which a gateway sends an endpoint nothing, until one succeeds."""
     gateways: int = 1
@@ -67,11 +67,11 @@ class FleetSettings:
     physics: str = "vllm"
     """How engines work: a name in `ballast_sim.physics.PHYSICS`."""
     engine_policy: Literal["fcfs", "priority"] = "fcfs"
-    """vLLM's --scheduling-policy; with `priority` engines follow what a queue order tells them."""
+    """vLLM's --scheduling-policy; with `priority` engines follow the priorities that a queue order sets."""
     failures: tuple[Failure, ...] = ()
     """What befalls endpoints."""
     length_hints: LengthHints = NO_HINTS
-    """What a predictor tells of output lengths; its errors follow `seed`."""
+    """The predictor of output lengths; its errors follow `seed`."""
     cut_tokens: CutTokens = "streams"
     """When the client gets the tokens of a decode that ends at a planned cut: as they come (`streams`: a small
     connector plug-in that publishes the KV handle out of band), or all at the cut (`at-cut`: stock vLLM gives a
@@ -81,7 +81,7 @@ class FleetSettings:
     kv_chunk_tokens: int = 256
     """Tokens of one such chunk."""
     migration: MigrationSettings = field(default_factory=MigrationSettings)
-    """How running requests are moved, where a policy asks for it."""
+    """How running requests migrate, where a policy orders it."""
     local_batching: LocalBatching = PROFILES_OWN
     """How many prompt tokens engines let into a step."""
     engine_scheduler: Scheduling = VLLM_OWN
@@ -134,13 +134,13 @@ class FleetSettings:
         if self.engine_policy != "fcfs" and self.engine_scheduler.order is not None:
             raise SettingError(
                 "engine_scheduler",
-                f"{self.engine_scheduler.name} takes the place of engine_policy {self.engine_policy}; give one of them",
+                f"{self.engine_scheduler.name} replaces engine_policy {self.engine_policy}; give one of them",
             )
         if self.engine_scheduler.needs_lengths and not self.length_hints.known:
             raise SettingError(
                 "engine_scheduler",
                 f"{self.engine_scheduler.name} goes by predicted output lengths; "
-                "say what they are with lengths, such as oracle or noisy:60%",
+                "give them with lengths, such as oracle or noisy:60%",
             )
 
     @property

@@ -1,8 +1,8 @@
 """A predictor of output lengths, simulated: the truth with an error of known size.
 
-What is predicted is the output to come. The error of one request keeps its sign and its place in the distribution for
-the request's whole life (one normal draw, seeded): a predictor that takes an answer for long does so again a few tokens
-later. Its size may shrink with the tokens generated so far, as ARES measured (section 4.3).
+It predicts the output to come. The error of a request keeps its sign and its quantile for the request's whole life (one
+normal draw, seeded): a predictor that takes an answer for long does so again a few tokens later. Its size may shrink
+with the tokens generated so far, as ARES measured (section 4.3).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _SIGMA_PER_MAE = math.sqrt(math.pi / 2)
 """Of a normal error."""
 
 EVERY_TOKENS = 16
-"""How often a running request is predicted anew where that changes anything; ARES: 20. A Director's `Progress` comes
-as often."""
+"""Tokens between two predictions of a running request, where predictions change; ARES: 20. A Director's `Progress`
+comes as often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthHints:
-    """What policies are told of output lengths beforehand.
+    """The predictor's errors, and whether there is a predictor.
 
     The mean error is `mae_tokens` + `mae_ratio` * tokens to come / (1 + tokens so far / `halved_after_tokens`).
     A prediction is never below one token to come, so errors of the size of the output are smaller than asked for.
@@ -82,7 +82,7 @@ class LengthHints:
 
     @property
     def changes(self) -> bool:
-        """Whether a later prediction says anything new of the whole length."""
+        """Whether later predictions of the whole length differ from the first."""
         return self.known and self.mae_ratio > 0
 
     def mae_of(self, remaining_tokens: int, generated_tokens: int) -> float:

@@ -9,7 +9,7 @@ from ballast_sim.settings import SettingError
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Thresholds that a request must meet, each in seconds; None asks nothing."""
+    """Thresholds that a request must meet, each in seconds; None: no threshold."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None

@@ -24,7 +24,7 @@ MOST_ENDPOINTS = 10_000
 
 
 class ShapeError(SettingError):
-    """A shape that cannot be read or cannot serve; the message says what to change."""
+    """A shape that cannot be read or cannot serve; the message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,11 @@ class WorkloadSource:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The workload's name, or the file's."""
         return self.workload if self.trace is None else self.trace.name
 
     def where(self, request: WorkloadRequest) -> str:
-        """Where a request of these lengths stands, for errors: file and line, or the generator's name."""
+        """The origin of a request with these lengths, for errors: file and line, or the generator's name."""
         if self.trace is None:
             return self.workload
         line = line_of(self.trace, (request.input_tokens, request.output_tokens))
@@ -164,7 +164,7 @@ def trace_requests(path: Path) -> Sequence[WorkloadRequest]:
     try:
         state = path.stat()
     except OSError:
-        return read_trace(path)  # says what is wrong
+        return read_trace(path)  # raises the error that names the file
     return _read_trace(path, state.st_mtime_ns, state.st_size)
 
 
@@ -215,14 +215,14 @@ def scale_sessions(requests: Sequence[WorkloadRequest], rate_scale: float) -> li
 
 
 def turns(requests: Sequence[WorkloadRequest]) -> dict[int, tuple[int, float]]:
-    """For each request with one before it in its session: the place of that one, and the interval between the two."""
+    """By index of a request with a previous one in its session: (index of that one, seconds between the two)."""
     last: dict[int, int] = {}
     found: dict[int, tuple[int, float]] = {}
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         if request.session is None:
             continue
         if request.session in last:
             previous = last[request.session]
-            found[place] = (previous, request.arrival_s - requests[previous].arrival_s)
-        last[request.session] = place
+            found[index] = (previous, request.arrival_s - requests[previous].arrival_s)
+        last[request.session] = index
     return found

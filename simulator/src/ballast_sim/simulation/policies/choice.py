@@ -42,7 +42,7 @@ class CompositionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """The policies of a run. `name` is how the user called them."""
+    """The policies of a run. `name` is the user's name for them."""
 
     name: str
     suite: Suite
@@ -54,12 +54,12 @@ class PolicyChoice:
 
     @property
     def types(self) -> dict[str, str]:
-        """Type name of every policy that there is, by its part."""
+        """Type name of each policy of the suite, by its part."""
         return {part: policy.type for part, policy in self.suite.parts().items() if policy is not None}
 
     @property
     def knows_lengths(self) -> bool:
-        """Whether it must be told every output's length."""
+        """Whether a policy of it must know every output's length."""
         return not SIMULATOR_ONLY.keys().isdisjoint((self.suite.prefill.type, self.suite.decode.type))
 
 
@@ -126,7 +126,7 @@ def parse_part(part: str, text: str) -> Any:
 
 
 def with_parts(choices: Sequence[PolicyChoice], texts: Mapping[str, str | None]) -> tuple[PolicyChoice, ...]:
-    """The choices with these parts, read by `parse_part`, in place of their own. None keeps a part as it is."""
+    """The choices with these parts, read by `parse_part`, instead of their own. None keeps a part as it is."""
     parts: dict[str, Any] = {part: parse_part(part, text) for part, text in texts.items() if text is not None}
     return tuple(replace(choice, suite=replace(choice.suite, **parts)) for choice in choices)
 
@@ -134,7 +134,7 @@ def with_parts(choices: Sequence[PolicyChoice], texts: Mapping[str, str | None])
 def check_composition(
     choices: Iterable[PolicyChoice], machines: Iterable[Machine], engine_policy: str = "priority"
 ) -> list[str]:
-    """What parts of the policies do not do in such a fleet. Raises `CompositionError`."""
+    """Remarks on parts of the policies that have no effect in such a fleet. Raises `CompositionError`."""
     endpoints = Counter(machine.endpoint.role for machine in machines)
     found: dict[str, None] = {}
     for choice in choices:
@@ -142,7 +142,7 @@ def check_composition(
             raise CompositionError(f"policy {choice.name}: {problem.part} {problem.reason}")
         if choice.suite.queue is not None and choice.suite.queue.engine_priority and engine_policy != "priority":
             raise CompositionError(
-                f"policy {choice.name}: queue tells engines its order, and they do not listen; "
+                f"policy {choice.name}: queue passes its order to the engines, which ignore it; "
                 "add --engine-policy priority, or leave engine_priority out"
             )
         found |= dict.fromkeys(f"{each.part} {each.reason}" for each in remarks(choice.suite, endpoints))
@@ -156,7 +156,7 @@ def check_composition(
 
 
 def _weighs_prefills_only(placement: Placement) -> bool:
-    """It reads which prefixes are cached, and nothing of how decodes go on."""
+    """Whether it reads which prefixes are cached, and nothing about decodes."""
     decoding = Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES | Belief.PROGRESS
     return Belief.PREFIXES in placement.needs and not placement.needs & decoding
 

@@ -1,4 +1,4 @@
-"""Placements that no gateway can run, because they are told every output's length; by type name."""
+"""Placements that no gateway can run, because they know every output's length; by type name."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class _Column:
         return cast("float | None", cast("Mapping[str, Any]", value)[self.part] if self.part else value)
 
     def text(self, value: float | None) -> str:
-        """As the table says it."""
+        """The value as the table shows it."""
         return "-" if value is None else f"{value * self.factor:.{self.digits}f}"
 
     def winner(self, outcomes: Sequence[Outcome]) -> str | None:

@@ -24,7 +24,7 @@ class Axis:
     percent: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value lies: 0 at `low`, 1 at `high`; cut to that range."""
+        """The position of a value: 0 at `low`, 1 at `high`; clipped to that range."""
         low, high = self.low, self.high
         if self.log:
             value, low, high = math.log10(max(value, low)), math.log10(low), math.log10(high)
@@ -64,7 +64,7 @@ def logarithmic(label: str, values: Sequence[float]) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line; `style` is a CSS class, `title` what hovering tells."""
+    """A line; `style` is a CSS class, `title` the tooltip."""
 
     points: Sequence[Point]
     style: str

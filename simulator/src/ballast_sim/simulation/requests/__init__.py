@@ -1,1 +1,1 @@
-"""What becomes of each request: its legs, its cuts, its record and the gaps between its tokens."""
+"""Each request of a run: its legs, its cuts, its record and the gaps between its tokens."""

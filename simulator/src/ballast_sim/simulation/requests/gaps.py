@@ -20,13 +20,13 @@ _PATIENCE = 4096
 
 
 class TokenGaps:
-    """The gaps of one run. With `limit_s` each record also counts those of its own that were longer.
+    """The gaps of one run. With `limit_s` each record also counts its own gaps that were longer.
 
-    A segment that asks for less itself, such as the thinking part of an answer, is late by its own measure.
+    A segment with a looser objective, such as the thinking part of an answer, is measured by that one.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
-        """Nothing counted yet."""
+        """Start with no gap."""
         self._limit_s = math.inf if limit_s is None else limit_s
         self._counts = np.zeros(_BINS, np.int64)
         self._waiting: list[float] = []
@@ -37,7 +37,7 @@ class TokenGaps:
 
     def token(self, record: Record, at_s: float) -> None:
         """A request's next token came."""
-        before_s, record.told_s = record.told_s, at_s
+        before_s, record.newest_token_s = record.newest_token_s, at_s
         if before_s is None:
             return
         gap_s = at_s - before_s
@@ -53,9 +53,9 @@ class TokenGaps:
         times = np.asarray(times_s, np.float64)
         if not len(times):
             return
-        first_s = times[0] if record.told_s is None else record.told_s
-        gaps = np.diff(times, prepend=first_s)[record.told_s is None :]
-        record.told_s = float(times[-1])
+        first_s = times[0] if record.newest_token_s is None else record.newest_token_s
+        gaps = np.diff(times, prepend=first_s)[record.newest_token_s is None :]
+        record.newest_token_s = float(times[-1])
         late = int(np.count_nonzero(gaps > self._limit_of(record)))
         record.late_gaps += late
         self.late += late
@@ -66,13 +66,13 @@ class TokenGaps:
         self.tokens(record, np.full(tokens, at_s))
 
     def _limit_of(self, record: Record) -> float:
-        """What suffices for the stretch of tokens that it is in (Libra section 4.4), where that is known."""
+        """The limit in seconds for the segment that runs now (Libra section 4.4), or for the whole run."""
         relaxed_s = None if record.split is None else record.split.segment.tbt_slo_s
         return self._limit_s if relaxed_s is None else max(relaxed_s, self._limit_s)
 
     @property
     def late_ratio(self) -> float | None:
-        """Share of the gaps that were longer than the limit; None where there is none of either."""
+        """Share of the gaps that were longer than the limit; None without gaps or without a limit."""
         return self.late / self.count if self.count and math.isfinite(self._limit_s) else None
 
     @property
@@ -89,8 +89,8 @@ class TokenGaps:
         found: dict[str, float | None] = {"mean": self._sum_s / self._counted}
         for name, share in shares.items():
             rank = max(1, math.ceil(share / 100 * self._counted))
-            place = int(np.searchsorted(sums, rank))
-            found[name] = 0.0 if place == 0 else _LEAST_S * math.exp((place - 0.5) * _STEP)
+            index = int(np.searchsorted(sums, rank))
+            found[name] = 0.0 if index == 0 else _LEAST_S * math.exp((index - 0.5) * _STEP)
         return found
 
     def _take_in(self) -> None:
@@ -101,6 +101,6 @@ class TokenGaps:
     def _add(self, gaps_s: FloatArray) -> None:
         self._counted += len(gaps_s)
         self._sum_s += float(gaps_s.sum())
-        places = np.log(np.maximum(gaps_s, _LEAST_S) / _LEAST_S) / _STEP
-        bins = np.minimum(np.ceil(places), _BINS - 1).astype(np.int64)
+        steps = np.log(np.maximum(gaps_s, _LEAST_S) / _LEAST_S) / _STEP
+        bins = np.minimum(np.ceil(steps), _BINS - 1).astype(np.int64)
         self._counts += np.bincount(bins, minlength=_BINS)

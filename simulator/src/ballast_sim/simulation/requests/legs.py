@@ -1,4 +1,4 @@
-"""The legs of a request: what one engine is asked to do for it, and under which id."""
+"""The legs of a request: what is asked of one engine, and under which id."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class LegKind(Enum):
     """What a leg is for."""
 
     PREFILL = auto()
-    """Ends after one token, which no client gets, and holds its KV."""
+    """Ends after one token, which the client does not get, and holds its KV."""
     WARM = auto()
-    """Brings the KV of a request that decodes elsewhere into this engine's cache; its token, too, reaches no client."""
+    """Brings the KV of a request that decodes on another engine into this one's cache. Its token reaches no client."""
     DECODE = auto()
 
 
@@ -29,11 +29,11 @@ class EngineLeg:
     before: int = 0
     """Output tokens that the request had when this leg began."""
     tokens: int = 0
-    """Output tokens that it has told of."""
+    """Output tokens that it has reported."""
     unseen: bool = False
-    """Its tokens come to the gateway at its end only."""
+    """Its tokens reach the gateway only when it ends."""
     over: bool = False
-    """Another one has taken its place: what it still says counts no more."""
+    """Another leg has replaced it: what it still reports is ignored."""
 
 
 def leg_id(index: int, *, prefill: bool, attempt: int = 1, segment: int = 0) -> str:
@@ -45,13 +45,13 @@ def leg_id(index: int, *, prefill: bool, attempt: int = 1, segment: int = 0) -> 
 
 
 class _SharedContent(UniqueContent):
-    """Tokens of one request that another leg of it will look for."""
+    """Tokens of one request that another of its legs will look up."""
 
     shared = True
 
 
 def leg_content(arrival: Arrival, index: int, block_size: int, *, shared: bool = False) -> BlockHashes:
-    """What all legs of a request have in common, as an engine with blocks of this size names it."""
+    """The content that all legs of a request share, as block hashes of an engine with this block size."""
     if arrival.hash_ids and arrival.block_size:
         return TraceContent(arrival.hash_ids, arrival.block_size, arrival.input_tokens, block_size, index)
     return _SharedContent(index) if shared else UniqueContent(index)
@@ -68,9 +68,9 @@ def engine_request(
     attempt: int = 1,
     expected_output_tokens: float | None = None,
 ) -> EngineRequest:
-    """One leg as the engine is asked for it: a prefill leg ends after one token and holds its KV.
+    """One leg, as it is asked of the engine. A prefill leg ends after one token and holds its KV.
 
-    `expected_output_tokens` is what a predictor says of the whole output.
+    `expected_output_tokens` is the predicted length of the whole output.
     """
     return EngineRequest(
         request_id=leg_id(index, prefill=prefill, attempt=attempt),
@@ -94,9 +94,9 @@ def later_request(
     now_s: float,
     expected_output_tokens: float | None = None,
 ) -> EngineRequest:
-    """A leg of a request that decodes already and has `tokens` output tokens: to warm an engine, or to go on there.
+    """A leg of a request that decodes already and has `tokens` output tokens: it warms a cache, or goes on there.
 
-    `expected_output_tokens` are foreseen from here on.
+    `expected_output_tokens` is the predicted length of the rest.
     """
     warm = leg.kind is LegKind.WARM
     return EngineRequest(

@@ -1,4 +1,4 @@
-"""What comes in and what becomes of it: arrivals of a workload, and one record for each request of a run."""
+"""Arrivals of a workload, and the record of each request of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Arrival(Protocol):
 
 @dataclass(slots=True)
 class Record:
-    """What became of one request. Times are seconds of the run; None where it did not come to that."""
+    """The outcome of one request. Times are seconds of the run; None where that did not happen."""
 
     index: int
     arrival_s: float
@@ -55,21 +55,21 @@ class Record:
     last_token_s: float | None = None
     generated_tokens: int = 0
     cached_tokens: int | None = None
-    """Prompt tokens that the endpoint which prefilled it held already; None before its prefill has ended."""
+    """Prompt tokens that the cache of its prefill endpoint held; None before its prefill has ended."""
     preemptions: int = 0
     rejected: str | None = None
     broken: bool = False
     """Whether its stream broke after the first token."""
     migrations: int = 0
-    """How often it went on at another endpoint while it decoded."""
+    """How often it migrated to another endpoint."""
     dispatches: int = 0
-    """How often it was sent out; more than once after failed legs."""
-    told_s: float | None = None
-    """When the client got its newest token, as far as that has been told."""
+    """How often it was dispatched; more than once after failed legs."""
+    newest_token_s: float | None = None
+    """When the client got its newest token, of those reported so far."""
     late_gaps: int = 0
     """Gaps between tokens above the run's objective; 0 without one."""
     split: Split | None = None
-    """How it was cut, the last time that it was sent out; None: not at all."""
+    """How its last dispatch cut it; None where it was not cut."""
     optimal: bool | None = None
     """Whether the decode endpoint assigned at arrival was the least loaded (KV in use) when prefill ended."""
 

@@ -1,8 +1,8 @@
-"""What one endpoint is asked for of a request that was cut (Libra's micro-requests), in the terms of vLLM's API.
+"""The legs of a request that was cut into segments (Libra's micro-requests), in the terms of vLLM's API.
 
 A leg whose segment ends within the prompt is asked for one token, which no client gets, and holds its KV. A leg that
-decodes up to a cut is asked for as many tokens as lie before it and holds its KV; the last of them has none yet and is
-computed by the next leg. A leg after the first pulls what the one before has held and computes the rest of its prompt
+decodes up to a cut is asked for as many tokens as lie before it and holds its KV; the last token has no KV yet and is
+computed by the next leg. A leg after the first pulls what the leg before it holds and computes the rest of its prompt
 (`bidirectional_kv_xfer` on the reading side).
 """
 
@@ -18,17 +18,17 @@ from ballast_core.model.segments import Segment
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One segment as an engine is asked for it."""
+    """One segment, as it is asked of an engine."""
 
     input_tokens: int
     pull_tokens: int
-    """Leading tokens whose KV the leg before holds; 0 of a first leg."""
+    """Leading tokens whose KV the previous leg holds; 0 for a first leg."""
     max_tokens: int
     stop_after: int | None
-    """Where the output ends by itself, if that is before the cut."""
+    """Output tokens after which the output ends by itself, if that is before the cut."""
     hold: bool
     decodes: bool
-    """Whether its tokens are the client's."""
+    """Whether the client gets its tokens."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,8 @@ class Split:
     """The segments of one request, and which of them runs."""
 
     segments: tuple[Segment, ...]
-    at: int = 0
+    index: int = 0
+    """Of the segment that runs."""
 
     def __post_init__(self) -> None:
         """Raises ValueError where the cuts do not rise, or the last segment has an end."""
@@ -49,35 +50,35 @@ class Split:
     @property
     def is_last(self) -> bool:
         """Whether no other segment follows."""
-        return self.at + 1 == len(self.segments)
+        return self.index + 1 == len(self.segments)
 
     @property
     def segment(self) -> Segment:
-        """The one that runs."""
-        return self.segments[self.at]
+        """The segment that runs."""
+        return self.segments[self.index]
 
     @property
     def before(self) -> Segment | None:
-        """The one whose KV it pulls."""
-        return self.segments[self.at - 1] if self.at else None
+        """The previous segment, whose KV it pulls; None for the first."""
+        return self.segments[self.index - 1] if self.index else None
 
     def go_on(self, endpoint: Endpoint) -> bool:
-        """The next segment's turn; whether it runs where it was planned."""
-        self.at += 1
+        """Go on to the next segment, at `endpoint`. Returns whether that is the endpoint of the plan."""
+        self.index += 1
         planned = self.segment
         moved = replace(planned, endpoint=endpoint)
-        self.segments = (*self.segments[: self.at], moved, *self.segments[self.at + 1 :])
+        self.segments = (*self.segments[: self.index], moved, *self.segments[self.index + 1 :])
         return planned.endpoint.id == endpoint.id
 
 
 def leg_of(
-    segments: Sequence[Segment], at: int, *, prompt_tokens: int, output_tokens: int, limit_tokens: int | None = None
+    segments: Sequence[Segment], index: int, *, prompt_tokens: int, output_tokens: int, limit_tokens: int | None = None
 ) -> Leg:
     """The leg of one segment. `output_tokens`: all that the request will generate, which only the engine knows.
 
     `limit_tokens`: its max_tokens; a leg that ends the request by this limit is not asked to hold anything.
     """
-    start, end = (segments[at - 1].end_tokens or 0 if at else 0), segments[at].end_tokens
+    start, end = (segments[index - 1].end_tokens or 0 if index else 0), segments[index].end_tokens
     generated = max(start - prompt_tokens, 0)
     if end is not None and end <= prompt_tokens:
         return Leg(end, start, 1, None, hold=True, decodes=False)

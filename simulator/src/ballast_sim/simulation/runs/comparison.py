@@ -1,4 +1,4 @@
-"""What `ballast simulate` was asked: which policies, seeds and bindings, at which rate, on which set-up."""
+"""The runs of one `ballast simulate`: policies, seeds and bindings, at one rate, on one set-up."""
 
 from __future__ import annotations
 

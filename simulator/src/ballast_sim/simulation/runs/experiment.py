@@ -29,10 +29,10 @@ from ballast_sim.simulation.requests.records import Record
 
 CURVE_POINTS = 400
 _ENDLESS = SurvivalSettings(prior_scale_tokens=1e12)
-"""What is believed where lengths are known: no request ends but at its own limit."""
+"""The length belief where lengths are known: a request ends only at its own limit."""
 
 Beat = Callable[[float], bool]
-"""Called now and then with the share of requests that have ended; True stops the run."""
+"""Called repeatedly with the share of requests that have ended; returns True to stop the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class RunSpec:
     rate_scale: float = 1.0
     binding: Binding = Binding.LATE
     load: float | None = None
-    """The share of capacity that `rate_scale` stands for, where it was asked so."""
+    """The share of capacity that `rate_scale` stands for, where a load was asked for."""
     curves: bool = False
     """Whether the outcome carries what plots need."""
 
@@ -91,14 +91,14 @@ class Outcome:
 
 def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
     """The fleet of a run, loaded; `stepwise` as in `Fleet`. Raises ValueError for a request that fits no KV cache."""
-    told = spec.policy.knows_lengths
+    knows_lengths = spec.policy.knows_lengths
     settings = DirectorSettings(
         **spec.policy.suite.parts(),
         binding=spec.binding,
         profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
-        lengths=_ENDLESS if told else SurvivalSettings(),
+        lengths=_ENDLESS if knows_lengths else SurvivalSettings(),
     )
-    around = replace(spec.setup.fleet, seed=spec.seed, known_limits=told or spec.setup.fleet.known_limits)
+    around = replace(spec.setup.fleet, seed=spec.seed, known_limits=knows_lengths or spec.setup.fleet.known_limits)
     fleet = Fleet(
         spec.setup.machines,
         settings,
@@ -112,9 +112,9 @@ def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
 
 
 def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> Outcome:
-    """Simulate to the end, or until `beat` says stop. Raises TraceError and ValueError for what cannot run.
+    """Simulate to the end, or until `beat` returns True. Raises TraceError and ValueError for what cannot run.
 
-    `stepwise` computes every engine step by itself: the same figures, more slowly.
+    `stepwise` computes every engine step singly: the same figures, more slowly.
     """
     started_s = time.perf_counter()
     load = spec.setup.source.load(spec.seed, spec.rate_scale)

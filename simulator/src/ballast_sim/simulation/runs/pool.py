@@ -1,6 +1,6 @@
 """Runs spread over processes, with progress, and an orderly end when one is asked for.
 
-Outcomes do not depend on how many processes there are: a run knows nothing of the others.
+Outcomes do not depend on the number of processes: runs share no state.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ballast_core import kernel
 from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, run
 
 BEAT_EVERY_S = 0.1
-"""Wall seconds between two reports of a run, and between two looks at whether to stop."""
+"""Wall seconds between two reports of a run, and between two checks of whether to stop."""
 
 OnProgress: TypeAlias = Callable[[int, float], None]
-"""(place of the run, share of its requests that have ended); 1.0 exactly once, when its outcome is there."""
+"""Called with (index of the run, share of its requests that have ended); with 1.0 exactly once, when it is done."""
 
 
 class WorkerDied(RuntimeError):
@@ -45,26 +45,26 @@ def run_all(
     arrived yet are None.
     Raises what a run raises, and `WorkerDied`.
     """
-    tell = on_progress or (lambda place, share: None)
+    report = on_progress or (lambda index, share: None)
     if min(jobs, len(specs)) <= 1:
-        return _run_here(specs, stop, tell)
-    return _run_in_processes(specs, min(jobs, len(specs)), stop, tell)
+        return _run_here(specs, stop, report)
+    return _run_in_processes(specs, min(jobs, len(specs)), stop, report)
 
 
-def _run_here(specs: Sequence[RunSpec], stop: threading.Event, tell: OnProgress) -> list[Outcome | None]:
+def _run_here(specs: Sequence[RunSpec], stop: threading.Event, report: OnProgress) -> list[Outcome | None]:
     outcomes: list[Outcome | None] = []
-    for place, spec in enumerate(specs):
+    for index, spec in enumerate(specs):
         if stop.is_set():
             outcomes.append(None)
             continue
-        outcome = run(spec, throttled(lambda share, place=place: tell(place, share), stop.is_set))  # type: ignore[misc]
+        outcome = run(spec, throttled(lambda share, index=index: report(index, share), stop.is_set))  # type: ignore[misc]
         outcomes.append(outcome if outcome.figures["requests"] else None)
-        tell(place, 1.0)
+        report(index, 1.0)
     return outcomes
 
 
-def throttled(tell: Callable[[float], None], stopped: Callable[[], bool]) -> Callable[[float], bool]:
-    """A beat that reports and looks every `BEAT_EVERY_S` of wall time."""
+def throttled(report: Callable[[float], None], stopped: Callable[[], bool]) -> Callable[[float], bool]:
+    """A beat that reports progress, and reads `stopped`, at most once per `BEAT_EVERY_S` of wall time."""
     due_s = 0.0
 
     def beat(share: float) -> bool:
@@ -73,7 +73,7 @@ def throttled(tell: Callable[[float], None], stopped: Callable[[], bool]) -> Cal
         if now_s < due_s:
             return False
         due_s = now_s + BEAT_EVERY_S
-        tell(min(share, 0.999))
+        report(min(share, 0.999))
         return stopped()
 
     return beat
@@ -83,36 +83,36 @@ def throttled(tell: Callable[[float], None], stopped: Callable[[], bool]) -> Cal
 
 
 class _Worker:
-    """What a worker process knows; set once by `_start_worker`."""
+    """The state of a worker process; set once by `_start_worker`."""
 
     stop: Event
     progress: SimpleQueue[tuple[int, float]]
 
 
 def _start_worker(stop: Event, progress: SimpleQueue[tuple[int, float]], compiled: bool) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sets `stop`
     threading.Thread(target=end_with_parent, daemon=True).start()
     _Worker.stop, _Worker.progress = stop, progress
     kernel.use(compiled)
 
 
 def end_with_parent() -> None:
-    """A killed parent sends nothing: its workers would wait for work for ever."""
+    """End this worker when its parent has died. A killed parent sends nothing, and the worker would wait for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _run_there(place: int, spec: RunSpec) -> Outcome | None:
+def _run_there(index: int, spec: RunSpec) -> Outcome | None:
     if _Worker.stop.is_set():
         return None
-    outcome = run(spec, throttled(lambda share: _Worker.progress.put((place, share)), _Worker.stop.is_set))
+    outcome = run(spec, throttled(lambda share: _Worker.progress.put((index, share)), _Worker.stop.is_set))
     return outcome if outcome.figures["requests"] else None
 
 
 def _run_in_processes(
-    specs: Sequence[RunSpec], jobs: int, stop: threading.Event, tell: OnProgress
+    specs: Sequence[RunSpec], jobs: int, stop: threading.Event, report: OnProgress
 ) -> list[Outcome | None]:
     context = multiprocessing.get_context("spawn")
     stop_workers: Event = context.Event()
@@ -120,10 +120,10 @@ def _run_in_processes(
     initargs = (stop_workers, progress, kernel.active() is not None)
     with ProcessPoolExecutor(jobs, context, _start_worker, initargs) as pool:
         futures: dict[Future[Outcome | None], int] = {
-            pool.submit(_run_there, place, spec): place for place, spec in enumerate(specs)
+            pool.submit(_run_there, index, spec): index for index, spec in enumerate(specs)
         }
         try:
-            _watch(futures, stop, stop_workers, progress, tell)
+            _watch(futures, stop, stop_workers, progress, report)
             return [future.result() for future in futures]
         except BrokenProcessPool:
             raise WorkerDied("a worker process died; run with fewer --jobs") from None
@@ -137,7 +137,7 @@ def _watch(
     stop: threading.Event,
     stop_workers: Event,
     progress: SimpleQueue[tuple[int, float]],
-    tell: OnProgress,
+    report: OnProgress,
 ) -> None:
     open_runs = set(futures)
     while open_runs:
@@ -145,8 +145,8 @@ def _watch(
         if stop.is_set():
             stop_workers.set()
         while not progress.empty():
-            tell(*progress.get())
+            report(*progress.get())
         for future in done:
             if future.exception() is not None:
-                return  # told by its result
-            tell(futures[future], 1.0)
+                return  # `result` raises it
+            report(futures[future], 1.0)

@@ -1,1 +1,1 @@
-"""The truth that no policy sees: engines, the links between them, and who shares a link."""
+"""The truth that no policy sees: engines, the links between them, and the transfers that share a link."""

@@ -33,19 +33,19 @@ class Bandwidth:
         self._active: dict[Hashable, dict[_Transfer, None]] = {}
 
     def link(self, end: Hashable, bytes_per_s: float) -> None:
-        """How fast the link of one end is."""
+        """Declare an end and the rate of its link."""
         self._capacity[end] = bytes_per_s
         self._active[end] = {}
 
     def start(self, source: Hashable, target: Hashable, size_bytes: float, ended: Callable[[], None]) -> None:
-        """Begin a transfer now; `ended` is called when its last byte is there."""
+        """Begin a transfer now; `ended` is called when its last byte has arrived."""
         transfer = _Transfer((source, target), size_bytes, ended, since_s=self._clock.now_s)
         for end in transfer.ends:
             self._active[end][transfer] = None
         self._share(transfer.ends)
 
     def _share(self, ends: tuple[Hashable, Hashable]) -> None:
-        """The number of transfers at these ends has changed."""
+        """Share the links anew: the number of transfers at these ends has changed."""
         now_s = self._clock.now_s
         for transfer in {**self._active[ends[0]], **self._active[ends[1]]}:
             share = min(self._capacity[end] / len(self._active[end]) for end in transfer.ends)

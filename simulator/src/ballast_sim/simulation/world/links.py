@@ -29,7 +29,7 @@ class Link:
         return cls(target.link_setup_s, target.kv_bytes_per_token / (gbps * 1e9 / 8))
 
     def whole_s(self, tokens: int) -> float:
-        """How long so many tokens take once all of them are there."""
+        """Seconds that so many tokens take once all of them are computed."""
         return self.setup_s + tokens * self.s_per_token
 
 
@@ -43,7 +43,7 @@ class Computed:
 
     @classmethod
     def of(cls, hand_off: HandOff, ended_s: float) -> Computed:
-        """What a finished leg says of itself."""
+        """From the hand-off that a finished leg reports."""
         return cls((*hand_off.prefill_ends, (ended_s, hand_off.tokens)), len(hand_off.prefill_ends))
 
     @property
@@ -52,32 +52,32 @@ class Computed:
         return self.points[-1][0]
 
     def arrives_s(self, link: Link, first: int, tokens: int, chunk_tokens: int) -> float:
-        """When tokens `first` to `first + tokens` are all on the other side, in chunks that leave once computed.
+        """The time at which tokens `first` to `first + tokens` have all arrived, in chunks that leave once computed.
 
-        A step's tokens are there when the step has ended; decoded ones are taken to come at an even pace.
+        A step's tokens are computed when the step ends; decoded tokens are taken to come at an even pace.
         """
         starts = np.arange(first, first + tokens, chunk_tokens)
         ends = np.minimum(starts + chunk_tokens, first + tokens)
-        at_s = np.array([at for at, _ in self.points])
+        times_s = np.array([time_s for time_s, _ in self.points])
         done = np.maximum.accumulate(np.array([count for _, count in self.points]))
-        ready_s = at_s[np.minimum(np.searchsorted(done, ends), len(done) - 1)]
+        ready_s = times_s[np.minimum(np.searchsorted(done, ends), len(done) - 1)]
         if self.prefill_points:
             last = self.prefill_points - 1
             decoded = ends > done[last]
-            ready_s[decoded] = np.interp(ends[decoded], done[last:], at_s[last:])
+            ready_s[decoded] = np.interp(ends[decoded], done[last:], times_s[last:])
         ready_s[0] += link.setup_s
         return float((ready_s + (first + tokens - starts) * link.s_per_token).max())
 
 
 @dataclass(slots=True)
 class TransferTimes:
-    """What transfers came to, in a run."""
+    """Sums over the transfers of a run."""
 
     transfers: int = 0
     whole_s: float = 0.0
-    """How long all of them would have lasted after their sources' ends."""
+    """The time that they would have taken if each had begun when its source ended."""
     exposed_s: float = 0.0
-    """How long they did last after these."""
+    """The part of that time which was left after their sources ended."""
 
     @property
     def hidden_ratio(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What a driver of requests hears from the engines."""
+"""What the engines report to a driver of requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Listener(Protocol):
 class LateListener(Listener, Protocol):
     """A listener that can do without a wake-up for every token of a request in steady decode.
 
-    First and last tokens still come as they happen, and `World.progress` returns how far all have come.
+    First and last tokens are still reported as they happen, and `World.progress` returns how far each request has come.
     """
 
     def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:

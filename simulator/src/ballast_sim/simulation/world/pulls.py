@@ -20,7 +20,7 @@ from ballast_sim.simulation.world.server import Server
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a decode leg's KV lies: the endpoint, and the id of the leg that computed it there."""
+    """The endpoint that holds a decode leg's KV, and the id of the leg that computed it there."""
 
     endpoint_id: EndpointId
     request_id: str
@@ -34,9 +34,9 @@ class Source:
 class _Origin:
     source: Source
     engine: EngineModel
-    """A crash puts another one into its server."""
+    """The source's engine when the pull was announced. A crash replaces it by another one."""
     preemptions: int = 0
-    """Of the leg, when the copy was asked for."""
+    """Preemptions of the source leg when the copy was ordered."""
 
 
 class Pulls:
@@ -57,23 +57,23 @@ class Pulls:
             self._bandwidth.link(endpoint_id, server.machine.profile.link_gbps * 1e9 / 8)
 
     def expect(self, request_id: str, source: Source) -> None:
-        """This leg will pull from there."""
+        """Announce that this leg will pull from `source`."""
         holder = self._servers[source.endpoint_id].engine
         held = holder.stats(source.request_id) if source.running else None
         self._origins[request_id] = _Origin(source, holder, held.preemptions if held else 0)
 
     def forget(self, request_id: str) -> None:
-        """A leg is gone: it pulls nothing any more."""
+        """Drop a leg that has ended: it pulls nothing any more."""
         self._origins.pop(request_id, None)
 
     def finished(self, event: Finished) -> None:
-        """A leg ended; another one may pull what it holds."""
+        """Note the end of a leg; another leg may pull what it holds."""
         self.forget(event.request_id)
         if self._chunk_tokens and event.hand_off is not None:
             self._computed[event.request_id] = Computed.of(event.hand_off, event.at_s)
 
     def copy(self, source: EndpointId, target: EndpointId, tokens: int, ended: Callable[[], None]) -> None:
-        """Put the KV of so many tokens of a running request on the link; no engine takes notice."""
+        """Send the KV of so many tokens of a running request over the link. The engines are not involved."""
         profile = self._servers[target].machine.profile
         size = tokens * profile.kv_bytes_per_token
         self.copied_bytes += size
@@ -81,7 +81,7 @@ class Pulls:
         self._clock.at(begins_s, lambda: self._bandwidth.start(source, target, size, ended), ENGINE_PRIORITY)
 
     def begin(self, server: Server, event: PullStarted) -> None:
-        """An engine began to pull; it hears of the end."""
+        """An engine began to pull. The end of the pull is reported to it."""
         origin, engine = self._origins[event.request_id], server.engine
         source = self._servers[origin.source.endpoint_id]
         link = Link.between(source.machine.profile, server.machine.profile)
@@ -112,7 +112,7 @@ class Pulls:
             self._clock.at(self._clock.now_s + lasts_s, ended, ENGINE_PRIORITY)
 
     def _lasts_s(self, link: Link, event: PullStarted, computed: Computed | None) -> float:
-        """How long a pull that begins now lasts; what chunks brought before is there already."""
+        """Seconds that a pull lasts which begins now. Chunks that arrived before it need no more time."""
         whole_s = exposed_s = lasts_s = link.whole_s(event.tokens)
         if computed is not None:
             arrives_s = computed.arrives_s(link, event.first, event.tokens, self._chunk_tokens)

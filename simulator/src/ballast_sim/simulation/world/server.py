@@ -16,7 +16,7 @@ OnEvent: TypeAlias = "Callable[[Server, EngineEvent], None]"
 
 
 class Server:
-    """An engine, its state of health, and its wake-ups."""
+    """An engine, whether it is up, and its wake-ups."""
 
     def __init__(
         self, machine: Machine, make_engine: Callable[[Machine], EngineModel], clock: Clock, on_event: OnEvent
@@ -51,7 +51,7 @@ class Server:
     # --- clockwork ------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Pass on what ended by now: it comes before news of now, whatever wakes the engine."""
+        """Pass on what ended by now. It comes before whatever happens now, even if another event wakes the engine."""
         for event in self.engine.advance(self._clock.now_s):
             self._on_event(self, event)
 

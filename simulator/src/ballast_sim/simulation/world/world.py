@@ -1,7 +1,6 @@
 """The engines of a fleet and the links between them, on a clock that is passed in.
 
-The simulator's kernel is such a clock, and so is an event loop: any driver of requests through these engines meets the
-same truth. Nothing here knows of gateways or policies.
+The simulator's kernel is such a clock, and so is an event loop. Nothing here knows of gateways or policies.
 """
 
 from __future__ import annotations
@@ -56,7 +55,8 @@ class World:
         self._listener = listener
         self._late_listener = late_listener
         self._servers = {
-            machine.endpoint.id: Server(machine, self._new_engine, clock, self._heard) for machine in self.machines
+            machine.endpoint.id: Server(machine, self._new_engine, clock, self._engine_reports)
+            for machine in self.machines
         }
         self._pulls = Pulls(clock, self._servers, kv_chunk_tokens if kv_transfer == "chunked" else 0)
         roles = STAGE_ROLES[Stage.DECODE]
@@ -117,7 +117,7 @@ class World:
         return server.engine.is_running(request_id)
 
     def copy(self, source: EndpointId, target: EndpointId, tokens: int, ended: Callable[[], None]) -> None:
-        """Put the KV of so many tokens of a running request on the link; no engine takes notice."""
+        """Send the KV of so many tokens of a running request over the link. The engines are not involved."""
         self._pulls.copy(source, target, tokens, ended)
 
     # --- what engines are -----------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class World:
         return self._servers[endpoint_id].engine.block_size
 
     def keeps_kv(self, endpoint_id: EndpointId) -> bool:
-        """Whether KV of requests that have ended can be found again there."""
+        """Whether that engine's cache keeps the KV of requests that have ended."""
         return self._servers[endpoint_id].engine.keeps_kv
 
     # --- what can be seen -----------------------------------------------------------------------------------------
@@ -175,14 +175,14 @@ class World:
         return found
 
     def settle(self) -> None:
-        """Give the late listener every token so far."""
+        """Report every token so far to the late listener."""
         for server in self._servers.values():
             server.settle()
             server.run()
 
     @property
     def transfers(self) -> TransferTimes:
-        """What all pulls came to."""
+        """Sums over all pulls."""
         return self._pulls.times
 
     @property
@@ -220,7 +220,7 @@ class World:
 
     # --- what the engines report ----------------------------------------------------------------------------------
 
-    def _heard(self, server: Server, event: EngineEvent) -> None:
+    def _engine_reports(self, server: Server, event: EngineEvent) -> None:
         match event:
             case StepEnded():
                 for request_id in event.tokens:
