@@ -80,12 +80,13 @@ demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
-# The package beside a kernel with sanitizers; LD_PRELOAD, because python itself is built without.
+# A copy of the package with sanitizers in its kernel, and with the narrow vectors that other tests may not meet.
+# LD_PRELOAD, because python itself is built without sanitizers.
 ASAN := build/asan
 kernel-asan: $(STAMP) ## Run the compiled kernel's tests under AddressSanitizer (needs a C compiler; 2 minutes)
 	@rm -rf $(ASAN) && mkdir -p $(ASAN) && cp -R gateway/src/ballast_core $(ASAN)/
 	@$(CC) -O1 -g -std=c11 -fPIC -shared -ffp-contract=off -fno-omit-frame-pointer -fsanitize=address,undefined \
-	  -fno-sanitize-recover=all -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror \
+	  -fno-sanitize-recover=all -DBY_PAIRS -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror \
 	  -I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
 	  $(ASAN)/ballast_core/_kernel.c -o $(ASAN)/ballast_core/_kernel.abi3.so -lm
 	@PYTHONPATH=$(ASAN) PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" \
