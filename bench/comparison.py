@@ -74,7 +74,7 @@ class Earlier:
     """Finds a figure's counterpart in an earlier run."""
 
     def __init__(self, path: Path | None, key: Callable[[Row], object]) -> None:
-        """`key` tells which row is which; without a path there is nothing to compare with."""
+        """`key` identifies a row. Without a path there is nothing to compare with."""
         self._key = key
         self._recording = None if path is None else Recording.read(path)
         self._rows = {} if self._recording is None else {key(row): row for row in self._recording.rows}

@@ -50,7 +50,7 @@ class SortedList:
         self._ranks: list[Rank] = []
 
     def add(self, request_id: RequestId, work: Work, service: Service) -> None:
-        """In its place."""
+        """Insert the request by its rank."""
         where = rank(self._order, request_id, work, service)
         self._works[request_id] = work, where
         insort(self._ranks, where)

@@ -73,7 +73,7 @@ def _files(modules: Iterable[str]) -> list[Path]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Of what files say to Python, by name and content."""
+    """Over names and Python code of files; see `essence`."""
     hashed = hashlib.sha256()
     for file in files:
         hashed.update(f"{file.name}\n{essence(file.read_text(encoding='utf-8'))}\n".encode())

@@ -17,7 +17,7 @@ from ballast_sim.simulation.runs.pool import end_with_parent
 INTERRUPTED = 130
 
 Job: TypeAlias = Any
-"""Whatever can be pickled and is not None."""
+"""Anything that can be pickled and is not None."""
 
 Result = TypeVar("Result")
 
@@ -31,9 +31,9 @@ def compute(
     processes: int,
     budget_s: float = float("inf"),
 ) -> int:
-    """Carry out what `take` gives in worker processes; `finished` and `failed` are called here, one at a time.
+    """Run the jobs that `take` returns in worker processes; `finished` and `failed` are called here, one at a time.
 
-    `take` gives None where nothing is left to start; it is asked again after every job, so that it may depend on
+    `take` returns None where no job is left to start; it is called again after every job, so that it may depend on
     results. Nothing is started after `budget_s`. A worker that dies takes the jobs under way with it, which have failed
     then; others go on in new workers. Returns the exit status: 1 where a job failed, 130 after Ctrl-C.
     """

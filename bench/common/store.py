@@ -43,7 +43,7 @@ class Store:
         return None
 
     def put(self, description: Mapping[str, object], code: Code, result: Mapping[str, object]) -> None:
-        """In one move, so that a reader never sees half a file."""
+        """Replace the file atomically, so that a reader never finds half of it."""
         path = self.folder / f"{digest_of(description)}-{code.placement}-{code.common}.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False, encoding="utf-8") as part:

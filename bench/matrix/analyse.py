@@ -1,8 +1,8 @@
 """Where `ballast` stands: the best baseline chosen on one set of seeds, compared on another, with intervals.
 
 A minimum over many noisy figures is too low by luck. So the best baseline of a cell and a metric is the one with the
-least geometric mean over the selection seeds, and it is compared on seeds that had no part in that. Runs of one seed
-have the same requests at the same times, so ratios are formed seed by seed; the interval is Student's t on their
+least geometric mean over the selection seeds, and it is compared on other seeds. Runs of one seed have
+the same requests at the same times, so ratios are formed seed by seed; the interval is Student's t on their
 logarithms. (A bootstrap over requests would be too narrow: the requests of a tail share their cause.)
 """
 

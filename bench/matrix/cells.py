@@ -1,4 +1,4 @@
-"""The cells: a workload, a fleet, a load. What is the same in all of them is said in docs/matrix.md.
+"""The cells: a workload, a fleet, a load. docs/matrix.md describes what all of them share.
 
 Near balance means: as many prefill endpoints for the decode endpoints as `ballast_sim.capacity` says, for the mean
 lengths of the workload and without cache hits, up to 24 endpoints in all. Workloads that share prefixes get fewer: most
@@ -28,7 +28,7 @@ SEEDS = COMPARISON_SEEDS + SELECTION_SEEDS
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests, how many of them a run takes, and what they are owed."""
+    """Requests, how many of them a run takes, and their thresholds."""
 
     name: str
     source: str

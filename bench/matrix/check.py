@@ -1,4 +1,4 @@
-"""Recompute some runs of the recorded matrix, drawn at random, and see that the page says what the record says.
+"""Recompute some runs of the recorded matrix, drawn at random, and check that the page agrees with the record.
 
     python -m bench.matrix.check --seed "$(git rev-parse HEAD)"
 

@@ -22,7 +22,7 @@ from bench.matrix.cells import Cell, Fleet, Workload, setup_of
 from bench.matrix.results import Capacity, Figures
 
 ORACLE = "oracle"
-"""The placement that is told the lengths: only the simulator has it, under this name, and it is no baseline."""
+"""The placement that knows the lengths: only the simulator has it, under this name, and it is no baseline."""
 
 
 @functools.cache

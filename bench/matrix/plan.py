@@ -1,6 +1,6 @@
 """Which runs a cell still needs: all placements on one selection seed, the best few on the others, then comparison.
 
-The placements that matter most go through all of that first, so that a matrix cut short says something: six common ones
+The placements that matter most go through all of that first, so that a matrix cut short is of use: six common ones
 (tiers 0 to 2), then everything (3 to 5), then the best baselines of the metrics that are no headline (6).
 """
 

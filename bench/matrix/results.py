@@ -1,4 +1,4 @@
-"""What a run comes to."""
+"""The figures of a run, and measured capacities."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from bench.matrix.plan import expected_left
 from bench.matrix.record import CHECKOUT, FILE, Record
 from bench.matrix.render import PAGE, page
 from bench.matrix.results import Capacity, Figures
-from bench.matrix.state import Choice, Job, Matrix, place
+from bench.matrix.state import Choice, Job, Matrix, capacity_name
 
 
 def main() -> int:
@@ -106,7 +106,11 @@ def carry_out(job: Job) -> Figures | Capacity:
 
 
 def _name(job: Job) -> str:
-    return f"{job.cell.name} {job.policy} seed {job.seed}" if isinstance(job, RunJob) else f"capacity of {place(job)}"
+    return (
+        f"{job.cell.name} {job.policy} seed {job.seed}"
+        if isinstance(job, RunJob)
+        else f"capacity of {capacity_name(job)}"
+    )
 
 
 def _told(result: Figures | Capacity) -> str:

@@ -1,4 +1,4 @@
-"""What is known of the matrix now, what to compute next, and how long the rest may take."""
+"""The known results of the matrix, the next job, and an estimate of the time for the rest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Matrix:
     capacities: dict[str, tuple[Capacity, Code]] = field(default_factory=dict)
     runs: dict[str, dict[tuple[str, int], Run]] = field(default_factory=dict)
     taken: set[Job] = field(default_factory=set)
-    """In progress, or failed: not to be given out again."""
+    """In progress, or failed: not to be started again."""
 
     def __post_init__(self) -> None:
         """Take what the store has."""
@@ -65,9 +65,9 @@ class Matrix:
                 self._accept_capacity(job, Capacity(**found[0]), found[1])
 
     def _accept_capacity(self, job: CapacityJob, capacity: Capacity, code: Code) -> None:
-        self.capacities[place(job)] = capacity, code
+        self.capacities[capacity_name(job)] = capacity, code
         for cell in self.cells:
-            if place(capacity_job(cell)) == place(job):
+            if capacity_name(capacity_job(cell)) == capacity_name(job):
                 self._recall(cell, capacity)
 
     def _recall(self, cell: Cell, capacity: Capacity) -> None:
@@ -114,7 +114,7 @@ class Matrix:
         return [cell for cell in self.cells if fnmatchcase(cell.workload.name, self.choice.workload)]
 
     def _capacity(self, cell: Cell) -> Capacity | None:
-        known = self.capacities.get(place(capacity_job(cell)))
+        known = self.capacities.get(capacity_name(capacity_job(cell)))
         return None if known is None else known[0]
 
     def _jobs(self, cell: Cell, wanted: Need) -> list[RunJob]:
@@ -144,7 +144,7 @@ class Matrix:
     def cpu_left_s(self) -> float:
         """About how much processor time the rest takes."""
         chosen = self._chosen()
-        without = {place(capacity_job(cell)): cell for cell in chosen if self._capacity(cell) is None}
+        without = {capacity_name(capacity_job(cell)): cell for cell in chosen if self._capacity(cell) is None}
         return sum(map(self._cell_left_s, chosen)) + sum(
             CAPACITY_PROBES * cell.workload.cost_s for cell in without.values()
         )
@@ -171,10 +171,10 @@ class Matrix:
         record = Record(versions(), {name: _described(name) for name in self.placements})
         for cell in self.cells:
             job = capacity_job(cell)
-            if place(job) not in self.capacities:
+            if capacity_name(job) not in self.capacities:
                 continue
-            capacity, code = self.capacities[place(job)]
-            record.capacities[place(job)] = RecordedCapacity(job.description, capacity, code)
+            capacity, code = self.capacities[capacity_name(job)]
+            record.capacities[capacity_name(job)] = RecordedCapacity(job.description, capacity, code)
             if self.runs[cell.name]:
                 record.cells[cell.name] = RecordedCell(
                     settings_of(cell, capacity), capacity.rate_rps, self.runs[cell.name]
@@ -183,11 +183,11 @@ class Matrix:
 
 
 def capacity_job(cell: Cell) -> CapacityJob:
-    """What a cell waits for."""
+    """The capacity that a cell needs first."""
     return CapacityJob(cell.workload, cell.fleet)
 
 
-def place(job: CapacityJob) -> str:
+def capacity_name(job: CapacityJob) -> str:
     """The name of a capacity."""
     return f"{job.workload.name}/{job.fleet.kind}"
 

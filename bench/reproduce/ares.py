@@ -158,7 +158,7 @@ def card_run(decode: str, variant: str, rate_rps: float) -> Simulated:
 
 def _card_runs() -> list[Run]:
     runs = [
-        Run(f"{rate:g}/ils/{variant}", card_run("ils", variant, rate), variant in TOLD, None, 12)
+        Run(f"{rate:g}/ils/{variant}", card_run("ils", variant, rate), variant in SHOWN, None, 12)
         for rate in CARD_RATES
         for variant in MOVES
     ]
@@ -176,7 +176,7 @@ def _card_runs() -> list[Run]:
     return runs
 
 
-TOLD = ("vllm", "rescheduling", "ares-oracle", "ares-survival")
+SHOWN = ("vllm", "rescheduling", "ares-oracle", "ares-survival")
 
 
 def _card(results: Results) -> Finding:
@@ -186,16 +186,16 @@ def _card(results: Results) -> Finding:
             at, still = f"{rate:g}/ils/{variant}", f"{rate:g}/ils/vllm"
             for figure, title, claim, paper in PLACED_FIGURES:
                 changed = results.change(at, still, figure)
-                told = variant == "ares-oracle" and rate == CARD_RATES[-1] and paper is not None
+                claimed = variant == "ares-oracle" and rate == CARD_RATES[-1] and paper is not None
                 rows.append(
                     Row(
                         what=f"{title}, {rate:g} req/s, {LABELS[variant]}",
                         ours=changed,
                         unit="% change",
-                        paper=f"{paper:+.4g} %" if told else "",
+                        paper=f"{paper:+.4g} %" if claimed else "",
                         setting=Setting.THEIRS,
-                        claim=claim if told else None,
-                        verdict=judged(changed, paper) if told and paper is not None else None,
+                        claim=claim if claimed else None,
+                        verdict=judged(changed, paper) if claimed and paper is not None else None,
                     )
                 )
             rows.append(
@@ -226,7 +226,7 @@ def _card(results: Results) -> Finding:
         for decode in CARD_PLACEMENTS
         for variant in ("vllm", "ares-oracle")
     ]
-    for number, variant in enumerate(TOLD):
+    for number, variant in enumerate(SHOWN):
         for each in CARD_RATES:
             ours = results.mean(f"{each:g}/ils/{variant}", "tpot_p99_s", 1e3)
             whiskers.append(Whisker(f"{each:g} req/s: {LABELS[variant]}", ours, style=colour(number)))
@@ -284,14 +284,14 @@ def _short_runs(*counts: int) -> list[Run]:
     ]
 
 
-def _changes(results: Results, places: Iterable[str]) -> list[Row]:
+def _changes(results: Results, settings: Iterable[str]) -> list[Row]:
     rows = []
-    for place in places:
+    for setting in settings:
         for variant in COMPARED:
-            changed = results.change(f"{place}/{variant}", f"{place}/vllm", "step_variance_ms2")
+            changed = results.change(f"{setting}/{variant}", f"{setting}/vllm", "step_variance_ms2")
             rows.append(
                 Row(
-                    what=f"step-time variance, {place} endpoints, {LABELS[variant]}",
+                    what=f"step-time variance, {setting} endpoints, {LABELS[variant]}",
                     ours=changed,
                     unit="% change",
                     paper="lower",
@@ -303,8 +303,8 @@ def _changes(results: Results, places: Iterable[str]) -> list[Row]:
             for figure, title, _, _ in PLACED_FIGURES[:2]:
                 rows.append(
                     Row(
-                        what=f"{title}, {place} endpoints, {LABELS[variant]}",
-                        ours=results.change(f"{place}/{variant}", f"{place}/vllm", figure),
+                        what=f"{title}, {setting} endpoints, {LABELS[variant]}",
+                        ours=results.change(f"{setting}/{variant}", f"{setting}/vllm", figure),
                         unit="% change",
                         setting=Setting.THEIRS,
                     )
@@ -323,13 +323,13 @@ def _sizes(results: Results) -> Finding:
         for number, variant in enumerate(MOVES)
     ]
     chart = Whiskers(f"Variance of step time over {REDUCED_ENDPOINTS} decode endpoints", "ms^2", whiskers)
-    places = [
-        place
+    settings = [
+        setting
         for data in DATA.values()
-        for place in (f"{data}/{REDUCED_ENDPOINTS}/short", *(f"{data}/{count}" for count in ENDPOINTS))
+        for setting in (f"{data}/{REDUCED_ENDPOINTS}/short", *(f"{data}/{count}" for count in ENDPOINTS))
     ]
     return Finding(
-        rows=_changes(results, places),
+        rows=_changes(results, settings),
         plots=[Plot(name="variance", caption="step times on ARES's line", charts=[chart])],
     )
 
@@ -347,19 +347,19 @@ SIZES = Experiment(
 
 
 def _large(results: Results) -> Finding:
-    places = [f"{data}/{count}/short" for data in DATA.values() for count in LARGE]
+    settings = [f"{data}/{count}/short" for data in DATA.values() for count in LARGE]
     whiskers = [
         Whisker(
-            f"{place.removesuffix('/short')}: {LABELS[variant]}",
-            results.mean(f"{place}/{variant}", "step_variance_ms2"),
+            f"{setting.removesuffix('/short')}: {LABELS[variant]}",
+            results.mean(f"{setting}/{variant}", "step_variance_ms2"),
             style=colour(number),
         )
-        for place in places
+        for setting in settings
         for number, variant in enumerate(MOVES)
     ]
     chart = Whiskers("Variance of step time over 128 and 256 decode endpoints", "ms^2", whiskers)
     return Finding(
-        rows=_changes(results, places), plots=[Plot(name="variance", caption="large fleets", charts=[chart])]
+        rows=_changes(results, settings), plots=[Plot(name="variance", caption="large fleets", charts=[chart])]
     )
 
 
@@ -414,16 +414,16 @@ def _placed(results: Results) -> Finding:
         for variant in COMPARED:
             for figure, title, claim, paper in PLACED_FIGURES:
                 changed = results.change(f"{decode}/{variant}", f"{decode}/vllm", figure)
-                told = decode == "ils" and variant == "ares-oracle" and paper is not None
+                claimed = decode == "ils" and variant == "ares-oracle" and paper is not None
                 rows.append(
                     Row(
                         what=f"{title}, {decode}, {LABELS[variant]}",
                         ours=changed,
                         unit="% change",
-                        paper=f"{paper:+.4g} %" if told else "",
+                        paper=f"{paper:+.4g} %" if claimed else "",
                         setting=Setting.REALISTIC if decode == "ils" else Setting.BEYOND,
-                        claim=claim if told else None,
-                        verdict=judged(changed, paper) if told and paper is not None else None,
+                        claim=claim if claimed else None,
+                        verdict=judged(changed, paper) if claimed and paper is not None else None,
                     )
                 )
         for variant in ("vllm", "rescheduling", "ares-oracle"):
@@ -484,9 +484,9 @@ LINK_SPEEDS = Experiment(
 )
 
 
-def _values(results: Results, places: Iterable[str], figure: str) -> list[float]:
+def _values(results: Results, settings: Iterable[str], figure: str) -> list[float]:
     """Changes in percent by any way of moving, as far as they are known."""
-    pairs = ((f"{place}/{variant}", f"{place}/vllm") for place in places for variant in COMPARED)
+    pairs = ((f"{setting}/{variant}", f"{setting}/vllm") for setting in settings for variant in COMPARED)
     changes = [results.change(*pair, figure) for pair in pairs]
     return [change.value for change in changes if change is not None]
 
@@ -506,7 +506,7 @@ def _verdict(results: Mapping[str, Results]) -> str:
     gains = _values(placed, PLACEMENTS, "goodput_rps")
     if moved is None or foreseen is None or not spreads or not gains:
         return ""
-    told = ", ".join(f"{measured(change, '% change')} after `{name}`" for name, change in after.items())
+    changes = ", ".join(f"{measured(change, '% change')} after `{name}`" for name, change in after.items())
     lost = " and ".join(
         f"by {min(values):+.0f} to {max(values):+.0f} % over {lasts_s:,.0f} s"
         for lasts_s, values in good.items()
@@ -518,7 +518,7 @@ def _verdict(results: Mapping[str, Results]) -> str:
         "makes the slowest faster and lets those miss that were fast. On its card, short of memory, P99 TPOT changes "
         f"by {measured(moved, '% change')} by moving on what is known, and by {measured(foreseen, '% change')} with "
         "exact lengths, where the paper has -71 and -75 %. On four H20 under vLLM's scheduler, KV nearly full, moving "
-        f"changes P99 TPOT by {told}; goodput by {min(gains):+.0f} to {max(gains):+.0f} %."
+        f"changes P99 TPOT by {changes}; goodput by {min(gains):+.0f} to {max(gains):+.0f} %."
     )
 
 

@@ -14,7 +14,7 @@ A module of a paper reads like this:
     PAPER = Paper(name="sibyl", ..., claims=(CLAIM,), experiments=(EXPERIMENT,))
 
 An analysis is a pure function of results; where runs are missing its measurements are None, and rows that carry None
-are told as not computed. All that is quoted from a paper stands in claims and rows, all that is ours comes from
+are shown as not computed. All that is quoted from a paper stands in claims and rows, all that is ours comes from
 results: prose of a finding takes its numbers from them.
 """
 
@@ -61,7 +61,7 @@ TENTH = 0.1
 
 
 class Verdict(StrEnum):
-    """What became of a claim. The words stand in the report."""
+    """The outcome of a claim. The report uses these words."""
 
     HOLDS = "holds"
     IN_PART = "holds in part"
@@ -87,7 +87,7 @@ class Claim:
     where: str
     """Section, figure, table."""
     says: str
-    """What the paper says, with its numbers."""
+    """The claim in the paper's terms, with its numbers."""
     cannot: str = ""
     """Why no experiment here can test it; empty where one does."""
 
@@ -101,7 +101,7 @@ class Row:
     unit: str
     """`% change` (signed), `%` of a share, `ms`, `s`, `x` of a ratio, `req/s`, empty for a count ..."""
     paper: str = ""
-    """As the paper says it; empty where it says nothing."""
+    """The paper's value, as text; empty where it has none."""
     setting: Setting
     claim: str | None = None
     verdict: Verdict | None = None
@@ -131,7 +131,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What an experiment comes to. `text` is Markdown: what is seen, and why, with numbers from the results."""
+    """The results of an experiment. `text` is Markdown: what is seen, and why, with numbers from the results."""
 
     rows: Sequence[Row]
     plots: Sequence[Plot] = ()
@@ -177,7 +177,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Runs, and what they say. `name` is `PAPER/SLUG`, the slug such as `figure-8`."""
+    """Runs and their analysis. `name` is `PAPER/SLUG`, the slug such as `figure-8`."""
 
     name: str
     title: str

@@ -114,9 +114,9 @@ def _capacity(
     return Run(name, Called(capacity, arguments), reduced, cost_s=20.0)
 
 
-def _tuned(results: Results, place: str, figure: str) -> str:
+def _tuned(results: Results, setting: str, figure: str) -> str:
     """The run with the best chunk there; the first one where nothing is known."""
-    names = [f"{place}/colocated-{chunk}" for chunk in CHUNKS]
+    names = [f"{setting}/colocated-{chunk}" for chunk in CHUNKS]
     known = [(measured.value, name) for name in names if (measured := results.mean(name, figure)) is not None]
     return max(known)[1] if known else names[1]
 
@@ -541,11 +541,11 @@ def _verdict(results: Mapping[str, Results]) -> str:
     served = results[FIGURE_9.name]
 
     def over(other: str) -> list[float]:
-        changes = [served.change(f"{place}/libra", f"{place}/{other}", "capacity_rps") for place in WORKLOADS]
+        changes = [served.change(f"{setting}/libra", f"{setting}/{other}", "capacity_rps") for setting in WORKLOADS]
         return [each.value for each in changes if each is not None]
 
     def over_tuned(figure: str) -> list[float]:
-        changes = [served.change(f"{place}/libra", _tuned(served, place, figure), figure) for place in WORKLOADS]
+        changes = [served.change(f"{setting}/libra", _tuned(served, setting, figure), figure) for setting in WORKLOADS]
         return [each.value for each in changes if each is not None]
 
     apart, prompts = over("disaggregated"), over("libra-prompt-cuts")
@@ -555,7 +555,7 @@ def _verdict(results: Mapping[str, Results]) -> str:
     return (
         f"**In short.** Cutting serves {min(apart):+.0f} to {max(apart):+.0f} % against prefill and decode apart (the "
         f"paper has +37 % on average), and {min(tuned):+.0f} to {max(tuned):+.0f} % against colocation with the best "
-        "of four chunks (the paper has +137 % against its colocation; what the chunk does is told below); "
+        "of four chunks (the paper has +137 % against its colocation; the effect of the chunk is described below); "
         f"its highest goodput is {min(good):+.0f} to {max(good):+.0f} % against the same. "
         f"Against cuts within prompts only, which are all that stock vLLM can stream, it is {min(prompts):+.0f} to "
         f"{max(prompts):+.0f} %."

@@ -2,7 +2,7 @@
 
 Capacity follows Sarathi-Serve, as the paper does: the highest rate at which P99 TBT stays within the objective and the
 queue does not grow, which that paper takes as a median delay of at most 2 s. Here that is the median TTFT of the later
-half of the requests, because engines that begin empty take in half a run of long outputs before anybody waits; and as
+half of the requests, because engines that begin empty take in half a run of long outputs before a request waits; and as
 many requests may be open at the end of the arrivals as at half time, about.
 """
 
@@ -43,7 +43,7 @@ QUEUE_S = 2.0
 GROWTH, SOME = 1.25, 10
 """Requests that may be open at the last arrival: so many times those at half time, and some more."""
 MOST_REQUESTS = 4000
-"""In a probe: one so far above the capacity that it would have more shows that with fewer."""
+"""In a probe: a rate with more is far above the capacity, and fewer requests show that too."""
 STEP, TOLERANCE = 1.25, 1.04
 
 
@@ -77,7 +77,7 @@ class Pinned:
 
 @dataclass(frozen=True, kw_only=True)
 class Told(LengthHints):
-    """A predictor that always says the same (table 5)."""
+    """A predictor that always predicts the same length (table 5)."""
 
     tokens: float = 1.0
 

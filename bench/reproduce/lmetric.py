@@ -220,10 +220,10 @@ def _end_to_end(results: Results) -> Finding:
             rows.append(
                 _change_row(results, run, against, figure, what, paper=None, claim=None, setting=Setting.BEYOND)
             )
-    for place, name in enumerate(POLICIES):
+    for index, name in enumerate(POLICIES):
         ttft, tpot = (results.mean(f"half/{name}", figure, 1e3) for figure in ("ttft_mean_s", "tpot_mean_s"))
-        whiskers_ttft.append(Whisker(name, ttft, style=colour(place)))
-        whiskers_tpot.append(Whisker(name, tpot, style=colour(place)))
+        whiskers_ttft.append(Whisker(name, ttft, style=colour(index)))
+        whiskers_tpot.append(Whisker(name, tpot, style=colour(index)))
     charts = [
         Whiskers("Mean TTFT, half of the maximum rate", "ms", whiskers_ttft, log=True),
         Whiskers("Mean TPOT, half of the maximum rate", "ms", whiskers_tpot, from_zero=False),
@@ -330,12 +330,12 @@ HOTSPOT_POLICIES = {
 
 def _hotspot(results: Results) -> Finding:
     rows = []
-    for place in ("tenants", "documents"):
+    for setting in ("tenants", "documents"):
         for figure, title in (("ttft_p99_s", "P99 TTFT"), ("tpot_p99_s", "P99 TPOT"), ("ttft_mean_s", "mean TTFT")):
-            ours = results.change(f"{place}/lmetric", f"{place}/lmetric without detector", figure)
+            ours = results.change(f"{setting}/lmetric", f"{setting}/lmetric without detector", figure)
             rows.append(
                 Row(
-                    what=f"{title}, {place}, detector on instead of off",
+                    what=f"{title}, {setting}, detector on instead of off",
                     ours=ours,
                     unit="% change",
                     paper="lower",
@@ -360,9 +360,9 @@ def _hotspot(results: Results) -> Finding:
 def _runs_that_differ(results: Results) -> list[bool]:
     """Run by run and seed by seed, whether the detector changed any figure."""
     found: list[bool] = []
-    for place in ("tenants", "documents"):
+    for setting in ("tenants", "documents"):
         with_it, without = (
-            [results.values(f"{place}/{name}", figure) for figure in ("ttft_p99_s", "tpot_p99_s", "ttft_mean_s")]
+            [results.values(f"{setting}/{name}", figure) for figure in ("ttft_p99_s", "tpot_p99_s", "ttft_mean_s")]
             for name in ("lmetric", "lmetric without detector")
         )
         seeds = sorted(with_it[0].keys() & without[0].keys())
@@ -377,16 +377,20 @@ def _hotspot_text(results: Results) -> str:
     if not results.values("documents/lmetric", "tpot_p99_s"):
         return ""
     tail = results.change("documents/lmetric", "documents/least-requests", "tpot_p99_s")
-    told = "With and without the detector every figure is the same to the last digit: it never filtered anybody. "
+    finding = (
+        "With and without the detector every figure is the same to the last digit: it never filtered an endpoint. "
+    )
     if any(acted):
-        told = f"The detector acted in {sum(acted)} of {len(acted)} runs; the others are the same to the last digit. "
+        finding = (
+            f"The detector acted in {sum(acted)} of {len(acted)} runs; the others are the same to the last digit. "
+        )
     if tail is not None:
-        told += (
+        finding += (
             "The hotspot is real: for a while all questions about a document go to the one endpoint that holds it, and "
             f"P99 TPOT is {tail.value:+.0f} % against least-requests. "
         )
-    return told + (
-        "By the definition: phase one compares shares of the last minute. A document that everybody asks about from "
+    return finding + (
+        "By the definition: phase one compares shares of the last minute. A document that many requests ask about from "
         "one second to the next "
         "has a small share of that minute at first; by the time it is large, the product of prefill tokens and batch "
         "size "

@@ -20,8 +20,8 @@ class HotDocuments(WorkloadSource):
     """Poisson arrivals; `hot_ratio` of them ask about the document of the minute, all others share nothing.
 
     Every document is asked about once, half a period before its own, so that one endpoint holds it when all come: a
-    document that nobody holds is read by several at once, and is no hotspot then. Takes `rate_rps` and `limit`; the
-    rest of a source is unused. Answers are exponential, mean 150 tokens.
+    document that no endpoint holds is prefilled by several at once, and is no hotspot then. Takes `rate_rps` and
+    `limit`; the rest of a source is unused. Answers are exponential, mean 150 tokens.
     """
 
     document_tokens: int

@@ -85,7 +85,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Take what the store has."""
         turns: list[tuple[bool, bool, int, int, Job]] = []
-        for place, experiment, run in self._runs():
+        for number, experiment, run in self._runs():
             seeds = experiment.seeds_of(run, full=self.full)
             if seeds and not run.available:
                 assert run.needs is not None
@@ -95,15 +95,15 @@ class Plan:
             for turn, seed in enumerate(seeds):
                 job = Job(experiment.name, run.name, seed, run.task, experiment.figures)
                 if not self._recall(job, code):
-                    turns.append((turn > 0, turn > 0 and not run.reduced, turn, place, job))
+                    turns.append((turn > 0, turn > 0 and not run.reduced, turn, number, job))
         self.left = [job for *_, job in sorted(turns, key=lambda entry: entry[:-1])]
 
     def _runs(self) -> Iterator[tuple[int, Experiment, Run]]:
-        place = 0
+        number = 0
         for experiment in self.experiments:
             for run in experiment.runs:
-                place += 1
-                yield place, experiment, run
+                number += 1
+                yield number, experiment, run
 
     def _recall(self, job: Job, code: Code) -> bool:
         found = self.store.get(job.description, code)

@@ -17,7 +17,7 @@ COLOURS = 8
 
 
 class Drawing(Protocol):
-    """What a plot is made of: a chart of the simulator's reports, or `Whiskers`."""
+    """A part of a plot: a chart of the simulator's reports, or `Whiskers`."""
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Whisker:
 
 @dataclass(frozen=True, slots=True)
 class Whiskers:
-    """Rows of means with intervals over one axis. Groups of rows are told apart by an empty label between them."""
+    """Rows of means with intervals over one axis. An empty label separates groups of rows."""
 
     name: str
     label: str
@@ -82,8 +82,8 @@ class Whiskers:
             parts.append(f'<line class="guide" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}"/>')
         middle = (LABEL_WIDTH + self.width - RIGHT) / 2
         parts.append(f'<text class="axis mid" x="{middle:.1f}" y="{self.height - 6}">{escape(self.label)}</text>')
-        for place, row in enumerate(self.rows):
-            parts += self._row(axis, row, TOP + ROW_HEIGHT * (place + 0.5))
+        for index, row in enumerate(self.rows):
+            parts += self._row(axis, row, TOP + ROW_HEIGHT * (index + 0.5))
         return "".join([*parts, "</svg>"])
 
     def _axis(self) -> Axis:
@@ -136,7 +136,7 @@ def lines(
     """A line chart; every series gets a colour, and its name stands in the legend."""
     xs = [point[0] for _, points in series for point in points]
     ys = [point[1] for _, points in series for point in points]
-    drawn = [Series(points, f"line {colour(place)}", label) for place, (label, points) in enumerate(series)]
+    drawn = [Series(points, f"line {colour(index)}", label) for index, (label, points) in enumerate(series)]
     return Chart(
         name,
         logarithmic(x, xs) if log_x else linear(x, xs, from_zero=False),
@@ -145,9 +145,9 @@ def lines(
     )
 
 
-def colour(place: int) -> str:
+def colour(index: int) -> str:
     """The CSS class of the n-th series."""
-    return f"c{place % COLOURS}" + (" dashed" if place >= COLOURS else "")
+    return f"c{index % COLOURS}" + (" dashed" if index >= COLOURS else "")
 
 
 def svg_file(caption: str, drawings: Sequence[Drawing]) -> str:

@@ -51,7 +51,7 @@ a claim about scheduling can be tested here; one about a kernel, a network or a 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one claim in one setting."""
+    """The verdict on one claim in one setting."""
 
     rows: Sequence[Row]
 
@@ -62,24 +62,24 @@ class Judged:
         return together(verdicts) if verdicts else None
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The verdict, with a count where rows differ."""
         verdict = self.verdict
         if verdict is None:
             return ""
         judged_rows = [row.verdict for row in self.rows if row.verdict is not None]
         known = Counter[Verdict](each for each in judged_rows if each is not Verdict.OPEN)
-        told = f"**{verdict}**"
+        text = f"**{verdict}**"
         if len(known) > 1:
-            told += ": " + ", ".join(f"{each} in {known[each]}" for each in Verdict if known[each])
+            text += ": " + ", ".join(f"{each} in {known[each]}" for each in Verdict if known[each])
         few = sum(row.provisional for row in self.rows)
         if few and few == known.total():
-            return f"{told}, provisional"
-        return f"{told} ({few} of them provisional)" if few else told
+            return f"{text}, provisional"
+        return f"{text} ({few} of them provisional)" if few else text
 
     @property
     def text(self) -> str:
-        """The numbers of rows that have some, shortly."""
+        """The numbers of the rows that have one, in short."""
         known = [row for row in self.rows if row.ours is not None and row.verdict is not None]
         if not known:
             return ""
@@ -130,9 +130,11 @@ def _page(record: Record, papers: Sequence[Paper], found: Mapping[str, Finding])
     for paper in papers:
         yield f"\n## {paper.title}\n"
         yield paper.set_up.strip() + "\n"
-        told = paper.verdict({experiment.name: record.results(experiment) for experiment in paper.experiments}).strip()
-        if told:
-            yield told + "\n"
+        verdict = paper.verdict(
+            {experiment.name: record.results(experiment) for experiment in paper.experiments}
+        ).strip()
+        if verdict:
+            yield verdict + "\n"
         for experiment in paper.experiments:
             yield from _experiment(experiment, found[experiment.name], record)
 
@@ -162,9 +164,9 @@ def _summary(papers: Sequence[Paper], found: Mapping[str, Finding]) -> Iterator[
                 claim.says,
                 claim.where,
                 claim.cannot or theirs.text,
-                f"**{Verdict.UNTESTABLE}**" if claim.cannot else theirs.told,
+                f"**{Verdict.UNTESTABLE}**" if claim.cannot else theirs.summary,
                 real.text,
-                real.told,
+                real.summary,
             )
 
 
@@ -183,8 +185,8 @@ def judged(claim: Claim, paper: Paper, found: Mapping[str, Finding], setting: Se
 def _experiment(experiment: Experiment, finding: Finding, record: Record) -> Iterator[str]:
     yield f"### {experiment.title}\n"
     seeds = experiment.seeds
-    told = f" Seeds {seeds[0]} to {seeds[-1]}." if seeds != FULL_SEEDS else ""
-    yield f"{experiment.text.strip()}{told}\n"
+    seeds_used = f" Seeds {seeds[0]} to {seeds[-1]}." if seeds != FULL_SEEDS else ""
+    yield f"{experiment.text.strip()}{seeds_used}\n"
     yield f"`{experiment.command}`\n"
     yield from table(finding)
     yield ""
@@ -268,7 +270,7 @@ def _cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def told(experiments: Iterable[Experiment], found: Mapping[str, Finding]) -> Iterator[str]:
+def terminal_lines(experiments: Iterable[Experiment], found: Mapping[str, Finding]) -> Iterator[str]:
     """Experiments with their rows, for a terminal."""
     for experiment in experiments:
         yield f"\n{experiment.name}: {experiment.title}"

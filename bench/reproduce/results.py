@@ -16,7 +16,7 @@ FEWEST = 3
 class Measured:
     """A mean over `count` seeds with its 95 % interval.
 
-    The bounds are the value itself for one seed and for two, whose interval (t = 12.7) tells nothing.
+    The bounds are the value itself for one seed and for two, whose interval (t = 12.7) is too wide to be of use.
     """
 
     value: float
@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """By run, seed and name of the figure. Whatever is asked of runs that are not there is None."""
+    """By run, seed and name of the figure. Figures of missing runs are None."""
 
     figures: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
 

@@ -67,7 +67,7 @@ def main() -> int:
         folder = options.out or CHECKOUT / "build" / "reproduction"
         recorded.write(record, folder / FILE.name)
         render.write(record, folder / render.PAGE.name, folder / render.PLOTS.name)
-    print("\n".join(render.told(experiments, render.findings(record))))
+    print("\n".join(render.terminal_lines(experiments, render.findings(record))))
     for name, reason in plan.failures.items():
         print(f"FAILED {name}: {reason}")
     if not options.record:
@@ -95,7 +95,7 @@ def _show(experiments: list[Experiment], record: Record | None) -> int:
         print(f"{FILE} is missing; leave out --show to compute")
         return 1
     print(f"recorded {record.date}, {record.machine}, {record.versions}")
-    print("\n".join(render.told(experiments, render.findings(record))))
+    print("\n".join(render.terminal_lines(experiments, render.findings(record))))
     return 0
 
 
@@ -106,7 +106,7 @@ def _compute(plan: Plan, processes: int, budget_s: float, earlier: Record | None
         nonlocal written_s
         plan.finish(job, carried)
         minutes = plan.cpu_left_s() / 60 / processes
-        print(f"{job.name}: {_told(carried)}; about {minutes:.0f} min left", flush=True)
+        print(f"{job.name}: {_progress(carried)}; about {minutes:.0f} min left", flush=True)
         if writes and time.monotonic() - written_s > WRITE_EVERY_S:
             _write(plan, earlier)
             written_s = time.monotonic()
@@ -118,7 +118,7 @@ def _compute(plan: Plan, processes: int, budget_s: float, earlier: Record | None
     return compute(plan.take, carry_out, finished, failed, processes=processes, budget_s=budget_s)
 
 
-def _told(carried: Carried) -> str:
+def _progress(carried: Carried) -> str:
     shown = [
         f"{title} {carried.figures[name] * factor:.4g} {unit}"
         for name, title, factor, unit in (

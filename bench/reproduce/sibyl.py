@@ -168,14 +168,14 @@ def _tail(results: Results) -> Finding:
     for workload, data in DATA.items():
         for physics in ("held", "printed"):
             for load in (HEADLINE_LOAD, *OTHER_LOADS):
-                place = f"{data}/{physics}/{load:g}"
+                setting = f"{data}/{physics}/{load:g}"
                 for against, paper in (
                     ("round-robin", "round-robin"),
                     ("ils", "ils"),
                     ("least-requests-running", "ils"),
                 ):
                     value = PAPER_TAIL[workload, 64][paper]
-                    ours = results.change(f"{place}/sibyl", f"{place}/{against}", "tpot_p99_s")
+                    ours = results.change(f"{setting}/sibyl", f"{setting}/{against}", "tpot_p99_s")
                     label = f"{data}, Eq. 15 {physics}, load {load:g}, against {BASELINES[against]}"
                     rows.append(
                         Row(
@@ -191,15 +191,15 @@ def _tail(results: Results) -> Finding:
                 rows += [
                     Row(
                         what=f"P99 TPOT, {data}, Eq. 15 {physics}, load {load:g}, against {BASELINES[against]}",
-                        ours=results.change(f"{place}/sibyl", f"{place}/{against}", "tpot_p99_s"),
+                        ours=results.change(f"{setting}/sibyl", f"{setting}/{against}", "tpot_p99_s"),
                         unit="% change",
                         setting=Setting.BEYOND,
                     )
                     for against in ("least-requests", "least-tokens")
                 ]
-        place = f"{data}/held/{HEADLINE_LOAD:g}"
+        setting = f"{data}/held/{HEADLINE_LOAD:g}"
         for number, (policy, label) in enumerate(BASELINES.items()):
-            ours = results.mean(f"{place}/{policy}", "tpot_p99_s", 1e3)
+            ours = results.mean(f"{setting}/{policy}", "tpot_p99_s", 1e3)
             whiskers.append(Whisker(f"{data}: {label}", ours, style=colour(number)))
     chart = Whiskers("P99 TPOT, 64 decode endpoints, Eq. 15 held, load 0.9", "ms", whiskers, log=True)
     return Finding(rows=rows, plots=[Plot(name="tail", caption="P99 TPOT on SIBYL's own physics", charts=[chart])])
@@ -208,9 +208,9 @@ def _tail(results: Results) -> Finding:
 def _optimal(results: Results) -> Finding:
     rows, whiskers = [], []
     for workload, data in DATA.items():
-        place = f"{data}/held/{HEADLINE_LOAD:g}"
+        setting = f"{data}/held/{HEADLINE_LOAD:g}"
         for policy, value in PAPER_OPTIMAL[workload, 64].items():
-            ours = results.mean(f"{place}/{policy}", "optimal_assignment_ratio", 100)
+            ours = results.mean(f"{setting}/{policy}", "optimal_assignment_ratio", 100)
             label = BASELINES[policy]
             rows.append(
                 Row(
@@ -304,9 +304,9 @@ def _scale(results: Results) -> Finding:
     rows = []
     for endpoints in (128, 256):
         for workload, data in DATA.items():
-            place = f"{data}/{endpoints}"
+            setting = f"{data}/{endpoints}"
             for against, value in PAPER_TAIL[workload, endpoints].items():
-                ours = results.change(f"{place}/sibyl", f"{place}/{against}", "tpot_p99_s")
+                ours = results.change(f"{setting}/sibyl", f"{setting}/{against}", "tpot_p99_s")
                 rows.append(
                     Row(
                         what=f"P99 TPOT, {data}, {endpoints} endpoints, against {BASELINES[against]}",
@@ -321,7 +321,7 @@ def _scale(results: Results) -> Finding:
             rows.append(
                 Row(
                     what=f"P99 TPOT, {data}, {endpoints} endpoints, against least-requests",
-                    ours=results.change(f"{place}/sibyl", f"{place}/least-requests", "tpot_p99_s"),
+                    ours=results.change(f"{setting}/sibyl", f"{setting}/least-requests", "tpot_p99_s"),
                     unit="% change",
                     setting=Setting.BEYOND,
                 )
@@ -489,7 +489,7 @@ ROOMY = {"kv_tokens": 20_000_000}
 
 def _why(results: Results) -> Finding:
     rows, whiskers = [], []
-    for place, policy in enumerate(BALANCE):
+    for index, policy in enumerate(BALANCE):
         tokens = results.mean(policy, "tokens_cv", 100)
         sequences = results.mean(policy, "sequences_cv", 100)
         rows += [
@@ -502,8 +502,8 @@ def _why(results: Results) -> Finding:
             )
         ]
         whiskers += [
-            Whisker(f"{BASELINES[policy]}: KV tokens", tokens, style=colour(place)),
-            Whisker(f"{BASELINES[policy]}: batch size", sequences, style=colour(place)),
+            Whisker(f"{BASELINES[policy]}: KV tokens", tokens, style=colour(index)),
+            Whisker(f"{BASELINES[policy]}: batch size", sequences, style=colour(index)),
         ]
     chart = Whiskers("Coefficient of variation over 64 decode endpoints", "%", whiskers)
     text = ""
@@ -575,7 +575,7 @@ def _by_load(results: Results) -> Finding:
         "Round-robin knows no load: of 64 endpoints that all decode something, the one whose turn it is has the least "
         "KV in about one case of 64. It can be right in 79.5 % of cases only where most endpoints are empty, and so "
         "tie. "
-        "There nobody waits for anybody, and the tails of both policies are the same. Table 1 and figure 9 can "
+        "There no request waits for another, and the tails of both policies are the same. Table 1 and figure 9 can "
         "therefore "
         "not both come from the printed definition at one load; the paper must count as optimal more than the endpoint "
         "with the least load, and does not say what."
@@ -652,13 +652,13 @@ def _real_runs() -> list[Run]:
 
 def _realistic(results: Results) -> Finding:
     rows = []
-    places = (*NAMES.values(), *TRACE_RUNS)
-    for place in places:
+    settings = (*NAMES.values(), *TRACE_RUNS)
+    for setting in settings:
         for against in ("round-robin", "ils", *STRONG):
-            ours = results.change(f"{place}/sibyl", f"{place}/{against}", "tpot_p99_s")
+            ours = results.change(f"{setting}/sibyl", f"{setting}/{against}", "tpot_p99_s")
             rows.append(
                 Row(
-                    what=f"P99 TPOT, {place}, SIBYL against {BASELINES.get(against, against)}",
+                    what=f"P99 TPOT, {setting}, SIBYL against {BASELINES.get(against, against)}",
                     ours=ours,
                     unit="% change",
                     setting=Setting.REALISTIC,
@@ -666,12 +666,12 @@ def _realistic(results: Results) -> Finding:
                     verdict=judge_change(ours, PAPER_TAIL["sharegpt-reasoning", 64]["round-robin"]),
                 )
             )
-    for place in places:
-        change = results.change(f"{place}/least-requests", f"{place}/sibyl", "tpot_p999_s")
+    for setting in settings:
+        change = results.change(f"{setting}/least-requests", f"{setting}/sibyl", "tpot_p999_s")
         rows.append(
             Row(
-                what=f"P99.9 TPOT, {place}, request_level (least-requests) over SIBYL",
-                ours=results.ratio(f"{place}/least-requests", f"{place}/sibyl", "tpot_p999_s"),
+                what=f"P99.9 TPOT, {setting}, request_level (least-requests) over SIBYL",
+                ours=results.ratio(f"{setting}/least-requests", f"{setting}/sibyl", "tpot_p999_s"),
                 unit="x",
                 paper="1.83 x",
                 setting=Setting.REALISTIC,
@@ -679,19 +679,19 @@ def _realistic(results: Results) -> Finding:
                 verdict=judge_change(change, 83.0),
             )
         )
-    return Finding(rows=rows, plots=[_realistic_plot(results, places)])
+    return Finding(rows=rows, plots=[_realistic_plot(results, settings)])
 
 
-def _realistic_plot(results: Results, places: tuple[str, ...]) -> Plot:
+def _realistic_plot(results: Results, settings: tuple[str, ...]) -> Plot:
     charts = []
-    for place in places:
-        measured = [(policy, results.mean(f"{place}/{policy}", "tpot_p99_s", 1e3)) for policy in REALISTIC_POLICIES]
+    for setting in settings:
+        measured = [(policy, results.mean(f"{setting}/{policy}", "tpot_p99_s", 1e3)) for policy in REALISTIC_POLICIES]
         if any(ours is not None for _, ours in measured):
             rows = [
                 Whisker(BASELINES.get(policy, policy), ours, style=colour(number))
                 for number, (policy, ours) in enumerate(measured)
             ]
-            charts.append(Whiskers(f"{place}: P99 TPOT", "ms", rows, from_zero=False))
+            charts.append(Whiskers(f"{setting}: P99 TPOT", "ms", rows, from_zero=False))
     return Plot(name="tails", caption="P99 TPOT under realistic physics", charts=charts)
 
 
@@ -714,13 +714,17 @@ def _kv_limit(results: Results) -> Finding:
     rows = []
     for policy in REALISTIC_POLICIES:
         label = BASELINES.get(policy, policy)
-        for place, what in (("ShareGPT", "KV limited"), ("ShareGPT without KV limit", "KV unlimited")):
+        for setting, what in (("ShareGPT", "KV limited"), ("ShareGPT without KV limit", "KV unlimited")):
             rows += [
                 Row(what=f"{label}, {what}: {title}", ours=ours, unit=unit, setting=Setting.BEYOND)
                 for title, ours, unit in (
-                    ("P99 TPOT", results.mean(f"{place}/{policy}", "tpot_p99_s", 1e3), "ms"),
-                    ("preemptions in 100 requests", results.share(f"{place}/{policy}", "preemptions", "requests"), ""),
-                    ("optimal assignments", results.mean(f"{place}/{policy}", "optimal_assignment_ratio", 100), "%"),
+                    ("P99 TPOT", results.mean(f"{setting}/{policy}", "tpot_p99_s", 1e3), "ms"),
+                    (
+                        "preemptions in 100 requests",
+                        results.share(f"{setting}/{policy}", "preemptions", "requests"),
+                        "",
+                    ),
+                    ("optimal assignments", results.mean(f"{setting}/{policy}", "optimal_assignment_ratio", 100), "%"),
                 )
             ]
     return Finding(rows=rows, text=_kv_text(results))

@@ -40,14 +40,14 @@ class Simulated:
 
     @property
     def description(self) -> Mapping[str, object]:
-        """See `Task`. Machines are told by shape and profiles, a trace by its content."""
+        """See `Task`. Shape and profiles identify the machines, its content a trace."""
         setup = self.spec.setup
         source: Any = setup.source
         trace = source.trace
         if trace is not None:
             source = replace(source, trace=Path(_file_digest(trace)))
         bare = replace(self.spec, setup=replace(setup, machines=(), source=source), seed=0)
-        return {"spec": told(bare), "profiles": profile_digest(machine.profile for machine in setup.machines)}
+        return {"spec": description_of(bare), "profiles": profile_digest(machine.profile for machine in setup.machines)}
 
     @property
     def code(self) -> Code:
@@ -79,7 +79,7 @@ class Called:
         """See `Task`."""
         function = self.function
         given = {
-            name: value.description if isinstance(value, Simulated) else told(value)
+            name: value.description if isinstance(value, Simulated) else description_of(value)
             for name, value in self.arguments.items()
         }
         return {"function": f"{function.__module__}:{function.__qualname__}", "arguments": given}
@@ -160,19 +160,19 @@ def flat(row: Mapping[str, Any]) -> dict[str, float]:
     return figures
 
 
-def told(value: object) -> str:
+def description_of(value: object) -> str:
     """As `repr`, but fields of dataclasses that have their default are left out: a new one changes no description."""
     if is_dataclass(value) and not isinstance(value, type):
         parts = [
-            f"{each.name}={told(getattr(value, each.name))}"
+            f"{each.name}={description_of(getattr(value, each.name))}"
             for each in fields(value)
             if not _is_default(each, getattr(value, each.name))
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(told, value))}]"
+        return f"[{', '.join(map(description_of, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name!r}: {told(each)}' for name, each in value.items())}}}"
+        return f"{{{', '.join(f'{name!r}: {description_of(each)}' for name, each in value.items())}}}"
     return repr(value)
 
 

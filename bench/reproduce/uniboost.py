@@ -52,7 +52,7 @@ SCHEDULERS = {
     "uniboost": ("uniboost:" + SWAP, "none"),
     "uniboost-low": ("uniboost:adaptive=false,gamma=0.02," + SWAP, "none"),
 }
-"""How they are spelled, and what they are told of lengths. `uniboost` learns gamma, `uniboost-low` keeps 0.02 /s."""
+"""How they are spelled, and the lengths that they know. `uniboost` learns gamma, `uniboost-low` keeps 0.02 /s."""
 
 FIGURES = (*STANDARD_FIGURES, "e2e_p50_s", "e2e_p90_s", "ttft_p90_s")
 
@@ -137,14 +137,14 @@ def _mixes(results: Results) -> Finding:
     rows = []
     for workload in RATE_RPS:
         for load in LOADS:
-            place = f"{workload}/{load:g}"
+            setting = f"{workload}/{load:g}"
             for ours in ("uniboost", "uniboost-low"):
                 for figure, title, paper, claim in (
                     ("e2e_p99_s", "P99 TTLT", -35.1, TAIL.name),
                     ("ttft_p99_s", "P99 TTFT", -34.0, TAIL.name),
                     ("e2e_mean_s", "mean TTLT", 19.1, COST.name),
                 ):
-                    change = results.change(f"{place}/{ours}", f"{place}/srpt", figure)
+                    change = results.change(f"{setting}/{ours}", f"{setting}/srpt", figure)
                     theirs = workload == "mix-2"
                     rows.append(
                         Row(
@@ -160,7 +160,7 @@ def _mixes(results: Results) -> Finding:
             rows += [
                 Row(
                     what=f"{title}, {workload}, load {load:g}, uniboost against {other}",
-                    ours=results.change(f"{place}/uniboost", f"{place}/{other}", figure),
+                    ours=results.change(f"{setting}/uniboost", f"{setting}/{other}", figure),
                     unit="% change",
                     setting=Setting.THEIRS,
                 )
@@ -262,7 +262,7 @@ LITTLE = 2.0
 
 
 def _small(change: Measured | None) -> Verdict:
-    """Of a knob that is said to change little."""
+    """For a parameter that the paper claims to matter little."""
     if change is None:
         return Verdict.OPEN
     return Verdict.HOLDS if abs(change.value) <= LITTLE else Verdict.FAILS
@@ -483,9 +483,9 @@ def _waiting(results: Results) -> Finding:
 
 WAITING_ROOM = Experiment(
     name="uniboost/waiting-room",
-    title="The order kept in the gateway, or told to stock vLLM",
+    title="The order kept in the gateway, or passed to stock vLLM",
     text="One H200 prefills Libra's Azure Code (24 requests/s, near capacity); UniBoost with gamma 0.3 /s in a waiting "
-    "room with so many prefill places, or told to engines as priority. The prompts' lengths are all that it orders by.",
+    "room, with capacity for so many prefills, or passed to engines as priority. It orders by prompt lengths alone.",
     runs=[Run(name, _waits(*parts)) for name, parts in WAITING.items()],
     analyse=_waiting,
     figures=FIGURES,
@@ -494,13 +494,13 @@ WAITING_ROOM = Experiment(
 
 
 def _verdict(results: Mapping[str, Results]) -> str:
-    mixes, place = results[TABLE_2.name], "mix-2/1"
-    tail = mixes.change(f"{place}/uniboost", f"{place}/srpt", "e2e_p99_s")
-    mean = mixes.change(f"{place}/uniboost", f"{place}/srpt", "e2e_mean_s")
-    ours, theirs = (mixes.values(f"{place}/{name}", "ttft_p99_s") for name in ("uniboost", "srpt"))
+    mixes, setting = results[TABLE_2.name], "mix-2/1"
+    tail = mixes.change(f"{setting}/uniboost", f"{setting}/srpt", "e2e_p99_s")
+    mean = mixes.change(f"{setting}/uniboost", f"{setting}/srpt", "e2e_mean_s")
+    ours, theirs = (mixes.values(f"{setting}/{name}", "ttft_p99_s") for name in ("uniboost", "srpt"))
     first = [ours[seed] / theirs[seed] for seed in ours if theirs.get(seed)]
-    fcfs = mixes.change(f"{place}/uniboost", f"{place}/fcfs", "ttft_p99_s")
-    known = [mixes.mean(f"{place}/{name}", "e2e_p99_s") for name in SCHEDULERS]
+    fcfs = mixes.change(f"{setting}/uniboost", f"{setting}/fcfs", "ttft_p99_s")
+    known = [mixes.mean(f"{setting}/{name}", "e2e_p99_s") for name in SCHEDULERS]
     tails = [each.value for each in known if each is not None]
     if tail is None or mean is None or not first or fcfs is None or not tails:
         return ""

@@ -13,7 +13,7 @@ from bench.matrix.measure import RunJob
 from bench.matrix.record import Record, RecordedCapacity, RecordedCell, Run
 from bench.matrix.render import page
 from bench.matrix.results import Capacity, Figures
-from bench.matrix.state import Choice, Matrix, capacity_job, place
+from bench.matrix.state import Choice, Matrix, capacity_job, capacity_name
 
 CODE = Code("p" * 12, "c" * 12)
 FIGURES = Figures(0.03, 1.5, 0.02, 0.5, 5.0, 3, 100, 0, 2.5)
@@ -114,7 +114,7 @@ def test_a_record_is_read_as_it_was_written_and_feeds_a_store(tmp_path: Path) ->
     recorded.write(written, tmp_path / "matrix.json")
     read = recorded.read(tmp_path / "matrix.json")
     assert read == written
-    assert place(capacity_job(TINY)) in read.capacities
+    assert capacity_name(capacity_job(TINY)) in read.capacities
     read.feed(Store(tmp_path / "other"))
     elsewhere = Matrix([TINY], ("least-requests",), Store(tmp_path / "other"))
     assert elsewhere.figures(TINY) == matrix.figures(TINY)
@@ -143,7 +143,7 @@ def test_the_page_names_losing_cells_first_and_the_worst_of_them_on_top() -> Non
     record = record_of({bad: runs(0.021), worse: runs(0.023), good: runs(0.0198)})
     for cell in CELLS[:3]:
         job = capacity_job(cell)
-        record.capacities[place(job)] = RecordedCapacity({}, Capacity(9.0, 1.1, 7, False, 1.0), CODE)
+        record.capacities[capacity_name(job)] = RecordedCapacity({}, Capacity(9.0, 1.1, 7, False, 1.0), CODE)
     losing = page(record).partition("## Losing cells")[2].partition("##")[0]
     assert losing.index(worse) < losing.index(bad)
     assert good not in losing

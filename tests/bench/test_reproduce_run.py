@@ -31,13 +31,13 @@ from bench.reproduce.plots import Whisker, Whiskers, lines
 from bench.reproduce.record import FILE, Done, Record, RecordedRun
 from bench.reproduce.results import Results
 from bench.reproduce.run import compare
-from bench.reproduce.tasks import Called, Simulated, flat, simulated, told
+from bench.reproduce.tasks import Called, Simulated, description_of, flat, simulated
 
 CLAIM = Claim(name="tiny/tail", where="nowhere", says="P99 TPOT 1 % below round-robin")
 
 
 def number(seed: int, *, times: float = 1.0) -> dict[str, float]:
-    """A task that is told from others by its argument."""
+    """A task that its argument distinguishes from others."""
     return {"tpot_p99_s": (seed + 1) * times, "unrecorded": 1.0}
 
 
@@ -229,9 +229,9 @@ def test_a_reduced_run_says_how_it_compares_with_what_is_committed(tmp_path: Pat
 
     each = experiment(Run("few", Called(number, {"times": 1.0})))
     assert "2 runs give the same, 0 differ" in compare([each], record_of(1, "a"), record_of(1.000001, "b"))[0]
-    told = compare([each], record_of(1, "a"), record_of(1.01, "c"))
-    assert "0 runs give the same, 2 differ" in told[0]
-    assert "tpot_p99_s 0.03, committed 0.0303" in told[1]
+    lines = compare([each], record_of(1, "a"), record_of(1.01, "c"))
+    assert "0 runs give the same, 2 differ" in lines[0]
+    assert "tpot_p99_s 0.03, committed 0.0303" in lines[1]
     assert "2 are not in the committed record" in compare([each], record_of(1, "a"), Record({}, "", ""))[1]
 
 
@@ -279,8 +279,8 @@ class New(Old):
 
 
 def test_a_field_with_a_default_that_is_new_changes_no_description() -> None:
-    assert told(Old("a")) == "Old(name='a')"
-    assert told([New("a"), {"b": New("c", (3,), {"d": 4})}]) == (
+    assert description_of(Old("a")) == "Old(name='a')"
+    assert description_of([New("a"), {"b": New("c", (3,), {"d": 4})}]) == (
         "[New(name='a'), {'b': New(name='c', parts=[3], extra={'d': 4})}]"
     )
 

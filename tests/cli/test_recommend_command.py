@@ -87,7 +87,7 @@ def test_a_fleet_that_is_too_small_is_answered_with_the_best_there_is_and_status
         (["--slo", ""], ("--slo", "ttft=2,tpot=0.05")),
         (["--slo", "tbt=0.1"], ("--slo", "tbt", "ttft, tpot and e2e")),
         (["--attainment", "1.5"], ("--attainment",)),
-        (["--workload", "nothing"], ("--workload", "ballast workloads")),
+        (["--workload", "nothing"], ("--workload", "`ballast workloads`")),
         (["--workload", "chat", "--trace", "x.csv"], ("--trace, --workload",)),
         (["--trace", "missing.csv"], ("missing.csv",)),
         (["--name", "Not A Name"], ("--name",)),

@@ -350,7 +350,7 @@ def test_steps_whose_prompts_may_have_been_cut_give_no_sample(tmp_path: Path) ->
     """
     path = tmp_path / "bench.json"
     path.write_text(json.dumps(TWO_STREAMS))
-    with pytest.raises(FitInputError, match="no request has two tokens whose steps can be told"):
+    with pytest.raises(FitInputError, match="no request has two tokens whose steps can be reconstructed"):
         read_bench_result(path, 15)
     longer = [TWO_STREAMS["itls"][0], [0.15] + [0.1] * 17]
     path.write_text(json.dumps({**TWO_STREAMS, "itls": longer, "output_lens": [5, 19]}))

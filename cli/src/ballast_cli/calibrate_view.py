@@ -28,7 +28,7 @@ class CalibrationView:
         )
 
     def error(self, message: str) -> None:
-        """Say why nothing was done."""
+        """Print why nothing was done."""
         self._errors.print(f"error: {message}")
 
     def show(self, figures: Figures) -> None:

@@ -16,7 +16,7 @@ def gateway(
     *,
     config: Annotated[Path, typer.Option(help="Settings file (docs/reference/gateway-settings.md).")],
     endpoints: Annotated[
-        Path | None, typer.Option(help="Endpoints file; takes the place of `discovery` in the settings.")
+        Path | None, typer.Option(help="Endpoints file; replaces `discovery` in the settings.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind; overrides listeners.host.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; overrides listeners.proxy.")] = None,
@@ -24,9 +24,9 @@ def gateway(
     face: Annotated[str | None, typer.Option(help="Proxy, Picker or Both; overrides face.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; overrides logLevel.")] = None,
 ) -> None:
-    """Route OpenAI requests to prefill and decode engines (proxy face), or tell Envoy where to (picker face).
+    """Route OpenAI requests to prefill and decode engines (proxy face), or choose endpoints for Envoy (picker face).
 
-    Ends on SIGTERM or SIGINT when running requests are done. Port 0 takes any free port; the log says which.
+    Ends on SIGTERM or SIGINT when running requests are done. Port 0 takes any free port, which the log names.
     """
     from ballast_api.errors import InvalidInput
     from ballast_api.loading import load_settings
@@ -53,7 +53,7 @@ def gateway(
 
 
 def _with_overrides(settings: GatewaySettings, overrides: dict[str, Any]) -> GatewaySettings:
-    """The settings with what the command line says. Raises `InvalidInput`."""
+    """The settings, overridden by the command line. Raises `InvalidInput`."""
     from pydantic import ValidationError
 
     from ballast_api.errors import InvalidInput, explain

@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish to end in order."""
+"""Ctrl-C as a request to end in order."""
 
 import signal
 import threading

@@ -49,7 +49,8 @@ def operator(
         typer.Option(envvar="BALLAST_NAMESPACES", help="Namespace to serve; may be given again. Default: all."),
     ] = None,
     resync_s: Annotated[
-        float, typer.Option(min=1.0, help="Seconds between two looks at everything, for what no watch tells.")
+        float,
+        typer.Option(min=1.0, help="Seconds between two looks at each object, for changes that no watch reports."),
     ] = 60.0,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Objects reconciled at the same time.")] = 4,
     health_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of /healthz.")] = 8080,

@@ -23,12 +23,14 @@ def fit_command(
         typer.Argument(help="Step logs, `vllm bench serve` results with token times, or /metrics scrapes in order."),
     ],
     base: Annotated[
-        str, typer.Option(help="Profile that says what the data cannot: a shipped one's name, or a manifest file.")
+        str, typer.Option(help="Profile for what the data do not determine: a shipped one's name, or a manifest file.")
     ],
     name: Annotated[
         str | None, typer.Option(help="Name of the new profile; by default the base's and -fitted.")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--from", help="steps, bench or metrics; by default told apart.")] = None,
+    kind: Annotated[
+        str | None, typer.Option("--from", help="steps, bench or metrics. Default: recognised from the files.")
+    ] = None,
     hardware: Annotated[str | None, typer.Option(help="What the machine is, for people.")] = None,
     gpus: Annotated[int | None, typer.Option(help="GPUs of one engine.", min=1)] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.", min=1)] = None,
@@ -42,7 +44,7 @@ def fit_command(
         str | None, typer.Option("--json", help="Write profile and quality to a file, or - for stdout.")
     ] = None,
 ) -> None:
-    """Fit a hardware profile to measurements, and say how well it fits on a part that the fit did not see.
+    """Fit a hardware profile to measurements, and report its errors on a part that the fit did not see.
 
     Exit status: 0 when a profile was made, also when the fit is poor (a warning says so); 2 for input that cannot be
     used.

@@ -27,7 +27,7 @@ SERVED["llama3-70b"] = "meta-llama/Llama-3.3-70B-Instruct"
 
 @dataclass(frozen=True, kw_only=True)
 class SampledTraffic(Traffic):
-    """A sample that speaks for the rest."""
+    """A sample of the traffic to serve."""
 
     trace: Annotated[Path | None, typer.Option(help="Trace file of your traffic (CSV or JSONL, plain or gzip).")] = None
     duration: Annotated[float | None, typer.Option(help="Seconds of arrivals to run."), Sets("duration_s")] = None
@@ -65,8 +65,8 @@ def recommend_command(
 ) -> None:
     """Simulate the sensible layouts and policies for this traffic, and answer with manifests that are ready to apply.
 
-    Standard output carries the manifests, their head says what they rest on; the table goes to standard error. What
-    was not said is assumed, and listed.
+    Standard output carries the manifests, with the assumptions at their head; the table goes to standard error. What
+    is not given is assumed, and listed.
 
     Exit status: 0 when the answer meets the SLO, 1 when nothing that was tried does (the manifests are the best of
     it), 2 for input that cannot work, 130 when interrupted.
@@ -87,7 +87,7 @@ def recommend_command(
         question, assumed = _question(traffic, wishes)
         with stop_on_interrupt() as stop:
             try:
-                answer = search(question, at_a_time, stop, view.tell)
+                answer = search(question, at_a_time, stop, view.progress)
             except Stopped:
                 view.note("interrupted: nothing is recommended")
                 raise typer.Exit(INTERRUPTED) from None
@@ -128,7 +128,7 @@ def _check_name(name: str) -> None:
 
 
 def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[str]]":
-    """What is asked, and what had to be assumed for it. Raises SettingError."""
+    """The question, and the assumptions in it. Raises SettingError."""
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.recommend.budget import parse_budget
     from ballast_sim.recommend.search import Question

@@ -24,8 +24,8 @@ class View:
         """One line."""
         self._errors.print(line, soft_wrap=True)
 
-    def tell(self, what: str, done: int, runs: int) -> None:
-        """Runs of a stage that are done; on a terminal the line is overwritten."""
+    def progress(self, what: str, done: int, runs: int) -> None:
+        """Show how many runs of a stage are done; on a terminal the line is overwritten."""
         if self._errors.is_terminal:
             self._errors.print(f"\r{what}: {done} of {runs} runs ", end="\n" if done == runs else "")
         elif done in (0, runs):
@@ -35,8 +35,8 @@ class View:
         """The candidates in order of preference."""
         table = Table(box=None, pad_edge=False)
         titles = ("endpoints", "policy", "attained", "TTFT p99 s", "TPOT p99 ms", "goodput /s", "preempted", "moved")
-        for place, title in enumerate(titles):
-            table.add_column(title, justify="right" if place > 1 else "left", no_wrap=True)
+        for index, title in enumerate(titles):
+            table.add_column(title, justify="right" if index > 1 else "left", no_wrap=True)
         for each in answer.candidates[:ROWS]:
             table.add_row(
                 each.shape,

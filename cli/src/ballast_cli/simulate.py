@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 MOST_LOAD = 10
-"""Times the capacity: more is a percentage by mistake."""
+"""Times the capacity: a larger value is a percentage by mistake."""
 
 
 @with_options

@@ -24,7 +24,7 @@ class View:
         self._tables = tables if tables.is_terminal else Console(stderr=not plain_stdout, width=PIPE_WIDTH)
 
     def error(self, message: str) -> None:
-        """Say why nothing was run."""
+        """Print why nothing was run."""
         self._errors.print(f"error: {message}")
 
     def note(self, message: str) -> None:
@@ -48,11 +48,11 @@ class View:
         with self._bars() as bars:
             tasks = [bars.add_task(name, total=1.0, start=False) for name in names]
 
-            def tell(place: int, share: float) -> None:
-                bars.start_task(tasks[place])
-                bars.update(tasks[place], completed=share)
+            def report(index: int, share: float) -> None:
+                bars.start_task(tasks[index])
+                bars.update(tasks[index], completed=share)
 
-            yield tell
+            yield report
 
     @contextmanager
     def search(self, name: str) -> Iterator[tuple[Callable[[float, bool], None], Callable[[float], None]]]:
@@ -111,7 +111,7 @@ def _table(title: str, cells: Sequence[Sequence[str]]) -> Table:
 class _Column:
     """A column of the table.
 
-    `only_if_varied` leaves it out where every row says the same, `only_if_any` where every row says 0.
+    `only_if_varied` leaves it out where every row has the same value, `only_if_any` where every row has 0.
     """
 
     def __init__(

@@ -19,19 +19,19 @@ def read_profiles(paths: Iterable[Path]) -> Mapping[str, HardwareProfile]:
     """The shipped profiles and those of manifests, as `ballast profile fit` writes them, by name.
 
     Objects of other kinds are passed over. A name means one set of numbers: an entry with a name that is taken is
-    refused unless it says the same. Raises `ProfileFileError`.
+    refused unless its numbers are the same. Raises `ProfileFileError`.
     """
     known = dict(SHIPPED_PROFILES)
     for path in paths:
         for profile in _profiles_of(path):
             taken = known.setdefault(profile.name, profile)
             if taken != profile:
-                whose = "a shipped profile" if profile.name in SHIPPED_PROFILES else "another one read before it"
+                owner = "a shipped profile" if profile.name in SHIPPED_PROFILES else "another one read before it"
                 differs = ", ".join(
                     name for name in profile.__dataclass_fields__ if getattr(profile, name) != getattr(taken, name)
                 )
                 raise ProfileFileError(
-                    f"--profiles: {path}: {profile.name} is also the name of {whose}, which differs in {differs}; "
+                    f"--profiles: {path}: {profile.name} is also the name of {owner}, which differs in {differs}; "
                     "give it another metadata.name"
                 )
     return known

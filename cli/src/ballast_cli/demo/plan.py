@@ -27,7 +27,7 @@ MAX_ENGINES = 16
 
 
 class DemoError(Exception):
-    """The demo cannot run as asked; the message says what to change."""
+    """The demo cannot run as asked; the message names the fix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the demo prints at its end."""
+"""The demo's final output."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ FITTING_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line says."""
+    """The values of the command line."""
 
     manifests: Path
     policy: str | None
@@ -88,7 +88,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def _stop_on_signals() -> None:
-    """End in order when the terminal closes or a supervisor says so, as on Ctrl-C: the processes would live on."""
+    """End in order on SIGHUP and SIGTERM, as on Ctrl-C: the processes would live on."""
     task = asyncio.current_task()
     if task is not None and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,4 +1,4 @@
-"""Groups of options as dataclasses, and errors that name the option in place of the setting."""
+"""Groups of options as dataclasses, and errors that name the option instead of the setting."""
 
 import dataclasses
 import functools

@@ -1,7 +1,8 @@
 """Everything that may happen. A driver passes each event to `Director.on_event` together with its time.
 
 The events of a request: `RequestArrived`, then (proxy face) `PrefillDone`, `FirstToken`, `Progress`..., and exactly one
-of `RequestEnded` or `ClientGone`. `DispatchFailed` may come at any point before the first token.
+of `RequestEnded` or `ClientGone`. `DispatchFailed` may come at any point before the end; the
+answer is another dispatch or a rejection.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class LengthPredicted:
 
 @dataclass(frozen=True, slots=True)
 class DispatchFailed:
-    """A leg failed before the client got a token, and another endpoint may succeed.
+    """A leg failed, and another endpoint may succeed: with a fresh start, or with the tokens so far replayed.
 
     The connection broke, or the endpoint was too busy or shutting down. An error that every endpoint would return (a
     bad request) is no failed dispatch: the driver passes it to the client and reports `RequestEnded`.

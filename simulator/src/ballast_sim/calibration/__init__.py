@@ -1,4 +1,4 @@
-"""How far off beliefs are: learned from the first part of a workload, scored on what was held back.
+"""The errors of beliefs: learned from the first part of a workload, scored on the part that was held back.
 
 `lengths` has the survival curves of output length, `predictions` what gateways expect of engines. docs/calibration.md
 explains the figures.

@@ -37,7 +37,7 @@ PAPER_FIGURES: Final = MappingProxyType(
         "sibyl-random": "negligible but for the longest contexts",
     }
 )
-"""What SIBYL's section 5.2 says of figure 7, by the built-in workload that has its data's shape."""
+"""SIBYL's own figures of figure 7 (section 5.2), by the built-in workload with the shape of its data."""
 
 _LIMITED_RATIO: Final = 0.5
 _LIMIT_QUANTILES: Final = (0.25, 0.5, 0.75, 0.9)
@@ -112,8 +112,8 @@ def _rows_in_order(path: Path, source: WorkloadSource) -> list[WorkloadRequest]:
     if not 0 < rate_rps < math.inf:
         raise SourceError("rate_rps", f"must be above 0 and finite, not {rate_rps:g}")
     rows = [
-        WorkloadRequest(arrival_s=at / rate_rps, input_tokens=input_tokens, output_tokens=output_tokens)
-        for at, (input_tokens, output_tokens) in enumerate(read_lengths(path))
+        WorkloadRequest(arrival_s=index / rate_rps, input_tokens=input_tokens, output_tokens=output_tokens)
+        for index, (input_tokens, output_tokens) in enumerate(read_lengths(path))
     ]
     return clip(rows, math.inf if source.duration_s is None else source.duration_s, source.limit)
 
@@ -168,7 +168,7 @@ def _learn(
     until_s: float,
     tokens_per_s: float,
 ) -> tuple[int, int]:
-    """Tell `book` what a gateway would have told it by `until_s`. Returns how many ended, and how many were cut."""
+    """Report to `book` what a gateway reports by `until_s`. Returns how many requests ended, and how many were cut."""
     arrivals_s = np.array([request.arrival_s for request in requests])
     whole = np.array([request.output_tokens for request in requests], np.float64)
     capped = np.array([np.inf if limit is None else float(limit) for limit in limits])
@@ -186,13 +186,13 @@ def _learn(
             slots[arrived] = book.slot(_key(requests[arrived], by_class), float(arrivals_s[arrived]))
             arrived += 1
         while ended < len(order) and ends_s[order[ended]] <= now_s:
-            at = order[ended]
+            index = order[ended]
             book.ended(
-                _key(requests[at], by_class),
-                float(lengths[at]),
-                censored=bool(cut[at]),
-                now_s=float(ends_s[at]),
-                counted_tokens=float(counted[at]),
+                _key(requests[index], by_class),
+                float(lengths[index]),
+                censored=bool(cut[index]),
+                now_s=float(ends_s[index]),
+                counted_tokens=float(counted[index]),
             )
             ended += 1
         running = np.flatnonzero(ends_s[:arrived] > now_s)
@@ -203,7 +203,7 @@ def _learn(
 
 
 def _lengths_by_slot(book: SurvivalBook, requests: Sequence[WorkloadRequest], by_class: bool) -> dict[int, FloatArray]:
-    """Held-back output lengths by the curve that speaks for them."""
+    """Held-back output lengths by the slot of their curve."""
     by_slot: dict[int, list[float]] = {}
     for request in requests:
         slot = book.known_slot(_key(request, by_class)) if by_class else POOLED

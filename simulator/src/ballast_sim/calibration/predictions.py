@@ -1,4 +1,4 @@
-"""What a gateway expects of engines, against what the simulated engines then do.
+"""A gateway's predictions, compared with what the simulated engines then do.
 
 Prefill time and cached tokens are predicted when a request is dispatched. The step time of each endpoint is predicted
 once a second from the load that the gateway's ledger shows, and compared with the gaps between tokens in the second
@@ -29,7 +29,7 @@ from ballast_sim.simulation.policies.choice import PolicyChoice
 _WINDOW_S: Final = 1.0
 _PROJECT_EVERY_S: Final = 5.0
 _LEAST_GAPS: Final = 8
-"""Gaps between tokens that a window must hold to say how long a step was."""
+"""Gaps between tokens that a window must hold for an estimate of the step time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class FleetPredictions:
     """One run."""
 
     profiles_known: bool
-    """Whether the gateway was told the hardware's profiles, or had to learn them from nothing."""
+    """Whether the gateway had the hardware's profiles, or learned step times without them."""
     step_time: ErrorSummary
     prefill_time: ErrorSummary
     prefixes: PrefixSummary | None
-    """None where the workload says nothing about prefixes."""
+    """None where the workload has no prefix ids."""
     projections: tuple[ProjectionError, ...]
     """Projected load of running requests, by age and look-ahead."""
 
@@ -185,7 +185,7 @@ class _WatchedFleet(Fleet):
         if first_s <= self.kernel.now_s <= last_s:
             self.projections.sample(self.director, self.kernel.now_s)
 
-    # --- what engines do --------------------------------------------------------------------------------------------
+    # --- what engines report ----------------------------------------------------------------------------------------
 
     def token(self, request_id: str, at_s: float) -> None:
         """See `world.Listener`."""

@@ -71,15 +71,15 @@ class ProjectionWatch:
         now = np.broadcast_to(generated[:, None], later.shape)
         classes = np.broadcast_to(flights.class_slot[rows][:, None], later.shape)
         expected = if_alive * beliefs.lengths.tables(now_s).conditional(now, later, classes)
-        for at, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             self._samples.append(
                 _Sample(
                     int(entry.request.id),
                     now_s,
                     entry.request.prompt_tokens,
                     entry.generated_tokens,
-                    expected[at],
-                    if_alive[at],
+                    expected[index],
+                    if_alive[index],
                 )
             )
 

@@ -1,7 +1,7 @@
 """Scores of survival curves on requests that were not learned from, several classes of them together.
 
 A cell is an age and a horizon: P(still running at age + horizon | running at age). Cells whose target lies beyond the
-longest length of interest are left out: everything is over there, and predicting that is no merit.
+longest length of interest are left out: every request has ended there, and predicting that takes no skill.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GRID = 64
 BINS = 10
 QUANTILES = (0.5, 0.9, 0.99)
 MIN_SURVIVORS = 30
-"""An age that fewer held-back requests reached says nothing of a curve; Brier score and bins count it all the same."""
+"""Held-back requests that must reach an age for it to count; Brier score and bins count every age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ def _cells(
 
 
 def _bins(predicted: FloatArray, actual: FloatArray, weights: FloatArray) -> tuple[Reliability, ...]:
-    place = np.minimum((predicted * BINS).astype(np.int64), BINS - 1).ravel()
-    counts, said, came = (
-        np.bincount(place, values.ravel(), minlength=BINS)
+    index = np.minimum((predicted * BINS).astype(np.int64), BINS - 1).ravel()
+    counts, predictions, outcomes = (
+        np.bincount(index, values.ravel(), minlength=BINS)
         for values in (weights, weights * predicted, weights * actual)
     )
     return tuple(
         Reliability(round(count), float(one / count), float(other / count)) if count else Reliability(0, None, None)
-        for count, one, other in zip(counts, said, came, strict=True)
+        for count, one, other in zip(counts, predictions, outcomes, strict=True)
     )
 
 

@@ -1,13 +1,15 @@
 """The KV hand-off between two engine-sims: what NIXL's side channel and its READs do, over HTTP.
 
-The prefill side (P) listens on a port of its own. The decode side (D) says, for a `remote_request_id`:
+The prefill side (P) listens on a port of its own. The decode side (D) sends, for a `remote_request_id`:
 
-    POST /kv/pull      {"engine_id", "request_id"}   I start reading; the lease starts anew. 200, or 410 if it is not
-    held. POST /kv/heartbeat {"engine_id", "request_id"}   I still mean to read; the lease starts anew. 200 or 410.
-    POST /kv/pulled    {"engine_id", "request_id"}   I have read all, or will not read: free the blocks. 200 or 410.
+    POST /kv/pull       D starts reading; the lease starts anew
+    POST /kv/heartbeat  D still means to read; the lease starts anew
+    POST /kv/pulled     D has read all, or will not read: free the blocks
 
-Bytes do not travel; the time they would take does. A handle works once: a second pull finds nothing held and fails
-(real vLLM answers 200 there and reads whatever lies in the blocks now).
+Each body is {"engine_id", "request_id"}. The status is 200, or 410 where P does not hold that KV.
+
+No KV bytes are sent; only their time on the link is simulated. A handle works once: a second pull finds nothing held
+and fails (real vLLM answers 200 there and reads whatever lies in the blocks now).
 """
 
 import asyncio
@@ -31,7 +33,7 @@ _WHERE = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
 
 @dataclass(frozen=True, slots=True)
 class RemoteKv:
-    """Where a prompt's KV lies, from `kv_transfer_params`."""
+    """The engine and request that hold a prompt's KV, from `kv_transfer_params`."""
 
     engine_id: str
     request_id: str
@@ -51,7 +53,7 @@ class Pull:
     needed: bool = True
     """False: so few tokens are computed here."""
     ends: bool = True
-    """False: vLLM parks such a request for KV that it never asks for, until its client leaves."""
+    """False: vLLM lets such a request wait for KV that it never asks for, until its client disconnects."""
 
 
 def wants_pull(params: Mapping[str, Any] | None) -> bool:
@@ -67,7 +69,7 @@ def wants_hold(params: Mapping[str, Any] | None) -> bool:
 def wants_part(params: Mapping[str, Any] | None) -> bool:
     """Whether the parameters ask to pull the KV of the prompt's first `remote_num_tokens` and to compute the rest.
 
-    vLLM's way of reading a conversation back; it takes parameters that lack a field for a plain `wants_hold`.
+    vLLM's way of reading a conversation back; parameters that lack a field count as a plain `wants_hold`.
     """
     return bool(
         params
@@ -81,10 +83,10 @@ def wants_part(params: Mapping[str, Any] | None) -> bool:
 
 def part_tokens(params: Mapping[str, Any], input_tokens: int, block_size: int) -> int:
     """How many of the prompt's tokens are to be pulled. Raises ApiError where the blocks are not those of so many."""
-    said = params["remote_num_tokens"]
-    if not isinstance(said, int) or isinstance(said, bool) or said < 1:
+    stated = params["remote_num_tokens"]
+    if not isinstance(stated, int) or isinstance(stated, bool) or stated < 1:
         raise ApiError(f"{_FIELD}.remote_num_tokens: must be a whole number of 1 or more.", _FIELD)
-    tokens, count = min(said, input_tokens), len(_first_group(params))
+    tokens, count = min(stated, input_tokens), len(_first_group(params))
     if -(-tokens // block_size) != count:
         raise ApiError(
             f"{_FIELD}.remote_block_ids: {count} blocks of {block_size} tokens are not those of {tokens} tokens "
@@ -132,10 +134,10 @@ def _first_group(params: Mapping[str, Any]) -> list[Any]:
 
 
 class SideChannel:
-    """P's ear: answers D's three messages."""
+    """P's listener: answers D's three messages."""
 
     def __init__(self, service: EngineService, metrics: Metrics, engine_id: str) -> None:
-        """`engine_id` is what P's handles say."""
+        """`engine_id` is the one in P's handles."""
         self._service = service
         self._metrics = metrics
         self.engine_id = engine_id
@@ -196,10 +198,10 @@ class PullSession:
         send: Post = post,
         part: bool = False,
     ) -> None:
-        """`profile` says how long a read takes; `spawn` runs a coroutine in the background.
+        """`profile` sets how long a read takes; `spawn` runs a coroutine in the background.
 
-        `part`: only a part of the prompt is read. vLLM then sends no heartbeats while the request waits, nor a word if
-        it ends before it has read: P lets go when its lease is over.
+        `part`: only a part of the prompt is read. vLLM then sends no heartbeats while the request waits, and no
+        notification if it ends before it has read: P frees the blocks when its lease is over.
         """
         self._part = part
         self._remote = remote
@@ -222,7 +224,7 @@ class PullSession:
         return await self._send(self._remote.host, self._remote.port, path, self._message)
 
     def _beat(self) -> None:
-        """While the request waits for blocks, keep P from letting go."""
+        """While the request waits for blocks, keep P's lease alive."""
         if not self._waiting:
             return
         self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
@@ -232,10 +234,10 @@ class PullSession:
         try:
             await self._post("/kv/heartbeat")
         except (OSError, TimeoutError):
-            return  # the pull itself will find out and fail
+            return  # the pull itself will fail
 
     def started(self, event: PullStarted) -> None:
-        """Blocks are reserved: read."""
+        """The blocks are reserved: begin to read."""
         self._begin_reading()
         self._spawn(self._read(event))
 
@@ -273,7 +275,7 @@ class PullSession:
                 self._spawn(self._notify())
 
     def needless(self) -> None:
-        """Nothing is to be read."""
+        """There is nothing to read."""
         self._begin_reading()
         self._spawn(self._notify())
 

@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 server protocol: httptools parses, one `Exchange` at a time answers.
 
 FastAPI and uvicorn serve admin traffic elsewhere; this is a byte path, where a streamed token must cost microseconds.
-Pipelined requests wait their turn; a client that goes away is told to the exchange it was waiting for.
+Pipelined requests wait their turn; the exchange of a client that disconnects is notified.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Exchange:
     __slots__ = ("_chunked", "_head_only", "_protocol", "keep_alive", "on_disconnect", "open", "started")
 
     def __init__(self, protocol: "HttpProtocol", keep_alive: bool, head_only: bool = False) -> None:
-        """`on_disconnect` may be set by whoever answers; `head_only` leaves out the body, as HEAD wants it."""
+        """The handler may set `on_disconnect`; `head_only` leaves out the body, as HEAD wants it."""
         self._protocol = protocol
         self._head_only = head_only
         self._chunked = False
@@ -87,7 +87,7 @@ class Exchange:
             self._protocol.exchange_done(self)
 
     def break_off(self) -> None:
-        """Something went wrong in the middle of an answer: the client must notice."""
+        """Break an answer off in its middle, so that the client notices."""
         self.open = False
         self._protocol.transport.abort()
 

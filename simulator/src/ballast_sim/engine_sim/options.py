@@ -29,7 +29,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """What `--kv-transfer-config` says: who this engine is in a hand-off."""
+    """The value of `--kv-transfer-config`: this engine's part in a hand-off."""
 
     role: Literal["kv_producer", "kv_consumer", "kv_both"] = "kv_both"
     failure_policy: Literal["fail", "recompute"] = "fail"

@@ -44,7 +44,7 @@ class EngineSimServer:
     def __init__(
         self, options: ServerOptions, clock: Clock | None = None, observe: Callable[[EngineEvent], None] | None = None
     ) -> None:
-        """Inside a running loop. `clock` replaces the loop's; `observe` sees every engine event."""
+        """Inside a running loop. `clock` replaces the loop's; `observe` gets every engine event."""
         self.options = options
         self.config = options.engine_config()
         loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ class EngineSimServer:
         logger.info("serving on port %d: %s", self.port, json.dumps(describe(options, self.config)))
 
     def _side_bind(self) -> str:
-        """P hears D where it says it does; an address that is not this machine's own means all of them."""
+        """The address on which P listens for D: the configured one, or all where it is not this machine's."""
         host = self.options.side_channel_host or self.options.host
         return host if host.startswith("127.") or host == "localhost" else "0.0.0.0"
 

@@ -1,4 +1,4 @@
-"""The engine on a wall clock: what happened is told to each request's sink as the time comes.
+"""The engine on a wall clock: each event is passed to its request's sink when it is due.
 
 The engine's own clock is (wall - start) / time_scale, so that a scale of 2 makes everything twice as slow. Timers may
 fire late; the engine still computes with the times at which things were due, so lateness never adds up.
@@ -47,7 +47,7 @@ class LoopClock:
 
 
 class Sink(Protocol):
-    """Whoever waits for a request's tokens. Times are the engine's."""
+    """The receiver of a request's tokens. Times are the engine's."""
 
     def token(self, at_s: float) -> None: ...
     def pull_started(self, event: PullStarted) -> None: ...
@@ -64,7 +64,7 @@ class EngineService:
         time_scale: float = 1.0,
         observe: Callable[[EngineEvent], None] | None = None,
     ) -> None:
-        """`observe` sees every event after the sinks do."""
+        """`observe` gets every event after its sink."""
         self.engine = Engine(config)
         self.sinks: dict[str, Sink] = {}
         self._clock = clock
@@ -80,14 +80,14 @@ class EngineService:
         return (self._clock.time() - self._start_s) / self._time_scale
 
     def submit(self, request: EngineRequest, sink: Sink) -> None:
-        """Hand over a request. Raises ValueError naming the field of one that can never run."""
+        """Add a request. Raises ValueError naming the field of one that can never run."""
         self.pump()
         self.engine.add(request, self.now_s())
         self.sinks[request.request_id] = sink
         self.pump()
 
     def abort(self, request_id: str) -> None:
-        """End a request; its sink hears no more tokens, only the end."""
+        """End a request. Its sink gets no more tokens, only the end."""
         self.pump()
         if self.engine.abort(request_id, self.now_s()):
             self.pump()
@@ -119,7 +119,7 @@ class EngineService:
         return engine_s * self._time_scale
 
     def pump(self) -> None:
-        """Tell the sinks all that is due, and set the timer for what comes next."""
+        """Pass all events that are due to their sinks, and set the timer for the next one."""
         if self._pumping:
             return
         self._pumping = True

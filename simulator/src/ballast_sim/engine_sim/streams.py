@@ -20,7 +20,7 @@ _FINGERPRINT = "vllm-0.32.0-engine-sim"
 
 
 class Answer:
-    """What streamed and whole answers share: tokens, metrics, the pull, the client's going."""
+    """The common part of streamed and whole answers: tokens, metrics, the pull, a client that disconnects."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Answer:
         show_cached: bool,
         on_end: Callable[["Answer", Finished], None],
     ) -> None:
-        """`on_end` is told once, when the engine is through with the request."""
+        """`on_end` is called once, when the engine has ended the request."""
         self.call = call
         self.exchange = exchange
         self.pull: PullSession | None = None
@@ -78,7 +78,7 @@ class Answer:
             self.pull.started(event)
 
     def finished(self, event: Finished) -> None:
-        """The engine is through with the request."""
+        """The engine has ended the request."""
         if self.pull is not None:
             self.pull.dropped()
         self._metrics.request_done(

@@ -1,8 +1,8 @@
 """Tokens and text without a model: a reversible tokenizer and deterministic output.
 
 A token is up to four bytes that are no space, with the space before them if there is one: about 3.5 characters of
-English, as real tokenizers have it. Its id encodes its very bytes (shorter ones first), so any text survives the way
-there and back, and token ids mean the same on every server. Ids above what five bytes can say do not exist.
+English, as real tokenizers have it. Its id encodes its bytes (shorter ones first), so decoding gives back any text,
+and token ids mean the same on every server. Ids beyond five bytes do not exist.
 
 Output tokens are made-up words of four letters. The next word follows from all tokens before it (and the server's
 seed), as greedy decoding does: a prompt together with the first k output tokens continues with token k+1, on any
@@ -83,7 +83,7 @@ def rolling_hash(tokens: Sequence[int]) -> int:
 
 
 class GeneratedContent(TokenContent):
-    """A prompt and the output that follows from it, made as far as someone asks."""
+    """A prompt and the output that follows from it, generated only as far as it is read."""
 
     __slots__ = ("_state", "input_tokens", "seed", "words")
 

@@ -1,12 +1,12 @@
 """Engine steps, reconstructed from token times: a result file of `vllm bench serve --save-result --save-detailed`.
 
 The gap between two tokens of one request is one engine step: while a request decodes, every step gives it a token. What
-else the step computed follows from the other requests' times: who was decoding (and with how much context), and whose
-first token came with the gap's second token, so that their prompts were computed in this step. That holds where one
-engine served alone, without prefix cache hits and speculative decoding, one chunk a token.
+else the step computed follows from the other requests' times: which were decoding (and with how much context), and
+which had their first token together with the gap's second token: their prompts were computed in this step. That holds
+where one engine served alone, without prefix cache hits and speculative decoding, one chunk a token.
 
-A client reads late and several chunks at once. So a sample is a run of neighbouring gaps: what is read too late in one
-is missing in the next, and only the two ends of the run are uncertain.
+A client reads late, and several chunks at once. So a sample is a run of neighbouring gaps: what is read too late in one
+gap is missing in the next, and only the two ends of the run are uncertain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOW_TO = "run `vllm bench serve --save-result --save-detailed`"
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One that completed: when it was sent, its token times, and its prompt."""
+    """A request that completed: its start, its token times, and its prompt."""
 
     start_s: float
     token_times_s: FloatArray
@@ -55,7 +55,8 @@ def read_bench_result(path: Path, max_num_batched_tokens: int) -> Measurements:
                 samples.append((at_s, sample))
     if not samples:
         raise FitInputError(
-            f"{path}: no request has two tokens whose steps can be told; ask for longer outputs, or a lower rate"
+            f"{path}: no request has two tokens whose steps can be reconstructed; "
+            "ask for longer outputs, or a lower rate"
         )
     notes = ["taken for granted: one engine, no prefix cache hits, no speculative decoding, one chunk a token"]
     if chunked:
@@ -66,7 +67,7 @@ def read_bench_result(path: Path, max_num_batched_tokens: int) -> Measurements:
 
 
 class _Timeline:
-    """Who was waiting and decoding when; all times in seconds of the file's clock."""
+    """Which requests waited and decoded when; all times in seconds of the file's clock."""
 
     def __init__(self, requests: list[_Request]) -> None:
         firsts = np.array([request.token_times_s[0] for request in requests])
@@ -176,10 +177,10 @@ def _requests(path: Path, value: dict[str, Any]) -> list[_Request]:
     if not found:
         raise FitInputError(f"{path}: no request completed")
     together = sum(len(request.token_times_s) for request in found)
-    said = sum(int(number) for number in value["output_lens"])
-    if together < 0.8 * said:
+    stated = sum(int(number) for number in value["output_lens"])
+    if together < 0.8 * stated:
         raise FitInputError(
-            f"{path}: itls has {together} token times for {said} tokens: several tokens came in one chunk; "
+            f"{path}: itls has {together} token times for {stated} tokens: several tokens came in one chunk; "
             "serve with --stream-interval 1 and without speculative decoding"
         )
     return found

@@ -42,7 +42,7 @@ def throughput_tok_s(batch: int) -> float:
 
 
 def _measured_qwen3_32b() -> Derived:
-    """Floor by Eq. 15 at the context with the least error; the curve alone cannot tell the rest."""
+    """Floor by Eq. 15 at the context with the least error; the curve alone does not determine the rest."""
     fits = [(_fit_eq15(context), context) for context in CONTEXTS_TOKENS]
     fit, context_tokens = min(fits, key=lambda item: item[0].train.mean_ratio)
     profile = replace(
@@ -68,7 +68,7 @@ def _fit_eq15(context_tokens: int) -> LawFit:
         )
         for batch in range(1, EQ15_LARGEST_BATCH + 1)
     )
-    kept = {name: "Eq. 15 does not tell" for name in COEFFICIENTS if name != FLOOR}
+    kept = {name: "Eq. 15 does not determine it" for name in COEFFICIENTS if name != FLOOR}
     return fit_undisturbed(samples, H20_QWEN3_32B, kept)
 
 

@@ -10,7 +10,7 @@ from ballast_sim.fitting.law import COEFFICIENTS, Errors, with_coefficients
 
 SIGNIFICANT_DIGITS = 4
 LARGEST_MEAN_ERROR_RATIO = 0.10  # held out; a profile with more is not shipped
-OVERHEAD_MS = 1.0  # assumed in every derived profile: no source tells the host's time of today's engines
+OVERHEAD_MS = 1.0  # assumed in every derived profile: no source has the host time of today's engines
 MAX_NUM_SEQS = {"a100": 256, "h20": 256, "h100": 1024, "h200": 1024}  # as the pinned profiles; vLLM's own defaults
 
 
@@ -37,7 +37,7 @@ class Derived:
 
 
 def rounded(profile: HardwareProfile, digits: int = SIGNIFICANT_DIGITS) -> HardwareProfile:
-    """Coefficients with as many digits as are worth writing down."""
+    """Coefficients rounded to `digits` significant digits."""
     short = {name: float(f"{getattr(profile, name):.{digits}g}") for name in COEFFICIENTS}
     return with_coefficients(profile, short)
 

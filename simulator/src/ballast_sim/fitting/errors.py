@@ -1,4 +1,4 @@
-"""What a user is told when a file cannot be used."""
+"""The error for a file that cannot be used."""
 
 
 class FitInputError(ValueError):

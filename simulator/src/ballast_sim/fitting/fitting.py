@@ -1,4 +1,4 @@
-"""From files to a profile: what kind they are, the fit, and what is said of it."""
+"""From files to a profile: their kind, the fit, and the notes on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from ballast_sim.fitting.step_logs import read_step_log
 
 Kind = Literal["steps", "bench", "metrics"]
 KINDS: tuple[Kind, ...] = ("steps", "bench", "metrics")
-NAMES = {"steps": "steps", "bench": "runs of steps told from token times", "metrics": "intervals between scrapes"}
+NAMES = {
+    "steps": "steps",
+    "bench": "runs of steps reconstructed from token times",
+    "metrics": "intervals between scrapes",
+}
 SIGNIFICANT_DIGITS = 6
 LONGEST_DERIVATION = 1024  # what the custom resource takes
 
@@ -36,7 +40,7 @@ class FittedProfile:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that is known of the fit; `kept` and `unsure`: see `LawFit`."""
+        """The whole fit; `kept` and `unsure`: see `LawFit`."""
         return {
             "profile": asdict(self.profile),
             "kind": self.kind,
@@ -59,11 +63,11 @@ def fit_profile(
     kind: Kind | None = None,
     max_num_batched_tokens: int | None = None,
 ) -> FittedProfile:
-    """Read the files and fit the law. `kind` None: told from the files, which must be of one kind.
+    """Read the files and fit the law. `kind` None: recognised from the files, which must be of one kind.
 
-    What the files do not tell (link, KV bytes a token, coefficients) keeps the value of `base`; their statements on the
-    engine (KV capacity, block size, budget) replace it. `max_num_batched_tokens` is the engine's budget, by default
-    that of `base`. Raises `FitInputError`.
+    What the files do not determine (link, KV bytes a token, coefficients) keeps the value of `base`; what they
+    state of the engine (KV capacity, block size, budget) replaces it. `max_num_batched_tokens` is the engine's budget,
+    by default that of `base`. Raises `FitInputError`.
     """
     kinds = {kind} if kind else {_kind_of(path) for path in paths}
     if len(kinds) != 1:

@@ -6,7 +6,7 @@ Given the knee r = a / d, the tokens from which a step is bound by arithmetic, t
 
 so the fit is a search over one number with a non-negative least squares inside. Residuals are relative (a 5 ms step
 counts as much as a 500 ms prefill) and weighted by Tukey's biweight, which is bounded: steps that were disturbed (a
-garbage collection, a lost packet) lose their say altogether. What the data cannot tell keeps the value of a base
+garbage collection, a lost packet) get no weight. A coefficient that the data do not determine keeps the value of a base
 profile, and is named.
 """
 
@@ -25,11 +25,11 @@ from ballast_sim.fitting.samples import BoolArray, FloatArray, Samples, fourth_p
 OVERHEAD, FLOOR, SLOPE = "overhead_ms", "a_ms", "d_ms_per_token"
 COEFFICIENTS = (OVERHEAD, FLOOR, SLOPE, "k_ms_per_kv_token", "s_ms_per_pair", "b_ms_per_seq")
 KEEP_FIRST = (OVERHEAD, "b_ms_per_seq", "s_ms_per_pair", SLOPE, "k_ms_per_kv_token", FLOOR)
-"""Of coefficients that the data cannot tell apart, which keeps the base's value first."""
+"""Where the data cannot separate coefficients, the order in which they keep the base's value."""
 
 MIN_SAMPLES = 12
 HELD_OUT_EVERY = 4
-LARGEST_UNSURE_RATIO = 0.25  # standard error over value; above, the data do not tell
+LARGEST_UNSURE_RATIO = 0.25  # standard error over value; above, the data do not determine it
 VANISHING_RATIO = 0.1  # of the base's value; below, a coefficient came out as next to nothing
 LARGEST_UNSURE_VANISHED_RATIO = 0.05  # standard error over the base's value: to vanish needs better evidence
 WORSE_RATIO = 1.1  # a base's value that lets the mean error grow by more contradicts the data
@@ -60,7 +60,7 @@ class Errors:
 
     @classmethod
     def of(cls, samples: Samples, profile: HardwareProfile) -> Errors:
-        """How well `profile` says the durations of `samples`, which must not be empty."""
+        """The errors of `profile` on `samples`, which must not be empty."""
         predicted, measured = samples.predict_ms(profile), samples.duration_ms
         ratios = np.abs(predicted - measured) / measured
         spread = float(np.sum((measured - measured.mean()) ** 2))
@@ -79,7 +79,7 @@ class LawFit:
     """A profile with fitted coefficients, and how good they are.
 
     `kept` names the coefficients that have the base's value, `unsure` those that are fitted and uncertain, each with
-    the reason. The held-out samples had no say.
+    the reason. The held-out samples were not used for it.
     """
 
     profile: HardwareProfile
@@ -89,7 +89,7 @@ class LawFit:
     held_out_samples: Samples
 
     def errors_of(self, profile: HardwareProfile) -> tuple[Errors, Errors]:
-        """What the fit saw and what it did not, judged by a profile such as the rounded one."""
+        """Errors of a profile, such as the rounded one, on the samples of the fit and on the held-out ones."""
         return Errors.of(self.train_samples, profile), Errors.of(self.held_out_samples, profile)
 
     @property
@@ -103,7 +103,7 @@ class LawFit:
         return Errors.of(self.held_out_samples, self.profile)
 
     def warnings(self) -> list[str]:
-        """What to think of before using the profile."""
+        """Warnings for the user of the profile."""
         found: list[str] = []
         if self.held_out.mean_ratio > 0.05 or self.held_out.p90_ratio > 0.15:
             found.append(
@@ -137,10 +137,10 @@ def fit_law(samples: Samples, base: HardwareProfile, *, blocks: int = 40) -> Law
     profile, weights = _robust(train, base, kept)
     while doubtful := _doubtful(train, profile, base, kept, weights) - unsure.keys():
         name = min(doubtful, key=KEEP_FIRST.index)
-        with_base = {**kept, name: "the data cannot tell it from the others"}
+        with_base = {**kept, name: "the data cannot separate it from the others"}
         other, other_weights = _robust(train, base, with_base)
         if _error(train, other) > _error(train, profile) * WORSE_RATIO + EXACT_RATIO:
-            unsure[name] = f"the data cannot tell it well, but contradict the base's {getattr(base, name):g}"
+            unsure[name] = f"the data hardly determine it, but contradict the base's {getattr(base, name):g}"
         else:
             profile, weights, kept = other, other_weights, with_base
     return LawFit(profile=profile, kept=kept, unsure=unsure, train_samples=train, held_out_samples=rest)
@@ -157,7 +157,7 @@ def fit_undisturbed(samples: Samples, base: HardwareProfile, kept: Mapping[str, 
 
 
 def _split(samples: Samples, blocks: int) -> tuple[Samples, Samples]:
-    """What to learn from and what to judge by. Raises `NotEnoughSamples`."""
+    """The samples to fit and the held-out ones. Raises `NotEnoughSamples`."""
     if len(samples) < MIN_SAMPLES:
         raise NotEnoughSamples(
             f"{len(samples)} usable samples are too few to fit {len(COEFFICIENTS)} coefficients and to judge them; "
@@ -170,7 +170,7 @@ def _split(samples: Samples, blocks: int) -> tuple[Samples, Samples]:
 
 
 def _shows(samples: Samples, name: str) -> bool:
-    """Whether the law's term is anywhere in the data at all."""
+    """Whether any sample shows this term of the law."""
     sums = samples.sums()
     return name not in sums or bool(sums[name].any())
 
@@ -188,7 +188,7 @@ class _Problem:
     weights: FloatArray
 
     def best(self) -> HardwareProfile:
-        """The profile of least loss: a search over the one thing that is not linear."""
+        """The profile of least loss: a search over the knee, the one parameter that is not linear."""
         samples, base = self.samples, self.base
         longest_ms = float((samples.duration_ms / samples.steps).max())
         most, least = float(samples.part_tokens.max()), float(max(samples.part_tokens.min(), 1.0))
@@ -232,7 +232,7 @@ def with_coefficients(profile: HardwareProfile, values: Mapping[str, float]) -> 
 
 
 def _robust(samples: Samples, base: HardwareProfile, kept: Mapping[str, str]) -> tuple[HardwareProfile, FloatArray]:
-    """The profile of least squares, reweighted until it stands; and the weights, shape (samples,)."""
+    """The profile of least squares, reweighted until it converges; and the weights, shape (samples,)."""
     weights = np.ones(len(samples))
     profile = _Problem(samples, base, kept, weights).best()
     for _ in range(_ROUNDS):
@@ -261,7 +261,7 @@ def _search(evaluate: Callable[[float], tuple[float, HardwareProfile]], low: flo
     return evaluate(float(np.exp((left + right) / 2)))[1]
 
 
-# -- what the data tell ------------------------------------------------------------------------------------------------
+# -- what the data determine -------------------------------------------------------------------------------------------
 
 
 def _doubtful(
@@ -271,10 +271,10 @@ def _doubtful(
     kept: Mapping[str, str],
     weights: FloatArray,
 ) -> set[str]:
-    """Free coefficients whose value the data leave open: they hardly show, or others can stand in for them."""
+    """Free coefficients whose value the data leave open: they hardly show, or others can replace them."""
     free = [name for name in COEFFICIENTS if name not in kept]
     vanished = {name for name in free if getattr(profile, name) < VANISHING_RATIO * getattr(base, name)}
-    # Where a term has vanished, others may have taken its place: judge it at the size that the base gives it.
+    # Where a term has vanished, others may have replaced it: judge it at the size that the base gives it.
     sensitivity = _sensitivity(samples, with_coefficients(profile, {n: getattr(base, n) for n in vanished}), free)
     unseen = np.abs(sensitivity).max(axis=0) < SMALLEST_SHARE_RATIO
     if unseen.any():

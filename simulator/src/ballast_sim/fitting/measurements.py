@@ -1,4 +1,4 @@
-"""What a reader takes from files: samples, what the file says of the engine, and what was passed over."""
+"""What a reader takes from files: samples, facts about the engine, and notes on what was left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit learns from: durations of engine steps, alone or several together, and the work that was done in them."""
+"""The samples of a fit: durations of engine steps, single or several together, and the work done in them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Samples:
         return np.bincount(self.part_sample, weights=self.part_steps * by_part, minlength=len(self)).astype(float)
 
     def sums(self) -> dict[str, FloatArray]:
-        """What each coefficient that stands for a sum is multiplied with, shape (samples,)."""
+        """The factor of each coefficient that multiplies a sum, shape (samples,)."""
         return {
             "k_ms_per_kv_token": self.decode_context_tokens,
             "s_ms_per_pair": self.prefill_pairs,
@@ -88,7 +88,7 @@ class Samples:
         }
 
     def predict_ms(self, profile: HardwareProfile) -> FloatArray:
-        """What the law says with a profile's coefficients; shape (samples,)."""
+        """Durations in ms by the law with a profile's coefficients; shape (samples,)."""
         matmul_ms = fourth_power_mean(profile.a_ms, profile.d_ms_per_token * self.part_tokens)
         predicted: FloatArray = (
             profile.overhead_ms * self.steps

@@ -20,7 +20,7 @@ from ballast_sim.fitting.measurements import SHORTEST_MS, Measurements, read_tex
 from ballast_sim.fitting.samples import Sample
 
 LARGEST_VALUE = 1e18  # bytes moved; beyond, a file is broken
-FEWEST_GAPS = 20  # of an interval, or its mean says little
+FEWEST_GAPS = 20  # of an interval; with fewer its mean is too noisy
 FEWEST_STEPS = 10  # or counters that grow at different moments of a step belong to different steps
 LARGEST_CHANGE_RATIO = 0.3  # of the running requests within an interval
 _LINE = re.compile(r"(vllm:[a-zA-Z0-9_:]+)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?")
@@ -38,7 +38,7 @@ class _Scrape:
     facts: dict[str, int] = field(default_factory=dict)
 
     def get(self, name: str, part: str = "") -> float:
-        """A sample's value; 0 where there is none. `part`: the label that tells samples of one family apart."""
+        """A sample's value; 0 where there is none. `part`: the label that distinguishes samples of one family."""
         return self.values.get((f"vllm:{name}", part), 0.0)
 
 

@@ -64,7 +64,7 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _facts(summary: Mapping[str, Any]) -> dict[str, int]:
-    """What a golden file says of its engine; one of `kv_blocks` is the null block."""
+    """The engine's fields of a golden file; one of `kv_blocks` is the null block."""
     block_size = int(summary["block_size"])
     return {
         "kv_tokens": (int(summary["kv_blocks"]) - 1) * block_size,
@@ -75,7 +75,7 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    """Raises ValueError, KeyError or TypeError saying what is wrong."""
+    """Raises ValueError, KeyError or TypeError naming what is wrong."""
     if "step" in row:
         _, _, duration_ms, decodes, context, prefills, *_ = row["step"]
         row = {"duration_ms": duration_ms, "decodes": decodes, "decode_context_tokens": context, "prefills": prefills}

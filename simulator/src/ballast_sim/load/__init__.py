@@ -1,5 +1,5 @@
-"""An open-loop load generator for OpenAI-compatible servers: it sends when the workload says so, however slow the
-answers.
+"""An open-loop load generator for OpenAI-compatible servers: it sends at the workload's times, however slow
+the answers are.
 
 `run_load` does the work; the report is plain data. It shares no code with the servers that it measures.
 """

@@ -17,7 +17,7 @@ import httptools
 
 @dataclass(slots=True)
 class StreamOutcome:
-    """What came back. Times are those of the monotonic clock; None where it did not come to that."""
+    """What came back. Times are those of the monotonic clock; None where that did not happen."""
 
     status: int = 0
     first_token_s: float | None = None

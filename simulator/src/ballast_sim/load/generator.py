@@ -1,4 +1,4 @@
-"""The open loop: requests leave when the workload says so, in its time or stretched by `time_scale`."""
+"""The open loop: requests leave at the workload's times, or at these times `time_scale`."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     elapsed_s: float
     total: int
@@ -154,8 +154,8 @@ async def run_load(
 ) -> LoadReport:
     """Send every request at its time, wait for the answers, and sum up.
 
-    `stop` ends the run early: what is under way is broken off, and the report says so. Raises ValueError for settings
-    that cannot work; what servers do wrong is in the report.
+    `stop` ends the run early: requests under way are broken off, and the report has `interrupted`. Raises ValueError
+    for settings that cannot work; failures of servers are in the report.
     """
     run = _Run(settings, requests)
     sending = asyncio.ensure_future(run.send_all())

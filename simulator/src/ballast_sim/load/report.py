@@ -1,4 +1,4 @@
-"""What a load run comes to. Latencies and rates are in workload time: wall time divided by `time_scale`."""
+"""The report of a load run. Latencies and rates are in workload time: wall time divided by `time_scale`."""
 
 from collections import Counter
 from collections.abc import Sequence

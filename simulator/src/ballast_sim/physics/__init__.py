@@ -1,6 +1,6 @@
-"""How simulated engines work: vLLM's own rules, or the laws by which papers simulated their fleets.
+"""How simulated engines work: by vLLM's own rules, or by the laws of the papers' simulators.
 
-The same Directors, policies and gateways run on top of each.
+Directors, policies and gateways are the same on top of each.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class DecodeLaw(Protocol):
-    """A speed of decoding."""
+    """How fast the sequences of a batch decode."""
 
     @property
     def max_num_seqs(self) -> int:
@@ -33,12 +33,12 @@ class SibylThroughput:
     """SIBYL's Eq. 15: throughput by batch size alone, split equally (appendix I, algorithm 3), Qwen3-32B on an H20.
 
     TPS(N) = alpha N^2 + beta N + gamma peaks at N = 52.9 (1,177 tokens/s), falls to 29 tokens/s at N = 105 and is
-    negative from N = 106 on, while the paper lets 256 sequences in.
+    negative from N = 106 on, while the paper admits 256 sequences.
     """
 
     max_num_seqs: int
     held_from: int | None = None
-    """From this batch size on the throughput stays what it is there; None follows the polynomial."""
+    """From this batch size on the throughput is constant; None: the polynomial everywhere."""
     alpha: float = -0.423
     beta: float = 44.766
     gamma: float = -7.753
@@ -96,7 +96,7 @@ class LinearStep:
 def memory_bound(
     *, weight_bytes: float, kv_bytes_per_token: float, known_step_s: float, known_context_tokens: float
 ) -> LinearStep:
-    """The line through one measured step, if what is read from memory, at one speed, is all that takes time."""
+    """The line through one measured step, on the assumption that only memory reads, at one speed, take time."""
     read_bytes = weight_bytes + kv_bytes_per_token * known_context_tokens
     s_per_byte = known_step_s / read_bytes
     return LinearStep(step_s=weight_bytes * s_per_byte, token_s=kv_bytes_per_token * s_per_byte)

@@ -1,4 +1,4 @@
-"""What a fleet asks of an engine, whatever physics it obeys."""
+"""The interface between a fleet and its engines, the same for every physics."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class EngineModel(Protocol):
         ...
 
     def add(self, request: EngineRequest, now_s: float) -> None:
-        """Hand over a request. Raises ValueError naming the field of one that could never run."""
+        """Add a request. Raises ValueError naming the field of a request that could never run."""
         ...
 
     def abort(self, request_id: str, now_s: float) -> bool:
-        """End a request: it gets no more tokens; False if there is none of this id any more."""
+        """End a request: it gets no more tokens. Returns False where it has ended already."""
         ...
 
     def is_running(self, request_id: str) -> bool:
@@ -44,11 +44,11 @@ class EngineModel(Protocol):
 
     @property
     def keeps_kv(self) -> bool:
-        """Whether KV of requests that have ended can be found again by their tokens."""
+        """Whether the prefix cache keeps the KV of requests that have ended."""
         ...
 
     def release(self, request_id: str, now_s: float) -> bool:
-        """The KV held for another engine was pulled; False if it is not held (any more)."""
+        """The KV held for another engine was pulled. Returns False where it is not held any more."""
         ...
 
     def pull_ended(self, request_id: str, now_s: float, failed: bool = False) -> None:
@@ -60,19 +60,19 @@ class EngineModel(Protocol):
         ...
 
     def settle(self) -> None:
-        """Have the next `advance` tell every token so far."""
+        """Let the next `advance` report every token so far."""
         ...
 
     def next_event_s(self) -> float:
-        """When `advance` has something to do or to tell; infinity while nothing is going on."""
+        """The next time at which `advance` has work or events; infinity while the engine is idle."""
         ...
 
     def advance(self, now_s: float) -> list[EngineEvent]:
-        """Do all that is due until `now_s`, and say what happened, in order."""
+        """Do all work that is due by `now_s`. Returns its events in order of time."""
         ...
 
     def load(self, now_s: float | None = None) -> EngineLoad:
-        """What its gauges show."""
+        """The values of its gauges."""
         ...
 
     def kv_usage_ratio(self, now_s: float) -> float:
@@ -84,18 +84,18 @@ class EngineModel(Protocol):
         ...
 
     def stats(self, request_id: str) -> RequestStats | None:
-        """A request's life so far; None once it has ended."""
+        """The statistics of a request so far; None once it has ended."""
         ...
 
     @property
     def silent_until_s(self) -> float:
-        """Before this time `marks` has nothing to tell; it moves with what the engine does and is told."""
+        """Before this time `marks` returns nothing. Every call of the engine may change it."""
         ...
 
     def marks(self, now_s: float, inclusive: bool) -> Iterable[tuple[float, str, int]]:
-        """Progress that `advance` does not tell: (time, request, output tokens), in order, each once.
+        """Progress that `advance` does not report: (time, request, output tokens), in order of time, each once.
 
-        Of what happened before `now_s`, or by it where `inclusive`.
+        Up to `now_s`: excluded, or included where `inclusive`.
         """
         ...
 
@@ -105,12 +105,12 @@ class EngineModel(Protocol):
 
 
 class Physics(Protocol):
-    """How engines work: a factory for those of one run, and what they carry by arithmetic."""
+    """How engines work: a factory of the engines of one run, and their capacity by arithmetic."""
 
     def engine(self, profile: HardwareProfile, role: Role, *, coarse: bool, mark_every_tokens: int) -> EngineModel:
         """A new, empty engine on this hardware.
 
-        A `coarse` one may tell the tokens of steady decodes late, and then `marks` each `mark_every_tokens`.
+        A `coarse` engine may report the tokens of steady decodes late; `marks` then has every `mark_every_tokens`-th.
         """
         ...
 
@@ -119,7 +119,7 @@ class Physics(Protocol):
         ...
 
     def decode_step_s(self, profile: HardwareProfile, sequences: int, context_tokens: float) -> float:
-        """How long a step lasts in which so many sequences decode; 0 for none."""
+        """Seconds of a step in which so many sequences decode; 0 for none."""
         ...
 
     def prefill_rps(self, profiles: Sequence[HardwareProfile], lengths: LengthStatistics) -> float:

@@ -1,4 +1,4 @@
-"""The papers' own simulators as a physics: prefill a delay without a queue, decode by a law of the batch alone."""
+"""The papers' own simulators as a physics: prefill is a delay without a queue, decode follows a law of the batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ballast_sim.physics.sharing import SharingEngine
 
 @dataclass(frozen=True, slots=True)
 class PaperPhysics:
-    """One law for every decode endpoint, whatever its profile, which only says how long a prompt's prefill takes."""
+    """One decode law for every endpoint. The profile only sets how long a prompt's prefill takes."""
 
     law: DecodeLaw
 

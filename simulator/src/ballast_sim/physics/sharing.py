@@ -1,7 +1,7 @@
 """An engine that decodes by processor sharing: every sequence of the batch at the same speed (SIBYL, algorithm 3).
 
-Prefill is a delay without a queue, KV has no limit and hand-offs take no time. As all sequences advance alike, a single
-number tells how far each one is: the tokens that a sequence would have generated that had been there from the start.
+Prefill is a delay without a queue, KV has no limit and hand-offs take no time. As all sequences advance alike, one
+number v measures the progress of all: the tokens of a sequence that has been in the batch from the start.
 A request that joins at v ends at v plus its tokens; between two changes of the batch nothing needs to be computed.
 """
 
@@ -40,7 +40,7 @@ class _Sequence:
     first_token_s: float | None = None
     last_token_s: float | None = None
     tokens: int = 0
-    """Told so far."""
+    """Output tokens reported so far."""
 
     def stats(self, tokens: int) -> RequestStats:
         return RequestStats(
@@ -62,7 +62,7 @@ _Due: TypeAlias = tuple[float, int, _Sequence, int]
 
 @dataclass(slots=True)
 class _Batch:
-    """Sequences that decode together, and how far they are. Progress is in tokens of each."""
+    """Sequences that decode together, and their common progress in tokens."""
 
     law: DecodeLaw
     sequences: int = 0
@@ -72,7 +72,7 @@ class _Batch:
     progress: float = 0.0
     """At `at_s`."""
     factor: float = 1.0
-    """How much longer everything takes."""
+    """The slowdown: work takes so many times as long."""
 
     def progress_at(self, now_s: float) -> float:
         if not self.sequences:
@@ -95,13 +95,13 @@ class _Batch:
 
 @dataclass(slots=True)
 class SharingEngine:
-    """An `EngineModel` for every role: a prefill leg is a delay, a decode leg a share, and others are both in turn."""
+    """An `EngineModel` for every role: a prefill leg is a delay, a decode leg a share, another request both in turn."""
 
     law: DecodeLaw
     prefill_s: Callable[[int], float]
     """The delay of a prompt of so many tokens."""
     kv_tokens: int
-    """What the gauge takes for full."""
+    """KV tokens at which the gauge shows 1."""
     mark_every_tokens: int
     silent_until_s: float = 0.0
     _batch: _Batch = field(init=False)
@@ -119,7 +119,7 @@ class SharingEngine:
         """An empty batch."""
         self._batch = _Batch(self.law)
 
-    # --- what the driver tells ------------------------------------------------------------------------------------
+    # --- what the driver calls ------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest, now_s: float) -> None:
         """See `EngineModel.add`."""
@@ -137,7 +137,7 @@ class SharingEngine:
         heapq.heappush(self._prefilling, (ends_s, next(self._numbers), sequence))
 
     def abort(self, request_id: str, now_s: float) -> bool:
-        """See `EngineModel.abort`; what there is of its next token is lost."""
+        """See `EngineModel.abort`; a token under way is lost."""
         sequence = self._requests.get(request_id)
         if sequence is None:
             return False
@@ -184,7 +184,7 @@ class SharingEngine:
         self._batch.factor = factor
 
     def settle(self) -> None:
-        """See `EngineModel.settle`; with marks, the tokens since the last one stay untold."""
+        """See `EngineModel.settle`; with marks, the tokens since the last one are not reported."""
         if self.mark_every_tokens:
             return
         for request_id, sequence in self._requests.items():
@@ -221,7 +221,7 @@ class SharingEngine:
             sequence.tokens, sequence.first_token_s = 1, now_s
             self._finish(sequence, now_s)
             return
-        self._tell_first(sequence, now_s)
+        self._report_first(sequence, now_s)
         if request.max_tokens == 1:
             self._finish(sequence, now_s)
             return
@@ -230,14 +230,14 @@ class SharingEngine:
 
     def _decoded(self, sequence: _Sequence, tokens: int, now_s: float) -> None:
         if tokens == 1:
-            self._tell_first(sequence, now_s)
+            self._report_first(sequence, now_s)
         if tokens == sequence.request.max_tokens:
             sequence.tokens = tokens
             self._batch.change(-1, -(sequence.request.input_tokens + tokens))
             self._finish(sequence, now_s)
             self._admit(now_s)
 
-    def _tell_first(self, sequence: _Sequence, now_s: float) -> None:
+    def _report_first(self, sequence: _Sequence, now_s: float) -> None:
         sequence.tokens, sequence.first_token_s = 1, now_s
         self._events.append(StepEnded(now_s, [sequence.request.request_id], 1))
 
@@ -257,19 +257,19 @@ class SharingEngine:
             sequence.scheduled_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
             self._batch.change(1, sequence.request.input_tokens + had)
             for tokens in {had + 1, total} if had == 0 else {total}:
-                heapq.heappush(self._due, self._at(sequence, tokens))
+                heapq.heappush(self._due, self._due_at(sequence, tokens))
             self._next_mark(sequence, had)
 
     def _next_mark(self, sequence: _Sequence, after: int) -> None:
         every = self.mark_every_tokens
         if every and (tokens := after // every * every + every) < sequence.request.max_tokens:
-            heapq.heappush(self._mark_due, self._at(sequence, tokens))
+            heapq.heappush(self._mark_due, self._due_at(sequence, tokens))
 
-    def _at(self, sequence: _Sequence, tokens: int) -> _Due:
+    def _due_at(self, sequence: _Sequence, tokens: int) -> _Due:
         return sequence.joined + tokens, next(self._numbers), sequence, tokens
 
     def _move(self, now_s: float, progress: float | None = None) -> None:
-        """Before the batch changes: what came of it so far."""
+        """Bring the batch up to `now_s`, before it changes."""
         reached = self._batch.progress_at(now_s) if progress is None else progress
         self._note_marks(reached, inclusive=True)
         self._batch.move(now_s, reached)
@@ -282,11 +282,11 @@ class SharingEngine:
             self._marks.append((self._batch.time_of(progress), sequence.request.request_id, tokens))
             self._next_mark(sequence, tokens)
 
-    # --- what the driver may ask ----------------------------------------------------------------------------------
+    # --- what the driver reads ------------------------------------------------------------------------------------
 
     @property
     def max_model_len(self) -> int:
-        """What vLLM's engines have where KV leaves room for it."""
+        """The limit of vLLM's engines where the KV cache does not bind."""
         return DEFAULT_MAX_MODEL_LEN
 
     @property
@@ -304,12 +304,12 @@ class SharingEngine:
         return list(self._requests)
 
     def stats(self, request_id: str) -> RequestStats | None:
-        """See `EngineModel.stats`; of what has been advanced to."""
+        """See `EngineModel.stats`; as of the last `advance`."""
         sequence = self._requests.get(request_id)
         return None if sequence is None else sequence.stats(self._generated(sequence))
 
     def _generated(self, sequence: _Sequence) -> int:
-        """Whole tokens at the time advanced to."""
+        """Whole tokens as of the last `advance`."""
         if math.isnan(sequence.joined):
             return sequence.tokens
         reached = math.floor(self._batch.progress_at(self._now_s) - sequence.joined + 1e-9)
@@ -339,6 +339,6 @@ class SharingEngine:
         )
 
     def check_blocks(self) -> None:
-        """There are no blocks; the batch holds as many sequences as are due to end."""
+        """There are no blocks. Checks that the batch holds as many sequences as are due to end."""
         decoding = len(self._requests) - len(self._prefilling) - len(self._waiting)
         assert decoding == self._batch.sequences, (decoding, self._batch.sequences)

@@ -16,9 +16,9 @@ from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling
 
 @dataclass(frozen=True, slots=True)
 class VllmPhysics:
-    """Engines as pods of their role are configured: kv_producer, kv_consumer, or kv_both for a flexible one.
+    """Engines, configured like the pods of their role: kv_producer, kv_consumer, or kv_both for a flexible one.
 
-    `scheduling` may put a queue order in the place of vLLM's scheduler.
+    `scheduling` may replace vLLM's scheduler by a queue order.
     """
 
     batching: LocalBatching = PROFILES_OWN

@@ -1,4 +1,4 @@
-"""What hardware there is: `a100=4,h20=8`, in GPUs."""
+"""The hardware budget: `a100=4,h20=8`, in GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the engines of a budget may be put to roles, ranked by arithmetic before anything is simulated."""
+"""The ways to assign roles to the engines of a budget, ranked by arithmetic before anything is simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ballast_sim.capacity import KV_FILL_RATIO, LengthStatistics, prefill_rps
 from ballast_sim.recommend.budget import Hardware
 
 MOST_LAYOUTS = 2_000
-"""Splits that are looked at; of larger budgets every so many."""
+"""Splits to consider at most; of a larger budget an evenly spread selection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who does what. `headroom` is the share of the traffic that the narrower stage carries, by arithmetic."""
+    """The parts of a fleet. `headroom`: the narrower stage's capacity over the rate of the traffic, by arithmetic."""
 
     parts: tuple[Part, ...]
     headroom: float
@@ -88,7 +88,7 @@ def _steps(instances: Sequence[int]) -> list[list[int]]:
 
 
 def _headroom(parts: Sequence[Part], lengths: LengthStatistics, rate_rps: float, tpot_s: float | None) -> float:
-    """The stage that carries least against the rate; colocated engines share their time between the two."""
+    """Capacity over rate of the narrower stage; colocated engines share their time between the two stages."""
     prefill = sum(part.count * prefill_rps(part.profile, lengths) for part in parts if part.letter == "P")
     decode = sum(part.count * decode_rps(part.profile, lengths, tpot_s) for part in parts if part.letter == "D")
     both = sum(

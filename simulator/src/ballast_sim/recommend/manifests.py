@@ -50,7 +50,7 @@ def resources(
 
 
 def to_yaml(items: Sequence[Json], heading: Sequence[str]) -> str:
-    """One file, what it rests on as comments at its head."""
+    """One file; `heading` becomes comments at its head."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in heading)
     return head + yaml.safe_dump_all(items, sort_keys=False, allow_unicode=True, width=120)
 

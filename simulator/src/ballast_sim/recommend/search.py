@@ -30,9 +30,9 @@ LAYOUTS_KEPT = 2
 SAME_ATTAINMENT = 0.002
 SAME_RATIO = 1.02
 GROWTHS = (1.25, 1.5, 2.0)
-"""Multiples of the traffic at which the answer is tried, to say how far it reaches."""
+"""Multiples of the traffic at which the answer is tried, to find its headroom."""
 
-Tell = Callable[[str, int, int], None]
+Report = Callable[[str, int, int], None]
 """(what is under way, runs done, runs in all)."""
 
 
@@ -42,7 +42,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be served, on what, how fast."""
+    """The traffic, the hardware and the objective."""
 
     source: WorkloadSource
     hardware: tuple[Hardware, ...]
@@ -55,7 +55,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout under a policy, and what its runs came to (one outcome a seed)."""
+    """A layout under a policy, and the figures of its runs, one for each seed."""
 
     layout: Layout
     variant: Variant
@@ -110,7 +110,7 @@ class Answer:
         return self.best.attainment >= self.question.attainment
 
 
-def search(question: Question, jobs: int, stop: threading.Event, tell: Tell) -> Answer:
+def search(question: Question, jobs: int, stop: threading.Event, report: Report) -> Answer:
     """Raises what runs raise, `Stopped`, and ValueError for traffic without a rate."""
     load = question.source.load(question.seeds[0], question.rate_scale)
     if load.rate_rps is None:
@@ -120,7 +120,7 @@ def search(question: Question, jobs: int, stop: threading.Event, tell: Tell) -> 
     lengths = LengthStatistics.of(load.requests)
     shared = _shares_prefixes(load.requests)
     every = layouts(question.hardware, lengths, load.rate_rps, question.objective.tpot_s)
-    runner = _Runner(question, jobs, stop, tell)
+    runner = _Runner(question, jobs, stop, report)
     split, together = every[:-1], every[-1]
     first = runner.run("layouts", [(layout, default_variant()) for layout in [*split[:LAYOUTS_TRIED], together]])
     kept = ranked(first, question.objective)[:LAYOUTS_KEPT]
@@ -136,9 +136,9 @@ def search(question: Question, jobs: int, stop: threading.Event, tell: Tell) -> 
 
 
 def ranked(candidates: Sequence[Candidate], objective: Objective) -> list[Candidate]:
-    """In order of preference: the module's rule for the first place, then by attainment and strain.
+    """In order of preference: the first by the module's rule, the others by attainment and strain.
 
-    The first place is for a policy that a gateway carries out.
+    The first is a policy that gateways can carry out.
     """
     order = sorted(candidates, key=lambda each: (-round(each.attainment, 4), each.strain(objective), each.shape))
     able = [each for each in order if not each.variant.obstacle]
@@ -154,8 +154,8 @@ def ranked(candidates: Sequence[Candidate], objective: Objective) -> list[Candid
 
 
 class _Runner:
-    def __init__(self, question: Question, jobs: int, stop: threading.Event, tell: Tell) -> None:
-        self._question, self._jobs, self._stop, self._tell = question, jobs, stop, tell
+    def __init__(self, question: Question, jobs: int, stop: threading.Event, report: Report) -> None:
+        self._question, self._jobs, self._stop, self._report = question, jobs, stop, report
 
     def run(self, what: str, wanted: Sequence[tuple[Layout, Variant]]) -> list[Candidate]:
         """Every pair with every seed."""
@@ -176,13 +176,13 @@ class _Runner:
     def _figures(self, what: str, specs: Sequence[RunSpec]) -> list[dict[str, Any]]:
         done: set[int] = set()
 
-        def told(place: int, share: float) -> None:
+        def on_progress(index: int, share: float) -> None:
             if share == 1.0:
-                done.add(place)
-                self._tell(what, len(done), len(specs))
+                done.add(index)
+                self._report(what, len(done), len(specs))
 
-        self._tell(what, 0, len(specs))
-        outcomes: list[Outcome | None] = run_all(specs, self._jobs, self._stop, told)
+        self._report(what, 0, len(specs))
+        outcomes: list[Outcome | None] = run_all(specs, self._jobs, self._stop, on_progress)
         if self._stop.is_set():
             raise Stopped
         return [dict(outcome.figures) for outcome in outcomes if outcome is not None]

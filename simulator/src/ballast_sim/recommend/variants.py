@@ -1,4 +1,4 @@
-"""The policies that are worth a run, each as the SchedulingPolicy that would be applied."""
+"""The policies that are worth a run, each as the SchedulingPolicy to apply."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class GoldenFileError(ValueError):
 class GoldenRequest:
     """One recorded request; `token_times_s` are absolute.
 
-    `cached_tokens` is None where it did not come to a first token. `hold`: its KV stays for another engine, which says
-    `heartbeats_after_s` its end that it still means to pull, and pulls `pulled_after_s` it (None: never).
+    `cached_tokens` is None where it had no first token. `hold`: its KV is kept for another engine, which sends
+    heartbeats `heartbeats_after_s` its end, and pulls `pulled_after_s` its end (None: never).
     """
 
     request_id: int
@@ -129,7 +129,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _request(row: dict[str, Any], pulls: bool) -> GoldenRequest:
-    """`pulls`: what the summary says of all requests, where a request does not say it of itself."""
+    """`pulls`: the summary's value for all requests, used where a row has none of its own."""
     times: list[float] = []
     if row["ttft_ms"] is not None:  # else it left before its first token
         first_s = row["t"] + row["ttft_ms"] / 1e3

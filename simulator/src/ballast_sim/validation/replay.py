@@ -56,7 +56,7 @@ class Replay:
 
 
 class _Script:
-    """All calls of the engine, in order of time; arrivals go before what else comes at the same time."""
+    """All calls of the engine, in order of time; at one time, arrivals come first."""
 
     def __init__(self, golden: Golden, config: EngineConfig, engine: Engine) -> None:
         self._engine = engine
@@ -64,11 +64,11 @@ class _Script:
         self._numbers = count()
         for row in golden.requests:
             request = _engine_request(row, golden.summary, config)
-            self._at(row.arrival_s, 0, lambda now_s, request=request: engine.add(request, now_s))  # type: ignore[misc]
+            self._schedule(row.arrival_s, 0, lambda now_s, request=request: engine.add(request, now_s))  # type: ignore[misc]
             if row.abort_s is not None:
-                self._at(row.abort_s, 1, lambda now_s, name=request.request_id: engine.abort(name, now_s))  # type: ignore[misc]
+                self._schedule(row.abort_s, 1, lambda now_s, name=request.request_id: engine.abort(name, now_s))  # type: ignore[misc]
 
-    def _at(self, at_s: float, rank: int, call: Callable[[float], object]) -> None:
+    def _schedule(self, at_s: float, rank: int, call: Callable[[float], object]) -> None:
         heapq.heappush(self._due, (at_s, rank, next(self._numbers), call))
 
     def next_s(self) -> float:
@@ -76,19 +76,19 @@ class _Script:
         return self._due[0][0] if self._due else math.inf
 
     def call(self) -> None:
-        """The one that is due next."""
+        """Make the call that is due next."""
         at_s, _, _, call = heapq.heappop(self._due)
         call(at_s)
 
     def handed_over(self, row: GoldenRequest, end: Finished) -> None:
-        """What the other engine will do, now that it has the handle."""
+        """Schedule what the other engine does with the handle."""
         engine, name = self._engine, end.request_id
         pulled_after_s = math.inf if row.pulled_after_s is None else row.pulled_after_s
         for after_s in row.heartbeats_after_s:
             if after_s < pulled_after_s:
-                self._at(end.at_s + after_s, 1, lambda now_s: engine.extend_lease(name, now_s))
+                self._schedule(end.at_s + after_s, 1, lambda now_s: engine.extend_lease(name, now_s))
         if row.pulled_after_s is not None:
-            self._at(end.at_s + row.pulled_after_s, 1, lambda now_s: engine.release(name, now_s))
+            self._schedule(end.at_s + row.pulled_after_s, 1, lambda now_s: engine.release(name, now_s))
 
 
 def replay(golden: Golden, *, coarse: bool = False) -> Replay:

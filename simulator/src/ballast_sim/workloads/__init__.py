@@ -1,6 +1,6 @@
 """Workloads: requests with arrivals and lengths, generated or read from a trace file.
 
-`load_workload` is what commands call: a built-in generator by name, or a file in any of the formats that are known.
+`load_workload` is what commands call: a built-in generator by name, or a file in any known format.
 """
 
 import math

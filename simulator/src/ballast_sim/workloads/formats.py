@@ -1,4 +1,4 @@
-"""Trace formats: which columns tell them, and how a row becomes a request.
+"""Trace formats: the columns that identify each, and how a row becomes a request.
 
 Formats: ours (CSV or JSONL), the Azure LLM inference CSV, Mooncake's JSONL, BurstGPT's CSV, Qwen-Bailian's JSONL.
 """
@@ -30,7 +30,7 @@ class TraceError(ValueError):
 
 @dataclass(slots=True)
 class Row:
-    """One row with its place, for errors."""
+    """One row with its file and line, for errors."""
 
     path: Path
     line: int

@@ -41,7 +41,7 @@ def lognormal(mean: float, sigma: float, cap: int, lowest: int = 1) -> Lengths:
 
 
 def independent(inputs: Lengths, outputs: Lengths) -> Pair:
-    """Input and output lengths that know nothing of each other."""
+    """Input and output lengths, independent of each other."""
     return lambda rng: (inputs.draw(rng), outputs.draw(rng))
 
 

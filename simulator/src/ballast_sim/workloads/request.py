@@ -1,4 +1,4 @@
-"""One request of a workload, and what can be done to all of them."""
+"""One request of a workload, and functions that rescale or cut a list of them."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class WorkloadRequest:
     """When a request arrives and how long it is; `output_tokens` is hidden from every policy.
 
     `hash_ids` name the prompt's prefix blocks of `block_size` tokens, the last one possibly partial: equal leading
-    ids mean equal tokens. `session` and `turn` tell which conversation it belongs to.
+    ids mean equal tokens. `session` and `turn` are its conversation and its turn there.
     """
 
     arrival_s: float

@@ -1,6 +1,6 @@
 """Read trace files, plain or gzip; `formats` has the formats.
 
-The format is told by the column names of the first row. Every error names file, line, column, and what to do.
+The column names of the first row decide the format. Every error names file, line, column, and the fix.
 """
 
 import csv
@@ -17,7 +17,7 @@ from ballast_sim.workloads.formats import FORMATS, READERS, Reader, Row, TraceEr
 from ballast_sim.workloads.request import WorkloadRequest
 
 LONGEST_S = 10 * 366 * 86_400.0
-"""No trace is longer: whoever has one has milliseconds for seconds."""
+"""No trace is longer: a longer one has milliseconds for seconds."""
 
 LENGTHS_ONLY = frozenset({"input_tokens", "output_tokens"})
 
