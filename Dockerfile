@@ -19,7 +19,8 @@ ARG CODE=unknown
 RUN --mount=type=bind,source=.,target=/context \
     : "code ${CODE}" \
     && /opt/ballast/bin/pip install --quiet --no-cache-dir --disable-pip-version-check --no-index --no-deps \
-       /context/dist/*.whl
+       /context/dist/*.whl \
+    && /opt/ballast/bin/python -c 'from ballast_core import kernel; print("decisions by", kernel.name())'
 
 # Compiled files are in the image already; at run time the root file system may be read-only.
 ENV PATH=/opt/ballast/bin:/usr/local/bin:/usr/bin:/bin \

@@ -28,11 +28,16 @@ $(BIN)/uv:
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-$(STAMP): requirements.lock pyproject.toml | $(BIN)/uv
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --reinstall-package ballast --editable .
+KERNEL := gateway/src/ballast_core/_kernel.c gateway/src/ballast_core/_python.h
+
+# Where there is no C compiler and PyPI's cannot be had either, everything runs without the compiled kernel.
+$(STAMP): requirements.lock pyproject.toml hatch_build.py $(KERNEL) | $(BIN)/uv
 	@echo "==> installing the locked dependencies into $(VENV)"
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python uv==$(UV_VERSION)
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@$(INSTALL) || BALLAST_KERNEL=off $(INSTALL)
+	@$(BIN)/python -c 'from ballast_core import kernel; kernel.installed() or print("==> no C compiler: decisions run on numpy, with the same answers in several times the time")'
 	@touch $(STAMP)
 
 setup: $(STAMP) ## Create the virtual environment with the locked dependencies
@@ -74,6 +79,18 @@ demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (
 
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
+
+# A copy of the package with sanitizers in its kernel, and with the narrow vectors that other tests may not meet.
+# LD_PRELOAD, because python itself is built without sanitizers.
+ASAN := build/asan
+kernel-asan: $(STAMP) ## Run the compiled kernel's tests under AddressSanitizer (needs a C compiler; 2 minutes)
+	@rm -rf $(ASAN) && mkdir -p $(ASAN) && cp -R gateway/src/ballast_core $(ASAN)/
+	@$(CC) -O1 -g -std=c11 -fPIC -shared -ffp-contract=off -fno-omit-frame-pointer -fsanitize=address,undefined \
+	  -fno-sanitize-recover=all -DBY_PAIRS -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror \
+	  -I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+	  $(ASAN)/ballast_core/_kernel.c -o $(ASAN)/ballast_core/_kernel.abi3.so -lm
+	@PYTHONPATH=$(ASAN) PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" \
+	  $(BIN)/python -m pytest tests/core/test_kernel.py -q $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, formatting and import contracts
 	@$(BIN)/ruff check .
@@ -162,4 +179,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: help setup envoy demo test lint type bench generate verify format lock
+.PHONY: help setup envoy demo test kernel-asan lint type bench generate verify format lock

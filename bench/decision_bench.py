@@ -9,6 +9,9 @@ a mean output of 500 tokens), and endpoints are scraped once a second. All that 
 what a decision has to do because of it is; "events" is its mean for one decision. Survival curves are made anew where
 they are in production, at scrapes; Python's garbage collector runs as it likes.
 
+Each placement decides by numpy, the reference, and by the compiled kernel where it is installed, on twin fleets in
+turns; "of numpy" is the share of numpy's median in processor time.
+
 Prints a table; `--json FILE` writes the figures, `--against FILE` compares medians of processor time with those of
 another run, in units of a fixed piece of numpy work (`bench/comparison.py`). `bench/recorded/decision.json` is the last
 recorded run. A figure takes 20 s at most: of slow placements fewer decisions are measured.
@@ -26,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
@@ -54,7 +58,9 @@ FEWEST = 50
 REPORT_TOKENS = 16
 REPORTS = 500 // REPORT_TOKENS
 COLUMNS = ("p50_ms", "p99_ms", "cpu_p50_ms", "cpu_p99_ms", "other_events_ms")
-LINE = "{:<22} {:>9} {:>9} {:>8} {:>8} {:>10} {:>10} {:>9} {:>8}"
+TURN = 25
+"""Decisions before the other arithmetic has its turn."""
+LINE = "{:<22} {:<9} {:>9} {:>9} {:>8} {:>8} {:>10} {:>10} {:>9} {:>8} {:>8}"
 
 
 @dataclass(slots=True)
@@ -134,33 +140,72 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
     return made
 
 
-def measure(made: Fleet, decisions: int) -> Row:
-    """Figures of so many arrivals, or of those that fit into `LONGEST_S`, in milliseconds."""
-    wall, cpu, others_s = np.empty(decisions), np.empty(decisions), 0.0
-    gap_s = LIFE_S / (len(made.prefilling) + len(made.decoding))
-    on_event = made.director.on_event
-    end_s = time.perf_counter() + LONGEST_S
-    for k in range(decisions):
-        if time.perf_counter() > end_s and k >= FEWEST:
-            decisions = k
-            break
-        now_s = 1.0 + k * gap_s
-        request = Request(RequestId(f"new-{k}"), prompt_tokens=500)
-        arrived = RequestArrived(request)
-        start, start_cpu = time.perf_counter(), time.thread_time()
-        on_event(arrived, now_s)
-        cpu[k], wall[k] = time.thread_time() - start_cpu, time.perf_counter() - start
-        made.prefilling.append(request.id)
-        events = made.begin(now_s)
-        events += [made.report(REPORT_TOKENS) for _ in range(REPORTS)]
-        events += [made.end(), *made.scrape(now_s)]
-        start = time.perf_counter()
-        for event in events:
-            on_event(event, now_s)
-        others_s += time.perf_counter() - start
-    p50, p99, cpu_p50, cpu_p99 = (*np.percentile(wall[:decisions], (50, 99)), *np.percentile(cpu[:decisions], (50, 99)))
-    figures = (p50, p99, cpu_p50, cpu_p99, others_s / decisions)
-    return {name: round(float(seconds) * 1e3, 4) for name, seconds in zip(COLUMNS, figures, strict=True)}
+@dataclass(slots=True)
+class Series:
+    """Arrivals at one fleet, decided by the compiled kernel or by numpy."""
+
+    made: Fleet
+    compiled: bool
+    wall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    others_s: float = 0.0
+
+    @property
+    def arithmetic(self) -> str:
+        """What decides."""
+        kernel.use(self.compiled)
+        return kernel.name()
+
+    def decide(self, decisions: int) -> None:
+        """So many more arrivals, and what happens between them."""
+        kernel.use(self.compiled)
+        made, on_event = self.made, self.made.director.on_event
+        gap_s = LIFE_S / (len(made.prefilling) + len(made.decoding))
+        for k in range(len(self.wall_s), len(self.wall_s) + decisions):
+            now_s = 1.0 + k * gap_s
+            request = Request(RequestId(f"new-{k}"), prompt_tokens=500)
+            arrived = RequestArrived(request)
+            start, start_cpu = time.perf_counter(), time.thread_time()
+            on_event(arrived, now_s)
+            self.cpu_s.append(time.thread_time() - start_cpu)
+            self.wall_s.append(time.perf_counter() - start)
+            made.prefilling.append(request.id)
+            events = made.begin(now_s)
+            events += [made.report(REPORT_TOKENS) for _ in range(REPORTS)]
+            events += [made.end(), *made.scrape(now_s)]
+            start = time.perf_counter()
+            for event in events:
+                on_event(event, now_s)
+            self.others_s += time.perf_counter() - start
+
+    def figures(self) -> Row:
+        """In milliseconds."""
+        p50, p99 = np.percentile(self.wall_s, (50, 99))
+        cpu_p50, cpu_p99 = np.percentile(self.cpu_s, (50, 99))
+        figures = (p50, p99, cpu_p50, cpu_p99, self.others_s / len(self.wall_s))
+        return {name: round(float(seconds) * 1e3, 4) for name, seconds in zip(COLUMNS, figures, strict=True)}
+
+
+def measure(policy: str, endpoints: int, in_flight: int, decisions: int) -> list[Series]:
+    """So many arrivals by numpy and, where it is installed, by the kernel, or those that fit into `LONGEST_S` for each.
+
+    The two take turns, so a machine that others use is as busy for one as for the other.
+    """
+    choices = (False, True) if kernel.installed() else (False,)
+    kernel.use(kernel.installed())
+    series = [Series(fleet(policy, endpoints, in_flight), compiled) for compiled in choices]
+    end_s = time.perf_counter() + LONGEST_S * len(series)
+    done = 0
+    while done < decisions and (time.perf_counter() < end_s or done < FEWEST):
+        turn = min(TURN, decisions - done)
+        for one in series:
+            one.decide(turn)
+        done += turn
+    return series
+
+
+def _case(row: Row) -> tuple[object, ...]:
+    return row["policy"], row.get("arithmetic", "numpy"), row["endpoints"], row["in_flight"]
 
 
 def main() -> int:
@@ -170,19 +215,23 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--against", type=Path, help="a file of an earlier run to compare with")
     options = parser.parse_args()
-    earlier = Earlier(options.against, lambda row: (row["policy"], row["endpoints"], row["in_flight"]))
+    earlier = Earlier(options.against, _case)
     calibration, rows = Calibration(), list[Row]()
     titles = (name.removesuffix("_ms").replace("_", " ") for name in (*COLUMNS[:4], "events_ms"))
-    print(LINE.format("times in ms", "endpoints", "in flight", *titles, "earlier"))
+    print(LINE.format("times in ms", "by", "endpoints", "in flight", *titles, "of numpy", "earlier"))
     for policy in sorted(PLACEMENTS) if options.policy is None else options.policy.split(","):
         for endpoints, in_flight in SIZES:
             calibration.take()
-            figures = measure(fleet(policy, endpoints, in_flight), options.decisions)
-            row = {"policy": policy, "endpoints": endpoints, "in_flight": in_flight, **figures}
-            ratio = earlier.time_ratio(row, "cpu_p50_ms", calibration)
-            shown = [f"{row[name]:.3f}" for name in COLUMNS]
-            print(LINE.format(policy, endpoints, in_flight, *shown, f"x {ratio:.2f}" if ratio else "-"), flush=True)
-            rows.append(row)
+            reference = None
+            for one in measure(policy, endpoints, in_flight, options.decisions):
+                case = {"policy": policy, "arithmetic": one.arithmetic, "endpoints": endpoints, "in_flight": in_flight}
+                row = {**case, **one.figures()}
+                reference = reference or row["cpu_p50_ms"]
+                ratios = row["cpu_p50_ms"] / reference, earlier.time_ratio(row, "cpu_p50_ms", calibration)
+                shown = [f"{row[name]:.3f}" for name in COLUMNS]
+                shown += [f"x {ratio:.2f}" if ratio else "-" for ratio in ratios]
+                print(LINE.format(*case.values(), *shown), flush=True)
+                rows.append(row)
     if options.json:
         Recording(calibration.seconds, rows).write(options.json)
     return 0

@@ -110,7 +110,9 @@ def _download(requirements: Path, target: Path) -> None:
 
 
 def _build_wheel(target: Path) -> bytes:
-    """Ballast's own wheel in `target`; returns its content. The same sources give the same bytes."""
+    """Ballast's own wheel in `target`, its compiled kernel inside; returns its content. The same sources give the same
+    bytes.
+    """
     shutil.rmtree(target, ignore_errors=True)
     uv = Path(sys.prefix) / "bin" / "uv"
     _run([str(uv), "build", "--quiet", "--wheel", "--out-dir", str(target), str(REPOSITORY)], "building the wheel")

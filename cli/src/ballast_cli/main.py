@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import sys
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, profile, recommend, simulate, validate
+from ballast_cli.arithmetic import choose_arithmetic
 from ballast_cli.demo import command as demo
 from ballast_cli.output import discard_standard_output
 
@@ -71,6 +73,7 @@ def main(
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    choose_arithmetic(os.environ.get("BALLAST_KERNEL", "auto"))
 
 
 @app.command("version")

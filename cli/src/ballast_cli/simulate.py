@@ -54,6 +54,7 @@ def simulate_command(
     from ballast_cli.interrupts import stop_on_interrupt
     from ballast_cli.output import check_outputs
     from ballast_cli.simulate_view import View
+    from ballast_core import kernel
     from ballast_sim.simulation.inputs.objective import Objective
     from ballast_sim.simulation.policies.choice import check_composition
     from ballast_sim.simulation.runs.comparison import Comparison, check_fits, parse_seeds
@@ -82,6 +83,8 @@ def simulate_command(
             bindings=policies.bindings(),
             curves=html_out is not None,
         )
+        if not kernel.installed():
+            view.note("no compiled kernel: decisions run on numpy, with the same answers in several times the time")
         for remark in check_composition(asked.policies, machines, setup.fleet.engine_policy):
             view.note(remark)
         check_fits(machines, setup.source, seeds[0], setup.fleet.physics)

@@ -17,6 +17,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_core import kernel
 from ballast_core.directing.director import Director
 from ballast_gateway.admin import build_admin
 from ballast_gateway.decisions import DecisionLog
@@ -118,7 +119,9 @@ class Gateway:
             )
             self._closing.push_async_callback(self.picker.aclose, 0.0)
             self.ports |= {"ext_proc": self.picker.port, "grpc_health": self.picker.health_port}
-        _log.info("listening", extra={"event": "listening", "ports": self.ports})
+        if not kernel.installed():
+            _log.warning("no compiled kernel: decisions run on numpy, with the same answers in several times the time")
+        _log.info("listening", extra={"event": "listening", "ports": self.ports, "decided_by": kernel.name()})
 
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it is ready."""

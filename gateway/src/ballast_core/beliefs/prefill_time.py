@@ -176,6 +176,11 @@ class PrefillTimes:
         """Service rate of each endpoint: prompt tokens per second in full chunks, without their attention."""
         return 1.0 / (self._factor_of(slots) * self._profiles.chunk_token_s(slots))
 
+    def columns(self, slots: int) -> tuple[FloatArray, FloatArray]:
+        """The profiles (`StackedProfiles.columns`) and the factors of at least this many slots. Read only."""
+        self._grow(slots)
+        return self._profiles.columns(slots), self._factors
+
     def _factor_of(self, slots: IntArray) -> FloatArray:
         """The factors of these slots; 1 for unknown slots."""
         if len(self._profiles) > len(self._factors):

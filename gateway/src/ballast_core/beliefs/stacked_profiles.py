@@ -51,7 +51,8 @@ class StackedProfiles:
     """Coefficients by slot. A slot that was never set has those of `UNINFORMED_PROFILE`."""
 
     def __init__(self) -> None:
-        self._columns: list[FloatArray] = [np.full(1, value) for value in _column_values(UNINFORMED_PROFILE)]
+        self._columns: FloatArray = np.array(_column_values(UNINFORMED_PROFILE))[:, None].copy()
+        """One row for each coefficient, one column for each slot."""
         self._cached_slots: IntArray | None = None
         self._cached: dict[int, FloatArray] = {}
         """Columns of `_cached_slots`, the last read-only slots looked up: usually all candidates of a stage."""
@@ -70,30 +71,32 @@ class StackedProfiles:
 
     def _take(self, column: int, slots: IntArray) -> FloatArray:
         try:
-            return self._columns[column].take(slots)
+            taken: FloatArray = self._columns[column].take(slots)
         except IndexError:
             self.grow(int(slots.max()) + 1)
-            return self._columns[column].take(slots)
+            taken = self._columns[column].take(slots)
+        return taken
 
     def __len__(self) -> int:
-        return len(self._columns[_BUDGET])
+        return int(self._columns.shape[1])
 
     def grow(self, slots: int) -> None:
         """Extend the columns to at least this many slots."""
         if slots > len(self):
             more = max(slots, 2 * len(self)) - len(self)
-            unknown = _column_values(UNINFORMED_PROFILE)
-            self._columns = [
-                np.concatenate([column, np.full(more, value)])
-                for column, value in zip(self._columns, unknown, strict=True)
-            ]
+            unknown = np.array(_column_values(UNINFORMED_PROFILE))
+            self._columns = np.hstack([self._columns, np.repeat(unknown[:, None], more, axis=1)])
             self._cached.clear()
+
+    def columns(self, slots: int) -> FloatArray:
+        """All coefficients of at least this many slots, for the compiled kernel. Read only, until the next `put`."""
+        self.grow(slots)
+        return self._columns
 
     def put(self, slot: int, profile: HardwareProfile) -> None:
         """Set one slot's coefficients."""
         self.grow(slot + 1)
-        for column, value in zip(self._columns, _column_values(profile), strict=True):
-            column[slot] = value
+        self._columns[:, slot] = _column_values(profile)
         self._cached.clear()
 
     def clear(self, slot: int) -> None:

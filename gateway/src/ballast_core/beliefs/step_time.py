@@ -237,7 +237,15 @@ class StepTimeBook:
 
         A slot without an endpoint is predicted as unknown hardware.
         """
+        self._refresh()
+        return self._stacked.decode_step_s(slots, decodes, context_tokens)
+
+    def columns(self, slots: int) -> FloatArray:
+        """See `StackedProfiles.columns`: the recalibrated profiles."""
+        self._refresh()
+        return self._stacked.columns(slots)
+
+    def _refresh(self) -> None:
         for slot in self._stale:
             self._stacked.put(slot, self._models[slot].profile)
         self._stale.clear()
-        return self._stacked.decode_step_s(slots, decodes, context_tokens)

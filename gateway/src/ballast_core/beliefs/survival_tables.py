@@ -120,6 +120,11 @@ class SurvivalTables:
         """Of the line of each bucket, S = intercept + drop x position."""
         self._area: FloatArray = right.ravel()
 
+    @property
+    def curves(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, int, int]:
+        """For the kernel: slope and intercept of each bucket's line, end and hazard of each class, the grid."""
+        return self._drop, self._intercept, self._end, self._hazard, self.buckets.step_tokens, self.buckets.count
+
     def _per_class(self, values: FloatArray, classes: ClassSlots) -> FloatArray | float:
         """A per-class number for each age; a plain float if one class applies to all."""
         if isinstance(classes, int):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ballast_core.arrays import IntArray
+from ballast_core import kernel
+from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.capacity import Capacity
@@ -75,14 +76,9 @@ class Placer:
         costs = policy.costs(view, entry.request)
         if Belief.HOTSPOTS in policy.needs and view.prefills_here and entry.request.block_hashes:
             self._beliefs.hotspots.placed(entry.request.block_hashes[0], view.matched_tokens > 0, costs)
-        lowest = costs.min()
-        if not lowest < np.inf:
+        best = self._best(costs, candidates.slots, self._turns[stage], -1 if keep is None else keep)
+        if best < 0:
             return None
-        tied = np.flatnonzero(costs == lowest)
-        slots = candidates.slots[tied]
-        best = int(tied[np.argmin(self._turns[stage][slots])])
-        if keep is not None and keep in slots:
-            best = int(tied[np.flatnonzero(slots == keep)[0]])
         chosen = candidates.endpoints[best]
         return Placed(
             slot=int(candidates.slots[best]),
@@ -90,6 +86,19 @@ class Placer:
             view=view,
             trace=PlacementTrace(stage, policy.type, chosen.id, candidates.endpoints, costs),
         )
+
+    @staticmethod
+    def _best(costs: FloatArray, slots: IntArray, turns: IntArray, keep: int) -> int:
+        """The index to choose; -1 if no cost is finite."""
+        if (compiled := kernel.active()) is not None:
+            return compiled.choose(np.ascontiguousarray(costs, np.float64), slots, turns, keep)
+        lowest = costs.min()
+        if not lowest < np.inf:
+            return -1
+        tied = np.flatnonzero(costs == lowest)
+        if keep in slots[tied]:
+            return int(tied[np.flatnonzero(slots[tied] == keep)[0]])
+        return int(tied[np.argmin(turns[slots[tied]])])
 
     def view(
         self,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.state.flights import NO_LIMIT, Flights
 
@@ -130,6 +131,14 @@ class AgeHistograms:
     def _classify(self, rows: IntArray) -> None:
         """Set how these rows are counted: their cell, group, held tokens and limit."""
         flights = self._flights
+        if (compiled := kernel.active()) is not None:
+            most = compiled.classify(
+                rows, self._cell, self._group, self._held, self._limit,
+                flights.slot, flights.generated_tokens, flights.limit_tokens, flights.class_slot, flights.decoding,
+                flights.prompt_tokens, _BUCKET_OF_AGE, AGES,
+            )  # fmt: skip
+            self._reach(most + 1)
+            return
         generated, slots, limits = flights.generated_tokens[rows], flights.slot[rows], flights.limit_tokens[rows]
         cells = slots * AGES + _BUCKET_OF_AGE.take(generated, mode="clip")
         cells[~flights.decoding[rows]] = -1
@@ -137,25 +146,48 @@ class AgeHistograms:
         self._group[rows] = _group_of(flights.class_slot[rows], limits)
         self._held[rows] = generated + flights.prompt_tokens[rows]
         self._limit[rows] = np.minimum(limits, _HIGHEST_LIMIT)
-        if (most := int(slots.max()) + 1) > self._slots:
-            self._slots = most
+        self._reach(int(slots.max()) + 1)
+
+    def _reach(self, slots: int) -> None:
+        """Have a row for each of so many slots."""
+        if slots > self._slots:
+            self._slots = slots
             for histogram in self._groups.values():
                 histogram.counts, histogram.held, histogram.squares = (
-                    np.concatenate([each, np.zeros((most - len(each), AGES))])
+                    np.concatenate([each, np.zeros((slots - len(each), AGES))])
                     for each in (histogram.counts, histogram.held, histogram.squares)
                 )
 
     def _count(self, rows: IntArray, sign: int) -> None:
         """Count rows in (1) or out (-1)."""
+        if (compiled := kernel.active()) is not None:
+            self._count_compiled(compiled, rows, sign)
+            return
         rows = rows[self._cell[rows] >= 0]
         for group, chosen in by_group(self._group[rows]):
             self._count_group(group, rows[chosen], sign)
 
-    def _count_group(self, group: int, rows: IntArray, sign: int) -> None:
+    def _count_compiled(self, compiled: kernel.Kernel, rows: IntArray, sign: int) -> None:
+        group, histogram = -1, None
+        while True:
+            larger = compiled.count_group(
+                rows, sign, group, self._cell, self._group, self._held, self._limit, histogram, AGES
+            )
+            if histogram is not None and not histogram.total:
+                del self._groups[group]
+            if larger < 0:
+                return
+            group, histogram = larger, self._histogram(larger)
+
+    def _histogram(self, group: int) -> AgeHistogram:
         histogram = self._groups.get(group)
         if histogram is None:
             counts, held, squares = np.zeros((3, self._slots, AGES))
             histogram = self._groups[group] = AgeHistogram(group, counts, held, squares)
+        return histogram
+
+    def _count_group(self, group: int, rows: IntArray, sign: int) -> None:
+        histogram = self._histogram(group)
         cells, held = self._cell[rows], self._held[rows]
         signed = sign * held
         np.add.at(histogram.counts.reshape(-1), cells, float(sign))

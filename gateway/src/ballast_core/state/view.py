@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.arrays import BoolArray, FloatArray, HashArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.model import Endpoint, Request, RequestId, Stage
@@ -139,6 +140,12 @@ class View:
     @cached_property
     def prefill_s(self) -> FloatArray:
         """Expected seconds to prefill this request on each candidate, its queue there included."""
+        if (compiled := kernel.active()) is not None:
+            prefill_s = np.empty(len(self.slots))
+            compiled.prefill_s(
+                prefill_s, self.slots, self.known_matches, self.request.prompt_tokens, self.now_s, *self.prefill_columns
+            )
+            return prefill_s
         return self.beliefs.prefill_times.duration_s(
             self.slots,
             (self.request.prompt_tokens - self.matched_tokens).astype(np.float64),
@@ -156,6 +163,42 @@ class View:
             (self.request.prompt_tokens - self.matched_tokens).astype(np.float64),
             cached_tokens=self.matched_tokens.astype(np.float64),
         )
+
+    # --- for the compiled kernel: whole columns by slot ---------------------------------------------------------
+
+    @property
+    def known_matches(self) -> IntArray | None:
+        """`matched_tokens`, or None where the request names no blocks."""
+        return self.matched_tokens if self.request.block_hashes else None
+
+    @property
+    def prefill_columns(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray, FloatArray, FloatArray]:
+        """Profiles, factors, requests, uncached tokens and pairs, and start of the prefill stage."""
+        ledger = self._ledger
+        return (
+            *self.beliefs.prefill_times.columns(self.capacity),
+            ledger.requests[Stage.PREFILL],
+            ledger.uncached_tokens,
+            ledger.uncached_pairs,
+            ledger.prefilling_since_s,
+        )
+
+    @property
+    def decode_columns(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray, IntArray]:
+        """Declared and recalibrated profiles, requests, foreign requests and tokens of the decode stage."""
+        ledger, capacity = self._ledger, self.capacity
+        return (
+            self.beliefs.hardware.columns(capacity),
+            self.beliefs.step_times.columns(capacity),
+            ledger.requests[Stage.DECODE],
+            ledger.foreign,
+            ledger.tokens[Stage.DECODE],
+        )
+
+    @property
+    def common_handoff_s(self) -> float | None:
+        """The hand-off of all candidates alike; None where each prefills the request itself."""
+        return None if self.prefills_here else self._handoff_s
 
     @property
     def prefills_here(self) -> bool:

@@ -8,9 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request, Stage
+from ballast_core.policies.placement import compiled
 from ballast_core.policies.placement.projection import project
 from ballast_core.policies.placement.waterline import waterline
 from ballast_core.state.view import View
@@ -69,7 +71,10 @@ class Ballast:
             return view.prefill_s
         tables = view.beliefs.lengths.tables(view.now_s)
         class_slot = view.beliefs.lengths.known_slot(request.traffic_class or None)
-        middles, piece_tokens = tables.life_nodes(_PIECES, class_slot, request.max_output_tokens)
+        life_nodes = tables.life_nodes(_PIECES, class_slot, request.max_output_tokens)
+        if (functions := kernel.active()) is not None:
+            return compiled.ballast(functions, view, request, tables, life_nodes)
+        middles, piece_tokens = life_nodes
         ages = np.append(0.0, middles)
         weights = np.full(len(ages), piece_tokens)
         weights[:2] *= 0.5  # the hand-off represents the first half of the first piece

@@ -11,10 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Request
 from ballast_core.policies.declaring import parameter
+from ballast_core.policies.placement import compiled
 from ballast_core.state.view import View
 
 
@@ -31,6 +33,8 @@ class LeastUncachedTokens:
     needs: ClassVar[Belief] = Belief.PREFILL_TIMES | Belief.PREFIXES
 
     def costs(self, view: View, request: Request) -> FloatArray:
+        if (functions := kernel.active()) is not None:
+            return compiled.least_uncached_tokens(functions, view, request)
         tokens = view.uncached_tokens + request.prompt_tokens - view.matched_tokens
         return np.asarray(tokens / view.beliefs.prefill_times.tokens_per_s(view.slots), np.float64)
 

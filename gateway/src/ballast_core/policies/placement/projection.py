@@ -33,8 +33,8 @@ _DELAYS = 64
 """Buckets of the time to hand-off, up to 26 s; the last one holds all later requests."""
 _PIECE = 200_000
 """Multiplications of a matrix product: OpenBLAS uses threads from 262,144 on."""
-_DELAY_OF_ROW: FloatArray = log_middle(np.arange(float(_DELAYS)), _FIRST_DELAY_S)
-_DELAY_OF_ROW[0] = 0.0  # expected by now
+DELAY_OF_ROW: FloatArray = log_middle(np.arange(float(_DELAYS)), _FIRST_DELAY_S)
+DELAY_OF_ROW[0] = 0.0  # expected by now
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +93,7 @@ def _add_pending(load: FloatArray, view: View, pending: IntArray, delays_s: Floa
     cells, held = flights.slot[pending], flights.prompt_tokens[pending].astype(np.float64)
     cells *= used
     cells += rows
-    wait_s = _DELAY_OF_ROW[:used, None]
+    wait_s = DELAY_OF_ROW[:used, None]
     grown = np.maximum(delays_s - wait_s, 0.0) * tokens_per_s
     started = delays_s >= wait_s
     for group, chosen in by_group(view.age_histograms.groups[pending]):

@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
@@ -157,7 +158,12 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
 
 def versions() -> dict[str, str]:
     """What computed the figures."""
-    return {"ballast": version("ballast"), "python": platform.python_version(), "numpy": np.__version__}
+    return {
+        "ballast": version("ballast"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "decided by": kernel.name(),
+    }
 
 
 def _beat(fleet: Fleet, beat: Beat) -> None:

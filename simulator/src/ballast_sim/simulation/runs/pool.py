@@ -17,6 +17,7 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from typing import TypeAlias
 
+from ballast_core import kernel
 from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, run
 
 BEAT_EVERY_S = 0.1
@@ -88,10 +89,11 @@ class _Worker:
     progress: SimpleQueue[tuple[int, float]]
 
 
-def _start_worker(stop: Event, progress: SimpleQueue[tuple[int, float]]) -> None:
+def _start_worker(stop: Event, progress: SimpleQueue[tuple[int, float]], compiled: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent sets `stop`
     threading.Thread(target=end_with_parent, daemon=True).start()
     _Worker.stop, _Worker.progress = stop, progress
+    kernel.use(compiled)
 
 
 def end_with_parent() -> None:
@@ -115,7 +117,8 @@ def _run_in_processes(
     context = multiprocessing.get_context("spawn")
     stop_workers: Event = context.Event()
     progress: SimpleQueue[tuple[int, float]] = context.SimpleQueue()
-    with ProcessPoolExecutor(jobs, context, _start_worker, (stop_workers, progress)) as pool:
+    initargs = (stop_workers, progress, kernel.active() is not None)
+    with ProcessPoolExecutor(jobs, context, _start_worker, initargs) as pool:
         futures: dict[Future[Outcome | None], int] = {
             pool.submit(_run_there, index, spec): index for index, spec in enumerate(specs)
         }
