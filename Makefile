@@ -87,7 +87,6 @@ kernel-asan: $(STAMP) ## Run the compiled kernel's tests under AddressSanitizer 
 	@rm -rf $(ASAN) && mkdir -p $(ASAN) && cp -R gateway/src/ballast_core $(ASAN)/
 	@$(CC) -O1 -g -std=c11 -fPIC -shared -ffp-contract=off -fno-omit-frame-pointer -fsanitize=address,undefined \
 	  -fno-sanitize-recover=all -DBY_PAIRS -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Werror \
-	  -I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
 	  $(ASAN)/ballast_core/_kernel.c -o $(ASAN)/ballast_core/_kernel.abi3.so -lm
 	@PYTHONPATH=$(ASAN) PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" \
 	  $(BIN)/python -m pytest tests/core/test_kernel.py -q $(PYTEST_ARGS)

@@ -54,10 +54,9 @@ def compile_kernel(source: Path, target: Path, extra: list[str]) -> str:
     if compiler is None:
         return "there is no C compiler"
     shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-    include = ["-I", sysconfig.get_path("include")]
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(scratch) / target.name
-        command = [*compiler, *_FLAGS, *shared, *extra, *include, str(source), "-o", str(built), "-lm"]
+        command = [*compiler, *_FLAGS, *shared, *extra, str(source), "-o", str(built), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:

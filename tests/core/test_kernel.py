@@ -6,6 +6,7 @@ The property tests run under AddressSanitizer with `make kernel-asan`.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -373,3 +374,20 @@ def test_without_a_kernel_none_can_be_chosen(monkeypatch: pytest.MonkeyPatch) ->
         kernel.use(True)
     assert not kernel.installed()
     assert kernel.name() == "numpy"
+
+
+def test_calls_leave_every_reference_count_as_it_was() -> None:
+    """Of None, which most functions return, and of what is passed in; None is immortal from Python 3.12 on."""
+    installed = kernel.active()
+    assert installed is not None
+    costs, slots, turns = np.zeros(3), np.arange(3), np.zeros(3, np.int64)
+    made, request = build(State(role=Role.FLEXIBLE, flights=(Flight(at=0), Flight(at=1)))), ask()
+    watched: list[object] = [None, costs, slots, turns]
+    before = [sys.getrefcount(each) for each in watched]
+    for _ in range(1_000):
+        installed.choose(costs, slots, turns, -1)
+        for policy in POLICIES:
+            for stage in Stage:
+                policy.costs(view(made, request, stage=stage), request)
+    after = [sys.getrefcount(each) for each in watched]
+    assert all(abs(now - then) < 500 for now, then in zip(after, before, strict=True)), (before, after)

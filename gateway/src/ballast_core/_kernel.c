@@ -1,20 +1,14 @@
 /* The arithmetic of a decision, compiled. The numpy code beside each caller is the reference: the same formulas, the
  * same names, and results within 1e-11 of it (tests/core/test_kernel.py).
  *
- * Python's limited API only, so one build serves every Python from 3.11 on; arrays come as buffers, without numpy's
+ * Python's stable ABI only, so one build serves every Python from 3.11 on; arrays come as buffers, without numpy's
  * headers. Each argument is checked for type, shape and index range before it is used: a mistake raises and never
  * crashes. Results go to an array that the caller passes as `out`.
  *
  * Sums run in the order in which they are written: build with -ffp-contract=off and without -ffast-math.
  */
 
-#define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
-#if __has_include(<Python.h>)
-#include <Python.h>
-#else
 #include "_python.h"
-#endif
 
 #if defined(__x86_64__) && !defined(BY_PAIRS) /* a build for tests may leave the wider vectors out */
 #define QUADS

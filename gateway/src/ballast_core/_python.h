@@ -1,5 +1,7 @@
-/* What `_kernel.c` uses of Python's stable ABI, for machines with a Python but without its headers. These layouts and
- * names are the same in every CPython from 3.11 on; where Python.h is installed, that is used. */
+/* What `_kernel.c` uses of Python's stable ABI. These layouts and names are the same in every CPython from 3.11 on.
+ *
+ * Python.h is not used, also where it is installed: the one of 3.12 and 3.13.0 leaves out the reference count of None,
+ * which is immortal there, and an extension that was built with it would free None in 3.11. */
 
 #include <stddef.h>
 #include <sys/types.h>
