@@ -65,9 +65,13 @@ def _fresh_namespace(cluster: Cluster) -> str:
 
 
 def _remove_namespace(cluster: Cluster, name: str) -> None:
-    """Pods go first and at once: a namespace with pods of a long grace period looks again only after half of it."""
+    """Pods go first and at once: a namespace with pods of a long grace period looks again only after half of it.
+
+    ReplicaSets go with their Deployments: the garbage collector, which pauses while CRDs come and go, may be too late
+    to keep them from making such pods anew.
+    """
     kubectl = cluster.kubectl.within(name)
-    for kind in ("servingpools.serving.ballast.dev", "deployments,jobs"):
+    for kind in ("servingpools.serving.ballast.dev", "deployments,jobs", "replicasets"):
         kubectl.run("delete", kind, "--all", "--wait=false", check=False)
     kubectl.run("delete", "pods", "--all", "--now", "--timeout=60s", timeout_s=70, check=False)
     cluster.kubectl.delete("namespace", name)
