@@ -1,4 +1,4 @@
-"""The documentation's links lead somewhere, down to the heading, and the files and modules that it names exist."""
+"""Links of the documentation lead somewhere, down to the heading, and the files and modules that it names exist."""
 
 from __future__ import annotations
 
@@ -68,6 +68,11 @@ def test_named_files_and_modules_exist(page: Path) -> None:
     text = page.read_text()
     assert [path for path in _PATH.findall(text) if not any(ROOT.glob(path.rstrip("/")))] == []
     assert [name for name in _MODULE.findall(text) if find_spec(name) is None] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_stands_in_the_middle_of_a_merge(page: Path) -> None:
+    assert [line for line in page.read_text().splitlines() if line.startswith(("<" * 7, ">" * 7))] == []
 
 
 def test_dead_links_are_found(tmp_path: Path) -> None:
