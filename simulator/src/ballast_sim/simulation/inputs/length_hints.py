@@ -16,10 +16,6 @@ from ballast_sim.settings import SettingError
 _SIGMA_PER_MAE = math.sqrt(math.pi / 2)
 """Of a normal error."""
 
-EVERY_TOKENS = 16
-"""Tokens between two predictions of a running request, where predictions change; ARES: 20. A Director's `Progress`
-comes as often."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthHints:
