@@ -267,7 +267,7 @@ async def test_a_cut_prompt_is_answered_as_by_one_engine(pair: Pair, name: str, 
     gateway = await pair.start(ratio, streams={"rescue": rescue})
     body = {"model": "tiny", "stream": True, "max_tokens": 20, **more}
     through = await stream(f"{gateway.url}{path}", body)
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     cut = entry["cut_tokens"]
     assert await pair.pulled("f1") == cut >= LEAST_PART_TOKENS
     assert await stream(f"{pair.url('f0')}{path}", body) == through
@@ -333,7 +333,7 @@ async def test_what_cannot_be_cut_runs_whole(pair: Pair, more: dict[str, Any]) -
     async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
         answer = await client.post(f"{gateway.url}{COMPLETION}", json=body)
     assert answer.status_code == 200
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["outcome"], entry.get("prefill"), entry.get("cut_tokens")) == ("completed", None, None)
     assert await pair.pulled("f0") == await pair.pulled("f1") == 0
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
@@ -348,7 +348,7 @@ async def test_an_engine_that_reads_no_parts_is_left_when_its_time_is_over(
     body = {"model": "tiny", "stream": True, "max_tokens": 5, "prompt": IDS}
     through = await stream(f"{gateway.url}{COMPLETION}", body)
     assert through == await stream(f"{pair.url('f0')}{COMPLETION}", body)
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["outcome"], entry["decode"], entry["retries"]) == ("completed", "f0", 1)
     assert "cut_tokens" not in entry
 
@@ -370,7 +370,7 @@ async def test_a_stream_whose_second_engine_dies_goes_on_without_the_handle(pair
 
     through = await stream(f"{gateway.url}{path}", body, on_bytes=watch)
     assert through == await stream(f"{pair.url('f0')}{path}", body)
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["outcome"], entry["decode"], entry["rescues"]) == ("completed", "f0", 1)
     assert await pair.pulled("f0") == 0
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
@@ -383,7 +383,7 @@ async def test_what_was_cut_may_move_later(pair: Pair) -> None:
     body = {"model": "tiny", "stream": True, "max_tokens": 80, "prompt": IDS}
     through = await stream(f"{gateway.url}{COMPLETION}", body)
     assert through == await stream(f"{pair.url('f0')}{COMPLETION}", body)
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert entry["cut_tokens"] == 200
     assert entry["migrations"] >= 1
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
@@ -498,7 +498,7 @@ async def test_a_first_part_that_fails_is_done_elsewhere(fleet: Fleet, first: Sc
     gateway = await fleet.serve(f0=engine(first), f1=engine())
     assert await ask(gateway, BODY) == (200, SAID)
     assert fleet.asked("f1") == [(COMPLETION, BODY)]
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["retries"], entry["decode"]) == (1, "f1")
     await drained(gateway)
 
@@ -520,7 +520,7 @@ async def test_without_a_good_handle_the_next_engine_computes_all(fleet: Fleet, 
     gateway = await fleet.serve(f0=engine(first), f1=engine())
     assert await ask(gateway, BODY) == (200, SAID)
     assert [each.raw for each in fleet.engines["f1"].asked] == [json.dumps(BODY).encode()]
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert ("cut_tokens" in entry, entry.get("retries")) == (False, None)
     await drained(gateway)
 

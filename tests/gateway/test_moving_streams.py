@@ -131,7 +131,7 @@ async def test_a_stream_that_moves_all_the_time_is_the_stream_of_one_engine(
     body = request(path, **shape)
     moved = await stream(f"{gateway.url}{path}", body, "one")
     assert moved == await line.unmoved(path, body, "one")
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert entry["migrations"] >= 2
     assert entry["outcome"] == "completed"
     assert entry["output_tokens"] == (60 if "vllm_xargs" in shape else TOKENS)
@@ -301,7 +301,7 @@ async def test_a_target_that_fails_after_the_cut_sends_the_stream_back(line: Lin
     found = outcomes(gateway)
     assert found["moved"] == 0
     assert found["failed"] >= 2
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["outcome"], entry["decode"]) == ("completed", home)
 
 
@@ -330,7 +330,7 @@ async def test_a_target_that_falls_silent_after_the_cut_does_not_keep_the_client
     found = outcomes(gateway)
     assert found["moved"] == 0
     assert found["failed"] >= 2
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["outcome"], entry["decode"]) == ("completed", home)
     assert "rescues" not in entry
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
@@ -511,5 +511,5 @@ async def test_a_stream_breaks_when_no_engine_is_left_to_go_on(line: Line) -> No
         await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", watch)
     assert b"upstream-broke" in last
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["outcome"], entry["reason"]) == ("failed", "upstream-broke")

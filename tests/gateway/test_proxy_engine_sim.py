@@ -77,7 +77,7 @@ async def test_the_decode_engine_pulls_the_kv_of_the_prefill_engine(line: tuple[
         alone = (await client.post(f"http://127.0.0.1:{made.engines['d1'].port}/v1/completions", json=body)).json()
     assert through["usage"]["completion_tokens"] == 12
     assert through["choices"][0]["token_ids"] == alone["choices"][0]["token_ids"]
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     pulled = await made.metric(
         entry["decode"], 'vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="external_kv_transfer"'
     )
@@ -141,7 +141,7 @@ async def test_a_mistake_that_only_the_engine_sees_is_told_in_its_words(line: tu
     async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{gateway.url}/v1/completions", json=body)
     assert answer.status_code == 400
-    (entry,) = gateway.requests()
+    entry = gateway.request()
     assert (entry["outcome"], entry["reason"]) == ("invalid", "upstream-400")
 
 

@@ -259,6 +259,7 @@ async def test_only_the_routes_of_the_openai_api_exist(
     )
     assert answer.status == status
     assert answer.headers.get("allow") == allow
+    assert len(gateway.requests()) == (path != "/metrics")
     if method != "HEAD":
         assert_openai_error(answer)
 

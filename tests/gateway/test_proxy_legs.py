@@ -109,7 +109,7 @@ async def test_prefill_hands_its_handle_to_decode(tmp_path: Path) -> None:
         assert prefill.headers["x-request-id"] == decode.headers["x-request-id"] == answer.headers["x-request-id"]
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.body == b"".join(sse_events(["a", "b", "c"]))
-        (line,) = gateway.requests()
+        line = gateway.request()
         assert (line["prefill"], line["decode"], line["output_tokens"], line["outcome"]) == ("p0", "d0", 3, "completed")
         assert 0 < line["prefill_s"] <= line["ttft_s"] <= line["e2e_s"]
 
@@ -286,7 +286,7 @@ async def test_an_endpoint_that_refuses_connections_is_replaced_by_another(tmp_p
         gateway.gateway.driver.feed(EndpointObserved(Endpoint(EndpointId("a-dead"), address, Role.DECODE)))
         (answer,) = await raw_exchange(gateway.port, post(PATH, COMPLETION), answers=1)
         assert answer.status == 200
-        (line,) = gateway.requests()
+        line = gateway.request()
         assert (line["decode"], line["retries"]) == ("d0", 1)
 
 
@@ -360,7 +360,7 @@ async def test_a_client_that_leaves_frees_its_engines_at_once(tmp_path: Path, st
             await fleet.engines[stage].hung_up.wait()
         await drained(gateway)
         await until(lambda: len(gateway.requests()) == 1)
-        (line,) = gateway.requests()
+        line = gateway.request()
         assert (line["outcome"], line["reason"]) == ("cancelled", "client-gone")
 
 
@@ -386,7 +386,7 @@ async def test_a_stream_arrives_whole_however_it_is_cut(tmp_path: Path, step: in
         gateway = await fleet.serve(f0=streams(*parts))
         (answer,) = await raw_exchange(gateway.port, post(PATH, STREAM), answers=1)
         assert answer.body == whole
-        (line,) = gateway.requests()
+        line = gateway.request()
         assert line["output_tokens"] == 5
 
 
@@ -435,7 +435,7 @@ async def test_a_stream_that_breaks_after_its_first_token_ends_with_an_error_eve
         error = json.loads(answer.body.removeprefix(event).removeprefix(b"data: "))["error"]
         assert error["code"] == "upstream-broke"
         assert not answer.whole
-        (line,) = gateway.requests()
+        line = gateway.request()
         assert (line["outcome"], line["reason"]) == ("failed", "upstream-broke")
         await drained(gateway)
 
