@@ -178,7 +178,8 @@ class PrefillTimes:
 
     def columns(self, slots: int) -> tuple[FloatArray, FloatArray]:
         """The profiles (`StackedProfiles.columns`) and the factors of at least this many slots. Read only."""
-        self._grow(slots)
+        if slots > len(self._factors):
+            self._grow(slots)
         return self._profiles.columns(slots), self._factors
 
     def _factor_of(self, slots: IntArray) -> FloatArray:

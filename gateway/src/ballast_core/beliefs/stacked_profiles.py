@@ -95,7 +95,8 @@ class StackedProfiles:
 
     def columns(self, slots: int) -> FloatArray:
         """All coefficients of at least this many slots, for the compiled kernel. Read only, until the next `put`."""
-        self.grow(slots)
+        if slots > self._columns.shape[1]:
+            self.grow(slots)
         return self._columns
 
     def put(self, slot: int, profile: HardwareProfile) -> None:
