@@ -1654,6 +1654,193 @@ static PyObject *ballast(PyObject *module, PyObject *const *given, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+/* --- sibyl (policies/placement/sibyl.py, state/growth.py) -------------------------------------------------------- */
+
+/* The columns of `Growth` for one request, and what else of its row is read. */
+typedef struct {
+    double age, held, own_rate, start_share, reciprocal, handoff_at_s, limit;
+    int64_t class;
+    int32_t slot;
+    int32_t decoding;
+} Grown;
+
+typedef struct {
+    Grown *rows;
+    Py_ssize_t count, room;
+} Growth;
+
+static const char GROWTH[] = "ballast growth";
+
+static void free_growth(PyObject *capsule)
+{
+    Growth *of_growth = PyCapsule_GetPointer(capsule, GROWTH);
+    free(of_growth->rows);
+    free(of_growth);
+}
+
+PyDoc_STRVAR(growth_doc, "growth()\n--\n\nAn empty `Growth`, which `regrow` fills.");
+
+static PyObject *growth(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    if (expect_arguments(count, 0) < 0)
+        return NULL;
+    Growth *one = calloc(1, sizeof *one);
+    if (!one)
+        return PyErr_NoMemory();
+    PyObject *capsule = PyCapsule_New(one, GROWTH, free_growth);
+    if (!capsule)
+        free(one);
+    return capsule;
+}
+
+PyDoc_STRVAR(regrow_doc,
+"regrow(growth, curves, all_rows, count, slot, prompt_tokens, limit_tokens, generated_tokens, class_slot, decoding, "
+"handoff_at_s, first_token_at_s, progress_at_s, changed)\n--\n\n"
+"`Growth.update`: write the marked rows anew and clear their marks; with `all_rows`, look up the curves for all.");
+
+static PyObject *regrow(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    Held held = {.count = 0};
+    Flights flights;
+    Growth *of_growth;
+    const Curves *of_curves;
+    int64_t all;
+    if (expect_arguments(count, 14) < 0 || !(of_growth = PyCapsule_GetPointer(given[0], GROWTH)) ||
+        !(of_curves = PyCapsule_GetPointer(given[1], CURVES)) || get_integer(given[2], &all) < 0 ||
+        get_flights(&held, given + 3, &flights) < 0)
+        goto failed;
+    Py_ssize_t classes = of_curves->end.len;
+    for (Py_ssize_t row = next_marked(&flights.changed, 0, flights.count); row < flights.count;
+         row = next_marked(&flights.changed, row + 1, flights.count))
+        if (expect_class(of_curves, classes > 1 ? flights.class.i[row] : 0) < 0)
+            goto failed;
+    if (flights.count > of_growth->room) {
+        Py_ssize_t room = 2 * flights.count;
+        Grown *more = realloc(of_growth->rows, (size_t)room * sizeof *more);
+        if (!more) {
+            PyErr_NoMemory();
+            goto failed;
+        }
+        memset(more + of_growth->room, 0, (size_t)(room - of_growth->room) * sizeof *more);
+        of_growth->rows = more;
+        of_growth->room = room;
+    }
+    of_growth->count = flights.count;
+    for (Py_ssize_t row = next_marked(&flights.changed, 0, flights.count); row < flights.count;
+         row = next_marked(&flights.changed, row + 1, flights.count)) {
+        Grown *one = &of_growth->rows[row];
+        double weight =
+            1.0 / (larger(flights.progress_at_s.f[row] - flights.first_token_at_s.f[row], 0.0) + 1.0);
+        one->age = (double)flights.generated.i[row];
+        one->held = one->age + (double)flights.prompt.i[row];
+        one->own_rate = larger(one->age - 1.0, 0.0) * weight;
+        one->start_share = weight;
+        one->handoff_at_s = flights.handoff_at_s.f[row];
+        one->limit = (double)flights.limit.i[row];
+        one->class = flights.class.i[row];
+        one->slot = (int32_t)flights.slot.i[row];
+        one->decoding = flights.decoding.b[row];
+        one->reciprocal = 1.0 / survival_within(of_curves, larger(one->age, 0.0), classes > 1 ? one->class : 0);
+        flights.changed.out_b[row] = 0;
+    }
+    if (all)
+        for (Py_ssize_t row = 0; row < of_growth->count; row++) {
+            Grown *one = &of_growth->rows[row];
+            int64_t class = classes > 1 ? one->class : 0;
+            if (expect_class(of_curves, class) < 0)
+                goto failed;
+            one->reciprocal = 1.0 / survival_within(of_curves, larger(one->age, 0.0), class);
+        }
+    release(&held);
+    Py_RETURN_NONE;
+failed:
+    release(&held);
+    return NULL;
+}
+
+PyDoc_STRVAR(sibyl_doc,
+"sibyl(out, slots, capacity, now_s, handoff_s, start_tokens_per_s, growth, curves, prob_at_one, without_type_one, "
+"without_type_two, without_type_three)\n--\n\n"
+"The costs of `Sibyl` at the decode stage, of candidates with slots below `capacity`. `handoff_s`: one number, or an "
+"array with that of each.");
+
+static PyObject *sibyl(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    Held held = {.count = 0};
+    Array out, slots, handoff_s = {.len = 0};
+    const Growth *of_growth;
+    const Curves *of_curves;
+    int64_t capacity, certain, without[3];
+    double now_s, common_s = 0.0, start_rate;
+    int32_t *candidate_of = NULL;
+    PyObject *answer = NULL;
+    if (expect_arguments(count, 12) < 0 || get(&held, given[0], "out", 'd', 1, WRITE, &out) < 0 ||
+        get(&held, given[1], "slots", 'q', 1, READ, &slots) < 0 || expect_length("out", &out, slots.len) < 0 ||
+        get_integer(given[2], &capacity) < 0 || get_double(given[3], &now_s) < 0 ||
+        get_double(given[5], &start_rate) < 0 || !(of_growth = PyCapsule_GetPointer(given[6], GROWTH)) ||
+        !(of_curves = PyCapsule_GetPointer(given[7], CURVES)) || get_integer(given[8], &certain) < 0 ||
+        get_integer(given[9], &without[0]) < 0 || get_integer(given[10], &without[1]) < 0 ||
+        get_integer(given[11], &without[2]) < 0)
+        goto done;
+    int each = PyObject_CheckBuffer(given[4]);
+    if (each ? get(&held, given[4], "handoff_s", 'd', 1, READ, &handoff_s) < 0 ||
+                   expect_length("handoff_s", &handoff_s, slots.len) < 0
+             : get_double(given[4], &common_s) < 0)
+        goto done;
+    if (capacity < 0 || capacity > MOST_SLOTS) {
+        PyErr_SetString(PyExc_ValueError, "capacity: there are no so many slots");
+        goto done;
+    }
+    if (expect_within("slots", &slots, (Py_ssize_t)capacity) < 0)
+        goto done;
+    candidate_of = malloc((size_t)(capacity + 1) * sizeof *candidate_of);
+    if (!candidate_of) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (int64_t k = 0; k < capacity; k++)
+        candidate_of[k] = -1;
+    for (Py_ssize_t i = 0; i < slots.len; i++) {
+        candidate_of[slots.i[i]] = (int32_t)i;
+        out.out[i] = 0.0;
+    }
+    Py_ssize_t classes = of_curves->end.len;
+    if (classes < 1) {
+        expect_class(of_curves, 0);
+        goto done;
+    }
+    for (Py_ssize_t row = 0; row < of_growth->count; row++) {
+        const Grown *one = &of_growth->rows[row];
+        int32_t i = one->slot < capacity ? candidate_of[one->slot] : -1;
+        if (i < 0)
+            continue;
+        double ahead_s = each ? handoff_s.f[i] : common_s;
+        double elapsed_s = smaller(now_s + ahead_s - one->handoff_at_s, ahead_s);
+        int early = elapsed_s >= 0.0;
+        if (one->decoding ? without[0] : early ? without[1] : without[2])
+            continue;
+        double grown = (one->start_share * start_rate + one->own_rate) * elapsed_s;
+        double load = larger(one->held + grown, 0.0);
+        if (!certain) {
+            int64_t class = classes > 1 && one->class < classes ? one->class : 0;
+            double later = larger(grown + one->age, 0.0);
+            double alive = survival_within(of_curves, later, class) * one->reciprocal;
+            if (later > of_curves->end.f[class]) {
+                double age = larger(one->age, 0.0);
+                alive = conditional(of_curves, age, survival_within(of_curves, age, class), later, class, INFINITY);
+            }
+            load *= later < one->limit ? alive : 0.0;
+        }
+        out.out[i] += load;
+    }
+    answer = Py_None;
+    Py_INCREF(answer);
+done:
+    free(candidate_of);
+    release(&held);
+    return answer;
+}
+
 /* --- the module -------------------------------------------------------------------------------------------------- */
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
@@ -1661,7 +1848,8 @@ static PyObject *ballast(PyObject *module, PyObject *const *given, Py_ssize_t co
 static PyMethodDef functions[] = {
     FUNCTION(fleet), FUNCTION(prefill_s), FUNCTION(least_uncached_tokens), FUNCTION(choose),
     FUNCTION(curves), FUNCTION(tabulate), FUNCTION(kaplan_meier),
-    FUNCTION(census), FUNCTION(recount), FUNCTION(tallies), FUNCTION(ballast), {NULL, NULL, 0, NULL},
+    FUNCTION(census), FUNCTION(recount), FUNCTION(tallies), FUNCTION(ballast),
+    FUNCTION(growth), FUNCTION(regrow), FUNCTION(sibyl), {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *module)
