@@ -49,6 +49,8 @@ class Sibyl:
             return view.prefill_s
         if self.request_level:
             return view.requests.astype(np.float64)
+        if not view.flights.count:
+            return np.zeros(len(view.slots))
         if (functions := kernel.active()) is not None:
             return compiled.sibyl(
                 functions,
@@ -62,8 +64,6 @@ class Sibyl:
 
     def _projected_tokens(self, view: View) -> FloatArray:
         flights, growth = view.flights, view.growth
-        if not flights.count:
-            return np.zeros(len(view.slots))
         tables = view.beliefs.lengths.tables(view.now_s)
         growth.update(tables)
         load = np.empty(flights.count)
