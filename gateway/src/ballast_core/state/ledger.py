@@ -20,6 +20,7 @@ from ballast_core.model import EndpointId, Observation, Request, RequestId, Stag
 from ballast_core.state.age_histograms import AgeHistograms
 from ballast_core.state.flights import Flights
 from ballast_core.state.growth import Growth
+from ballast_core.state.prepared import PreparedLedger
 
 
 class Phase(Enum):
@@ -132,6 +133,11 @@ class Ledger:
     def age_histograms(self) -> AgeHistograms:
         """The decoding requests of `flights` by slot and age; maintained from the first read on."""
         return AgeHistograms(self.flights)
+
+    @cached_property
+    def prepared(self) -> PreparedLedger:
+        """The same for the compiled kernel, with its other arguments; maintained from the first use on."""
+        return PreparedLedger(self)
 
     @property
     def entries(self) -> Mapping[RequestId, Entry]:
