@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from ballast_core.model import EndpointId
-from ballast_gateway.proxy import moving, run
+from ballast_gateway.proxy import moving
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
@@ -311,7 +311,7 @@ async def test_a_target_that_falls_silent_after_the_cut_does_not_keep_the_client
     line: Line, monkeypatch: pytest.MonkeyPatch, path: str, silence: str
 ) -> None:
     """As one with a queue: the stream is back at its source long before a leg's own limits, which are of minutes."""
-    monkeypatch.setattr(run, "TARGET_DUE_S", 0.05)
+    monkeypatch.setattr("ballast_gateway.proxy.orders.TARGET_DUE_S", 0.05)
     gateway = await line.start(slower=2)
     home = ""
 
