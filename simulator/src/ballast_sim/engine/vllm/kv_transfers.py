@@ -55,7 +55,7 @@ class KvTransfers:
             return True
         pool = self._state.kv.pool
         if request.pull_failed:
-            pool.release(request.blocks)
+            pool.release(request.blocks, request.cached_blocks, request)
             request.blocks = []
             request.cached_blocks = request.computed = 0
             request.cached_tokens = request.pulled_tokens = 0

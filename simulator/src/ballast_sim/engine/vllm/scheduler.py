@@ -346,5 +346,5 @@ class Scheduler:
             state.sending[request] = None
             return
         if completed and not request.content.shared:
-            state.kv.pool.spend(request.blocks[: request.cached_blocks])
+            state.kv.pool.spend(request)
         state.kv.free(request)
