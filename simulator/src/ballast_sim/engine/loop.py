@@ -273,6 +273,7 @@ class EngineLoop:
             computed = request.computed  # the last token has no KV yet, unless a step too many is in flight
             blocks = tuple(request.blocks[: self._state.kv.pool.blocks_for(computed)])
             hand_off = HandOff(blocks, computed, expires_at_s, _prefill_ends(request))
+        request.prefill_steps = None  # steps and requests that name each other would outlive the request
         self.events.append(Finished(self.now_s, request_id, reason, request.stats(), hand_off))
 
 

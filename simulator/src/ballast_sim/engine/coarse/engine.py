@@ -5,6 +5,7 @@ ends, the blocks run out or a pull or lease ends (`foresight`). A message at tim
 ended before t, on the very step that stepping would have composed for it.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -126,7 +127,7 @@ class CoarseEngine(Engine):
             self.silent_until_s = ends_s[min(steps, foresight.steps)]
             return found
         # Until the first step that is not over ends, no request gets a token.
-        self.silent_until_s = loop.awaited.ends_s if loop.awaited is not None else 0.0
+        self.silent_until_s = loop.awaited.ends_s if loop.awaited is not None else math.inf
         return cohort.marks((), 0)
 
     # -- leaps -------------------------------------------------------------------------------------------------------
