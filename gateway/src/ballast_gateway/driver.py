@@ -78,9 +78,15 @@ class Ticket:
 
     async def dispatched(self) -> Dispatch:
         """Wait for the (next) dispatch. Raises `Rejected`."""
-        while not self._effects:
+        while (dispatch := self.dispatched_now()) is None:
             self._arrived.clear()
             await self._arrived.wait()
+        return dispatch
+
+    def dispatched_now(self) -> Dispatch | None:
+        """The (next) dispatch if it has come, None while the request is held. Raises `Rejected`."""
+        if not self._effects:
+            return None
         match self._effects.popleft():
             case Dispatch() as dispatch:
                 return dispatch
