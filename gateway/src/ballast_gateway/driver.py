@@ -78,13 +78,13 @@ class Ticket:
 
     async def dispatched(self) -> Dispatch:
         """Wait for the (next) dispatch. Raises `Rejected`."""
-        while (dispatch := self.dispatched_now()) is None:
+        while (dispatch := self.poll()) is None:
             self._arrived.clear()
             await self._arrived.wait()
         return dispatch
 
-    def dispatched_now(self) -> Dispatch | None:
-        """The (next) dispatch if it has come, None while the request is held. Raises `Rejected`."""
+    def poll(self) -> Dispatch | None:
+        """The (next) dispatch, if it is there. Raises `Rejected`."""
         if not self._effects:
             return None
         match self._effects.popleft():

@@ -313,7 +313,7 @@ class Exchange:
             content_encoding=headers.get("content-encoding", ""),
             served_models=self._settings.served_models,
             prompts=prompts,
-            objective=next((headers[name] for name in wire_names.OBJECTIVES if name in headers), ""),
+            objective=_objective(headers),
         )
 
     def _screens_body(self) -> bool:
@@ -326,6 +326,13 @@ class Exchange:
     def _content_length(self) -> int | None:
         text = (self._headers or {}).get("content-length", "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _objective(headers: Mapping[str, str]) -> str:
+    for name in wire_names.OBJECTIVES:
+        if name in headers:
+            return headers[name]
+    return ""
 
 
 _OPEN: Final = (State.START, State.GATHER, State.SCREEN, State.PASS)

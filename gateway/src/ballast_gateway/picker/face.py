@@ -14,7 +14,15 @@ from ballast_gateway import errors
 from ballast_gateway.driver import Driver, Rejected, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
-from ballast_gateway.picker.messages import Immediate, Inbound, Reply
+from ballast_gateway.picker.messages import (
+    BodyReply,
+    HeadersReply,
+    Immediate,
+    Inbound,
+    Reply,
+    StreamedBody,
+    TrailersReply,
+)
 from ballast_gateway.picker.query import BodyFacts, Query
 from ballast_gateway.picker.subset import allowed
 from ballast_gateway.picker.transport import LateReplies, Session
@@ -129,6 +137,8 @@ class _StreamSession:
         replies: list[Reply] = []
         for action in actions:
             match action:
+                case StreamedBody() | HeadersReply() | BodyReply() | TrailersReply():
+                    replies.append(action)
                 case Pick(query):
                     replies += self._carry_out(self._pick(query))
                 case FirstToken():
@@ -138,8 +148,6 @@ class _StreamSession:
                 case Immediate():
                     self._refused(action)
                     self.over = True
-                    replies.append(action)
-                case _:
                     replies.append(action)
         return replies
 
@@ -151,7 +159,7 @@ class _StreamSession:
             record.model = body.model
         self._ticket = ticket = self._open(query)
         try:
-            dispatch = ticket.dispatched_now()
+            dispatch = ticket.poll()
         except Rejected as rejected:
             return self._rejected(rejected)
         if dispatch is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ballast_core.model import Outcome
 from ballast_gateway.picker.actions import FIRST_TOKEN, Action, Ended
 from ballast_gateway.picker.messages import (
@@ -12,6 +14,8 @@ from ballast_gateway.picker.messages import (
     TrailersReply,
     streamed_body,
 )
+
+_STREAMED: Final = (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC)
 
 
 class ResponseHalf:
@@ -30,7 +34,8 @@ class ResponseHalf:
 
     def headers(self, message: Inbound) -> list[Action]:
         """Take in the response's headers."""
-        self._note_served(message)
+        if message.served is not None:
+            self._served = message.served
         status = message.headers.get(":status", "")
         self._status = int(status) if status.isascii() and status.isdigit() else 0
         self._failed = self._status >= 500
@@ -43,21 +48,24 @@ class ResponseHalf:
 
     def body(self, message: Inbound) -> list[Action]:
         """Take in a part of the response's body."""
-        self._note_served(message)
+        if message.served is not None:
+            self._served = message.served
+        kind, body, last = message.kind, message.body, message.end_of_stream
         actions: list[Action] = []
-        if self.body_mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC):
-            actions += streamed_body(message.kind, message.body, end_of_stream=message.end_of_stream)
+        if self.body_mode in _STREAMED:
+            actions += streamed_body(kind, body, end_of_stream=last)
         else:
-            actions.append(BodyReply(message.kind))
-        if message.body and not self._begun:
+            actions.append(BodyReply(kind))
+        if body and not self._begun:
             actions += self._begin()
-        if message.end_of_stream:
+        if last:
             actions += self.end(self._outcome())
         return actions
 
     def trailers(self, message: Inbound) -> list[Action]:
         """Take in the response's trailers, which end it."""
-        self._note_served(message)
+        if message.served is not None:
+            self._served = message.served
         return [TrailersReply(message.kind), *self.end(self._outcome())]
 
     def end(self, outcome: Outcome) -> list[Action]:
@@ -74,10 +82,6 @@ class ResponseHalf:
         was shown without its end was broken off; for one whose body is not shown, this is the normal end.
         """
         return self.end(self._outcome() if self.body_mode is BodyMode.NONE else Outcome.CANCELLED)
-
-    def _note_served(self, message: Inbound) -> None:
-        if message.served is not None:
-            self._served = message.served
 
     def _begin(self) -> list[Action]:
         if self._begun or self._failed or not self.routed:
