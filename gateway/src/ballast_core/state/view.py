@@ -113,11 +113,6 @@ class View:
         """Waiting requests by the endpoint's last observation."""
         return self._inventory.waiting.take(self.slots)
 
-    @cached_property
-    def kv_usage_ratio(self) -> FloatArray:
-        """Share of KV blocks in use by the endpoint's last observation, 0 to 1."""
-        return self._inventory.kv_usage_ratio.take(self.slots)
-
     # --- hardware and beliefs -----------------------------------------------------------------------------------
 
     @cached_property
