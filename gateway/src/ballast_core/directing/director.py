@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.admitter import Admitter
 from ballast_core.directing.bookings import Bookings
@@ -249,15 +247,13 @@ class Director:
 
     def _scraped(self, event: EndpointsScraped, now_s: float) -> list[Effect]:
         answers = event.answers
-        if not answers:
+        if not len(answers):
             return []
-        known = [(slot, seen) for endpoint, seen in answers if (slot := self.inventory.slot_as(endpoint)) is not None]
-        if len(known) < len(answers):
+        slots = self.inventory.slots_as(answers.endpoints)
+        if slots is None:
             return [effect for one in answers for effect in self.on_event(EndpointObserved(*one), now_s)]
-        slots = np.array([slot for slot, _ in known], np.int64)
-        observations = [seen for _, seen in known]
-        self.inventory.observe_all(slots, observations)
-        self.ledger.observed_all(slots, observations)
+        self.inventory.observe_all(slots, answers)
+        self.ledger.observed_all(slots, answers)
         self._learner.observed_all(slots, now_s)
         return self._admitter.serve(now_s) if self._admitter.serves else []
 
