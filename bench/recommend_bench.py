@@ -73,8 +73,8 @@ STUDY = (
         for slo in ("ttft=2,tpot=0.05", "ttft=4,tpot=0.1")
     ),
     *(
-        Case(MOONCAKE, budget, slo, 500, 0.25)
-        for budget in (MIXED, EQUAL)
+        Case(MOONCAKE, budget, slo, 500, rate_scale)
+        for budget, rate_scale in ((MIXED, 0.25), (EQUAL, 0.15))
         for slo in ("ttft=10,tpot=0.05", "ttft=30,tpot=0.1")
     ),
     Case(REASONING, slo="ttft=5,tpot=0.05", limit=600, rate_scale=0.3),
@@ -139,9 +139,8 @@ def ask(case: Case, jobs: int, *, both: bool) -> bool:
     full = measure(replace(question, full_length=True), jobs)
     same = full.answer.best.label == short.answer.best.label
     show(case, "full length", full)
-    print(
-        f"  {'the same answer' if same else 'ANOTHER ANSWER'}, {full.processor_s / short.processor_s:.1f} times as long"
-    )
+    verdict = "the same answer" if same else "ANOTHER ANSWER"
+    print(f"  {verdict}, {full.processor_s / short.processor_s:.1f} times the processor time", flush=True)
     return same
 
 

@@ -20,7 +20,7 @@ WORSE_RATIO = 1.3
 """Clearly worse at the same attainment: by this factor on the worst P99 against the SLO."""
 BETTER_RATIO = 0.99
 """A policy does better than the default with any more attainment, or with the worst P99 against the SLO below this."""
-MOST_KEPT = 4
+MOST_KEPT = 6
 
 
 def survivors(

@@ -102,26 +102,26 @@ def search(question: Question, jobs: int, stop: threading.Event, report: Report)
     stretch = None if question.full_length else busiest(load.requests, question, lengths)
     with Pool(min(jobs, default_jobs())) as pool:
         runner = Runner(question, pool, stop, report)
-        dropped = [Dropped(each.shape, default_variant().name, _below(each), None) for each in hopeless]
         if stretch is None:
-            tried = _tried(runner.on_all, question, listed, shares_prefixes=shared)
+            tried, dropped = _tried(runner.on_all, question, listed, shares_prefixes=shared), list[Dropped]()
         else:
             part = f"on the busiest {stretch.count:,} of {len(load.requests):,} requests"
-            shorter = _tried(
+            first = _tried(
                 lambda what, pairs: runner.on_stretch(f"{what} {part}", pairs, stretch),
                 question,
                 listed,
                 shares_prefixes=shared,
             )
-            going, reasons = survivors(shorter, stretch.count, question.objective)
-            dropped += [
+            going, reasons = survivors(first, stretch.count, question.objective)
+            tried = runner.on_all("finalists", [(each.layout, each.variant) for each in going])
+            dropped = [
                 Dropped(each.shape, each.variant.name, reasons[each.label], each)
-                for each in ranked(shorter, question.objective)
+                for each in ranked(first, question.objective)
                 if each.label in reasons
             ]
-            tried = runner.on_all("finalists", [(each.layout, each.variant) for each in going])
         order = ranked(tried, question.objective)
         growth = _growth(runner, question, order[0])
+    never = [Dropped(each.shape, default_variant().name, _below(each), None) for each in hopeless]
     return Answer(
         question,
         load.rate_rps,
@@ -130,7 +130,7 @@ def search(question: Question, jobs: int, stop: threading.Event, report: Report)
         len(load.requests),
         stretch,
         tuple(order),
-        tuple(dropped),
+        (*never, *dropped),
         growth,
         Effort(runner.runs, runner.requests),
     )
