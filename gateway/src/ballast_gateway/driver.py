@@ -1,8 +1,8 @@
 """The asyncio driver of the Director: passes events to it with the loop's time, and its effects to tickets and movers.
 
-Both faces use it alike: `open` a request, `await ticket.dispatched()`, report what happens, and `end` it exactly once.
-A queue order or an admission policy asks no more of them: a waiting request is one whose `dispatched()` has not
-returned. `Driver.abilities` lists what the policies in use ask beyond that. A face provides it in this way:
+Both faces use it alike: `open` a request, await or poll its dispatch, report what happens, and `end` it exactly once.
+A queue order or an admission policy asks no more of them: a waiting request is one whose dispatch has not come.
+`Driver.abilities` lists what the policies in use ask beyond that. A face provides it in this way:
 
 - `sets_priority`: send `Dispatch.priority` to the engines where it is not None.
 - `cuts`: run `Dispatch.segments` in order. `segment_done` ends each but the last and returns the endpoint of the next;
@@ -69,7 +69,7 @@ class Ticket:
         self.mover = mover
         self._driver = driver
         self._effects: deque[Dispatch | Handoff | Reject] = deque()
-        self._arrived = asyncio.Event()
+        self._waiter: Callable[[], object] | None = None
         self._open = True
 
     def now_s(self) -> float:
@@ -79,9 +79,14 @@ class Ticket:
     async def dispatched(self) -> Dispatch:
         """Wait for the (next) dispatch. Raises `Rejected`."""
         while (dispatch := self.poll()) is None:
-            self._arrived.clear()
-            await self._arrived.wait()
+            arrived = asyncio.Event()
+            self.when_arrived(arrived.set)
+            await arrived.wait()
         return dispatch
+
+    def when_arrived(self, call: Callable[[], object]) -> None:
+        """Call this once, soon, when the next dispatch or rejection is there to be polled."""
+        self._waiter = call
 
     def poll(self) -> Dispatch | None:
         """The (next) dispatch, if it is there. Raises `Rejected`."""
@@ -149,7 +154,9 @@ class Ticket:
     def take(self, effect: Dispatch | Handoff | Reject) -> None:
         """Deliver an effect. Called by the driver."""
         self._effects.append(effect)
-        self._arrived.set()
+        if self._waiter is not None:
+            asyncio.get_running_loop().call_soon(self._waiter)  # the Director is at work: what follows may not feed it
+            self._waiter = None
 
     def _close(self) -> None:
         self._open = False

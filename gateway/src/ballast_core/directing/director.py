@@ -8,10 +8,8 @@ and cuts), `Bookings` (progress and ends), `Rescheduler` (migrations). They shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import assert_never
-
-import numpy as np
 
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.admitter import Admitter
@@ -25,7 +23,7 @@ from ballast_core.directing.queue import Queue
 from ballast_core.directing.rescheduler import NoRescheduler, Rescheduler
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.timers import Timers
-from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
 from ballast_core.model.effects import Cancel, Effect, Handoff, Reject
 from ballast_core.model.events import (
     ClientGone,
@@ -48,6 +46,7 @@ from ballast_core.model.events import (
     SegmentDone,
     TimerFired,
 )
+from ballast_core.model.observations import Observations
 from ballast_core.policies.admission import Open
 from ballast_core.policies.queue.orders import Fcfs
 from ballast_core.state.inventory import Inventory
@@ -239,16 +238,14 @@ class Director:
             self._learner.observed(slot, now_s)
         return self._admitter.serve(now_s) if changed else []
 
-    def _scraped(self, answers: Sequence[tuple[Endpoint, Observation]], now_s: float) -> list[Effect]:
-        if not answers:
+    def _scraped(self, answers: Observations, now_s: float) -> list[Effect]:
+        if not len(answers):
             return []
-        known = [(slot, seen) for endpoint, seen in answers if (slot := self.inventory.slot_as(endpoint)) is not None]
-        if len(known) < len(answers):
+        slots = self.inventory.slots_as(answers.endpoints)
+        if slots is None:
             return [effect for one in answers for effect in self.on_event(EndpointObserved(*one), now_s)]
-        slots = np.array([slot for slot, _ in known], np.int64)
-        observations = [seen for _, seen in known]
-        self.inventory.observe_all(slots, observations)
-        self.ledger.observed_all(slots, observations)
+        self.inventory.observe_all(slots, answers)
+        self.ledger.observed_all(slots, answers)
         self._learner.observed_all(slots.tolist(), now_s)
         return self._admitter.serve(now_s) if self._admitter.serves else []
 

@@ -7,11 +7,12 @@ answer is another dispatch or a rejection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Stage
+from ballast_core.model.observations import Observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class EndpointObserved:
 class EndpointsScraped:
     """Metrics of many endpoints, each at most once: the same as one `EndpointObserved` after another."""
 
-    answers: Sequence[tuple[Endpoint, Observation]]
+    answers: Observations
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,28 @@ class Flights:
         self.count = last
         return last
 
+    def columns(
+        self, watcher: int
+    ) -> tuple[
+        IntArray, IntArray, IntArray, IntArray, IntArray, BoolArray, FloatArray, FloatArray, FloatArray, BoolArray
+    ]:
+        """Whole columns for the compiled kernel: of `changes` the last one, which it clears, the others as below.
+
+        Slot, prompt, limit and generated tokens, class slot, decoding; times of hand-off, first token and progress.
+        """
+        return (
+            self._slot,
+            self._prompt_tokens,
+            self._limit_tokens,
+            self._generated_tokens,
+            self._class_slot,
+            self._decoding,
+            self._handoff_at_s,
+            self._first_token_at_s,
+            self._progress_at_s,
+            self._changed[watcher],
+        )
+
     def _touch(self, row: int) -> None:
         for changed in self._changed:
             changed[row] = True

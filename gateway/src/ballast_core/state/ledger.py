@@ -8,7 +8,7 @@ on its target too, as a pending decode (`Ledger.reserve`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
@@ -17,9 +17,11 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.model import EndpointId, Observation, Request, RequestId, Stage
+from ballast_core.model.observations import Observations
 from ballast_core.state.age_histograms import AgeHistograms
 from ballast_core.state.flights import Flights
 from ballast_core.state.growth import Growth
+from ballast_core.state.prepared import PreparedLedger
 
 
 class Phase(Enum):
@@ -132,6 +134,11 @@ class Ledger:
     def age_histograms(self) -> AgeHistograms:
         """The decoding requests of `flights` by slot and age; maintained from the first read on."""
         return AgeHistograms(self.flights)
+
+    @cached_property
+    def prepared(self) -> PreparedLedger:
+        """The same for the compiled kernel, with its other arguments; maintained from the first use on."""
+        return PreparedLedger(self)
 
     @property
     def entries(self) -> Mapping[RequestId, Entry]:
@@ -397,9 +404,9 @@ class Ledger:
         self.foreign[slot] = min(excess, int(self._excess[slot]))
         self._excess[slot] = excess
 
-    def observed_all(self, slots: IntArray, observations: Sequence[Observation]) -> None:
+    def observed_all(self, slots: IntArray, observations: Observations) -> None:
         """`observed` for many slots, each at most once."""
-        reported = np.array([seen.running + seen.waiting for seen in observations])
+        reported = observations.running + observations.waiting
         excess = np.maximum(reported - self._on_engine[slots], 0)
         self.foreign[slots] = np.minimum(excess, self._excess[slots])
         self._excess[slots] = excess

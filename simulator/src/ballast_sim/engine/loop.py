@@ -93,7 +93,7 @@ class EngineLoop:
 
     def added(self) -> Sequence[RequestState]:
         """Requests that the scheduler has not got yet."""
-        return [message.request for message in self.inbox if message.kind == "add"] if self.inbox else ()
+        return [message.request for message in self.inbox if message.kind == "add"]
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class EngineLoop:
         if self.asleep is not None:
             if self.transfers.read:
                 return self.now_s
-            return max(self.now_s, min(self.transfers.ends_s(), default=math.inf))
+            return max(self.now_s, self.transfers.first_end_s())
         return math.inf
 
     def pass_time(self, now_s: float) -> None:
@@ -141,12 +141,17 @@ class EngineLoop:
 
     def take_events(self) -> list[EngineEvent]:
         """Events since the last call, in order."""
-        events, self.events = self.events, []
+        events = self.events
+        if not events:
+            return []
+        self.events = []
         return events
 
     # -- one turn ----------------------------------------------------------------------------------------------------
 
     def _read_messages(self) -> None:
+        if not self.inbox:
+            return
         inbox, self.inbox = self.inbox, []
         for message in inbox:
             match message.kind:
@@ -165,16 +170,20 @@ class EngineLoop:
 
     def _compose(self) -> bool:
         """Compose a step, or go on waiting for the oldest; False when there is nothing to do at all."""
-        if not self._state.has_requests():
+        if self._state.has_unfinished():
+            batch = self._steps.schedule(self.now_s)
+            for request in batch.pulls:
+                self._begin_pull(request)
+            for request in batch.needless_pulls:
+                self.events.append(PullStarted(self.now_s, request.request_id, 0))
+        elif self._state.has_requests():
+            batch = Batch()  # flushes an end, or polls for transfers
+            self._state.finished_unflushed = False
+        else:
             if not self.batch_queue:
                 return False
             self._await_oldest()
             return True
-        batch = self._steps.schedule(self.now_s)
-        for request in batch.pulls:
-            self._begin_pull(request)
-        for request in batch.needless_pulls:
-            self.events.append(PullStarted(self.now_s, request.request_id, 0))
         if batch.tokens:
             self._start(batch)
         elif self._must_sleep(batch):
@@ -197,9 +206,12 @@ class EngineLoop:
             return False
         if self._jumps_idle_steps and self.transfers.pulling:
             return True
-        pending = any(batch.ended_pulls or batch.ended_sends or batch.tokens for batch in self.batch_queue)
-        due = bool(self.transfers.read) or any(end_s <= self.now_s for end_s in self.transfers.ends_s())
-        return not (pending or due or empty.preempted) and self._state.has_requests()
+        if empty.preempted or self.transfers.read or self.transfers.first_end_s() <= self.now_s:
+            return False
+        for batch in self.batch_queue:
+            if batch.tokens or batch.ended_pulls or batch.ended_sends:
+                return False
+        return self._state.has_requests()
 
     def _start(self, batch: Batch) -> None:
         """Put a composed step behind those in flight on the accelerator, with its duration."""
@@ -233,21 +245,24 @@ class EngineLoop:
         for message in self.inbox:
             if message.kind == "abort":
                 self._abort(message.request)
-        output = self._steps.update_from_output(batch, self.now_s)
-        if output.tokens or (batch.tokens and self._reports_every_step):
-            self.events.append(StepEnded(self.now_s, output.tokens, batch.tokens))
-        for request, reason in output.finished:
-            self._finish(request, reason)
-        self._process_transfers(batch)
+        if batch.tokens:
+            output = self._steps.update_from_output(batch, self.now_s)
+            if output.tokens or self._reports_every_step:
+                self.events.append(StepEnded(self.now_s, output.tokens, batch.tokens))
+            for request, reason in output.finished:
+                self._finish(request, reason)
+        if batch.ended_pulls:
+            self._process_pulls(batch.ended_pulls)
+        if batch.ended_sends:
+            self.scheduler.transfers.finished_sending(batch.ended_sends)
 
-    def _process_transfers(self, batch: Batch) -> None:
-        failed = [request for request in batch.ended_pulls if request.pull_failed and not self._recomputes_failed_pulls]
-        self.scheduler.transfers.finished_receiving(batch.ended_pulls)
+    def _process_pulls(self, ended: Sequence[RequestState]) -> None:
+        failed = [request for request in ended if request.pull_failed and not self._recomputes_failed_pulls]
+        self.scheduler.transfers.finished_receiving(ended)
         for request in failed:
             if request.status is not Status.FINISHED:
                 self._steps.abort(request)
                 self._finish(request, FinishReason.ERROR)
-        self.scheduler.transfers.finished_sending(batch.ended_sends)
 
     def _finish(self, request: RequestState, reason: FinishReason) -> None:
         request_id = request.request_id
@@ -258,6 +273,7 @@ class EngineLoop:
             computed = request.computed  # the last token has no KV yet, unless a step too many is in flight
             blocks = tuple(request.blocks[: self._state.kv.pool.blocks_for(computed)])
             hand_off = HandOff(blocks, computed, expires_at_s, _prefill_ends(request))
+        request.prefill_steps = None  # steps and requests that name each other would outlive the request
         self.events.append(Finished(self.now_s, request_id, reason, request.stats(), hand_off))
 
 

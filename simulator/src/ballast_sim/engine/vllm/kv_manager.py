@@ -25,7 +25,7 @@ class KvCacheManager:
         self._steps = steps
         self._counters = counters
         self._defers_frees = config.pulls_kv and config.async_scheduling
-        self._deferred: deque[tuple[int, list[int]]] = deque()
+        self._deferred: deque[tuple[int, list[int], int]] = deque()
 
     def share_hit(self, request: RequestState, hit: list[int]) -> None:
         """Count a prefix cache look-up, and put the blocks it found into the block table."""
@@ -43,16 +43,19 @@ class KvCacheManager:
 
     def free(self, request: RequestState) -> None:
         """Empty the block table: the blocks are free now, or when the newest composed step has been processed."""
-        blocks, request.blocks, request.cached_blocks = request.blocks, [], 0
+        blocks, named = request.blocks, request.cached_blocks
         if self.frees_at_once(request):
-            self.pool.release(blocks)
+            self.pool.release(blocks, named, request)
         elif blocks:
-            self._deferred.append((self._steps.composed, blocks))
+            self.pool.unclaim(request)
+            self._deferred.append((self._steps.composed, blocks, named))
+        request.blocks, request.cached_blocks = [], 0
 
     def free_deferred(self) -> None:
         """Free the blocks whose steps have been processed."""
         while self._deferred and self._deferred[0][0] <= self._steps.processed:
-            self.pool.release(self._deferred.popleft()[1])
+            _, blocks, named = self._deferred.popleft()
+            self.pool.release(blocks, named)
 
     @property
     def has_deferred(self) -> bool:
@@ -61,5 +64,5 @@ class KvCacheManager:
 
     def deferred(self) -> Iterator[list[int]]:
         """Blocks that will be free without anything else being decided, one list a request."""
-        for _, blocks in self._deferred:
+        for _, blocks, _ in self._deferred:
             yield blocks
