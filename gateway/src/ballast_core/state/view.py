@@ -174,6 +174,10 @@ class View:
         """The requests in flight, counted by slot and age."""
         return self._ledger.prepared.census(compiled)
 
+    def grown(self, compiled: kernel.Kernel, curves: kernel.Prepared) -> kernel.Prepared:
+        """`growth` under these curves."""
+        return self._ledger.prepared.growth(compiled, curves)
+
     @property
     def common_handoff_s(self) -> float | None:
         """The hand-off of all candidates alike; None where each prefills the request itself."""

@@ -80,7 +80,7 @@ class Cohort:
     def join(self) -> None:
         """Take in the requests behind the front that are in steady decode, before a step is composed."""
         running = self._state.running
-        if self.front == len(running) or self._steps.composed - self._steps.processed != self._lag:
+        if self._steps.composed - self._steps.processed != self._lag:
             return
         most = self._config.max_num_batched_tokens
         while self.front < len(running) and self.size < most and self._is_steady(running[self.front]):
@@ -163,7 +163,7 @@ class Cohort:
 
     def settle_ending(self) -> None:
         """Settle the members whose last token is in flight, before a step is composed."""
-        for request in self.ends.get(self._steps.composed, ()):
+        for request in self.ends[self._steps.composed]:
             if request.joined > 0 and request.ends_after == request.max_tokens:
                 self._settle(request, LEFT)
 

@@ -23,6 +23,9 @@ from ballast_sim.engine.loop import EngineLoop, OnStep
 from ballast_sim.engine.requests import RequestState
 from ballast_sim.engine.vllm.batch import Batch
 
+FIRST_HORIZON_STEPS, LAST_HORIZON_STEPS = 32, 1024
+"""Steps that are foreseen at a time: few after a change, as another may be near, and more the longer there is none."""
+
 Count = Callable[[Sequence[float], float, int, int], int]
 """How many of the first entries come before a time: `bisect_left`, or not after it: `bisect_right`."""
 
@@ -47,6 +50,7 @@ class CoarseEngine(Engine):
         self._older_events = 0  # events that are older than the turn under way
         self._foresight: Foresight | None = None
         self._looked_ahead = False
+        self._horizon_steps = FIRST_HORIZON_STEPS
         steps = CoarseSteps(scheduler, self.cohort)
         super().__init__(config, loop=EngineLoop(config, scheduler, steps, on_step, reports_every_step=False))
         self.silent_until_s = 0.0
@@ -68,7 +72,7 @@ class CoarseEngine(Engine):
         """See `Engine.advance`."""
         loop = self.loop
         while (due_s := loop.next_event_s()) <= now_s:
-            if loop.awaited is not None and self._foresee() is not None:
+            if self.cohort.size and loop.awaited is not None and self._foresee() is not None:
                 self._leap(now_s, bisect_right)
                 continue
             self._forget()
@@ -135,13 +139,15 @@ class CoarseEngine(Engine):
     def _forget(self) -> None:
         """What was foreseen is void."""
         self._foresight, self._looked_ahead = None, False
+        self._horizon_steps = FIRST_HORIZON_STEPS
         self.silent_until_s = 0.0
 
     def _foresee(self) -> Foresight | None:
         """What is known of the next steps; None where the next one may bring a change."""
         if not self._looked_ahead:
             self._looked_ahead = True
-            self._foresight = foresee(self.loop, self.cohort, self._calm) if self.cohort.size else None
+            if self.cohort.size:
+                self._foresight = foresee(self.loop, self.cohort, self._calm, self._horizon_steps)
         return None if self.loop.inbox else self._foresight
 
     def _steps_before(self, now_s: float, count: Count) -> int:
@@ -182,3 +188,4 @@ class CoarseEngine(Engine):
             foresight.steps -= steps
             if not foresight.steps:
                 self._foresight, self._looked_ahead = None, False
+                self._horizon_steps = min(2 * self._horizon_steps, LAST_HORIZON_STEPS)

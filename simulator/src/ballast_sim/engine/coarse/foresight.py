@@ -13,9 +13,6 @@ from ballast_sim.engine.coarse.cohort import Cohort
 from ballast_sim.engine.config import StepTimer
 from ballast_sim.engine.loop import EngineLoop
 
-HORIZON_STEPS = 256
-"""Steps that are foreseen at a time."""
-
 
 @dataclass(slots=True)
 class Foresight:
@@ -40,8 +37,8 @@ def step_ends_s(timer: StepTimer, start_s: float, decodes: int, context_tokens: 
     return ends_s
 
 
-def foresee(loop: EngineLoop, cohort: Cohort, calm: CalmSteps) -> Foresight | None:
-    """What is known of the next steps; None where the next one may bring a change."""
+def foresee(loop: EngineLoop, cohort: Cohort, calm: CalmSteps, most: int) -> Foresight | None:
+    """What is known of the next steps, at most so many; None where the next one may bring a change."""
     transfers = loop.transfers
     if loop.awaited is None or len(loop.batch_queue) + 1 != loop.depth:
         return None
@@ -53,7 +50,7 @@ def foresee(loop: EngineLoop, cohort: Cohort, calm: CalmSteps) -> Foresight | No
             return None
     if transfers.held and any(held.renewed for held in transfers.held.values()):
         return None
-    steps = calm.count(HORIZON_STEPS)
+    steps = calm.count(most)
     if steps == 0:
         return None
     ends_s = [batch.ends_s for batch in in_flight]
