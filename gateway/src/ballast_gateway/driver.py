@@ -239,19 +239,20 @@ class Driver:
 
     def feed(self, event: Event) -> None:
         """Pass an event to the Director and carry out its effects, then the events that these caused, in order."""
-        self._events.append(event)
         if self._feeding:
+            self._events.append(event)
             return
         self._feeding = True
         try:
+            self._feed(event)
             while self._events:
-                if self._reports:
-                    self._tell()
                 self._feed(self._events.popleft())
         finally:
             self._feeding = False
 
     def _feed(self, event: Event) -> None:
+        if self._reports:
+            self._tell()
         now_s = self.now_s()
         began_s = perf_counter()
         effects = self.director.on_event(event, now_s)

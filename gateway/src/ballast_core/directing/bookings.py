@@ -1,6 +1,6 @@
 """Changes of the ledger, each together with everything that must change with it.
 
-Learning comes before the ledger's change, since it reads the old state. Planned micro-requests leave with their
+What is learned from an event is learned at once, see `directing.learning`. Planned micro-requests leave with their
 request. The slot of a lost endpoint becomes free once no request is booked on it.
 """
 
@@ -13,11 +13,10 @@ from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placed, Placer
 from ballast_core.model import Outcome, RequestId
 from ballast_core.state.inventory import Inventory
-from ballast_core.state.ledger import Entry, Ledger, Phase
+from ballast_core.state.ledger import Entry, Ledger
 
-_MANY = 24
+_MANY = 16
 """From so many reports of progress on, arrays are faster than one report after another."""
-_DECODING = Phase.DECODING  # found faster than a member of an Enum
 
 
 class Bookings:
@@ -71,17 +70,11 @@ class Bookings:
 
     def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
         """It has this many output tokens now."""
-        if entry.phase is _DECODING:
-            before, since_s = self._ledger.flights.progress_of(entry.row)
-            if generated_tokens <= before:
-                return  # a late report
-            if before and self._learner.follows_progress:
-                assert entry.decode_slot is not None
-                self._learner.gap(entry.decode_slot, generated_tokens - before, now_s - since_s, now_s)
-            self._ledger.progressed(entry, generated_tokens, now_s)
-        else:  # the first tokens end its prefill
-            self._ledger.progressed(entry, generated_tokens, now_s)
-            self.release_lost()
+        gap = self._ledger.progressed(entry, generated_tokens, now_s)
+        if gap is None:
+            self.release_lost()  # the first tokens end its prefill
+        elif self._learner.follows_progress:
+            self._learner.gap(*gap, now_s)
 
     def progressed_all(self, reports: Sequence[tuple[float, RequestId, int]]) -> None:
         """`progressed` for each (time, request, output tokens) in turn; unknown requests are skipped."""
@@ -90,8 +83,9 @@ class Bookings:
             self._learner.gaps(gaps)
             self._ledger.progressed_all(gaps)
             return
+        entry_of = self._ledger.entries.get
         for at_s, request_id, generated_tokens in reports:
-            entry = self._ledger.get(request_id)
+            entry = entry_of(request_id)
             if entry is not None:
                 self.progressed(entry, generated_tokens, at_s)
 

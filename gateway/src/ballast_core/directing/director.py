@@ -48,8 +48,9 @@ from ballast_core.model.events import (
 from ballast_core.policies.admission import Open
 from ballast_core.policies.queue.orders import Fcfs
 from ballast_core.state.inventory import Inventory
-from ballast_core.state.ledger import Entry, Ledger
+from ballast_core.state.ledger import Entry, Ledger, Phase
 
+_DECODING = Phase.DECODING  # found faster than a member of an Enum
 _BATCHES = frozenset({ProgressBatch, EndpointsScraped})
 """Events that serve waiting requests by themselves, or not at all."""
 
@@ -114,6 +115,8 @@ class Director:
             capacity=self.capacity,
             timers=timers,
         )
+        self._bounded = admission.bounded
+        self._entry_of = self.ledger.entries.get
         self._of_request: Mapping[type, Callable[[Entry, Any, float], list[Effect]]] = {
             PrefillDone: self._prefill_done,
             SegmentDone: self._segment_done,
@@ -144,13 +147,15 @@ class Director:
         kind = type(event)
         of_request = self._of_request.get(kind)
         if of_request is not None:
-            entry = self.ledger.get(event.request_id)  # type: ignore[union-attr]
+            entry = self._entry_of(event.request_id)  # type: ignore[union-attr]
             effects = [] if entry is None else of_request(entry, event, now_s)
         else:
             effects = self._of_fleet[kind](event, now_s)
             if kind in _BATCHES:
                 return effects
-        return effects + self._admitter.serve(now_s) if self._admitter.serves else effects
+        if self._bounded and self._admitter.serves:
+            effects += self._admitter.serve(now_s)
+        return effects
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -163,7 +168,7 @@ class Director:
         else:
             entry = self.ledger.open(request, now_s)
             self._learner.arrived(request, now_s)
-            effects = self._admitter.serve(now_s) if self._admitter.serves else []
+            effects = self._admitter.serve(now_s) if self._bounded and self._admitter.serves else []
             effects += self._admitter.admit(entry, now_s)
         effects += self.rescheduler.wake(now_s)
         return effects
@@ -178,7 +183,8 @@ class Director:
 
     def _first_token(self, entry: Entry, event: FirstToken, now_s: float) -> list[Effect]:
         self.queue.first_token(entry, now_s)
-        self._bookings.prefilled(entry, now_s)
+        if entry.phase is not _DECODING:
+            self._bookings.prefilled(entry, now_s)
         self._bookings.progressed(entry, 1, now_s)
         return []
 

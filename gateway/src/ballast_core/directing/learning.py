@@ -1,6 +1,6 @@
 """How events become beliefs. The Director's parts call the learner; policies only read the result.
 
-`arrived` and `observed` are called after the ledger has changed; `prefilled`, `gap` and `ended` before it does.
+`arrived`, `gap` and `observed` are called after the ledger has changed; `prefilled`, `gaps` and `ended` before it does.
 """
 
 from __future__ import annotations
@@ -96,21 +96,23 @@ class Learner:
             )
 
     def gap(self, slot: int, tokens: int, seconds: float, now_s: float) -> None:
-        """A request that decodes here has so many more tokens, so long after others of it."""
+        """A request that decodes here has so many more tokens, so long after others of it; they are on the books."""
         if seconds <= 0:
             return
         if self._learns_rates:
             self._rates.observe(slot, tokens, seconds, now_s)
-        if self._learns_step_times and self._decodes_only(slot):
-            decodes, context_tokens = self._ledger.decode_load(slot)
+        if self._learns_step_times:
+            decodes, context_tokens, others = self._ledger.decode_load(slot)
+            if others or self._inventory.waiting[slot]:
+                return  # the gap tells of more than our decodes
             self._tokens_of[slot] += tokens
             self._seconds_of[slot] += seconds
             self._decodes_of[slot] += tokens * decodes
-            self._context_of[slot] += tokens * context_tokens
+            self._context_of[slot] += tokens * (context_tokens - tokens)
             self._since_s_of[slot] = min(self._since_s_of[slot], now_s)
 
     def gaps(self, gaps: Gaps) -> None:
-        """`gap` for each in turn, before the ledger has changed."""
+        """`gap` for many requests, before their tokens are on the books."""
         if self._learns_rates:
             columns = (gaps.slots, gaps.more_tokens, gaps.seconds, gaps.at_s)
             self._rates.observe_all(zip(*(column.tolist() for column in columns), strict=True))
@@ -118,27 +120,21 @@ class Learner:
             self._add_gaps(gaps)
 
     def _add_gaps(self, gaps: Gaps) -> None:
-        ledger, slots, more = self._ledger, gaps.slots, gaps.more_tokens
-        # An endpoint's tokens at each gap: those on the books, and what earlier gaps of this batch added there.
-        order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        starts = np.searchsorted(ordered, ordered)
-        added = np.cumsum(more[order])
-        earlier = np.empty_like(more)
-        earlier[order] = added - more[order] - (added - more[order])[starts]
-        context_tokens = ledger.decoding_tokens[slots] + earlier
-        others = ledger.requests[Stage.PREFILL] + ledger.foreign + self._inventory.waiting
-        told = np.flatnonzero((others[slots] == 0) & (gaps.seconds > 0))
-        slots, more = slots[told], more[told]
-        np.add.at(self._tokens, slots, more)
-        np.add.at(self._seconds, slots, gaps.seconds[told])
-        np.add.at(self._decodes, slots, more * ledger.decoding_requests[slots])
-        np.add.at(self._context, slots, more * context_tokens[told])
-        np.minimum.at(self._since_s, slots, gaps.at_s[told])
-
-    def _decodes_only(self, slot: int) -> bool:
-        """Whether the endpoint's load is just our decodes: no prefill, no waiting request, no foreign one."""
-        return not (self._ledger.others(slot) or self._inventory.waiting[slot])
+        ledger, slots, seconds, at_s = self._ledger, gaps.slots, gaps.seconds, gaps.at_s
+        more = gaps.more_tokens.astype(np.float64)
+        decodes_only = ledger.requests[Stage.PREFILL] + ledger.foreign + self._inventory.waiting == 0
+        told = decodes_only[slots]
+        if not told.all():
+            slots, more, seconds, at_s = slots[told], more[told], seconds[told], at_s[told]
+        tokens = np.bincount(slots, more, len(decodes_only))
+        squares = np.bincount(slots, more * more, len(decodes_only))
+        self._tokens += tokens
+        self._decodes += tokens * ledger.decoding_requests
+        # Each gap has the context on the books and the tokens of the gaps before it: sums of whole numbers, so exact.
+        self._context += tokens * ledger.decoding_tokens + (tokens * tokens - squares) / 2
+        np.add.at(self._seconds, slots, seconds)
+        if len(first := np.flatnonzero(self._since_s[slots] > at_s)):
+            np.minimum.at(self._since_s, slots[first], at_s[first])
 
     def ended(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         """It has ended after this many output tokens (0 if the driver does not know)."""

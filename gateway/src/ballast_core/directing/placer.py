@@ -19,6 +19,8 @@ from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
 from ballast_core.state.view import View
 
+_ONE_STAGE = frozenset({Role.PREFILL, Role.DECODE})
+
 
 class Placed(NamedTuple):
     """The endpoint that a placement chose."""
@@ -163,7 +165,7 @@ class Placer:
 
     def may_hand_off(self) -> bool:
         """Whether a request may be prefilled and decoded on two endpoints: not if every endpoint is flexible."""
-        return bool(self._inventory.ready_roles() & {Role.PREFILL, Role.DECODE})
+        return not _ONE_STAGE.isdisjoint(self._inventory.ready_roles())
 
     def grow(self, slots: int) -> None:
         """Extend the turns to this many slots."""

@@ -104,7 +104,7 @@ class Gaps(NamedTuple):
     more_tokens: IntArray
     """How many of these are new, 1 or more."""
     seconds: FloatArray
-    """Since those before them; -inf after a move: the gap measures no endpoint."""
+    """Since those before them."""
     at_s: FloatArray
 
 
@@ -302,20 +302,30 @@ class Ledger:
         entry.prefill_slot = None
         return first
 
-    def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
-        """It has this many output tokens now; a smaller number is a late report. Tokens imply a finished prefill."""
-        slot, more = entry.decode_slot, generated_tokens - entry.generated_tokens
-        if more > 0 and slot is not None:
-            if entry.phase is not _DECODING:
-                self.prefilled(entry, now_s)
-            self._booked_tokens[slot] += more
-            self._decode_tokens[slot] += more
-            self.flights.progress(entry.row, generated_tokens, now_s)
+    def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> tuple[int, int, float] | None:
+        """It has this many output tokens now; a smaller number is a late report. Tokens imply a finished prefill.
+
+        Returns the gap before them if they followed others: slot, number of new tokens, seconds (-inf after a move: the
+        gap measures no endpoint).
+        """
+        slot = entry.decode_slot
+        if slot is None:
+            return None
+        before, since_s = self.flights.progress_of(entry.row)
+        more = generated_tokens - before
+        if more <= 0:
+            return None
+        if entry.phase is not _DECODING:
+            self.prefilled(entry, now_s)
+        self._booked_tokens[slot] += more
+        self._decode_tokens[slot] += more
+        self.flights.progress(entry.row, generated_tokens, now_s)
+        return (slot, more, now_s - since_s) if before else None
 
     def gaps(self, reports: Sequence[tuple[float, RequestId, int]]) -> Gaps | None:
         """The gaps before these (time, request, output tokens), late reports and unknown requests left out.
 
-        None if the reports must be taken one by one: some request has several, or had no tokens so far.
+        None if the reports must be taken one by one: some request has several, had no tokens so far, or has moved.
         """
         times, names, tokens = zip(*reports, strict=True)
         if len(set(names)) < len(names):
@@ -333,7 +343,10 @@ class Ledger:
             rows, now_tokens, at_s, before, more = rows[new], now_tokens[new], at_s[new], before[new], more[new]
         if not (before.all() and flights.decoding[rows].all()):
             return None
-        return Gaps(rows, flights.slot[rows], now_tokens, more, at_s - flights.gap_from_s[rows], at_s)
+        seconds = at_s - flights.gap_from_s[rows]
+        if (seconds <= 0).any():
+            return None
+        return Gaps(rows, flights.slot[rows], now_tokens, more, seconds, at_s)
 
     def progressed_all(self, gaps: Gaps) -> None:
         """`progressed` for many requests."""
@@ -473,13 +486,12 @@ class Ledger:
         """Drop what the endpoint reported."""
         self.foreign[slot] = self._excess[slot] = 0
 
-    def others(self, slot: int) -> int:
-        """Requests on the endpoint other than our decodes: our prefills, and foreign ones."""
-        return self._prefills[slot] + self._foreign[slot]
+    def decode_load(self, slot: int) -> tuple[int, int, int]:
+        """Our requests that decode there, the tokens that they hold, and the other requests there.
 
-    def decode_load(self, slot: int) -> tuple[int, int]:
-        """Our requests that decode there, and the tokens that they hold."""
-        return self._decodes[slot], self._decode_tokens[slot]
+        Those are our prefills and foreign requests.
+        """
+        return self._decodes[slot], self._decode_tokens[slot], self._prefills[slot] + self._foreign[slot]
 
     def is_idle(self, slot: int) -> bool:
         """Whether no request of ours is booked on the slot."""
