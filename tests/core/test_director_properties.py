@@ -51,6 +51,7 @@ from ballast_core.model.events import (
     RequestEnded,
     SegmentDone,
 )
+from ballast_core.model.observations import Observations
 from tests.support.core_builders import endpoint
 from tests.support.director_strategies import (
     ANY,
@@ -251,7 +252,7 @@ class WellBehaved(RuleBasedStateMachine):
             ours = 0 if slot is None else on_engine(director.ledger, slot)
             answers.append((one, Observation(now_s, ours, others, kv_usage_ratio)))
         for _ in range(2):
-            self.feed(EndpointsScraped(tuple(answers)))
+            self.feed(EndpointsScraped(Observations.of(answers)))
 
 
 def leg_is_to_end(life: Life) -> bool:

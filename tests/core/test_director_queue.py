@@ -30,6 +30,7 @@ from ballast_core.model.events import (
     RequestEnded,
     TimerFired,
 )
+from ballast_core.model.observations import Observations
 from ballast_core.policies.admission import Admission, Bounded
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.queue.protocol import Work
@@ -121,10 +122,12 @@ def test_what_others_send_takes_places_too() -> None:
     """Foreign requests count once they were seen twice; when they go, who waits goes on."""
     d = bounded(("f0",))
     for at in (1.0, 2.0):
-        d.on_event(EndpointsScraped([(endpoint("f0"), observation(running=5, at_s=at))]), at)
+        d.on_event(EndpointsScraped(Observations.of([(endpoint("f0"), observation(running=5, at_s=at))])), at)
     assert isinstance(arrive(d, "a", 3.0)[0], Hold)
     assert d.on_event(TimerFired(), 3.5) == [WakeAt(11.0)]
-    assert dispatched(d.on_event(EndpointsScraped([(endpoint("f0"), observation(running=0, at_s=4.0))]), 4.0)) == ["a"]
+    assert dispatched(
+        d.on_event(EndpointsScraped(Observations.of([(endpoint("f0"), observation(running=0, at_s=4.0))])), 4.0)
+    ) == ["a"]
 
 
 def test_full_memory_is_no_place() -> None:

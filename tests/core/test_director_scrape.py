@@ -19,6 +19,7 @@ from ballast_core.model.events import (
     ProgressBatch,
     RequestArrived,
 )
+from ballast_core.model.observations import Observations
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, observation, request
@@ -65,7 +66,7 @@ def test_a_scrape_is_as_good_as_its_events(rounds: list[tuple[list[tuple[type, s
             director.on_event(RequestArrived(request(f"n{number}")), now_s)
         told = [(endpoint(name), answer) for name, answer in seen.items()]
         effects = [effect for answer in told for effect in one_by_one.on_event(EndpointObserved(*answer), now_s)]
-        assert [str(effect) for effect in at_once.on_event(EndpointsScraped(told), now_s)] == [
+        assert [str(effect) for effect in at_once.on_event(EndpointsScraped(Observations.of(told)), now_s)] == [
             str(effect) for effect in effects
         ]
         for column in ("observed_at_s", "running", "waiting", "kv_usage_ratio"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -184,3 +185,17 @@ def test_an_unreadable_objective_is_refused(text: str) -> None:
     """The message quotes the part."""
     with pytest.raises(ValueError, match="slo: cannot read"):
         Objective.parse(text)
+
+
+def test_requests_that_have_ended_leave_no_reference_cycles() -> None:
+    """They would stay until the end of the run, with their blocks and contents: a run collects no cycles."""
+    fleets, found = [], []
+    gc.collect()
+    gc.disable()
+    try:
+        for count in (10, 40):
+            fleets.append(simulate("1P1D@h20-qwen3-32b", poisson(2.0, count, 3)))
+            found.append(gc.collect())
+    finally:
+        gc.enable()
+    assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import deque
 from collections.abc import Callable
@@ -114,3 +115,16 @@ def test_the_past_cannot_be_scheduled() -> None:
     for time_s in (1.9, float("nan")):
         with pytest.raises(ValueError, match="time_s"):
             kernel.at(time_s, lambda: None)
+
+
+def test_collection_of_cycles_pauses_while_it_runs_even_where_an_action_fails() -> None:
+    kernel, collects = Kernel(), list[bool]()
+
+    def fail() -> None:
+        collects.append(gc.isenabled())
+        raise RuntimeError
+
+    kernel.at(0.0, fail)
+    with pytest.raises(RuntimeError):
+        kernel.run()
+    assert (collects, gc.isenabled()) == ([False], True)

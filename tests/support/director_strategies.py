@@ -15,6 +15,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model import events as ev
+from ballast_core.model.observations import Observations
 from ballast_core.policies.admission import Bounded, Open
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.partition.libra import Libra
@@ -155,7 +156,7 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.RequestEnded: st.builds(ev.RequestEnded, _ids, st.sampled_from(Outcome), tokens),
     ev.ClientGone: st.builds(ev.ClientGone, _ids),
     ev.EndpointObserved: st.builds(ev.EndpointObserved, endpoints, st.none() | observations),
-    ev.EndpointsScraped: _scrapes.map(lambda answers: ev.EndpointsScraped(tuple(answers))),
+    ev.EndpointsScraped: _scrapes.map(lambda answers: ev.EndpointsScraped(Observations.of(answers))),
     ev.EndpointDraining: st.builds(ev.EndpointDraining, endpoint_ids),
     ev.EndpointLost: st.builds(ev.EndpointLost, endpoint_ids),
     ev.TimerFired: st.just(ev.TimerFired()),

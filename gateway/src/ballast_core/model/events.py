@@ -7,11 +7,12 @@ answer is another dispatch or a rejection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Stage
+from ballast_core.model.observations import Observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class ProgressBatch:
     It dispatches no waiting request: capacity that it frees is used at the next event.
     """
 
-    reports: Iterable[tuple[float, RequestId, int]]
+    reports: Sequence[tuple[float, RequestId, int]]
     """(time in seconds, request, output tokens so far), ordered by time."""
 
 
@@ -129,7 +130,7 @@ class EndpointObserved:
 class EndpointsScraped:
     """Metrics of many endpoints, each at most once: the same as one `EndpointObserved` after another."""
 
-    answers: Sequence[tuple[Endpoint, Observation]]
+    answers: Observations
 
 
 @dataclass(frozen=True, slots=True)

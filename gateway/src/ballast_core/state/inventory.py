@@ -15,6 +15,7 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray, HashArray, IntArray
 from ballast_core.model import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
+from ballast_core.model.observations import Observations
 
 _FIRST_CAPACITY = 16
 
@@ -60,6 +61,11 @@ class Inventory:
         self._readiness: list[Readiness] = []
         self._candidates: dict[Stage, Candidates] = {}
         self._roles: frozenset[Role] | None = None
+        self.lost: set[int] = set()
+        """Slots of lost endpoints that have not been released."""
+        self._asked: tuple[Endpoint, ...] | None = None
+        """What `slots_as` was last asked for, while its answer holds."""
+        self._asked_slots: IntArray = np.zeros(0, np.int64)
         self.observed_at_s: FloatArray = np.full(_FIRST_CAPACITY, -np.inf)
         self.running: IntArray = np.zeros(_FIRST_CAPACITY, np.int64)
         self.waiting: IntArray = np.zeros(_FIRST_CAPACITY, np.int64)
@@ -101,6 +107,7 @@ class Inventory:
             self._forget_observation(slot)
         readiness = self._readiness[slot]
         changed = self._endpoints[slot] != endpoint or readiness is Readiness.GONE
+        self.lost.discard(slot)
         self._endpoints[slot] = endpoint
         if readiness is not Readiness.DRAINING:
             self._readiness[slot] = Readiness.READY
@@ -108,23 +115,30 @@ class Inventory:
             self._changed()
         return slot, changed
 
-    def slot_as(self, endpoint: Endpoint) -> int | None:
-        """The slot of an endpoint that is present and unchanged; None if `put` would change something."""
+    def slots_as(self, endpoints: tuple[Endpoint, ...]) -> IntArray | None:
+        """The slots of endpoints that are present and unchanged; None if `put` would change something of one."""
+        if endpoints is not self._asked:
+            slots = [self._slot_as(endpoint) for endpoint in endpoints]
+            if None in slots:
+                return None
+            self._asked, self._asked_slots = endpoints, np.array(slots, np.int64)
+        return self._asked_slots
+
+    def _slot_as(self, endpoint: Endpoint) -> int | None:
         slot = self._slots.get(endpoint.id)
         if slot is None or self._readiness[slot] is Readiness.GONE:
             return None
         known = self._endpoints[slot]
         return slot if known is endpoint or known == endpoint else None
 
-    def observe_all(self, slots: IntArray, observations: Sequence[Observation]) -> None:
+    def observe_all(self, slots: IntArray, observations: Observations) -> None:
         """`observe` for many slots, each at most once."""
-        observed_at_s = np.array([seen.observed_at_s for seen in observations])
-        new = observed_at_s >= self.observed_at_s[slots]
+        new = observations.observed_at_s >= self.observed_at_s[slots]
         newer = slots[new]
-        self.observed_at_s[newer] = observed_at_s[new]
-        self.running[newer] = np.array([seen.running for seen in observations])[new]
-        self.waiting[newer] = np.array([seen.waiting for seen in observations])[new]
-        self.kv_usage_ratio[newer] = np.array([seen.kv_usage_ratio for seen in observations])[new]
+        self.observed_at_s[newer] = observations.observed_at_s[new]
+        self.running[newer] = observations.running[new]
+        self.waiting[newer] = observations.waiting[new]
+        self.kv_usage_ratio[newer] = observations.kv_usage_ratio[new]
 
     def observe(self, slot: int, observation: Observation) -> None:
         """Store an observation; one older than the last is ignored."""
@@ -144,17 +158,15 @@ class Inventory:
     def lose(self, slot: int) -> None:
         """The endpoint is gone or not ready."""
         self._readiness[slot] = Readiness.GONE
+        self.lost.add(slot)
         self._forget_observation(slot)
         self._changed()
 
-    def release(self, slot: int) -> bool:
-        """Free the slot of a lost endpoint to which nothing refers any more; False if the endpoint is not lost."""
-        endpoint = self._endpoints[slot]
-        if endpoint is None or self._readiness[slot] is not Readiness.GONE:
-            return False
-        del self._slots[endpoint.id]
+    def release(self, slot: int) -> None:
+        """Free the slot of a lost endpoint to which nothing refers any more."""
+        del self._slots[self.endpoint(slot).id]
         self._endpoints[slot] = None
-        return True
+        self.lost.remove(slot)
 
     def candidates(self, stage: Stage) -> Candidates:
         """The ready endpoints whose role may serve the stage."""
@@ -194,7 +206,7 @@ class Inventory:
 
     def _changed(self) -> None:
         self._candidates.clear()
-        self._roles = None
+        self._roles = self._asked = None
 
     def _free_slot(self) -> int:
         for slot, endpoint in enumerate(self._endpoints):

@@ -8,14 +8,15 @@ scrape; one whose answers get lost lets it time out. This is how gateways notice
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
-from ballast_core.model import Endpoint, EndpointId, Observation, RequestId
+from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Effect
 from ballast_core.model.events import EndpointObserved, EndpointsScraped, Event, ProgressBatch
+from ballast_core.model.observations import Observations
 from ballast_sim.simulation.gateways.watch import Watch
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.kernel import Kernel
@@ -42,6 +43,7 @@ class Gateways:
         `catch_up()` is called before each `feed`; it reports what happened before now.
         """
         self.directors = [Director(director_settings) for _ in range(settings.gateways)]
+        self._reads_kv = director_settings.reads_kv_usage
         self._settings = settings
         self._kernel = kernel
         self._world = world
@@ -71,7 +73,7 @@ class Gateways:
         self._catch_up()
         self.report(gateway, event, self._kernel.now_s)
 
-    def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
+    def progress(self, gateway: int, reports: Sequence[tuple[float, RequestId, int]]) -> None:
         """Report (time, request, output tokens); the times may lie in the past. See `ProgressBatch`."""
         self.directors[gateway].on_event(ProgressBatch(reports), self._kernel.now_s)
 
@@ -80,22 +82,30 @@ class Gateways:
         self._carry_out(gateway, self.directors[gateway].on_event(event, at_s))
 
     def _scrape(self, gateway: int) -> None:
-        now_s, loss = self._kernel.now_s, self._settings.scrape_loss_ratio
-        answers: list[tuple[Endpoint, Observation]] = []
-        for machine, observation in self._world.observe():
-            if loss and self._losses.random() < loss:
-                continue
-            if observation is None or machine.endpoint.id in self._mute:
-                self._scrape_fails(gateway, machine.endpoint.id)
-            else:
-                answers.append((machine.endpoint, observation))
-        if answers:
+        now_s = self._kernel.now_s
+        answers = self._world.scrape(kv=self._reads_kv)
+        if self._settings.scrape_loss_ratio or self._mute or len(answers) < len(self._world.machines):
+            answers = self._heard(gateway, answers)
+        if len(answers):
             self._kernel.at(now_s + self._settings.scrape_delay_s, partial(self._answered, gateway, answers), OBSERVE)
         self._kernel.at(now_s + self._settings.scrape_interval_s, lambda: self._scrape(gateway), OBSERVE)
 
-    def _answered(self, gateway: int, answers: Sequence[tuple[Endpoint, Observation]]) -> None:
-        takes = self._watches[gateway].takes
-        taken = [answer for answer in answers if takes(answer[0].id)]
+    def _heard(self, gateway: int, answers: Observations) -> Observations:
+        """The answers that do not get lost. The others' scrapes fail, or they are lost without a failure."""
+        loss, rows = self._settings.scrape_loss_ratio, {one.id: row for row, one in enumerate(answers.endpoints)}
+        heard = []
+        for machine in self._world.machines:
+            endpoint_id = machine.endpoint.id
+            if loss and self._losses.random() < loss:
+                continue
+            if endpoint_id not in rows or endpoint_id in self._mute:
+                self._scrape_fails(gateway, endpoint_id)
+            else:
+                heard.append(rows[endpoint_id])
+        return answers.take(heard)
+
+    def _answered(self, gateway: int, answers: Observations) -> None:
+        taken = self._watches[gateway].taken(answers)
         self._catch_up()
         self._carry_out(gateway, self.directors[gateway].on_event(EndpointsScraped(taken), self._kernel.now_s))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ballast_core.model import EndpointId
 from ballast_core.model.events import Event
+from ballast_core.model.observations import Observations
 from ballast_core.state.liveness import Liveness, news
 
 _FOUND = Liveness(usable=True)
@@ -18,8 +19,15 @@ class Watch:
         self._known: dict[EndpointId, Liveness] = {}
         """Only endpoints for which something else than a successful scrape was reported."""
 
+    def taken(self, answers: Observations) -> Observations:
+        """Scrapes succeeded. Returns the observations that count: not those of lost endpoints that drain."""
+        if not self._known:
+            return answers
+        kept = [row for row, endpoint in enumerate(answers.endpoints) if self.takes(endpoint.id)]
+        return answers if len(kept) == len(answers) else answers.take(kept)
+
     def takes(self, endpoint_id: EndpointId) -> bool:
-        """A scrape succeeded. Returns whether its observation counts; it does not for a lost endpoint that drains."""
+        """A scrape succeeded. Returns whether its observation counts."""
         known = self._known.get(endpoint_id)
         if known is None:
             return True

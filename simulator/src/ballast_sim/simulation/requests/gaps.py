@@ -17,6 +17,8 @@ from ballast_sim.simulation.requests.records import Record
 _LEAST_S, _STEP = 1e-5, math.log(1.005)
 _BINS = 4000  # up to 4,600 s
 _PATIENCE = 4096
+_TOGETHER = 65_536
+"""Gaps that are put into bins at a time."""
 
 
 class TokenGaps:
@@ -31,7 +33,9 @@ class TokenGaps:
         self._counts = np.zeros(_BINS, np.int64)
         self._waiting: list[float] = []
         self._sum_s = 0.0
-        self._counted = 0
+        self._summed = 0
+        self._uncounted: list[FloatArray] = []
+        self._in_bins = 0
         self.late = 0
         """Gaps above the limit."""
 
@@ -53,12 +57,18 @@ class TokenGaps:
         times = np.asarray(times_s, np.float64)
         if not len(times):
             return
-        first_s = times[0] if record.newest_token_s is None else record.newest_token_s
-        gaps = np.diff(times, prepend=first_s)[record.newest_token_s is None :]
-        record.newest_token_s = float(times[-1])
-        late = int(np.count_nonzero(gaps > self._limit_of(record)))
-        record.late_gaps += late
-        self.late += late
+        before_s, record.newest_token_s = record.newest_token_s, float(times[-1])
+        if before_s is None:
+            gaps = times[1:] - times[:-1]
+        else:
+            gaps = np.empty(len(times))
+            gaps[0] = times[0] - before_s
+            np.subtract(times[1:], times[:-1], out=gaps[1:])
+        limit_s = self._limit_of(record)
+        if limit_s < math.inf:
+            late = int(np.count_nonzero(gaps > limit_s))
+            record.late_gaps += late
+            self.late += late
         self._add(gaps)
 
     def together(self, record: Record, tokens: int, at_s: float) -> None:
@@ -78,17 +88,18 @@ class TokenGaps:
     @property
     def count(self) -> int:
         """Gaps seen."""
-        return self._counted + len(self._waiting)
+        return self._summed + len(self._waiting)
 
     def distribution(self, shares: dict[str, float]) -> dict[str, float | None]:
         """Mean (exact) and percentiles (to within 0.5 %, and nearest rank); None where there is no gap."""
         self._take_in()
-        if not self._counted:
+        self._count()
+        if not self._summed:
             return dict.fromkeys(("mean", *shares))
         sums = np.cumsum(self._counts)
-        found: dict[str, float | None] = {"mean": self._sum_s / self._counted}
+        found: dict[str, float | None] = {"mean": self._sum_s / self._summed}
         for name, share in shares.items():
-            rank = max(1, math.ceil(share / 100 * self._counted))
+            rank = max(1, math.ceil(share / 100 * self._summed))
             index = int(np.searchsorted(sums, rank))
             found[name] = 0.0 if index == 0 else _LEAST_S * math.exp((index - 0.5) * _STEP)
         return found
@@ -99,8 +110,16 @@ class TokenGaps:
             self._add(np.array(waiting))
 
     def _add(self, gaps_s: FloatArray) -> None:
-        self._counted += len(gaps_s)
+        self._summed += len(gaps_s)
         self._sum_s += float(gaps_s.sum())
-        steps = np.log(np.maximum(gaps_s, _LEAST_S) / _LEAST_S) / _STEP
-        bins = np.minimum(np.ceil(steps), _BINS - 1).astype(np.int64)
-        self._counts += np.bincount(bins, minlength=_BINS)
+        self._uncounted.append(gaps_s)
+        if self._summed - self._in_bins >= _TOGETHER:
+            self._count()
+
+    def _count(self) -> None:
+        """Put the gaps that are not yet there into their bins."""
+        uncounted, self._uncounted, self._in_bins = self._uncounted, [], self._summed
+        if uncounted:
+            steps = np.log(np.maximum(np.concatenate(uncounted), _LEAST_S) / _LEAST_S) / _STEP
+            bins = np.minimum(np.ceil(steps), _BINS - 1).astype(np.int64)
+            self._counts += np.bincount(bins, minlength=_BINS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from ballast_core.model import Observation
@@ -16,7 +16,24 @@ OnEvent: TypeAlias = "Callable[[Server, EngineEvent], None]"
 
 
 class Server:
-    """An engine, whether it is up, and its wake-ups."""
+    """An engine, whether it is up, and its wake-ups.
+
+    What was read of the engine is kept until `catch_up`, with which every call that changes it begins or ends.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_counts",
+        "_lost_preemptions",
+        "_make_engine",
+        "_on_event",
+        "_silent_until_s",
+        "_slowdown",
+        "_wakes_at_s",
+        "engine",
+        "machine",
+        "up",
+    )
 
     def __init__(
         self, machine: Machine, make_engine: Callable[[Machine], EngineModel], clock: Clock, on_event: OnEvent
@@ -31,6 +48,10 @@ class Server:
         self._wakes_at_s = math.inf
         self._slowdown = 1.0
         self._lost_preemptions = 0
+        self._counts: tuple[int, int] | None = None
+        self._silent_until_s = 0.0
+
+    # --- what can be seen -----------------------------------------------------------------------------------------
 
     @property
     def preemptions(self) -> int:
@@ -48,10 +69,30 @@ class Server:
         running, waiting, _, kv_usage_ratio, _ = self.engine.load(now_s)
         return Observation(now_s, running, waiting, kv_usage_ratio, self.engine.preemptions)
 
+    def counts(self, now_s: float) -> tuple[int, int]:
+        """The requests that run and that wait."""
+        if self._counts is None:
+            load = self.engine.load(now_s)
+            self._counts = load.running, load.waiting
+        return self._counts
+
+    def kv_usage_ratio(self, now_s: float) -> float:
+        """Share of its KV in use, as its gauge shows it: 1 at most."""
+        return min(1.0, self.engine.kv_usage_ratio(now_s))
+
+    def marks(self, now_s: float, inclusive: bool) -> Iterable[tuple[float, str, int]]:
+        """See `EngineModel.marks`."""
+        if now_s < self._silent_until_s:
+            return ()
+        found = self.engine.marks(now_s, inclusive)
+        self._silent_until_s = self.engine.silent_until_s
+        return found
+
     # --- clockwork ------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
         """Pass on what ended by now. It comes before whatever happens now, even if another event wakes the engine."""
+        self._counts, self._silent_until_s = None, 0.0
         for event in self.engine.advance(self._clock.now_s):
             self._on_event(self, event)
 
@@ -85,6 +126,7 @@ class Server:
         self._lost_preemptions += dying.preemptions
         self.engine = self._make_engine(self.machine)
         self.up, self._wakes_at_s = False, math.inf
+        self._counts, self._silent_until_s = None, 0.0
         return lost
 
     def restart(self) -> None:

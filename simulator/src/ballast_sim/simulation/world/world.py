@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
+import numpy as np
+
 from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Stage
+from ballast_core.model.observations import Observations
 from ballast_sim.engine import (
     EngineEvent,
     EngineRequest,
@@ -49,6 +52,7 @@ class World:
         It then gets the tokens of steady decodes late, and `progress` returns multiples of `progress_every_tokens`.
         """
         self.machines = tuple(machines)
+        self._endpoints = tuple(machine.endpoint for machine in self.machines)
         self._physics = physics
         self._progress_every_tokens = progress_every_tokens
         self._clock = clock
@@ -142,6 +146,23 @@ class World:
         now_s = self._clock.now_s
         return [(server.machine, server.observation(now_s)) for server in self._servers.values()]
 
+    def scrape(self, *, kv: bool) -> Observations:
+        """What a scrape of the engines that are up would find now; KV in use only where `kv` asks for it, or else 0."""
+        now_s = self._clock.now_s
+        up = [server for server in self._servers.values() if server.up]
+        counts = np.array([server.counts(now_s) for server in up], np.int64).reshape(-1, 2)
+        return Observations(
+            self._endpoints if len(up) == len(self._endpoints) else tuple(server.machine.endpoint for server in up),
+            np.full(len(up), now_s),
+            counts[:, 0],
+            counts[:, 1],
+            np.array([server.kv_usage_ratio(now_s) for server in up]) if kv else np.zeros(len(up)),
+        )
+
+    def is_up(self, endpoint_id: EndpointId) -> bool:
+        """Whether an engine is not down after a crash."""
+        return self._servers[endpoint_id].up
+
     def decode_loads(self) -> list[tuple[Machine, int, float]]:
         """Of each engine that decodes and is up: its running requests and its KV tokens in use."""
         now_s = self._clock.now_s
@@ -169,8 +190,7 @@ class World:
         now_s = self._clock.now_s
         found: list[tuple[float, str, int]] = []
         for server in self._servers.values():
-            if server.engine.silent_until_s <= now_s:
-                found += server.engine.marks(now_s, inclusive)
+            found += server.marks(now_s, inclusive)
         found.sort(key=itemgetter(0))
         return found
 
