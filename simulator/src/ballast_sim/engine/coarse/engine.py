@@ -97,10 +97,15 @@ class CoarseEngine(Engine):
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """See `Engine.kv_usage_ratio`."""
-        pool, awaited = self._pool, self.loop.awaited
-        free = pool.free_blocks
-        if awaited is not None and awaited.ends_s < now_s and (foresight := self._foresee()) is not None:
-            free -= self.cohort.blocks_of(bisect_left(foresight.ends_s, now_s, 0, foresight.steps))
+        loop, pool = self.loop, self._pool
+        awaited, free = loop.awaited, pool.free_blocks
+        if awaited is not None and awaited.ends_s < now_s:
+            foresight = self._foresight
+            if foresight is None or loop.inbox:
+                foresight = self._foresee()
+            if foresight is not None:
+                steps = bisect_left(foresight.ends_s, now_s, 0, foresight.steps)
+                free -= self.cohort.wheel.blocks(self._state.steps.composed + 1, steps)
         return 1.0 - free / pool.usable_blocks
 
     def stats(self, request_id: str) -> RequestStats | None:
