@@ -1,9 +1,10 @@
-"""What the picker face costs: processor time per request behind a real Envoy, beside Envoy alone, in one run.
+"""What the picker face costs: processor time of an exchange without transport, then of a request behind a real Envoy.
 
-Real parts on loopback: `ballast gateway` (face Picker, endpoints from a file, scraping every endpoint), Envoy with one
-worker, small upstreams, and a closed-loop load of so many connections. The set-ups take turns; medians are shown.
-Everything shares this machine's cores, so rates are floors; the processor times and their ratios are what to compare.
-Prints a table; `--json FILE` writes the figures. Needs Envoy: `make envoy`.
+The first part is `exchange_bench`. The second has Envoy alone beside it in one run. Real parts on loopback: `ballast
+gateway` (face Picker, endpoints from a file, scraping every endpoint), Envoy with one worker, small upstreams, and a
+closed-loop load of so many connections. The set-ups take turns; medians are shown. Everything shares this machine's
+cores, so rates are floors; the processor times and their ratios are what to compare. Prints two tables; `--json FILE`
+writes the figures. The second part needs Envoy: `make envoy`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ballast_api.gateway_settings import (
     Listeners,
     ServedModel,
 )
+from bench import exchange_bench
 from tests.support.envoy import BINARY, EnvoySetup, RunningEnvoy, envoy
 
 MODEL = "m"
@@ -279,7 +281,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run (default 4)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each set-up (default 3)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--turns", type=int, default=15, help="of each set-up without a transport (default 15)")
     options = parser.parse_args()
+    exchanges = exchange_bench.measure(options.turns)
+    exchange_bench.show(exchanges)
     if not BINARY.exists():
         print("no Envoy: run `make envoy`", file=sys.stderr)
         return 1
@@ -291,7 +296,11 @@ def main() -> int:
     for row in rows:
         print("{:<28} {:>5} {:>7.0f} {:>13.0f} {:>12.0f} {:>7.2f} {:>7.2f} {:>6}".format(*asdict(row).values()))
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        figures = {
+            "exchanges": [asdict(row) for row in exchanges],
+            "behind_envoy": [asdict(row) for row in rows],
+        }
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
     return 0
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.prefill_time import PrefillTimes, PrefillTimeSettings
+from ballast_core.beliefs.stacked_profiles import StackedProfiles
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, HardwareProfile
 from ballast_core.state.ledger import PrefillPlan
 
@@ -38,6 +39,20 @@ def test_the_work_of_a_prompt_is_the_sum_of_its_chunks(tokens: int, cached: int)
     """Differential, against a loop over `HardwareProfile.step_s`."""
     work = times(A100_QWEN3_32B).work_s(ONE, float(tokens), float(cached))
     assert work[0] == pytest.approx(plain_work_s(A100_QWEN3_32B, tokens, cached), rel=1e-9)
+
+
+@given(st.integers(0, 60_000), st.integers(0, 60_000), st.sampled_from([A100_QWEN3_32B, None]))
+@settings(deadline=None)
+def test_the_work_of_one_prompt_is_the_same_for_one_slot_and_for_many(
+    tokens: int, cached: int, hardware: HardwareProfile | None
+) -> None:
+    """To the last bit: what is learned from a completion is what was predicted for it."""
+    stacked = StackedProfiles()
+    if hardware is not None:
+        stacked.put(0, hardware)
+    many = times(hardware).work_s(ONE, float(tokens), float(cached))
+    assert stacked.prefill_alone_s(0, tokens, cached) == many[0]
+    assert stacked.one_chunk_s(0) == stacked.chunk_s(ONE)[0]
 
 
 def test_one_duration_by_hand() -> None:

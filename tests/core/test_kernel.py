@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from ballast_core import kernel
 from ballast_core.arrays import FloatArray
+from ballast_core.beliefs.survival_book import SurvivalBook, SurvivalSettings
+from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
 from ballast_core.directing.director import Director
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.settings import DirectorSettings
@@ -37,17 +39,18 @@ from ballast_core.model.events import (
 from ballast_core.policies.placement.ballast import Ballast
 from ballast_core.policies.placement.cache_aware import LeastUncachedTokens, PredictedTtft
 from ballast_core.policies.placement.protocol import Placement
+from ballast_core.policies.placement.sibyl import Sibyl
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_core.state.age_histograms import AgeHistograms
-from ballast_core.state.flights import Flights
+from ballast_core.state.age_histograms import AGES
+from ballast_core.state.ledger import Ledger
 from tests.support.kernels import deciding_by, needs_kernel
-from tests.support.placement_states import Flight, State, ask, asks, build, states, view
+from tests.support.placement_states import NOW_S, Flight, State, ask, asks, build, states, view
 
 pytestmark = needs_kernel
 
 AGREES = 1e-11
 several = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-POLICIES: list[Placement] = [Ballast(), LeastUncachedTokens(), PredictedTtft()]
+POLICIES: list[Placement] = [Ballast(), LeastUncachedTokens(), PredictedTtft(), Sibyl()]
 handoffs = st.none() | st.floats(0.0, 30.0)
 
 
@@ -108,6 +111,42 @@ def test_costs_agree_for_any_candidates(order: list[int], state: State, request:
     else:
         with deciding_by(compiled=True):
             assert len(Ballast().costs(view(made, request, order=order, handoff_s=None), request)) == 0
+
+
+switches = st.builds(
+    Sibyl,
+    prob_at_one=st.booleans(),
+    without_type_one=st.booleans(),
+    without_type_two=st.booleans(),
+    without_type_three=st.booleans(),
+)
+
+
+@several
+@given(state=states, request=asks, handoff_s=handoffs, policy=switches, order=st.permutations(range(5)))
+def test_sibyl_and_its_variants_agree(
+    state: State, request: Request, handoff_s: float | None, policy: Sibyl, order: list[int]
+) -> None:
+    assert_agree(*both(policy, build(state), request, handoff_s=handoff_s, order=order[:3]))
+
+
+def test_sibyl_follows_tokens_ends_and_new_curves() -> None:
+    """What the kernel keeps of each request is written anew when the request or the curves change."""
+    made, request = build(State(flights=[Flight(at=k % 3, generated=50 * k, limit=900) for k in range(9)])), ask()
+    assert_agree(*both(Sibyl(), made, request))
+    entries = list(made.ledger)
+    made.ledger.progressed(entries[4], 800, NOW_S + 1.0)
+    assert_agree(*both(Sibyl(), made, request))
+    made.ledger.close(entries[0].request.id)
+    assert_agree(*both(Sibyl(), made, request))
+    before = both(Sibyl(), made, request)
+    made.beliefs.lengths = SurvivalBook()
+    for compiled in (True, False):  # one table, whoever builds it
+        with deciding_by(compiled=compiled):
+            made.beliefs.lengths.ended(None, 700, censored=False, now_s=NOW_S)
+    after = both(Sibyl(), made, request)
+    assert_agree(*after)
+    assert (before[0] != after[0]).all()
 
 
 def fleet(policy: Placement, roles: tuple[Role, ...]) -> Director:
@@ -229,9 +268,12 @@ def test_ties_are_broken_alike(costs: list[float], turns: list[int], keep: int) 
         max_size=120,
     )
 )
-def test_age_histograms_are_the_same_to_the_last_bit(steps: list[tuple[str, int, int | None]]) -> None:
-    flights = Flights()
-    kept = [AgeHistograms(flights), AgeHistograms(flights)]
+def test_a_census_counts_what_the_age_histograms_do(steps: list[tuple[str, int, int | None]]) -> None:
+    """To the last bit, after any arrivals, hand-offs, tokens and ends: sums of whole numbers know no order."""
+    compiled = kernel.active()
+    assert compiled is not None
+    ledger = Ledger(16)
+    flights, kept = ledger.flights, ledger.age_histograms
     for number, (step, pick, limit) in enumerate([*steps, ("look", 0, None)]):
         row, now_s = pick % max(flights.count, 1), float(number)
         if step == "add":
@@ -240,16 +282,14 @@ def test_age_histograms_are_the_same_to_the_last_bit(steps: list[tuple[str, int,
                 class_slot=pick % 3 // 2,
             )  # fmt: skip
         elif step == "look":
-            for compiled, histograms in zip((True, False), kept, strict=True):
-                with deciding_by(compiled=compiled):
-                    histograms.update()
-            got, want = ({each.group: each for each in histograms} for histograms in kept)
-            assert got.keys() == want.keys()
-            assert (kept[0].groups == kept[1].groups).all()
-            for group, each in want.items():
-                for name in ("counts", "held", "squares"):
-                    assert (getattr(got[group], name) == getattr(each, name)).all()
-                assert (got[group].ages, got[group].total, got[group].limits) == (each.ages, each.total, each.limits)
+            kept.update()
+            census, counted = ledger.prepared.census(compiled), 0
+            for each in kept:
+                sums = np.zeros((3, *each.counts.shape))
+                counted += each.total
+                assert compiled.tallies(census, each.group, *sums) == each.total
+                assert (sums == [each.counts, each.held, each.squares]).all()
+            assert counted == int(flights.decoding.sum())
         elif flights.count:
             if step == "start":
                 flights.start_decoding(row, now_s)
@@ -259,6 +299,33 @@ def test_age_histograms_are_the_same_to_the_last_bit(steps: list[tuple[str, int,
                 flights.remove(row)
 
 
+lengths = st.lists(st.tuples(st.integers(0, 70_000), st.booleans()), max_size=60)
+
+
+@several
+@given(ended=lengths, of_class=lengths, buckets=st.sampled_from([Buckets(), Buckets(step_tokens=7, count=3)]))
+def test_survival_tables_are_the_same_to_the_last_bit(
+    ended: list[tuple[int, bool]], of_class: list[tuple[int, bool]], buckets: Buckets
+) -> None:
+    """Of one class and of several, after any ends, on a coarse grid too."""
+    book = SurvivalBook(SurvivalSettings(buckets=buckets))
+    for key, several_ended in ((None, ended), ("chat", of_class)):
+        for tokens, cut in several_ended:
+            book.ended(key, tokens, censored=cut, now_s=float(tokens % 7))
+    made = []
+    for compiled in (True, False):
+        with deciding_by(compiled=compiled):
+            made.append(book._build())
+    for name in ("_survival", "_drop", "_intercept", "_area", "_end", "_at_end", "_hazard"):
+        np.testing.assert_array_equal(getattr(made[0], name), getattr(made[1], name), err_msg=name)
+
+
+def test_curves_with_nan_are_refused_by_both() -> None:
+    for compiled in (True, False):
+        with deciding_by(compiled=compiled), pytest.raises(ValueError, match="survival: must not hold NaN"):
+            SurvivalTables(Buckets(count=2), np.array([1.0, np.nan, 0.0]))
+
+
 # --- mistakes raise ---------------------------------------------------------------------------------------------------
 
 Arguments = list[Any]
@@ -266,14 +333,7 @@ Arguments = list[Any]
 
 def recorded(name: str) -> Arguments:
     """The arguments of a real call."""
-    state = State(
-        endpoints=3,
-        flights=[
-            Flight(at=k % 3, generated=None if k % 3 else 40 * k, limit=200 if k % 2 else None) for k in range(12)
-        ],
-        ended=[300] * 5,
-    )
-    made, taken = build(state), list[Arguments]()
+    taken: list[Arguments] = []
     real = kernel.active()
     assert real is not None
 
@@ -281,19 +341,35 @@ def recorded(name: str) -> Arguments:
         def __getattr__(self, wanted: str) -> Callable[..., Any]:
             def call(*given: Any) -> Any:
                 if wanted == name:
-                    taken.append(list(given))
+                    taken.append(copies(given))
                 return getattr(real, wanted)(*given)
 
             return call
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "_active", Spy())
+        state = State(
+            endpoints=3,
+            flights=[
+                Flight(at=k % 3, generated=None if k % 3 else 40 * k, limit=200 if k % 2 else None) for k in range(12)
+            ],
+            ended=[300] * 5,
+        )
+        made = build(state)
         for stage in Stage:
             for policy in POLICIES:
                 shown = view(made, ask(), stage=stage)
                 policy.costs(shown, ask())
                 Placer._best(np.ones(len(shown.slots)), shown.slots, np.zeros(64, np.int64), -1)
+        spy = kernel.active()
+        assert spy is not None
+        spy.tallies(made.ledger.prepared.census(spy), AGES, *np.zeros((3, 3, AGES)))
     return taken[0]
+
+
+def copies(given: Iterable[Any]) -> Arguments:
+    """The arguments of a call; those of another one may be written to meanwhile."""
+    return [each.copy() if isinstance(each, np.ndarray) else each for each in given]
 
 
 def spoilt(value: Any, how: int) -> Any:
@@ -314,24 +390,62 @@ def spoilt(value: Any, how: int) -> Any:
     return ["text", None, (), np.zeros(3), -1, 2**70, float("nan"), [None], [object()], -(2**40)][how]
 
 
-@pytest.mark.parametrize("name", ["prefill_s", "least_uncached_tokens", "ballast", "choose", "classify", "count_group"])
+FUNCTIONS = [
+    "fleet", "prefill_s", "least_uncached_tokens", "ballast", "choose",
+    "curves", "tabulate", "kaplan_meier", "census", "recount", "tallies", "growth", "regrow", "sibyl",
+]  # fmt: skip
+
+
+def test_every_function_is_spoilt() -> None:
+    made = kernel.active()
+    assert {name for name in dir(made) if callable(getattr(made, name)) and name[0] != "_"} == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_argument_crashes_it(name: str) -> None:
     """Each argument spoilt in ten ways: it raises, or computes something within its arrays."""
     function, arguments = getattr(kernel.active(), name), recorded(name)
-    function(*arguments)
+    function(*copies(arguments))
     for count in range(len(arguments)):
         with pytest.raises(TypeError):
             function(*arguments[:count])
     raised = 0
     for index in range(len(arguments)):
         for how in range(10):
-            fresh = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
-            fresh[index] = spoilt(fresh[index], how)
+            fresh = copies(arguments)
+            with np.errstate(all="ignore"):
+                fresh[index] = spoilt(fresh[index], how)
             try:
                 function(*fresh)
             except (TypeError, ValueError, IndexError, OverflowError, BufferError, AttributeError):
                 raised += 1
-    assert raised > 3 * len(arguments)
+    assert raised > 3 * len(arguments) or not arguments
+
+
+def test_what_was_prepared_for_one_argument_fits_no_other() -> None:
+    compiled, arguments = kernel.active(), recorded("ballast")
+    assert compiled is not None
+    prepared = [index for index, each in enumerate(arguments) if type(each).__name__ == "PyCapsule"]
+    assert len(prepared) == 3
+    for index in prepared:
+        for other in prepared:
+            if other != index:
+                wrong = copies(arguments)
+                wrong[index] = arguments[other]
+                with pytest.raises(ValueError, match="PyCapsule"):
+                    compiled.ballast(*wrong)
+
+
+def test_a_slot_that_no_fleet_can_have_is_refused_before_anything_is_counted() -> None:
+    compiled, arguments = kernel.active(), recorded("recount")
+    assert compiled is not None
+    good = copies(arguments)
+    arguments[2][5] = -1
+    with pytest.raises(IndexError, match="row 5: there is no slot -1"):
+        compiled.recount(*arguments)
+    assert arguments[-1].all()
+    compiled.recount(*good)
+    assert compiled.tallies(good[0], AGES, *np.zeros((3, 3, AGES))) == 2
 
 
 def test_what_does_not_fit_is_named() -> None:

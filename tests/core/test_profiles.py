@@ -18,6 +18,13 @@ def test_a_step_of_the_law_worked_by_hand() -> None:
     assert H20_QWEN3_32B.step_s(520, 8000, 512 * (1024 + 256), 8) == pytest.approx(expected_ms / 1e3, rel=1e-12)
 
 
+@pytest.mark.parametrize("profile", SHIPPED_PROFILES.values(), ids=lambda profile: profile.name)
+def test_steps_of_decodes_alone_last_as_each_by_itself(profile: HardwareProfile) -> None:
+    """To the last bit: an engine that jumps over steps must not tell other times than one that takes them."""
+    contexts = range(8000, 8000 + 37 * 64, 37)
+    assert profile.decodes_s(37, contexts) == [profile.step_s(37, context, 0.0, 37) for context in contexts]
+
+
 def test_a_pull_lasts_the_set_up_and_the_bytes_over_the_link() -> None:
     """1,000 tokens of 262,144 B over 200 Gb/s are 10.5 ms, after 5 ms of set-up."""
     assert H20_QWEN3_32B.transfer_s(1000) == pytest.approx(0.005 + 262_144_000 / 25e9)

@@ -101,6 +101,19 @@ async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
             await asyncio.open_connection("127.0.0.1", gateway.port)
 
 
+async def test_probes_are_read_and_the_rest_is_not_found(tmp_path: Path) -> None:
+    """As the framework behind them answers it."""
+    async with (
+        running_gateway(tmp_path, {}) as gateway,
+        httpx.AsyncClient(base_url=gateway.admin_url) as admin,
+    ):
+        for path in ("/healthz", "/readyz", "/metrics"):
+            refused = await admin.post(path)
+            assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+            assert refused.json() == (await admin.post("/ballast/v1/endpoints")).json()
+        assert (await admin.get("/nothing")).status_code == 404
+
+
 async def test_a_drain_lets_running_requests_end(tmp_path: Path) -> None:
     """Idle connections close at once; a running request is served to its end, and its answer closes the connection."""
     release = asyncio.Event()

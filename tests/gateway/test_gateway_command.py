@@ -116,6 +116,23 @@ def test_a_taken_port_is_reported_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_proxy_starts_without_what_only_others_need(tmp_path: Path) -> None:
+    """A start is paid by each new pod: no Kubernetes client, no gRPC, no frameworks, before the first request."""
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "--config", str(files(tmp_path))]
+    imported = set()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if '"listening"' in line:
+                break
+            imported.add(line.rpartition("|")[2].strip())
+        running.kill()
+    assert {"ballast_gateway.proxy.face", "uvicorn", "uvloop"} <= imported
+    heavy = {"kubernetes", "kubernetes_asyncio", "aiohttp", "grpc", "fastapi", "starlette", "httpx", "kopf", "rich"}
+    heavy |= {"ballast_sim", "ballast_operator", "ballast_gateway.picker.server", "numpy.random"}
+    assert heavy & imported == set()
+
+
 def test_both_faces_serve_from_one_process_and_drain_together(tmp_path: Path) -> None:
     """One pipeline behind them; each on a port of its own."""
     config = files(tmp_path)

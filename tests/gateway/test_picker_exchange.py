@@ -185,6 +185,13 @@ def test_each_mode_gets_the_answers_that_it_waits_for(mode: BodyMode, kinds: lis
     assert dict(proxy.change.set)["x-prefiller-host-port"] == TARGET.prefill
 
 
+def test_modes_sent_with_the_first_message_hold_for_all_of_them() -> None:
+    """Also where the proxy shows nothing but the response: its later messages carry no modes."""
+    proxy = Proxy(BodyMode.NONE, response_mode=BodyMode.STREAMED)
+    proxy.send(Kind.RESPONSE_HEADERS, headers={":status": "200"})
+    assert proxy.send(Kind.RESPONSE_BODY, body=b"x") == [BodyReply(kind=Kind.RESPONSE_BODY)]
+
+
 @pytest.mark.parametrize("mode", list(BodyMode))
 @given(cuts=st.lists(st.integers(0, len(DIRTY)), max_size=6), trailers=st.booleans(), length=st.booleans())
 def test_however_the_body_is_cut_it_arrives_whole_and_clean(

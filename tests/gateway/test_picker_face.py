@@ -9,14 +9,16 @@ from collections.abc import Sequence
 import pytest
 
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.model.events import EndpointObserved
 from ballast_core.policies.registry import build_placement
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
-from ballast_gateway.picker.messages import Inbound, Kind, Reply
+from ballast_gateway.picker.grpc_transport import converse
+from ballast_gateway.picker.messages import Immediate, Inbound, Kind, Reply
 from ballast_gateway.prompts import BLOCK_TOKENS, PromptReader
 from ballast_gateway.records import RequestRecord
-from tests.support.core_builders import director
+from tests.support.core_builders import director, endpoint
 
 REQUEST = (
     Inbound(kind=Kind.REQUEST_HEADERS, headers={":path": "/v1/completions", "x-request-id": "r"}),
@@ -36,11 +38,11 @@ class ScriptedStream:
         self._breaks_at = breaks_at_reply
         self.sent: list[Reply] = []
 
-    async def receive(self) -> Inbound | None:
+    async def read(self) -> Inbound | None:
         return next(self._messages, None)
 
-    async def send(self, reply: Reply) -> None:
-        self.sent.append(reply)
+    async def write(self, message: Reply) -> None:
+        self.sent.append(message)
         if len(self.sent) == self._breaks_at:
             raise asyncio.CancelledError
 
@@ -60,7 +62,7 @@ async def test_wherever_a_stream_breaks_the_request_ends_once(breaks_at_reply: i
         listeners=(events.append,),
         on_record=records.append,
     )
-    serving = asyncio.create_task(face.serve(ScriptedStream(REQUEST + RESPONSE, breaks_at_reply)))
+    serving = asyncio.create_task(converse(face.open, ScriptedStream(REQUEST + RESPONSE, breaks_at_reply)))
     await asyncio.gather(serving, return_exceptions=True)
     assert serving.cancelled() == (breaks_at_reply is not None)
     assert len(driver.director.ledger) == 0
@@ -72,12 +74,47 @@ async def test_a_client_that_leaves_while_its_request_is_held_is_forgotten() -> 
     """Held for want of an endpoint; the proxy breaks the stream off; nothing stays in the ledger."""
     driver = Driver(director((), hold_s=60))
     face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
-    serving = asyncio.create_task(face.serve(ScriptedStream(REQUEST)))
+    serving = asyncio.create_task(converse(face.open, ScriptedStream(REQUEST)))
     for _ in range(3):
         await asyncio.sleep(0)
     assert len(driver.director.ledger) == 1
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
+    assert len(driver.director.ledger) == 0
+    driver.close()
+
+
+async def test_a_held_request_is_answered_when_an_endpoint_appears() -> None:
+    """Without a message of the proxy: its answers come late, and the exchange goes on."""
+    driver = Driver(director((), hold_s=60))
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
+    stream = ScriptedStream(REQUEST + RESPONSE)
+    serving = asyncio.create_task(converse(face.open, stream))
+    await asyncio.sleep(0)
+    assert not stream.sent
+    driver.feed(EndpointObserved(endpoint("f0")))
+    await serving
+    assert [reply.kind for reply in stream.sent if not isinstance(reply, Immediate)] == [
+        Kind.REQUEST_HEADERS,
+        Kind.REQUEST_BODY,
+        Kind.RESPONSE_HEADERS,
+        Kind.RESPONSE_BODY,
+    ]
+    assert len(driver.director.ledger) == 0
+    driver.close()
+
+
+async def test_a_held_request_whose_time_is_up_gets_its_error_late() -> None:
+    """The last answer of its exchange: no further message is read."""
+    driver = Driver(director((), hold_s=0.02))
+    records: list[RequestRecord] = []
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", on_record=records.append)
+    stream = ScriptedStream(REQUEST + RESPONSE)
+    await converse(face.open, stream)
+    (answer,) = stream.sent
+    assert isinstance(answer, Immediate)
+    assert (answer.status, answer.reason) == (503, "no-endpoints")
+    assert [record.outcome for record in records] == ["rejected"]
     assert len(driver.director.ledger) == 0
     driver.close()
 
@@ -100,7 +137,7 @@ async def test_the_director_learns_prefixes_and_classes_of_what_the_picker_route
             Inbound(kind=Kind.REQUEST_HEADERS, headers=head),
             Inbound(kind=Kind.REQUEST_BODY, body=body, end_of_stream=True),
         )
-        await face.serve(ScriptedStream(request + RESPONSE))
+        await converse(face.open, ScriptedStream(request + RESPONSE))
         known.append(len(beliefs.prefixes))
     assert known == [10, 10, 20]
     first, second, _ = (event.decode for event in picked if isinstance(event, Finished))

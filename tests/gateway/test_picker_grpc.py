@@ -15,7 +15,11 @@ from grpc_health.v1 import health_pb2
 
 from ballast_api.gateway_settings import Limits
 from ballast_core.model import Outcome, Role
+from ballast_gateway.driver import Driver
 from ballast_gateway.picker import codec
+from ballast_gateway.picker.exchange import ExchangeSettings
+from ballast_gateway.picker.face import PickerFace
+from tests.support.core_builders import director
 from tests.support.picker_builders import MODEL, RunningPicker, endpoint_at, picker
 
 ENDPOINTS = [endpoint_at("10.0.0.1:8000"), endpoint_at("10.0.0.2:8000")]
@@ -265,10 +269,8 @@ async def test_a_taken_port_is_an_os_error() -> None:
     """So that the process can name the port and stop."""
     from ballast_gateway.picker.grpc_transport import listen
 
-    async def session(_: Any) -> None:
-        return None
-
-    first = await listen(session, host="127.0.0.1", port=0, max_message_bytes=1 << 20)
+    face = PickerFace(Driver(director()), ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
+    first = await listen(face.open, host="127.0.0.1", port=0, max_message_bytes=1 << 20)
     with pytest.raises(OSError, match=str(first.port)):
-        await listen(session, host="127.0.0.1", port=first.port, max_message_bytes=1 << 20)
+        await listen(face.open, host="127.0.0.1", port=first.port, max_message_bytes=1 << 20)
     await first.aclose(0)

@@ -102,22 +102,34 @@ async def test_the_server_gives_every_token_at_the_time_at_which_the_engine_give
 
 
 async def test_on_the_wall_clock_tokens_come_when_the_engine_says() -> None:
-    """The same at half speed on the real clock: the median request lasts what the engine says, and never less."""
+    """The same at half speed on the real clock: the median request lasts what the engine says, and never less.
+
+    A busy machine only adds to it, so the quickest of three goes counts.
+    """
     log, scale = request_log(40), 2.0
-    async with engine_sim(time_scale=scale, policy="priority") as (server, client):
-        expected = on_the_engine(log, server.options).token_times_s
-        start_s = time.monotonic()
+
+    async def median_ratio() -> float:
         ratios: list[float] = []
+        async with engine_sim(time_scale=scale, policy="priority") as (server, client):
+            expected = on_the_engine(log, server.options).token_times_s
+            start_s = time.monotonic()
 
-        async def send(number: int, row: Logged) -> None:
-            await asyncio.sleep(max(0.0, start_s + row.arrival_s * scale - time.monotonic()))
-            chunks = 0
-            async with client.stream("POST", "/v1/completions", json=body(number, row)) as response:
-                async for line in response.aiter_lines():
-                    chunks += line.startswith("data: {")
-            assert chunks == row.max_tokens
-            measured_s = time.monotonic() - start_s - row.arrival_s * scale
-            ratios.append(measured_s / ((expected[str(number)][-1] - row.arrival_s) * scale))
+            async def send(number: int, row: Logged) -> None:
+                await asyncio.sleep(max(0.0, start_s + row.arrival_s * scale - time.monotonic()))
+                chunks = 0
+                async with client.stream("POST", "/v1/completions", json=body(number, row)) as response:
+                    async for line in response.aiter_lines():
+                        chunks += line.startswith("data: {")
+                assert chunks == row.max_tokens
+                measured_s = time.monotonic() - start_s - row.arrival_s * scale
+                ratios.append(measured_s / ((expected[str(number)][-1] - row.arrival_s) * scale))
 
-        await asyncio.gather(*(send(number, row) for number, row in enumerate(log)))
-    assert 0.95 < statistics.median(ratios) < 1.5
+            await asyncio.gather(*(send(number, row) for number, row in enumerate(log)))
+        return statistics.median(ratios)
+
+    for _ in range(3):
+        ratio = await median_ratio()
+        assert ratio > 0.95
+        if ratio < 1.5:
+            break
+    assert ratio < 1.5

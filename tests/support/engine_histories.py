@@ -103,11 +103,11 @@ SETTINGS = st.fixed_dictionaries(
 
 @dataclass(slots=True)
 class Snapshot:
-    """What can be seen of an engine at one time; `pool` is every KV block, its hash and its index in the free queue."""
+    """What can be seen of an engine at one time; `pool` is the free queue of KV blocks, their hashes and holders."""
 
     at_s: float
     load: EngineLoad
-    pool: tuple[list[int], list[int | None], list[int]]
+    pool: tuple[list[int], dict[int, int], dict[int, int]]
     held: list[list[int]]
     counters: tuple[int, ...]
     queued: list[str]

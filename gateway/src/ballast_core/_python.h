@@ -69,16 +69,16 @@ extern PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_IndexError, *PyExc_S
 
 void Py_IncRef(PyObject *);
 void Py_DecRef(PyObject *);
+int PyObject_CheckBuffer(PyObject *);
 int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
 void PyBuffer_Release(Py_buffer *);
-PyObject *PyObject_GetAttrString(PyObject *, const char *);
-int PyObject_SetAttrString(PyObject *, const char *, PyObject *);
+typedef void (*PyCapsule_Destructor)(PyObject *);
+PyObject *PyCapsule_New(void *, const char *, PyCapsule_Destructor);
+void *PyCapsule_GetPointer(PyObject *, const char *);
 double PyFloat_AsDouble(PyObject *);
 long long PyLong_AsLongLong(PyObject *);
 PyObject *PyLong_FromLongLong(long long);
 PyObject *PyLong_FromSsize_t(Py_ssize_t);
-Py_ssize_t PyList_Size(PyObject *);
-PyObject *PyList_GetItem(PyObject *, Py_ssize_t);
 void PyErr_SetString(PyObject *, const char *);
 PyObject *PyErr_Format(PyObject *, const char *, ...);
 PyObject *PyErr_NoMemory(void);

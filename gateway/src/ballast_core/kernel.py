@@ -4,24 +4,46 @@ Both follow the same formulas; numpy's is the reference, and the kernel is withi
 whole process, so a gateway and a simulation in it never mix the two.
 """
 
+# ruff: noqa: PLR0917  (the extension takes its arguments by position)
+
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import NewType, Protocol, cast
 
-from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.arrays import BoolArray, FloatArray, IntArray
 
-_VERSION = 1
+_VERSION = 2
 """Of the functions below. An extension with another version was built from other sources: it counts as absent."""
+
+
+Prepared = NewType("Prepared", object)
+"""Arrays that the kernel has checked once for many calls, or what it keeps itself. Only the kernel can use it."""
 
 
 class Kernel(Protocol):
     """The functions of the extension. Arrays are C-contiguous float64, int64 or bool; `out` takes the result.
 
-    All raise TypeError, ValueError, IndexError or BufferError for arrays that do not fit together. The groups of
-    arguments written as `*columns` are given by the properties of `View` and `SurvivalTables`.
+    All raise TypeError, ValueError, IndexError or BufferError for arguments that do not fit together. `fleet`,
+    `curves`, `census` and `growth` return what the others take under that name.
     """
 
     VERSION: int
+
+    def fleet(
+        self,
+        prefill_profiles: FloatArray,
+        prefill_factors: FloatArray,
+        prefill_requests: IntArray,
+        uncached_tokens: IntArray,
+        uncached_pairs: FloatArray,
+        prefilling_since_s: FloatArray,
+        hardware: FloatArray,
+        step_times: FloatArray,
+        requests: IntArray,
+        foreign: IntArray,
+        tokens: IntArray,
+    ) -> Prepared:
+        """These arrays by slot (`StackedProfiles.columns`, `Ledger`). New values in them count; new arrays do not."""
 
     def prefill_s(
         self,
@@ -30,7 +52,7 @@ class Kernel(Protocol):
         matched_tokens: IntArray | None,
         prompt_tokens: int,
         now_s: float,
-        *prefill_columns: FloatArray | IntArray,
+        fleet: Prepared,
     ) -> None:
         """`View.prefill_s`."""
 
@@ -40,21 +62,125 @@ class Kernel(Protocol):
         slots: IntArray,
         matched_tokens: IntArray | None,
         prompt_tokens: int,
-        *prefill_columns: FloatArray | IntArray,
+        fleet: Prepared,
     ) -> None:
         """The costs of `LeastUncachedTokens`."""
 
-    def ballast(self, out: FloatArray, slots: IntArray, *columns: object) -> None:
+    def ballast(
+        self,
+        out: FloatArray,
+        slots: IntArray,
+        matched_tokens: IntArray | None,
+        prompt_tokens: int,
+        now_s: float,
+        fleet: Prepared,
+        handoff_s: float | None,
+        class_slot: int,
+        limit_tokens: int | None,
+        curves: Prepared,
+        census: Prepared,
+        delay_of_row: FloatArray,
+    ) -> None:
         """The costs of `Ballast` on decode."""
 
     def choose(self, costs: FloatArray, slots: IntArray, turns: IntArray, keep: int) -> int:
         """The index of the lowest cost, ties by `keep`, then by turn; -1 where none is finite."""
 
-    def classify(self, rows: IntArray, cell: IntArray, group: IntArray, held: FloatArray, *columns: Any) -> int:
-        """Set how rows are counted in the age histograms; the highest slot among them, -1 without rows."""
+    def tabulate(
+        self,
+        survival: FloatArray,
+        drop: FloatArray,
+        intercept: FloatArray,
+        area: FloatArray,
+        end: FloatArray,
+        at_end: FloatArray,
+        hazard: FloatArray,
+        step_tokens: int,
+        floor: float,
+        longest_tail_tokens: float,
+    ) -> None:
+        """`SurvivalTables._build`: cleans the curves in `survival` and fills the other arrays."""
 
-    def count_group(self, rows: IntArray, sign: int, wanted: int, *columns: Any) -> int:
-        """Count rows of one group in or out; the next larger group among them, -1 if there is none."""
+    def kaplan_meier(
+        self, out: FloatArray, parent: FloatArray, at_risk: FloatArray, deaths: FloatArray, prior: float
+    ) -> None:
+        """`CensoringAwareSurvival.survival`."""
+
+    def curves(
+        self,
+        survival: FloatArray,
+        drop: FloatArray,
+        intercept: FloatArray,
+        area: FloatArray,
+        end: FloatArray,
+        at_end: FloatArray,
+        hazard: FloatArray,
+        step_tokens: int,
+        count: int,
+    ) -> Prepared:
+        """The arrays of one `SurvivalTables`."""
+
+    def census(self, bucket_of_age: IntArray, age_of_bucket: FloatArray) -> Prepared:
+        """An empty census of the flights: decoding requests by group, slot and age, pending ones one by one."""
+
+    def recount(
+        self,
+        census: Prepared,
+        count: int,
+        slot: IntArray,
+        prompt_tokens: IntArray,
+        limit_tokens: IntArray,
+        generated_tokens: IntArray,
+        class_slot: IntArray,
+        decoding: BoolArray,
+        handoff_at_s: FloatArray,
+        first_token_at_s: FloatArray,
+        progress_at_s: FloatArray,
+        changed: BoolArray,
+    ) -> None:
+        """Bring a census up to date; the columns are `Flights.columns`. Clears `changed`."""
+
+    def tallies(self, census: Prepared, group: int, counts: FloatArray, held: FloatArray, squares: FloatArray) -> int:
+        """Add what is counted of one group to the matrices of an `AgeHistogram`; the number of its requests."""
+
+    def growth(self) -> Prepared:
+        """An empty `Growth`."""
+
+    def regrow(
+        self,
+        growth: Prepared,
+        curves: Prepared,
+        all_rows: bool,
+        count: int,
+        slot: IntArray,
+        prompt_tokens: IntArray,
+        limit_tokens: IntArray,
+        generated_tokens: IntArray,
+        class_slot: IntArray,
+        decoding: BoolArray,
+        handoff_at_s: FloatArray,
+        first_token_at_s: FloatArray,
+        progress_at_s: FloatArray,
+        changed: BoolArray,
+    ) -> None:
+        """`Growth.update`; the columns are `Flights.columns`. Clears `changed`."""
+
+    def sibyl(
+        self,
+        out: FloatArray,
+        slots: IntArray,
+        capacity: int,
+        now_s: float,
+        handoff_s: float | FloatArray,
+        start_tokens_per_s: float,
+        growth: Prepared,
+        curves: Prepared,
+        prob_at_one: bool,
+        without_type_one: bool,
+        without_type_two: bool,
+        without_type_three: bool,
+    ) -> None:
+        """The costs of `Sibyl` on decode."""
 
 
 def _installed() -> Kernel | None:

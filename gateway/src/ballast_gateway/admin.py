@@ -1,4 +1,4 @@
-"""The admin API: health, metrics, and "why this pod?". On a port of its own, never exposed to clients."""
+"""The admin API: endpoints, and "why this pod?". On a port of its own with `probes`, never exposed to clients."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Query, Response
-from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from fastapi import Depends, FastAPI, Header, HTTPException, Query
 
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.observe.fleet import Fleet, Member
@@ -17,33 +15,17 @@ from ballast_gateway.observe.fleet import Fleet, Member
 
 def build_admin(
     *,
-    registry: CollectorRegistry,
     fleet: Fleet,
     decisions: DecisionLog,
-    not_ready: Callable[[], list[str]],
     now_s: Callable[[], float],
     token_file: Path | None = None,
 ) -> FastAPI:
-    """The application. `not_ready` returns why the gateway is not ready; nothing if it is."""
+    """The application."""
     app = FastAPI(title="Ballast gateway admin", docs_url=None, redoc_url=None)
 
     def authorised(authorization: Annotated[str, Header()] = "") -> None:
         if token_file is not None:
             _check_token(authorization, token_file)
-
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/readyz")
-    async def readyz() -> JSONResponse:
-        reasons = not_ready()
-        body = {"status": "not ready", "reasons": reasons} if reasons else {"status": "ok"}
-        return JSONResponse(body, status_code=503 if reasons else 200)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/ballast/v1/endpoints", dependencies=[Depends(authorised)])
     async def endpoints() -> dict[str, Any]:

@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core import kernel
 from ballast_core.directing.director import Director
-from ballast_gateway.admin import build_admin
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
@@ -28,6 +27,7 @@ from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.scrape import Scraper
+from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
@@ -203,18 +203,24 @@ class Gateway:
 
     async def _serve_admin(self, host: str, port: int) -> None:
         token_file = self.settings.admin.token_file
-        app = build_admin(
-            registry=self.registry,
-            fleet=self.fleet,
-            decisions=self.decisions,
-            not_ready=self.not_ready,
-            now_s=self.driver.now_s,
-            token_file=None if token_file is None else Path(token_file),
-        )
+
+        def build() -> App:
+            from ballast_gateway.admin import build_admin
+
+            return build_admin(
+                fleet=self.fleet,
+                decisions=self.decisions,
+                now_s=self.driver.now_s,
+                token_file=None if token_file is None else Path(token_file),
+            )
+
+        probes = Probes(self.registry, not_ready=self.not_ready, build=build)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self.ports["admin"] = listener.getsockname()[1]
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            probes, interface="asgi3", log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        )
         server = _AdminServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 from typing import Final, cast
@@ -24,7 +25,7 @@ import numpy as np
 from ballast_core.beliefs.block_hashes import text_block_hashes, token_block_hashes
 from ballast_core.beliefs.kinds import Belief
 from ballast_gateway.openai_body import CHARS_PER_TOKEN, JsonObject
-from ballast_gateway.traffic_classes import TrafficClasses
+from ballast_gateway.traffic_classes import MOST_CHARS, TrafficClasses
 
 BLOCK_TOKENS: Final = 64
 """Tokens of one block, as in llm-d's router: four blocks of an engine, for a quarter of the work and memory."""
@@ -38,6 +39,7 @@ MAX_NODES: Final = 16_384
 _BLOCK_CHARS: Final = BLOCK_TOKENS * CHARS_PER_TOKEN
 _ROOT_FIELDS: Final = ("cache_salt", "tools", "functions", "documents", "chat_template", "chat_template_kwargs")
 """Fields that change how the prompt begins, or that keep its cache apart."""
+_ROOT_SET: Final = frozenset(_ROOT_FIELDS)
 _HEAD_FIELDS: Final = ("system", "instructions")
 _MESSAGE, _ROLE_END, _DIGEST = "\x1e", "\x1f", "\x1d"
 _TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
@@ -106,8 +108,16 @@ def _holds_one_prompt(prompt: object) -> bool:
 
 
 def _root(document: JsonObject, model: str) -> bytes:
+    shape = "messages" if document.get("prompt") is None else "prompt"
+    if _ROOT_SET.isdisjoint(document) and len(model) <= MOST_CHARS:
+        return _plain_root(model, shape)
     extras = {field: document[field] for field in _ROOT_FIELDS if document.get(field) is not None}
-    return _digest_of([model, "messages" if document.get("prompt") is None else "prompt", extras])
+    return _digest_of([model, shape, extras])
+
+
+@lru_cache(maxsize=256)
+def _plain_root(model: str, shape: str) -> bytes:
+    return _digest_of([model, shape, {}])
 
 
 def _of_ids(ids: Sequence[object], root: bytes) -> list[int]:

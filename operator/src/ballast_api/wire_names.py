@@ -6,6 +6,7 @@ sidecar, `pkg/common/routing`; vLLM 0.32 `entrypoints`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 METADATA_NAMESPACE: Final = "envoy.lb"
@@ -55,6 +56,8 @@ CONTROL_HEADERS: Final = (
 _CONTROL: Final = frozenset(CONTROL_HEADERS)
 
 
-def is_control_header(name: str) -> bool:
-    """Whether no client may set this header: one of the table, or one that extends `DESTINATION`."""
-    return name in _CONTROL or name.startswith(DESTINATION)
+def control_headers(names: Collection[str]) -> list[str]:
+    """Those of a request's headers that no client may set: in the table, or with a name that extends `DESTINATION`."""
+    if _CONTROL.isdisjoint(names) and DESTINATION not in "\n".join(names):  # as nearly always
+        return []
+    return [name for name in names if name in _CONTROL or name.startswith(DESTINATION)]

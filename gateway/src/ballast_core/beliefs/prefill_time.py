@@ -13,6 +13,7 @@ is right, and the mean of ratios is not. The sums decay with work done, so an id
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,16 +105,15 @@ class PrefillTimes:
         """
         learned = self._learned.get(slot)
         usable = uncached_tokens >= 0 and cached_tokens >= 0 and now_s >= dispatched_s
-        if learned is None or not (usable and np.isfinite(uncached_tokens + cached_tokens + now_s - dispatched_s)):
+        if learned is None or not (usable and math.isfinite(uncached_tokens + cached_tokens + now_s - dispatched_s)):
             return False
         if predicted_s is not None and predicted_s > 0:
             learned.errors.add((now_s - dispatched_s) / predicted_s - 1.0)
-        slots = np.array([slot])
-        work_s = float(self.work_s(slots, uncached_tokens, cached_tokens)[0])
+        work_s = self._profiles.prefill_alone_s(slot, uncached_tokens, cached_tokens)
         service_s = max(now_s - max(dispatched_s, learned.completed_s), 0.0)
         learned.completed_s = max(now_s, learned.completed_s)
         # Two full chunks are always plausible: the first of many prompts that end in one step waits for all of them.
-        longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * float(self._profiles.chunk_s(slots)[0]))
+        longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * self._profiles.one_chunk_s(slot))
         service_s = min(service_s, longest_s * float(self._factors[slot]))
         kept = float(np.exp(-work_s / self.settings.memory_work_s))
         learned.work_s = kept * learned.work_s + work_s
@@ -178,7 +178,8 @@ class PrefillTimes:
 
     def columns(self, slots: int) -> tuple[FloatArray, FloatArray]:
         """The profiles (`StackedProfiles.columns`) and the factors of at least this many slots. Read only."""
-        self._grow(slots)
+        if slots > len(self._factors):
+            self._grow(slots)
         return self._profiles.columns(slots), self._factors
 
     def _factor_of(self, slots: IntArray) -> FloatArray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
@@ -20,6 +22,9 @@ UNINFORMED_PROFILE = HardwareProfile(
     kv_bytes_per_token=131_072,
     derivation="a guess between the shipped profiles, for endpoints without a known profile; learning starts from it",
 )
+
+_MOST_SETS = 8
+"""Sets of candidates whose coefficients are kept: those of both stages, and those of a few subsets."""
 
 _OVERHEAD, _FLOOR_4, _SLOPE, _READ, _PAIR, _HOST, _BUDGET, _CHUNK, _CHUNK_TOKEN, _KV, _KV_BYTES, _LINK, _LINK_SETUP = (
     range(13)
@@ -53,20 +58,20 @@ class StackedProfiles:
     def __init__(self) -> None:
         self._columns: FloatArray = np.array(_column_values(UNINFORMED_PROFILE))[:, None].copy()
         """One row for each coefficient, one column for each slot."""
-        self._cached_slots: IntArray | None = None
-        self._cached: dict[int, FloatArray] = {}
-        """Columns of `_cached_slots`, the last read-only slots looked up: usually all candidates of a stage."""
+        self._cached: dict[int, tuple[IntArray, dict[int, FloatArray]]] = {}
+        """The last read-only slots looked up, by their `id`, with their columns: prefill and decode take turns."""
 
     def _of(self, column: int, slots: IntArray) -> FloatArray:
         if slots.flags.writeable:
             return self._take(column, slots)
-        if slots is not self._cached_slots:
-            self._cached_slots = slots
-            self._cached.clear()
-        values = self._cached.get(column)
+        known = self._cached.get(id(slots))  # it is this very array: the entry keeps it alive
+        if known is None:
+            if len(self._cached) >= _MOST_SETS:
+                self._cached.clear()
+            known = self._cached[id(slots)] = (slots, {})
+        values = known[1].get(column)
         if values is None:
-            values = self._take(column, slots)
-            self._cached[column] = values
+            values = known[1][column] = self._take(column, slots)
         return values
 
     def _take(self, column: int, slots: IntArray) -> FloatArray:
@@ -90,7 +95,8 @@ class StackedProfiles:
 
     def columns(self, slots: int) -> FloatArray:
         """All coefficients of at least this many slots, for the compiled kernel. Read only, until the next `put`."""
-        self.grow(slots)
+        if slots > self._columns.shape[1]:
+            self.grow(slots)
         return self._columns
 
     def put(self, slot: int, profile: HardwareProfile) -> None:
@@ -110,6 +116,10 @@ class StackedProfiles:
     def chunk_s(self, slots: IntArray) -> FloatArray:
         """Seconds of a step full of prompt tokens, without their attention."""
         return self._of(_CHUNK, slots)
+
+    def one_chunk_s(self, slot: int) -> float:
+        """`chunk_s` of one slot."""
+        return float(self._columns[_CHUNK, slot])
 
     def chunk_token_s(self, slots: IntArray) -> FloatArray:
         """Seconds per token of a step full of prompt tokens, without their attention."""
@@ -139,6 +149,22 @@ class StackedProfiles:
         """`HardwareProfile.step_s` of each slot for a step of prompt tokens alone, without their attention."""
         seconds = self._weights_and_matmul_s(slots, tokens)
         seconds += self._of(_OVERHEAD, slots)
+        return seconds
+
+    def prefill_alone_s(self, slot: int, tokens: float, cached_tokens: float) -> float:
+        """Seconds of one prompt, in steps of the slot's token budget that hold nothing else; `PrefillTimes.work_s`."""
+        self.grow(slot + 1)
+        overhead, floor_4, slope, _, pair, _, budget, chunk, *_ = self._columns[:, slot].tolist()
+        tokens = max(tokens, 1.0)
+        full = math.floor(tokens / budget)
+        rest = tokens - full * budget
+        seconds: float = full * chunk
+        if rest > 0:
+            mean = slope * rest
+            mean *= mean
+            mean *= mean
+            seconds += math.sqrt(math.sqrt(mean + floor_4)) + overhead
+        seconds += pair * tokens * (cached_tokens + tokens / 2)
         return seconds
 
     def decode_step_s(

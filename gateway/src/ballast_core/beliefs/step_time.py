@@ -242,7 +242,8 @@ class StepTimeBook:
 
     def columns(self, slots: int) -> FloatArray:
         """See `StackedProfiles.columns`: the recalibrated profiles."""
-        self._refresh()
+        if self._stale:
+            self._refresh()
         return self._stacked.columns(slots)
 
     def _refresh(self) -> None:

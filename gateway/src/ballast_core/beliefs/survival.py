@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.arrays import FloatArray
 from ballast_core.beliefs.survival_tables import Buckets
 
@@ -165,6 +166,10 @@ class CensoringAwareSurvival:
     def survival(self, parent: FloatArray) -> FloatArray:
         """S at the boundaries."""
         prior = self.prior_requests
+        if (compiled := kernel.active()) is not None:
+            curve = np.empty(self.buckets.count + 1)
+            compiled.kaplan_meier(curve, parent, self._at_risk, self._deaths, prior)
+            return curve
         parent_hazard = _hazard(parent)
         weight = self._at_risk + prior
         hazard = np.divide(self._deaths + prior * parent_hazard, weight, out=parent_hazard.copy(), where=weight > 1e-12)
@@ -174,7 +179,9 @@ class CensoringAwareSurvival:
 
     def effective_samples(self) -> FloatArray:
         """Weight of the requests at risk in the bucket that begins at each boundary; 0 at the last."""
-        return np.append(self._at_risk, 0.0)
+        samples = np.zeros(self.buckets.count + 1)
+        samples[:-1] = self._at_risk
+        return samples
 
 
 def _hazard(curve: FloatArray) -> FloatArray:

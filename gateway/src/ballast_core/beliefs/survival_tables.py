@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ballast_core import kernel
 from ballast_core.arrays import FloatArray
 
 IndexArray: TypeAlias = NDArray[np.intp]
@@ -80,7 +81,12 @@ class SurvivalTables:
         self._samples = samples.astype(np.float64).ravel()
         self._quantiles: dict[float, FloatArray] = {}
         self._lives: dict[tuple[int, int, int | None], tuple[FloatArray, float]] = {}
-        self._build(curves)
+        self._stride = buckets.count + 1
+        self._prepared: kernel.Prepared | None = None
+        if (compiled := kernel.active()) is not None:
+            self._build_by(compiled, curves)
+        else:
+            self._build(curves)
 
     @property
     def classes(self) -> int:
@@ -111,7 +117,6 @@ class SurvivalTables:
         """Of the tail, per token."""
         self._end: FloatArray = end.astype(np.float64) * step
         self._at_end: FloatArray = at_end
-        self._stride = last + 1
         self._survival: FloatArray = curves.ravel()
         drops = np.zeros_like(curves)
         drops[:, :-1] = np.diff(curves, axis=1)
@@ -120,10 +125,32 @@ class SurvivalTables:
         """Of the line of each bucket, S = intercept + drop x position."""
         self._area: FloatArray = right.ravel()
 
-    @property
-    def curves(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, int, int]:
-        """For the kernel: slope and intercept of each bucket's line, end and hazard of each class, the grid."""
-        return self._drop, self._intercept, self._end, self._hazard, self.buckets.step_tokens, self.buckets.count
+    def _build_by(self, compiled: kernel.Kernel, curves: FloatArray) -> None:
+        """`_build` by the kernel."""
+        columns = np.empty((4, *curves.shape))
+        survival, drop, intercept, area = columns
+        end, at_end, hazard = np.empty((3, len(curves)))
+        survival[:] = curves
+        step_tokens, floor, longest = self.buckets.step_tokens, SURVIVAL_FLOOR, _LONGEST_TAIL_TOKENS
+        compiled.tabulate(survival, drop, intercept, area, end, at_end, hazard, step_tokens, floor, longest)
+        self._survival, self._drop, self._intercept, self._area = columns.reshape(4, -1)
+        self._end, self._at_end, self._hazard = end, at_end, hazard
+
+    def prepared(self, compiled: kernel.Kernel) -> kernel.Prepared:
+        """The tables for the kernel."""
+        if self._prepared is None:
+            self._prepared = compiled.curves(
+                self._survival,
+                self._drop,
+                self._intercept,
+                self._area,
+                self._end,
+                self._at_end,
+                self._hazard,
+                self.buckets.step_tokens,
+                self.buckets.count,
+            )
+        return self._prepared
 
     def _per_class(self, values: FloatArray, classes: ClassSlots) -> FloatArray | float:
         """A per-class number for each age; a plain float if one class applies to all."""

@@ -10,6 +10,7 @@ fourth-power mean joins the memory-bound floor `a` (weights are read once, howev
 slope `d`. `k` is the KV read of decodes, `s` the attention arithmetic of prefill, `b` the host's cost per decode.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -87,6 +88,12 @@ class HardwareProfile:
             + self.s_ms_per_pair * prefill_pairs
             + self.b_ms_per_seq * decodes
         ) / 1e3
+
+    def decodes_s(self, decodes: int, contexts: Iterable[int]) -> list[float]:
+        """`step_s` of steps in which only so many requests decode, one for each sum of their contexts."""
+        fixed_ms = self.overhead_ms + (self.a_ms**4 + (self.d_ms_per_token * decodes) ** 4) ** 0.25
+        k_ms, decodes_ms = self.k_ms_per_kv_token, self.b_ms_per_seq * decodes
+        return [(fixed_ms + k_ms * context + decodes_ms) / 1e3 for context in contexts]
 
     def transfer_s(self, tokens: int) -> float:
         """Seconds to transfer the KV of `tokens` over an otherwise idle link."""

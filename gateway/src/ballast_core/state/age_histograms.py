@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ballast_core import kernel
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.state.flights import NO_LIMIT, Flights
 
@@ -37,8 +36,9 @@ def log_middle(bucket: FloatArray, first: float) -> FloatArray:
     return np.asarray(first * (2.0 ** ((bucket + 0.5) / _STEPS_PER_DOUBLING) - 1.0), np.float64)
 
 
-_BUCKET_OF_AGE: IntArray = log_bucket(np.arange(_OLDEST + 1.0), _FIRST_AGE)
-AGES: int = int(_BUCKET_OF_AGE[-1]) + 1
+BUCKET_OF_AGE: IntArray = log_bucket(np.arange(_OLDEST + 1.0), _FIRST_AGE)
+"""The bucket of each number of output tokens; the last one stands for all larger ones."""
+AGES: int = int(BUCKET_OF_AGE[-1]) + 1
 """Number of age buckets; the last one holds all older requests."""
 AGE_OF_BUCKET: FloatArray = log_middle(np.arange(float(AGES)), _FIRST_AGE)
 """Output tokens that represent each bucket, shape (AGES,)."""
@@ -47,7 +47,7 @@ AGE_OF_BUCKET[0] = 0.0  # most requests in the first bucket have no token yet
 
 def _group_of(class_slots: IntArray, limit_tokens: IntArray) -> IntArray:
     """Requests of one class and of about one limit share a group, and a survival curve."""
-    step = _BUCKET_OF_AGE.take(limit_tokens, mode="clip")
+    step = BUCKET_OF_AGE.take(limit_tokens, mode="clip")
     step[limit_tokens == NO_LIMIT] = AGES
     return class_slots * (AGES + 1) + step
 
@@ -131,16 +131,8 @@ class AgeHistograms:
     def _classify(self, rows: IntArray) -> None:
         """Set how these rows are counted: their cell, group, held tokens and limit."""
         flights = self._flights
-        if (compiled := kernel.active()) is not None:
-            most = compiled.classify(
-                rows, self._cell, self._group, self._held, self._limit,
-                flights.slot, flights.generated_tokens, flights.limit_tokens, flights.class_slot, flights.decoding,
-                flights.prompt_tokens, _BUCKET_OF_AGE, AGES,
-            )  # fmt: skip
-            self._reach(most + 1)
-            return
         generated, slots, limits = flights.generated_tokens[rows], flights.slot[rows], flights.limit_tokens[rows]
-        cells = slots * AGES + _BUCKET_OF_AGE.take(generated, mode="clip")
+        cells = slots * AGES + BUCKET_OF_AGE.take(generated, mode="clip")
         cells[~flights.decoding[rows]] = -1
         self._cell[rows] = cells
         self._group[rows] = _group_of(flights.class_slot[rows], limits)
@@ -160,24 +152,9 @@ class AgeHistograms:
 
     def _count(self, rows: IntArray, sign: int) -> None:
         """Count rows in (1) or out (-1)."""
-        if (compiled := kernel.active()) is not None:
-            self._count_compiled(compiled, rows, sign)
-            return
         rows = rows[self._cell[rows] >= 0]
         for group, chosen in by_group(self._group[rows]):
             self._count_group(group, rows[chosen], sign)
-
-    def _count_compiled(self, compiled: kernel.Kernel, rows: IntArray, sign: int) -> None:
-        group, histogram = -1, None
-        while True:
-            larger = compiled.count_group(
-                rows, sign, group, self._cell, self._group, self._held, self._limit, histogram, AGES
-            )
-            if histogram is not None and not histogram.total:
-                del self._groups[group]
-            if larger < 0:
-                return
-            group, histogram = larger, self._histogram(larger)
 
     def _histogram(self, group: int) -> AgeHistogram:
         histogram = self._groups.get(group)

@@ -138,7 +138,7 @@ class View:
         if (compiled := kernel.active()) is not None:
             prefill_s = np.empty(len(self.slots))
             compiled.prefill_s(
-                prefill_s, self.slots, self.known_matches, self.request.prompt_tokens, self.now_s, *self.prefill_columns
+                prefill_s, self.slots, self.known_matches, self.request.prompt_tokens, self.now_s, self.fleet(compiled)
             )
             return prefill_s
         return self.beliefs.prefill_times.duration_s(
@@ -159,36 +159,24 @@ class View:
             cached_tokens=self.matched_tokens.astype(np.float64),
         )
 
-    # --- for the compiled kernel: whole columns by slot ---------------------------------------------------------
+    # --- for the compiled kernel --------------------------------------------------------------------------------
 
     @property
     def known_matches(self) -> IntArray | None:
         """`matched_tokens`, or None where the request names no blocks."""
         return self.matched_tokens if self.request.block_hashes else None
 
-    @property
-    def prefill_columns(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray, FloatArray, FloatArray]:
-        """Profiles, factors, requests, uncached tokens and pairs, and start of the prefill stage."""
-        ledger = self._ledger
-        return (
-            *self.beliefs.prefill_times.columns(self.capacity),
-            ledger.requests[Stage.PREFILL],
-            ledger.uncached_tokens,
-            ledger.uncached_pairs,
-            ledger.prefilling_since_s,
-        )
+    def fleet(self, compiled: kernel.Kernel) -> kernel.Prepared:
+        """The loads and the hardware of all slots."""
+        return self._ledger.prepared.fleet(compiled, self.beliefs)
 
-    @property
-    def decode_columns(self) -> tuple[FloatArray, FloatArray, IntArray, IntArray, IntArray]:
-        """Declared and recalibrated profiles, requests, foreign requests and tokens of the decode stage."""
-        ledger, capacity = self._ledger, self.capacity
-        return (
-            self.beliefs.hardware.columns(capacity),
-            self.beliefs.step_times.columns(capacity),
-            ledger.requests[Stage.DECODE],
-            ledger.foreign,
-            ledger.tokens[Stage.DECODE],
-        )
+    def census(self, compiled: kernel.Kernel) -> kernel.Prepared:
+        """The requests in flight, counted by slot and age."""
+        return self._ledger.prepared.census(compiled)
+
+    def grown(self, compiled: kernel.Kernel, curves: kernel.Prepared) -> kernel.Prepared:
+        """`growth` under these curves."""
+        return self._ledger.prepared.growth(compiled, curves)
 
     @property
     def common_handoff_s(self) -> float | None:

@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 client for engines: keep-alive pools by address, one exchange at a time on a connection.
 
-Cancelling `UpstreamPool.perform` closes the connection at once, which is how vLLM learns that it may stop: a disconnect
-ends the request within some 30 ms.
+An exchange is started and calls back. `UpstreamPool.cancel` closes its connection at once, which is how vLLM learns
+that it may stop: a disconnect ends the request within some 30 ms. `perform` is the same to await.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import TypeAlias, cast
 
 import httptools
 
@@ -86,22 +87,28 @@ class Collect(Exchange):
         self._parts.append(data)
 
 
+Over: TypeAlias = Callable[[UpstreamError | None], None]
+"""Called when an exchange has ended: with None if its answer is whole, else with what went wrong."""
+
+
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One exchange on a connection, until it is over."""
+    """One exchange on its way, over one connection or, if that turns out to be stale, over another one."""
 
+    address: str
+    payload: bytes
     exchange: Exchange
-    done: asyncio.Future[None]
-    may_be_stale: bool
+    over: Over
+    may_be_stale: bool = False
     """The connection was used before and has brought no byte since: if it closes now, the request was not taken."""
+    connecting: asyncio.Task[None] | None = None
 
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection to one engine."""
 
-    def __init__(self, pool: UpstreamPool, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, pool: UpstreamPool, address: str) -> None:
         self._pool = pool
-        self._loop = loop
         self._reader = ResponseReader()
         self._turn: _Turn | None = None
         self._used = self._paused = False
@@ -111,27 +118,25 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- exchanges --------------------------------------------------------------------------------------------------
 
-    async def run(self, payload: bytes, exchange: Exchange) -> None:
-        """Send a request and feed the answer to `exchange`. Raises `UpstreamError`; on cancellation hangs up."""
-        self._turn = turn = _Turn(exchange, self._loop.create_future(), self._used)
-        exchange.connection = self
+    def begin(self, turn: _Turn) -> None:
+        """Send a request and feed the answer to its exchange. Called by the pool, which is told the end."""
+        self._turn = turn
+        turn.may_be_stale, self._used = self._used, True
+        turn.exchange.connection = self
         self._reader.begin()
-        self._transport.write(payload)
-        try:
-            await turn.done
-        except BaseException:
-            if self._turn is turn:  # else it is over, and the connection may serve another one
-                self._turn = None
-                self.hang_up()
-            raise
-        finally:
-            exchange.connection = None
-            self._used = True
+        self._transport.write(turn.payload)
 
-    def fail(self, error: Exception) -> None:
-        """End the exchange with an error and hang up."""
-        self._end_turn(error)
+    def leave(self) -> None:
+        """Hang up on an exchange, which is told nothing any more."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.exchange.connection = None
         self.hang_up()
+
+    def fail(self, error: UpstreamError) -> None:
+        """Hang up and end the exchange with an error."""
+        self.hang_up()
+        self._end_turn(error)
 
     def hang_up(self) -> None:
         """Close at once; what is unsent stays unsent."""
@@ -175,7 +180,7 @@ class UpstreamConnection(asyncio.Protocol):
         except UpstreamError as error:
             self.fail(error)
             return
-        if reader.whole:
+        if reader.whole and self._turn is turn:
             exchange.on_end()
             self._finish()
 
@@ -194,21 +199,19 @@ class UpstreamConnection(asyncio.Protocol):
             self._end_turn(UpstreamError(f"{self.address} broke the connection: {exc or 'closed'}"))
 
     def _finish(self) -> None:
-        self.resume()
-        self._end_turn()
+        if self._paused:
+            self.resume()
         if self._reader.reusable and not self.closed:
             self._pool.put(self)
         else:
             self.hang_up()
+        self._end_turn()
 
-    def _end_turn(self, error: Exception | None = None) -> None:
+    def _end_turn(self, error: UpstreamError | None = None) -> None:
         turn, self._turn = self._turn, None
-        if turn is None or turn.done.done():
-            return
-        if error is None:
-            turn.done.set_result(None)
-        else:
-            turn.done.set_exception(error)
+        if turn is not None:
+            turn.exchange.connection = None
+            self._pool.ended(turn, error)
 
 
 class UpstreamPool:
@@ -218,25 +221,45 @@ class UpstreamPool:
         self._loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[str, deque[UpstreamConnection]] = {}
-        self._running: set[Exchange] = set()
+        self._running: dict[Exchange, _Turn] = {}
+
+    def start(self, address: str, payload: bytes, exchange: Exchange, over: Over) -> None:
+        """Send a request to an engine and feed its answer to `exchange`; at the end, and never before this returns,
+        `over` is called.
+
+        A pooled connection that turns out to be closed is replaced by a new one.
+        """
+        turn = self._running[exchange] = _Turn(address, payload, exchange, over)
+        self._send(turn)
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Hang up on an exchange and forget it: its `over` is not called. One that has ended is left alone."""
+        turn = self._running.pop(exchange, None)
+        if turn is None:
+            return
+        if exchange.connection is not None:
+            exchange.connection.leave()
+        elif turn.connecting is not None:
+            turn.connecting.cancel()
 
     async def perform(self, address: str, payload: bytes, exchange: Exchange) -> None:
-        """Send a request to an engine and feed its answer to `exchange`.
+        """`start`, and wait for the end. Raises `UpstreamError`; cancelling it cancels the exchange."""
+        ended: asyncio.Future[None] = self._loop.create_future()
 
-        Raises `UpstreamError`. A pooled connection that turns out to be closed is replaced by a new one.
-        """
-        self._running.add(exchange)
+        def over(error: UpstreamError | None) -> None:
+            if ended.done():
+                return
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        self.start(address, payload, exchange, over)
         try:
-            while True:
-                connection = self._take(address) or await self._connect(address)
-                try:
-                    await connection.run(payload, exchange)
-                except StaleConnection:
-                    self.drop(address)  # the other pooled connections are as old
-                else:
-                    return
-        finally:
-            self._running.discard(exchange)
+            await ended
+        except asyncio.CancelledError:
+            self.cancel(exchange)
+            raise
 
     async def get(self, address: str, path: str, *, timeout_s: float) -> Collect:
         """Send a small GET, such as a scrape. Raises `UpstreamError`."""
@@ -248,7 +271,19 @@ class UpstreamPool:
     def put(self, connection: UpstreamConnection) -> None:
         """Take a connection back that is free again. Called by it."""
         connection.idle_since_s = self._loop.time()
-        self._idle.setdefault(connection.address, deque()).append(connection)
+        idle = self._idle.get(connection.address)
+        if idle is None:
+            idle = self._idle[connection.address] = deque()
+        idle.append(connection)
+
+    def ended(self, turn: _Turn, error: UpstreamError | None) -> None:
+        """An exchange has ended, or its request was not taken and is sent anew. Called by its connection."""
+        if isinstance(error, StaleConnection):
+            self.drop(turn.address)  # the other pooled connections are as old
+            self._send(turn)
+        else:
+            del self._running[turn.exchange]
+            turn.over(error)
 
     def forget(self, connection: UpstreamConnection) -> None:
         """Drop a connection that is lost. Called by it."""
@@ -292,18 +327,29 @@ class UpstreamPool:
             connection.hang_up()
         return None
 
-    async def _connect(self, address: str) -> UpstreamConnection:
-        host, port = split_address(address)
+    def _send(self, turn: _Turn) -> None:
+        connection = self._take(turn.address)
+        if connection is not None:
+            connection.begin(turn)
+        else:
+            turn.connecting = self._loop.create_task(self._connect(turn))
+
+    async def _connect(self, turn: _Turn) -> None:
+        address = turn.address
         try:
+            host, port = split_address(address)
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await self._loop.create_connection(
-                    lambda: UpstreamConnection(self, address, self._loop), host, port
+                    lambda: UpstreamConnection(self, address), host, port
                 )
         except TimeoutError:
-            raise UpstreamError(f"{address}: no connection within {self._connect_timeout_s:g} s") from None
-        except OSError as error:
-            raise UpstreamError(f"{address}: {error.strerror or error}") from error
-        return connection
+            self.ended(turn, UpstreamError(f"{address}: no connection within {self._connect_timeout_s:g} s"))
+        except (OSError, ValueError) as error:  # ValueError: an address that is none
+            self.ended(turn, UpstreamError(f"{address}: {getattr(error, 'strerror', None) or error}"))
+        else:
+            connection.begin(turn)
+        finally:
+            turn.connecting = None
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:

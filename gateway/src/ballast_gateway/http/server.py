@@ -7,11 +7,11 @@ client pipelines wait in the reader; when two wait, reading stops until one is s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-from ballast_gateway.errors import ApiError, internal_error, request_timeout
+from ballast_gateway.errors import ApiError, request_timeout
 from ballast_gateway.http.requests import HttpRequest, Reading, RequestReader
 
 Header = tuple[bytes, bytes]
@@ -29,6 +29,14 @@ class Flow(Protocol):
     def resume(self) -> None: ...
 
 
+class Work(Protocol):
+    """What answers a request later."""
+
+    def client_gone(self) -> None:
+        """The connection was closed before the client had the whole answer."""
+        ...
+
+
 class Server(Protocol):
     """What a connection needs of the face that it belongs to."""
 
@@ -41,8 +49,8 @@ class Server(Protocol):
     """No further request is taken: connections close after the one that they serve."""
     connections: set[ClientConnection]
 
-    def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
-        """Answer at once, or return a coroutine that will."""
+    def handle(self, client: ClientConnection, request: HttpRequest) -> Work | None:
+        """Answer at once, or return what will."""
         ...
 
     def disconnected(self, client: ClientConnection) -> None:
@@ -62,14 +70,14 @@ class ClientConnection(asyncio.Protocol):
         self._loop = loop
         self._reader = RequestReader(max_header_bytes=server.max_header_bytes, max_body_bytes=server.max_body_bytes)
         self._request: HttpRequest | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._work: Work | None = None
+        """What answers the request, as long as it has not."""
         self._advancing = False
         self._reading_paused = False
         self._discarding = False
         self._chunked = False
-        self._head_sent = False
-        self._whole = False
-        """The answer to the last request is written to its end."""
+        self.head_sent = False
+        """The answer to the request has begun."""
         self._stalled_since_s: float | None = None
         self._deadline_s = loop.time() + server.keep_alive_timeout_s
         self._flow: Flow | None = None
@@ -102,8 +110,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._server.disconnected(self)
-        if self._task is not None and not self._whole:
-            self._task.cancel()  # else the task is about to end, and its client has the whole answer
+        work, self._work = self._work, None
+        if work is not None:
+            work.client_gone()
 
     def pause_writing(self) -> None:
         self._stalled_since_s = self._loop.time()
@@ -119,17 +128,15 @@ class ClientConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Serve waiting requests. A loop, not recursion: thousands of pipelined requests may be answered at once."""
-        if self._advancing:
+        if self._advancing or self.gone:
             return
         self._advancing = True
         reader = self._reader
         while self._request is None and reader.requests and not self._discarding:
             self._request = reader.requests.popleft()
-            self._head_sent = self._whole = False
+            self.head_sent = False
             work = self._server.handle(self, self._request)
-            if work is not None:
-                self._task = self._loop.create_task(work)
-                self._task.add_done_callback(self._served)
+            self._work = None if self._request is None else work  # it may have answered already
         self._advancing = False
         if self._request is None and reader.error is not None and not self._discarding:
             self._server.refused(reader.error)
@@ -138,19 +145,6 @@ class ClientConnection(asyncio.Protocol):
         if waiting is not self._reading_paused and not self._transport.is_closing():
             self._reading_paused = waiting
             (self._transport.pause_reading if waiting else self._transport.resume_reading)()
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._loop.call_exception_handler({"message": "a request handler failed", "exception": error})
-        if task is not self._task:
-            return  # it has answered, and the next request is being served
-        self._task = None
-        if self._request is not None and not self.gone:
-            if self._head_sent:
-                self.abort()
-            else:
-                self.respond_error(internal_error())
 
     def attach(self, flow: Flow) -> None:
         """Pause this flow, from now on, while the client is slow."""
@@ -184,7 +178,9 @@ class ClientConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send a part of a stream."""
-        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        transport = self._transport
+        if not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """The stream is whole."""
@@ -198,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
         self._close()
 
     def _send(self, data: bytes) -> None:
-        """Engines send on until the request of a lost client has ended; closed transports of uvloop refuse that."""
+        """Unless the connection is closing: transports of uvloop refuse that."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
@@ -209,7 +205,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.close()
 
     def _head(self, status: int, headers: Iterable[Header], framing: bytes) -> bytes:
-        self._head_sent = True
+        self.head_sent = True
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d -\r\n" % status]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(framing)
@@ -225,16 +221,16 @@ class ClientConnection(asyncio.Protocol):
     def _finish(self) -> None:
         refused = self._request is None
         closes = self._closes()
-        self._request = self._flow = None
+        self._request = self._flow = self._work = None
         self._chunked = False
-        self._whole = True
         if refused:
             self._linger()
         elif closes:
             self._close()
         else:
             self._deadline_s = self._loop.time() + self._server.keep_alive_timeout_s
-            self._advance()
+            if self._reader.requests or self._reader.error is not None:
+                self._loop.call_soon(self._advance)  # what answers this one may have more to do at its end
 
     def _linger(self) -> None:
         self._discarding = True
@@ -261,5 +257,5 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close the connection unless it serves a request."""
-        if self._request is None and not self._discarding:
+        if self._request is None and not self._reader.requests and not self._discarding:
             self._close()

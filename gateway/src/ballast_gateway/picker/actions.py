@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ballast_core.model import Outcome
 from ballast_gateway.picker.messages import Reply
 from ballast_gateway.picker.query import Query
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(NamedTuple):
     """Ask the Director where this request goes; then call `routed` or `refused`."""
 
     query: Query
@@ -22,8 +21,10 @@ class FirstToken:
     """The response has begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+FIRST_TOKEN: Final = FirstToken()
+
+
+class Ended(NamedTuple):
     """The exchange is over. Comes at most once, and only after a request was routed."""
 
     outcome: Outcome
@@ -36,8 +37,7 @@ class Ended:
 Action: TypeAlias = Reply | Pick | FirstToken | Ended
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(NamedTuple):
     """Where a request goes: addresses as `host:port`."""
 
     decode: str

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from envoy.type.v3 import http_status_pb2
 from google.protobuf import struct_pb2
 
 from ballast_api import wire_names
+from ballast_gateway.picker import chunks
 from ballast_gateway.picker.messages import (
+    NO_HEADERS,
     BodyMode,
     BodyReply,
     HeaderChange,
@@ -28,121 +30,137 @@ from ballast_gateway.picker.messages import (
 METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
-_KINDS: Final = {kind.value: kind for kind in Kind}
 _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+_HEADERS: Final = {kind.value: kind for kind in (Kind.REQUEST_HEADERS, Kind.RESPONSE_HEADERS)}
+_BODIES: Final = {kind.value: kind for kind in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY)}
+_SHORT_BYTES: Final = 512
+_parse: Final = pb.ProcessingRequest.FromString
 
 
 def decode(raw: bytes) -> Inbound:
     """One `ProcessingRequest`. Raises `ValueError` if it is none."""
+    part_of_body = chunks.read(raw)
+    if part_of_body is not None:
+        kind, body, end_of_stream, rest = part_of_body
+        context = _context(rest) if len(rest) <= _SHORT_BYTES else None
+        if context is not None:
+            return Inbound(kind, NO_HEADERS, body, end_of_stream, None, *context)
+    return _decode(raw)
+
+
+def _decode(raw: bytes) -> Inbound:
     try:
-        message = pb.ProcessingRequest.FromString(raw)
+        message = _parse(raw)
     except Exception as error:  # protobuf's own DecodeError has no common name across its implementations
         raise ValueError(f"no ext_proc ProcessingRequest: {error}") from error
     field = message.WhichOneof("request")
     if field is None:
         raise ValueError("an ext_proc ProcessingRequest without a request")
-    kind = _KINDS[field]
-    part = getattr(message, field)
-    headers: dict[str, str] = {}
-    body, end_of_stream = b"", False
-    match kind:
-        case Kind.REQUEST_HEADERS | Kind.RESPONSE_HEADERS:
-            headers = {h.key.lower(): h.raw_value.decode("latin-1") or h.value for h in part.headers.headers}
-            end_of_stream = part.end_of_stream
-        case Kind.REQUEST_BODY | Kind.RESPONSE_BODY:
-            body, end_of_stream = part.body, part.end_of_stream or part.end_of_stream_without_message
-        case Kind.REQUEST_TRAILERS | Kind.RESPONSE_TRAILERS:
-            end_of_stream = True
-    subset, served = _metadata(message)
-    return Inbound(
-        kind=kind,
-        headers=headers,
-        body=body,
-        end_of_stream=end_of_stream,
-        modes=_modes(message.protocol_config) if message.HasField("protocol_config") else None,
-        subset=subset,
-        served=served,
-        observe_only=message.observability_mode,
-    )
+    headers, body, end_of_stream = NO_HEADERS, b"", True
+    if kind := _BODIES.get(field):
+        part = getattr(message, field)
+        body, end_of_stream = part.body, part.end_of_stream or part.end_of_stream_without_message
+    elif kind := _HEADERS.get(field):
+        part = getattr(message, field)
+        headers = {h.key.lower(): h.raw_value.decode("latin-1") or h.value for h in part.headers.headers}
+        end_of_stream = part.end_of_stream
+    else:
+        kind = Kind(field)
+    modes = _modes(message.protocol_config) if message.HasField("protocol_config") else None
+    subset, served = _metadata(message.metadata_context.filter_metadata)
+    return Inbound(kind, headers, body, end_of_stream, modes, subset, served, message.observability_mode)
 
 
 def encode(reply: Reply) -> bytes:
     """One `ProcessingResponse`."""
-    match reply:
-        case HeadersReply(change=None, destination=None) | BodyReply(body=None, change=None, destination=None):
-            return _neutral(reply.kind)
-        case TrailersReply(destination=None):
-            return _neutral(reply.kind)
-        case Immediate():
-            return _immediate(reply)
-    kind, destination, part = reply.kind.value, None, _part(reply)
-    if not isinstance(reply, StreamedBody):
-        destination = reply.destination
-    message = pb.ProcessingResponse(**{kind: part})
-    if destination is not None:
-        message.dynamic_metadata.CopyFrom(_destination(destination))
+    return _ENCODERS[type(reply)](reply)
+
+
+def _streamed(reply: StreamedBody) -> bytes:
+    return chunks.write(reply.kind, reply.body, reply.end_of_stream)
+
+
+def _headers(reply: HeadersReply) -> bytes:
+    if reply.change is None and reply.destination is None:
+        return _neutral(reply.kind)
+    message = pb.ProcessingResponse()
+    common = getattr(message, reply.kind).response
+    common.SetInParent()
+    _change(common, reply.change)
+    return _routed(message, common, reply.destination)
+
+
+def _body(reply: BodyReply) -> bytes:
+    if reply.body is None and reply.change is None and reply.destination is None:
+        return _neutral(reply.kind)
+    message = pb.ProcessingResponse()
+    common = getattr(message, reply.kind).response
+    common.SetInParent()
+    _change(common, reply.change)
+    if reply.body:
+        common.body_mutation.body = reply.body
+    elif reply.body is not None:
+        common.body_mutation.clear_body = True
+    return _routed(message, common, reply.destination)
+
+
+def _trailers(reply: TrailersReply) -> bytes:
+    if reply.destination is None:
+        return _neutral(reply.kind)
+    message = pb.ProcessingResponse()
+    getattr(message, reply.kind).SetInParent()
+    message.dynamic_metadata.MergeFrom(_destination(reply.destination))
     return bytes(message.SerializeToString())
-
-
-def _part(reply: HeadersReply | BodyReply | StreamedBody | TrailersReply) -> Any:
-    match reply:
-        case HeadersReply(change=change, destination=destination):
-            return pb.HeadersResponse(
-                response=pb.CommonResponse(header_mutation=_mutation(change), clear_route_cache=destination is not None)
-            )
-        case StreamedBody(body=chunk, end_of_stream=end):
-            streamed = pb.StreamedBodyResponse(body=chunk, end_of_stream=end)
-            return pb.BodyResponse(
-                response=pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=streamed))
-            )
-        case BodyReply(change=change, destination=destination):
-            return pb.BodyResponse(
-                response=pb.CommonResponse(
-                    header_mutation=_mutation(change),
-                    body_mutation=_replacement(reply.body),
-                    clear_route_cache=destination is not None,
-                )
-            )
-        case TrailersReply():
-            return pb.TrailersResponse()
-
-
-def _replacement(body: bytes | None) -> Any:
-    if body is None:
-        return None
-    return pb.BodyMutation(body=body) if body else pb.BodyMutation(clear_body=True)
-
-
-def _mutation(change: HeaderChange | None) -> Any:
-    if change is None:
-        return None
-    return pb.HeaderMutation(
-        set_headers=[_header(name, value) for name, value in change.set], remove_headers=change.remove
-    )
-
-
-def _header(name: str, value: str) -> Any:
-    return base_pb2.HeaderValueOption(
-        header=base_pb2.HeaderValue(key=name, raw_value=value.encode("latin-1", "replace")), append_action=_OVERWRITE
-    )
 
 
 def _immediate(reply: Immediate) -> bytes:
-    message = pb.ProcessingResponse(
-        immediate_response=pb.ImmediateResponse(
-            status=http_status_pb2.HttpStatus(code=reply.status),
-            headers=pb.HeaderMutation(set_headers=[_header(name, value) for name, value in reply.headers]),
-            body=reply.body,
-            details=f"ballast_{reply.reason}",
-        )
-    )
+    message = pb.ProcessingResponse()
+    answer = message.immediate_response
+    answer.status.code = reply.status
+    _set(answer.headers, reply.headers)
+    answer.body = reply.body
+    answer.details = f"ballast_{reply.reason}"
     return bytes(message.SerializeToString())
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
+    HeadersReply: _headers,
+    BodyReply: _body,
+    StreamedBody: _streamed,
+    TrailersReply: _trailers,
+    Immediate: _immediate,
+}
+
+
+def _routed(message: Any, common: Any, destination: str | None) -> bytes:
+    if destination is not None:
+        common.clear_route_cache = True
+        message.dynamic_metadata.MergeFrom(_destination(destination))
+    return bytes(message.SerializeToString())
+
+
+def _change(common: Any, change: HeaderChange | None) -> None:
+    if change is not None:
+        mutation = common.header_mutation
+        mutation.SetInParent()
+        _set(mutation, change.set)
+        mutation.remove_headers.extend(change.remove)
+
+
+def _set(mutation: Any, headers: tuple[tuple[str, str], ...]) -> None:
+    add = mutation.set_headers.add
+    for name, value in headers:
+        option = add()
+        option.append_action = _OVERWRITE
+        header = option.header
+        header.key, header.raw_value = name, value.encode("latin-1", "replace")
 
 
 @lru_cache(maxsize=len(Kind))
 def _neutral(kind: Kind) -> bytes:
-    name = kind.value.removeprefix("request_").removeprefix("response_").title()
-    return bytes(pb.ProcessingResponse(**{kind.value: getattr(pb, f"{name}Response")()}).SerializeToString())
+    message = pb.ProcessingResponse()
+    getattr(message, kind).SetInParent()
+    return bytes(message.SerializeToString())
 
 
 @lru_cache(maxsize=4096)
@@ -150,6 +168,21 @@ def _destination(address: str) -> struct_pb2.Struct:
     metadata = struct_pb2.Struct()
     metadata.update({wire_names.METADATA_NAMESPACE: {wire_names.DESTINATION: address}})
     return metadata
+
+
+@lru_cache(maxsize=1024)
+def _context(rest: bytes) -> tuple[tuple[str, ...] | None, str | None] | None:
+    """Subset hint and served endpoint, from the fields beside a part of a body; None if there is more than these.
+
+    The messages of one exchange have the same, and mostly those of one endpoint.
+    """
+    try:
+        message = _parse(rest)
+    except Exception:
+        return None
+    if message.WhichOneof("request") or message.HasField("protocol_config") or message.observability_mode:
+        return None
+    return _metadata(message.metadata_context.filter_metadata)
 
 
 def _modes(config: Any) -> Modes:
@@ -161,11 +194,8 @@ def _mode(number: int) -> BodyMode:
     return BodyMode(number) if number in BodyMode._value2member_map_ else BodyMode.NONE
 
 
-def _metadata(message: Any) -> tuple[tuple[str, ...] | None, str | None]:
+def _metadata(namespaces: Any) -> tuple[tuple[str, ...] | None, str | None]:
     """Subset hint and served endpoint."""
-    if not message.HasField("metadata_context"):
-        return None, None
-    namespaces = message.metadata_context.filter_metadata
     subset = served = None
     if wire_names.SUBSET_NAMESPACE in namespaces:
         fields = namespaces[wire_names.SUBSET_NAMESPACE].fields

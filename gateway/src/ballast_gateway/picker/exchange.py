@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import StrEnum, auto
 from typing import Final
 
 from ballast_api import wire_names
@@ -25,6 +25,7 @@ from ballast_gateway import errors
 from ballast_gateway.errors import ApiError
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
+    NO_HEADERS,
     BodyMode,
     BodyReply,
     HeaderChange,
@@ -40,6 +41,7 @@ from ballast_gateway.picker.query import BodyFacts, InvalidRequest, Query, read_
 from ballast_gateway.picker.response import ResponseHalf
 from ballast_gateway.prompts import PromptReader
 
+_NO_BODY: Final = BodyFacts()
 _PROTOCOL_MODES: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 
@@ -56,7 +58,7 @@ class ExchangeSettings:
     """For a proxy that sends no modes: those of the endpoint-picker protocol."""
 
 
-class State(Enum):
+class State(StrEnum):
     """State of the request's half. The response's half takes its messages in each of them."""
 
     START = auto()
@@ -96,6 +98,21 @@ _RULES: Final[dict[BodyMode, _Rule]] = {
 class Exchange:
     """One HTTP request and its response on one ext_proc stream."""
 
+    __slots__ = (
+        "_asked_by",
+        "_chunks",
+        "_facts",
+        "_has_body",
+        "_headers",
+        "_modes",
+        "_response",
+        "_rule",
+        "_settings",
+        "_size",
+        "_subset",
+        "state",
+    )
+
     def __init__(self, settings: ExchangeSettings) -> None:
         self._settings = settings
         self.state = State.START
@@ -107,7 +124,7 @@ class Exchange:
         self._subset: tuple[str, ...] | None = None
         self._chunks: list[bytes] = []
         self._size = 0
-        self._facts = BodyFacts()
+        self._facts = _NO_BODY
         self._asked_by = Kind.REQUEST_HEADERS
         """The message that the pick answers."""
 
@@ -123,14 +140,15 @@ class Exchange:
 
     def receive(self, message: Inbound) -> list[Action]:
         """Take in one message. Raises `RuntimeError` if a pick is still to be answered."""
-        if self.state is State.PICKING:
+        state = self.state
+        if state is State.PICKING:
             raise RuntimeError("answer the pick before handing in the next message")
-        if self.state is State.START:
-            self._use(message.modes or self._settings.default_modes)
+        if state is State.START and message.modes is not None:
+            self._use(message.modes)
         if self._subset is None:
             self._subset = message.subset
         try:
-            return _TRANSITIONS.get((self.state, message.kind), Exchange._neutral)(self, message)
+            return _TRANSITIONS.get((state, message.kind), Exchange._neutral)(self, message)
         except InvalidRequest as error:
             return self.refused(error.answer)
 
@@ -144,12 +162,12 @@ class Exchange:
         self.state = State.SCREEN if screens else State.PASS
         change = self._change(destination, request_id)
         if kind is Kind.REQUEST_HEADERS:
-            return [HeadersReply(kind=kind, change=change, destination=where)]
+            return [HeadersReply(kind, change, where)]
         if self._rule.streamed:
             return self._answer_gathered(change, where)
         if kind is Kind.REQUEST_TRAILERS:  # a buffered body that never was: too late to change headers
-            return [TrailersReply(kind=kind, destination=where)]
-        return [BodyReply(kind=kind, body=self._facts.cleaned, change=change, destination=where)]
+            return [TrailersReply(kind, where)]
+        return [BodyReply(kind, self._facts.cleaned, change, where)]
 
     def refused(self, error: ApiError) -> list[Action]:
         """The answer to `Pick`: the client gets this error."""
@@ -199,7 +217,7 @@ class Exchange:
     def _ask(self, message: Inbound) -> list[Action]:
         self.state = State.PICKING
         self._asked_by = message.kind
-        return [Pick(Query(request_id=self.request_id, subset=self._subset, body=self._facts))]
+        return [Pick(Query(self.request_id, self._subset, self._facts))]
 
     # --- after the pick -----------------------------------------------------------------------------------------
 
@@ -208,7 +226,7 @@ class Exchange:
         by_trailers = self._asked_by is Kind.REQUEST_TRAILERS
         actions: list[Action] = []
         if self._headers is not None:
-            actions.append(HeadersReply(kind=Kind.REQUEST_HEADERS, change=change, destination=destination))
+            actions.append(HeadersReply(Kind.REQUEST_HEADERS, change, destination))
         actions += streamed_body(Kind.REQUEST_BODY, b"".join(self._chunks), end_of_stream=not by_trailers)
         if by_trailers:
             actions.append(TrailersReply(kind=Kind.REQUEST_TRAILERS))
@@ -226,8 +244,8 @@ class Exchange:
             ours[wire_names.REQUEST_ID] = request_id
         if self._facts.cleaned is not None and self._asked_by is Kind.REQUEST_BODY:
             ours["content-length"] = str(len(self._facts.cleaned))
-        from_client = wire_names.CONTROL_HEADERS if headers is None else headers
-        remove = [name for name in from_client if wire_names.is_control_header(name) and name not in ours]
+        from_client = wire_names.CONTROL_HEADERS if headers is None else wire_names.control_headers(headers)
+        remove = [name for name in from_client if name not in ours]
         if self.state is State.SCREEN:
             remove.append("content-length")  # the cleaned body may be shorter
         return HeaderChange(tuple(ours.items()), tuple(remove))
@@ -247,8 +265,14 @@ class Exchange:
             return [*streamed_body(message.kind, message.body, end_of_stream=message.end_of_stream)]
         return [BodyReply(kind=message.kind)]
 
-    def _on_response(self, message: Inbound) -> list[Action]:
-        return self._response.receive(message)
+    def _on_response_headers(self, message: Inbound) -> list[Action]:
+        return self._response.headers(message)
+
+    def _on_response_body(self, message: Inbound) -> list[Action]:
+        return self._response.body(message)
+
+    def _on_response_trailers(self, message: Inbound) -> list[Action]:
+        return self._response.trailers(message)
 
     def _neutral(self, message: Inbound) -> list[Action]:
         """An answer that changes nothing, to what is late, repeated or out of order."""
@@ -281,7 +305,7 @@ class Exchange:
         self._chunks.append(message.body)
 
     def _read(self, prompts: PromptReader | None = None) -> BodyFacts:
-        headers = self._headers or {}
+        headers = NO_HEADERS if self._headers is None else self._headers
         return read_body(
             b"".join(self._chunks),
             path=headers.get(":path", ""),
@@ -289,7 +313,7 @@ class Exchange:
             content_encoding=headers.get("content-encoding", ""),
             served_models=self._settings.served_models,
             prompts=prompts,
-            objective=next((headers[name] for name in wire_names.OBJECTIVES if name in headers), ""),
+            objective=_objective(headers),
         )
 
     def _screens_body(self) -> bool:
@@ -304,8 +328,14 @@ class Exchange:
         return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
+def _objective(headers: Mapping[str, str]) -> str:
+    for name in wire_names.OBJECTIVES:
+        if name in headers:
+            return headers[name]
+    return ""
+
+
 _OPEN: Final = (State.START, State.GATHER, State.SCREEN, State.PASS)
-_RESPONSE: Final = (Kind.RESPONSE_HEADERS, Kind.RESPONSE_BODY, Kind.RESPONSE_TRAILERS)
 
 _TRANSITIONS: Final[dict[tuple[State, Kind], Callable[[Exchange, Inbound], list[Action]]]] = {
     (State.START, Kind.REQUEST_HEADERS): Exchange._begin,
@@ -314,7 +344,9 @@ _TRANSITIONS: Final[dict[tuple[State, Kind], Callable[[Exchange, Inbound], list[
     (State.GATHER, Kind.REQUEST_TRAILERS): Exchange._end_by_trailers,
     (State.SCREEN, Kind.REQUEST_BODY): Exchange._screen,
     (State.PASS, Kind.REQUEST_BODY): Exchange._pass_body,
-    **{(state, kind): Exchange._on_response for state in _OPEN for kind in _RESPONSE},
+    **{(state, Kind.RESPONSE_HEADERS): Exchange._on_response_headers for state in _OPEN},
+    **{(state, Kind.RESPONSE_BODY): Exchange._on_response_body for state in _OPEN},
+    **{(state, Kind.RESPONSE_TRAILERS): Exchange._on_response_trailers for state in _OPEN},
     **{(State.CLOSED, kind): Exchange._say_nothing for kind in Kind},
 }
 """What each message does in each state. What is not listed gets a neutral answer: no stream is ever rejected."""

@@ -9,14 +9,23 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ballast_core.model import Outcome, RejectReason, Request, RequestId
+from ballast_core.model.effects import Dispatch
 from ballast_gateway import errors
 from ballast_gateway.driver import Driver, Rejected, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
-from ballast_gateway.picker.messages import Immediate
-from ballast_gateway.picker.query import Query
+from ballast_gateway.picker.messages import (
+    BodyReply,
+    HeadersReply,
+    Immediate,
+    Inbound,
+    Reply,
+    StreamedBody,
+    TrailersReply,
+)
+from ballast_gateway.picker.query import BodyFacts, Query
 from ballast_gateway.picker.subset import allowed
-from ballast_gateway.picker.transport import MessageStream
+from ballast_gateway.picker.transport import LateReplies, Session
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
@@ -82,76 +91,67 @@ class PickerFace:
         self.settings = settings
         self.new_id = new_id
         self.linger_s = linger_s
-        self._listeners = listeners
+        self.listeners = listeners
         self.on_record = on_record
 
-    async def serve(self, stream: MessageStream) -> None:
-        """A `Session`: one request from its headers to the end of its response."""
-        await _StreamSession(self, stream).run()
-
-    def notify(self, event: PickerEvent) -> None:
-        """Pass an event to the listeners. Called by the sessions."""
-        for listen in self._listeners:
-            listen(event)
+    def open(self, answer_late: LateReplies) -> Session:
+        """A session: one request from its headers to the end of its response. An `OpenSession`."""
+        return _StreamSession(self, answer_late)
 
 
 class _StreamSession:
-    def __init__(self, face: PickerFace, stream: MessageStream) -> None:
+    __slots__ = ("_answer_late", "_decode", "_exchange", "_face", "_holding", "_lingers", "_record", "_ticket", "over")
+
+    def __init__(self, face: PickerFace, answer_late: LateReplies) -> None:
         self._face = face
-        self._stream = stream
+        self._answer_late = answer_late
         self._exchange = Exchange(face.settings)
         self._ticket: Ticket | None = None
+        self._holding: asyncio.Task[None] | None = None
+        """Runs while the request is held."""
         self._record = RequestRecord(id="", arrived_s=face.driver.now_s())
         self._decode = ""
         """Empty until routed."""
         self._lingers = False
+        self.over = False
 
-    async def run(self) -> None:
-        """Serve the stream to its end. However it ends, the ticket is closed, at once or after `linger_s`."""
-        try:
-            await self._converse()
-        except asyncio.CancelledError:
-            if self._ticket is not None and not self._decode:
-                self._ticket.end(Outcome.CANCELLED)  # gone before it was routed
-            raise
-        finally:
-            for action in self._exchange.closed():
-                if isinstance(action, Ended):
-                    self._end(action)
-            if self._ticket is not None and not self._lingers:
-                self._ticket.end(Outcome.FAILED)
+    @property
+    def waits(self) -> bool:
+        return self._holding is not None
 
-    async def _converse(self) -> None:
-        while (message := await self._stream.receive()) is not None:
-            if not message.observe_only and await self._carry_out(self._exchange.receive(message)):
-                return
+    def receive(self, message: Inbound) -> list[Reply]:
+        return [] if message.observe_only else self._carry_out(self._exchange.receive(message))
 
-    async def _carry_out(self, actions: list[Action]) -> bool:
-        """Carry out an exchange's actions; returns whether its last answer has been sent.
+    def close(self, *, broken: bool) -> None:
+        """However the stream ends, the ticket is closed, at once or after `linger_s`."""
+        if self._holding is not None:
+            self._holding.cancel()
+        if broken and self._ticket is not None and not self._decode:
+            self._ticket.end(Outcome.CANCELLED)  # gone before it was routed
+        self._carry_out(self._exchange.closed())
+        if self._ticket is not None and not self._lingers:
+            self._ticket.end(Outcome.FAILED)
 
-        Reports come before replies: the proxy may break the stream off during a send.
-        """
+    def _carry_out(self, actions: list[Action]) -> list[Reply]:
+        """Carry out an exchange's actions; returns its replies. Everything is reported before a reply can be sent."""
+        replies: list[Reply] = []
         for action in actions:
             match action:
+                case StreamedBody() | HeadersReply() | BodyReply() | TrailersReply():
+                    replies.append(action)
+                case Pick(query):
+                    replies += self._carry_out(self._pick(query))
                 case FirstToken():
                     self._first_token()
                 case Ended():
                     self._end(action)
                 case Immediate():
                     self._refused(action)
-                case _:
-                    pass
-        for action in actions:
-            match action:
-                case Pick(query):
-                    return await self._carry_out(await self._pick(query))
-                case FirstToken() | Ended():
-                    pass
-                case reply:
-                    await self._stream.send(reply)
-        return any(isinstance(action, Immediate) for action in actions)
+                    self.over = True
+                    replies.append(action)
+        return replies
 
-    async def _pick(self, query: Query) -> list[Action]:
+    def _pick(self, query: Query) -> list[Action]:
         body, record = query.body, self._record
         record.id = query.request_id or self._face.new_id()
         record.prompt_tokens, record.stream = body.prompt_tokens, body.stream
@@ -159,22 +159,46 @@ class _StreamSession:
             record.model = body.model
         self._ticket = ticket = self._open(query)
         try:
-            dispatch = await ticket.dispatched()
+            dispatch = ticket.poll()
         except Rejected as rejected:
-            return self._exchange.refused(errors.rejected(rejected.reason, str(rejected)))
+            return self._rejected(rejected)
+        if dispatch is None:
+            self._holding = asyncio.get_running_loop().create_task(self._hold(ticket, query))
+            return []
+        return self._routed(dispatch, body)
+
+    async def _hold(self, ticket: Ticket, query: Query) -> None:
+        """Wait for the pick, and answer late."""
+        try:
+            actions = self._routed(await ticket.dispatched(), query.body)
+        except Rejected as rejected:
+            actions = self._rejected(rejected)
+        except Exception:
+            _log.exception("a held request failed")
+            actions = self._exchange.refused(errors.internal_error())
+        self._holding = None
+        self._answer_late(self._carry_out(actions))
+
+    def _rejected(self, rejected: Rejected) -> list[Action]:
+        return self._exchange.refused(errors.rejected(rejected.reason, str(rejected)))
+
+    def _routed(self, dispatch: Dispatch, body: BodyFacts) -> list[Action]:
+        record = self._record
         record.dispatches, record.decode = 1, dispatch.decode.id
-        record.prefill = "" if dispatch.prefill is None else dispatch.prefill.id
-        prefill = None if dispatch.prefill is None else dispatch.prefill.address
+        prefill = None
+        if dispatch.prefill is not None:
+            record.prefill, prefill = dispatch.prefill.id, dispatch.prefill.address
         self._decode = dispatch.decode.address
-        self._face.notify(
-            Picked(
-                request_id=record.id,
-                decode=self._decode,
-                prefill=prefill,
-                model=body.model,
-                prompt_tokens=body.prompt_tokens,
+        for listen in self._face.listeners:
+            listen(
+                Picked(
+                    request_id=record.id,
+                    decode=self._decode,
+                    prefill=prefill,
+                    model=body.model,
+                    prompt_tokens=body.prompt_tokens,
+                )
             )
-        )
         return self._exchange.routed(Destination(self._decode, prefill, dispatch.priority), record.id)
 
     def _open(self, query: Query) -> Ticket:
@@ -188,16 +212,13 @@ class _StreamSession:
             block_hashes=body.prompt.block_hashes,
             block_size=body.prompt.block_size,
             traffic_class=body.prompt.traffic_class,
-            subset=None if query.subset is None else allowed(query.subset, self._addresses()),
+            subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
         )
         try:
             return self._face.driver.open(request)
         except ValueError:
             own = RequestId(f"{request.id}~{self._face.new_id()}")
             return self._face.driver.open(replace(request, id=own))
-
-    def _addresses(self) -> set[str]:
-        return self._face.driver.addresses()
 
     def _first_token(self) -> None:
         if self._ticket is not None:
@@ -210,7 +231,8 @@ class _StreamSession:
         record.id = record.id or self._exchange.request_id or ""
         record.status, record.reason = answer.status, answer.reason
         record.outcome = "invalid" if answer.reason not in set(RejectReason) else "rejected"
-        self._face.notify(Refused(request_id=record.id, status=answer.status, reason=answer.reason))
+        for listen in self._face.listeners:
+            listen(Refused(request_id=record.id, status=answer.status, reason=answer.reason))
         self._recorded()
 
     def _recorded(self) -> None:
@@ -232,6 +254,5 @@ class _StreamSession:
             _log.warning("request %s was picked for %s but %s served", record.id, self._decode, ended.served)
         record.status, record.outcome = ended.status or 0, str(ended.outcome)
         self._recorded()
-        self._face.notify(
-            Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served)
-        )
+        for listen in self._face.listeners:
+            listen(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 
 from ballast_gateway.picker import codec
 from ballast_gateway.picker.messages import Inbound, Reply
-from ballast_gateway.picker.transport import Session
+from ballast_gateway.picker.transport import OpenSession
 
 _log = logging.getLogger(__name__)
 
@@ -18,20 +18,6 @@ _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),  # a second process on the port is a mistake, and must fail
     ("grpc.http2.max_ping_strikes", 0),  # proxies ping idle connections as often as they like
 )
-
-
-class _GrpcStream:
-    """A `MessageStream`."""
-
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._context = context
-
-    async def receive(self) -> Inbound | None:
-        message = await self._context.read()
-        return message if isinstance(message, Inbound) else None  # else: grpc.aio.EOF
-
-    async def send(self, reply: Reply) -> None:
-        await self._context.write(reply)
 
 
 class GrpcTransport:
@@ -45,12 +31,12 @@ class GrpcTransport:
         await self._server.stop(grace_s)
 
 
-async def listen(session: Session, *, host: str, port: int, max_message_bytes: int) -> GrpcTransport:
-    """Serve ext_proc, each stream in a task of its own that runs `session`. Raises `OSError` if the port is taken."""
+async def listen(open_session: OpenSession, *, host: str, port: int, max_message_bytes: int) -> GrpcTransport:
+    """Serve ext_proc, each stream in a task of its own. Raises `OSError` if the port is taken."""
 
     async def process(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
-            await session(_GrpcStream(context))
+            await converse(open_session, context)
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -64,6 +50,44 @@ async def listen(session: Session, *, host: str, port: int, max_message_bytes: i
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(codec.SERVICE, {"Process": handler}),))
     return GrpcTransport(server, await start(server, host, port))
+
+
+class MessageStream(Protocol):
+    """What is used of a `grpc.aio.ServicerContext`."""
+
+    async def read(self) -> object:
+        """The next `Inbound`; anything else when the proxy has closed its side."""
+
+    async def write(self, message: Reply) -> None:
+        """Send; returns when the transport has taken it."""
+
+
+async def converse(open_session: OpenSession, stream: MessageStream) -> None:
+    """One stream: each message when all replies to the one before have been written. A broken stream cancels this."""
+    late: asyncio.Future[list[Reply]] | None = None
+
+    def answer_late(replies: list[Reply]) -> None:
+        if late is not None and not late.done():
+            late.set_result(replies)
+
+    session, broken = open_session(answer_late), False
+    read, write = stream.read, stream.write
+    try:
+        while not session.over:
+            message = await read()
+            if not isinstance(message, Inbound):  # grpc.aio.EOF
+                return
+            replies = session.receive(message)
+            if session.waits:
+                late = asyncio.get_running_loop().create_future()
+                replies += await late
+            for reply in replies:
+                await write(reply)
+    except asyncio.CancelledError:
+        broken = True
+        raise
+    finally:
+        session.close(broken=broken)
 
 
 async def start(server: grpc.aio.Server, host: str, port: int) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from ballast_gateway import errors, openai_body
 from ballast_gateway.errors import ApiError
@@ -21,8 +20,7 @@ class InvalidRequest(Exception):
         self.answer = answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BodyFacts:
+class BodyFacts(NamedTuple):
     """What placement needs of a body. The defaults are those of a request without one."""
 
     model: str = ""
@@ -39,8 +37,7 @@ class BodyFacts:
         return cls(prompt_tokens=(length or 0) // _BYTES_PER_TOKEN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
+class Query(NamedTuple):
     """One question to the Director."""
 
     request_id: str | None

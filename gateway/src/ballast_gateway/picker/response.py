@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ballast_core.model import Outcome
-from ballast_gateway.picker.actions import Action, Ended, FirstToken
+from ballast_gateway.picker.actions import FIRST_TOKEN, Action, Ended
 from ballast_gateway.picker.messages import (
     BodyMode,
     BodyReply,
     HeadersReply,
     Inbound,
-    Kind,
     TrailersReply,
     streamed_body,
 )
 
+_STREAMED: Final = (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC)
+
 
 class ResponseHalf:
     """Follows the response. Reports nothing unless the request was routed."""
+
+    __slots__ = ("_begun", "_ended", "_failed", "_served", "_status", "body_mode", "routed")
 
     def __init__(self) -> None:
         self.body_mode = BodyMode.NONE
@@ -27,17 +32,41 @@ class ResponseHalf:
         self._ended = False
         self._served: str | None = None
 
-    def receive(self, message: Inbound) -> list[Action]:
-        """Take in a message of the response."""
+    def headers(self, message: Inbound) -> list[Action]:
+        """Take in the response's headers."""
         if message.served is not None:
             self._served = message.served
-        match message.kind:
-            case Kind.RESPONSE_HEADERS:
-                return self._headers(message)
-            case Kind.RESPONSE_BODY:
-                return self._body(message)
-            case _:
-                return [TrailersReply(kind=message.kind), *self.end(self._outcome())]
+        status = message.headers.get(":status", "")
+        self._status = int(status) if status.isascii() and status.isdigit() else 0
+        self._failed = self._status >= 500
+        actions: list[Action] = [HeadersReply(message.kind)]
+        if message.end_of_stream:
+            return actions + self.end(self._outcome())
+        if self.body_mode is BodyMode.NONE:  # no later sign of the first token will come
+            return actions + self._begin()
+        return actions
+
+    def body(self, message: Inbound) -> list[Action]:
+        """Take in a part of the response's body."""
+        if message.served is not None:
+            self._served = message.served
+        kind, body, last = message.kind, message.body, message.end_of_stream
+        actions: list[Action] = []
+        if self.body_mode in _STREAMED:
+            actions += streamed_body(kind, body, end_of_stream=last)
+        else:
+            actions.append(BodyReply(kind))
+        if body and not self._begun:
+            actions += self._begin()
+        if last:
+            actions += self.end(self._outcome())
+        return actions
+
+    def trailers(self, message: Inbound) -> list[Action]:
+        """Take in the response's trailers, which end it."""
+        if message.served is not None:
+            self._served = message.served
+        return [TrailersReply(message.kind), *self.end(self._outcome())]
 
     def end(self, outcome: Outcome) -> list[Action]:
         """The exchange is over; further calls change nothing."""
@@ -54,34 +83,11 @@ class ResponseHalf:
         """
         return self.end(self._outcome() if self.body_mode is BodyMode.NONE else Outcome.CANCELLED)
 
-    def _headers(self, message: Inbound) -> list[Action]:
-        status = message.headers.get(":status", "")
-        self._status = int(status) if status.isascii() and status.isdigit() else 0
-        self._failed = self._status >= 500
-        actions: list[Action] = [HeadersReply(kind=message.kind)]
-        if message.end_of_stream:
-            return actions + self.end(self._outcome())
-        if self.body_mode is BodyMode.NONE:  # no later sign of the first token will come
-            return actions + self._begin()
-        return actions
-
-    def _body(self, message: Inbound) -> list[Action]:
-        actions: list[Action] = []
-        if self.body_mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC):
-            actions += streamed_body(message.kind, message.body, end_of_stream=message.end_of_stream)
-        else:
-            actions.append(BodyReply(kind=message.kind))
-        if message.body:
-            actions += self._begin()
-        if message.end_of_stream:
-            actions += self.end(self._outcome())
-        return actions
-
     def _begin(self) -> list[Action]:
         if self._begun or self._failed or not self.routed:
             return []
         self._begun = True
-        return [FirstToken()]
+        return [FIRST_TOKEN]
 
     def _outcome(self) -> Outcome:
         return Outcome.FAILED if self._failed else Outcome.COMPLETED

@@ -84,7 +84,7 @@ async def serve(
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that gRPC breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
-    transport = await listen(face.serve, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
+    transport = await listen(face.open, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
     try:
         health = await listen_health(lambda: ready() and not draining, host=at.host, port=at.grpc_health)
     except OSError:

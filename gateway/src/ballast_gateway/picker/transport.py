@@ -1,25 +1,40 @@
-"""What the picker face needs of a transport, so that a leaner one can replace gRPC's own runtime."""
+"""What the picker face needs of a transport, so that a leaner one can replace gRPC's own runtime.
+
+The session of a stream is plain calls: messages in, replies out, in the same call for all but a request that is held.
+A transport needs no task for it, and may pass on the replies as it likes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from ballast_gateway.picker.messages import Inbound, Reply
 
 
-class MessageStream(Protocol):
-    """One ext_proc stream. A broken stream ends the session's task by cancellation."""
+class Session(Protocol):
+    """Serves one ext_proc stream."""
 
-    async def receive(self) -> Inbound | None:
-        """The next message; None when the proxy has closed its side."""
+    @property
+    def waits(self) -> bool:
+        """Whether its request is held. The transport passes no message on until the late replies have come."""
 
-    async def send(self, reply: Reply) -> None:
-        """Send one reply; returns when the transport has taken it."""
+    @property
+    def over(self) -> bool:
+        """Whether its last reply has been given: send it, then close the stream."""
+
+    def receive(self, message: Inbound) -> list[Reply]:
+        """Take in one message; returns what to send now, in this order. Raises `RuntimeError` while it waits."""
+
+    def close(self, *, broken: bool) -> None:
+        """The stream has ended, however it came to that: call it once. `broken`: not by the proxy's orderly close."""
 
 
-Session: TypeAlias = Callable[[MessageStream], Awaitable[None]]
-"""Serves one stream; the transport closes the stream cleanly when it returns."""
+LateReplies: TypeAlias = Callable[[list[Reply]], None]
+"""Called with the replies to the message after which a session waited."""
+
+OpenSession: TypeAlias = Callable[[LateReplies], Session]
+"""Called at the begin of a stream."""
 
 
 class Transport(Protocol):

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import Request, RequestId
@@ -27,11 +26,12 @@ from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
+from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
 from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job
-from ballast_gateway.proxy.run import Resources, Run
+from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
@@ -138,8 +138,8 @@ class ProxyFace:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def handle(self, client: ClientConnection, request: HttpRequest) -> Coroutine[Any, Any, None] | None:
-        """Answer at once, or return a coroutine that will. Never raises."""
+    def handle(self, client: ClientConnection, request: HttpRequest) -> Run | None:
+        """Answer at once, or return what will. Never raises."""
         path = _path(request.target)
         record = RequestRecord(id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"))
         try:
@@ -162,9 +162,7 @@ class ProxyFace:
         record.outcome, record.reason, record.detail = "invalid", error.code, error.message
         self._on_record(record)
 
-    def _route(
-        self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord
-    ) -> Coroutine[Any, Any, None] | None:
+    def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
         allowed = _ALLOWED.get(path)
         method = request.method.decode("latin-1")
         if allowed is None:
@@ -181,9 +179,7 @@ class ProxyFace:
             return self._admit(client, request, path, record)
         return None
 
-    def _admit(
-        self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord
-    ) -> Coroutine[Any, Any, None] | None:
+    def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
         try:
             generation = read_generation(request.body, chat=path == _CHAT)
         except InvalidBody as error:
@@ -196,9 +192,9 @@ class ProxyFace:
         record.prompt_tokens = generation.prompt_tokens
         return self._generate(client, request, path, generation, record)
 
-    async def _generate(
+    def _generate(
         self, client: ClientConnection, request: HttpRequest, path: bytes, generation: Generation, record: RequestRecord
-    ) -> None:
+    ) -> Run:
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
@@ -210,32 +206,28 @@ class ProxyFace:
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = Job(client, path, forwarded, generation, record, held)
         movable = self._moves and held is not None
+        ticket = self._driver.open(
+            Request(
+                id=RequestId(record.id),
+                prompt_tokens=generation.prompt_tokens,
+                max_output_tokens=generation.max_output_tokens,
+                model=generation.model,
+                block_hashes=facts.block_hashes,
+                block_size=facts.block_size,
+                traffic_class=facts.traffic_class,
+                priority=generation.priority if named is None else named,
+                movable=movable,
+                divisible=self._cuts and is_divisible(generation),
+            )
+        )
         self.in_flight += 1
-        try:
-            with self._driver.open(
-                Request(
-                    id=RequestId(record.id),
-                    prompt_tokens=generation.prompt_tokens,
-                    max_output_tokens=generation.max_output_tokens,
-                    model=generation.model,
-                    block_hashes=facts.block_hashes,
-                    block_size=facts.block_size,
-                    traffic_class=facts.traffic_class,
-                    priority=generation.priority if named is None else named,
-                    movable=movable,
-                    divisible=self._cuts and is_divisible(generation),
-                )
-            ) as ticket:
-                await Run(self._resources, job, ticket, movable=movable).run()
-        except asyncio.CancelledError:
-            record.outcome, record.reason = "cancelled", "client-gone"
-            raise
-        except BaseException:
-            record.outcome, record.reason, record.status = "failed", internal_error().code, 500
-            raise
-        finally:
-            self.in_flight -= 1
-            self._ended(record)
+        run = Run(self._resources, job, ticket, movable=movable, on_over=self._over)
+        run.start()
+        return run
+
+    def _over(self, record: RequestRecord) -> None:
+        self.in_flight -= 1
+        self._ended(record)
 
     def _refuse(
         self,

@@ -143,6 +143,8 @@ class HeldStream:
         Sets `leg.broken` and takes no more where the leg cannot go on.
         """
         leg = self.leg
+        if leg.tokens and not leg.partial and not leg.continues and _is_one_token(data):
+            return self._take_ids(data)
         if leg.partial:
             data = leg.partial + data
         *whole, leg.partial = data.split(SEPARATOR)
@@ -300,6 +302,16 @@ class HeldStream:
         """Whether a handle is for exactly these tokens: vLLM does not look, and dies or errs if it is not."""
         ids = count(self._output.ids)
         return handle is not None and handle.get("remote_num_tokens") == ids and self.confirms(reply, ids)
+
+
+def _is_one_token(data: bytes) -> bool:
+    """The usual read in the midst of a stream: one whole event of the usual form, not the last one."""
+    return (
+        data.startswith(b"data: {")
+        and data.find(SEPARATOR) == len(data) - len(SEPARATOR)
+        and CHOICES in data
+        and FINISHED not in data
+    )
 
 
 def _repeats_prompt(event: bytes) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from ballast_core.model import Endpoint, Stage
-from ballast_gateway import headers
-from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError, UpstreamPool
+from ballast_gateway import headers, openai_body
+from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import Generation
@@ -53,14 +52,23 @@ def payload(job: Job, endpoint: Endpoint, body: bytes, priority: int | None) -> 
 
 async def perform(pool: UpstreamPool, stage: Stage, endpoint: Endpoint, request: bytes, exchange: Collect) -> None:
     """Run one leg. Raises `LegFailed` where another endpoint may mend it; a 4xx is an answer."""
+    problem = None
     try:
         await pool.perform(endpoint.address, request, exchange)
-    except StoppedReading:
-        raise
     except UpstreamError as error:
-        raise LegFailed(stage, endpoint, str(error)) from error
-    if exchange.status != 200 and not 400 <= exchange.status < 500:
-        raise LegFailed(stage, endpoint, refusal(exchange))
+        problem = error
+    failure = failure_of(stage, endpoint, exchange, problem)
+    if failure is not None:
+        raise failure
+
+
+def failure_of(stage: Stage, endpoint: Endpoint, reply: Collect, error: UpstreamError | None) -> LegFailed | None:
+    """How a leg that has ended failed, where another endpoint may mend it; a 4xx is an answer."""
+    if error is not None:
+        return LegFailed(stage, endpoint, str(error))
+    if reply.status != 200 and not 400 <= reply.status < 500:
+        return LegFailed(stage, endpoint, refusal(reply))
+    return None
 
 
 def refusal(reply: Collect) -> str:
@@ -71,7 +79,8 @@ def refusal(reply: Collect) -> str:
 def handle_of(body: bytes) -> JsonObject | None:
     """The KV handle in a prefill's answer; None where the engine gave none (it then computes the prompt again)."""
     try:
-        handle = json.loads(body).get("kv_transfer_params")
-    except (ValueError, AttributeError, RecursionError):
+        reply = openai_body.load(body)
+    except (ValueError, RecursionError):
         return None
+    handle = reply.get("kv_transfer_params") if isinstance(reply, dict) else None
     return handle if isinstance(handle, dict) and handle else None

@@ -48,20 +48,22 @@ class Move:
         """Why it came to nothing."""
         self._loop = loop
         self._on = on
-        request = payload(job, target, held.prefill(hold=False), None)
-        exchange = Collect(loop.time() + min(warm_up_s, WARM_UP_DUE_S))
-        self._task = loop.create_task(self._warm_up(pool, request, exchange, held))
+        self._pool = pool
+        self._held = held
+        self._ids = len(held.ids())
         self._timer: asyncio.TimerHandle | None = None
+        self._warm_up = Collect(loop.time() + min(warm_up_s, WARM_UP_DUE_S))
+        request = payload(job, target, held.prefill(hold=False), None)
+        pool.start(target.address, request, self._warm_up, self._warmed_up)
 
-    async def _warm_up(self, pool: UpstreamPool, request: bytes, exchange: Collect, held: HeldStream) -> None:
-        ids = len(held.ids())
-        try:
-            await pool.perform(self.target.address, request, exchange)
-            self.problem = "" if exchange.status == 200 else f"answered {exchange.status}"
-            if not self.problem and not held.confirms(exchange.body, ids):
-                self.problem = "took other tokens than it was given"
-        except UpstreamError as error:
+    def _warmed_up(self, error: UpstreamError | None) -> None:
+        reply = self._warm_up
+        if error is not None:
             self.problem = str(error)
+        elif reply.status != 200:
+            self.problem = f"answered {reply.status}"
+        elif not self._held.confirms(reply.body, self._ids):
+            self.problem = "took other tokens than it was given"
         if self.problem:
             self.problem = f"the warm-up on {self.target.id} failed: {self.problem}"
         self._on(Event.WARM_UP_FAILED if self.problem else Event.WARMED_UP)
@@ -82,8 +84,7 @@ class Move:
     def close(self) -> None:
         """Over, however it went."""
         self._stop_timer()
-        if self._task is not asyncio.current_task():
-            self._task.cancel()
+        self._pool.cancel(self._warm_up)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

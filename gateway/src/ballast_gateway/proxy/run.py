@@ -1,7 +1,9 @@
-"""One generation from arrival to answer: waits for what its state names, and carries out the table's actions.
+"""One generation from arrival to answer: begins what each state waits for, and carries out the table's actions.
 
 `life` has the states, events and actions. Here is how they are carried out: the requests that engines get, and the
-reports to the Director. A leg's bytes pass through `relay`, a move's warm-up is in `moving`, answers are in `answers`.
+reports to the Director. Everything calls back: engines when a leg has ended (`_over`), the relay and a move with
+events (`on`), the Director with orders (`order_move`), the client's connection when it is lost (`client_gone`).
+A leg's bytes pass through `relay`, orders to move are in `orders`, answers are in `answers`.
 
 The Director is a `Ticket` away. Nothing else of it is known here, and its decisions come in as events. Two of
 them are answered at once today (`prefill_done`, `segment_done`); HANDING_OFF and REJOINING are where to await them.
@@ -11,99 +13,69 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ballast_core.model import Endpoint, Outcome, Stage
-from ballast_core.model.effects import Dispatch, Handoff, Migrate
+from ballast_core.model.effects import Handoff, Migrate
 from ballast_gateway.driver import Rejected, Ticket
-from ballast_gateway.errors import rejected
-from ballast_gateway.http.client import Collect, StoppedReading, UpstreamPool
-from ballast_gateway.openai_body import JsonObject
+from ballast_gateway.errors import internal_error, rejected
+from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError
 from ballast_gateway.proxy import answers
-from ballast_gateway.proxy.cutting import Cutter, Remainder
+from ballast_gateway.proxy.course import NEVER_S, Course, Resources
+from ballast_gateway.proxy.cutting import Remainder
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.legs import Job, LegFailed, handle_of, payload, perform, refusal
+from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, payload, refusal
 from ballast_gateway.proxy.life import Action, Event, Life, State
-from ballast_gateway.proxy.moving import Move
+from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
-from ballast_gateway.records import MoveOutcome, MoveRecord
+from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
 
-TARGET_DUE_S: Final = 5.0
-"""From a cut to the target's first token, while the client sees nothing: 2 s to be admitted, as the simulator has it,
-and 3 s for the few tokens that the warm-up has not computed. Then the source goes on."""
-_NEVER_S: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What all generations share."""
-
-    pool: UpstreamPool
-    loop: asyncio.AbstractEventLoop
-    cutter: Cutter
-    prefill_timeout_s: float
-    """For a whole prefill, and for the first byte of a decode."""
-    idle_timeout_s: float
-    rescue: bool
-    """Whether a stream goes on elsewhere when its engine fails."""
-
-
-@dataclass(slots=True)
-class _Course:
-    """Where the request goes since its last dispatch. Handle, rest and limit are good for one leg."""
-
-    dispatch: Dispatch
-    endpoint: Endpoint
-    """Of the next decode leg, or of the one that runs."""
-    handle: JsonObject | None = None
-    """For the KV of a prefill leg."""
-    rest: Remainder | None = None
-    """After a first part."""
-    due_s: float = _NEVER_S
-    """When the next decode leg must have begun, on the loop's clock."""
-    crossed: bool = False
-    """The gateway has cut this stream, so it must bring it to its end, with rescue off too."""
+After = Callable[["Run", UpstreamError | None], Event | None]
+"""What the end of an exchange means. None where its event has been taken already."""
 
 
 class Run:
-    """One generation. If it is `movable`, its ticket's `mover` is `order_move`."""
+    """One generation. If it is `movable`, its ticket's `mover` is `order_move`. `on_over` is called at its end."""
 
-    def __init__(self, resources: Resources, job: Job, ticket: Ticket, *, movable: bool) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        job: Job,
+        ticket: Ticket,
+        *,
+        movable: bool,
+        on_over: Callable[[RequestRecord], None],
+    ) -> None:
         self.life = Life()
         self._resources = resources
         self._job = job
         self._ticket = ticket
         self._movable = movable
+        self._on_over = on_over
         if movable:
             ticket.mover = self.order_move
-        self._move: Move | None = None
-        # What an action needs of the event before it; the wait or the call that brings the event sets it.
-        self._course: _Course
+        self._closed = False
+        self._orders: Orders | None = None
+        self._asked: Collect | None = None
+        """The exchange under way, whose end `_after` takes."""
+        self._after: After
+        self._part: asyncio.Task[Remainder | None] | None = None
+        # What an action needs of the event before it; what brings the event sets it.
+        self._course: Course
         self._handoff: Handoff
         self._leg: Relay
         self._answer: Collect
         self._failure: LegFailed | Rejected
-        self._order: Migrate
 
-    async def run(self) -> None:
+    def start(self) -> None:
         """Answer the client, trying other endpoints as long as the Director gives some."""
         try:
-            while (wait := _WAITS.get(self.life.state)) is not None:
-                event = await wait(self)
-                if event is not None:
-                    self.on(event)
-        except asyncio.CancelledError:
-            if self.life.state is not State.ENDED:
-                self.on(Event.CLIENT_GONE)
-            raise
-        finally:
-            self._ticket.mover = None
-            if self._move is not None:
-                self._move.close()
+            self._go_on()
+        except Exception as fault:
+            self._fail(fault)
 
     def on(self, event: Event) -> None:
         """Take an event and do what follows from it."""
@@ -113,8 +85,24 @@ class Run:
     def order_move(self, order: Migrate) -> None:
         """Take the Director's order to move the decode. The outcome is reported to it."""
         held = self._job.held
-        self._order = order
-        self.on(Event.MOVE_ORDERED if held is not None and held.begun and held.may_go_on else Event.MOVE_UNFIT)
+        fit = held is not None and held.begun and held.may_go_on
+        if self._orders is None:
+            self._orders = Orders(self._resources, self._job, self._ticket, self.on)
+        self._orders.take(order, self.life.state, self._course if fit else None)
+        self.on(Event.MOVE_ORDERED if fit else Event.MOVE_UNFIT)
+
+    def client_gone(self) -> None:
+        """Leave the engines: the client has closed its connection."""
+        if self.life.state is State.ENDED:
+            return
+        self._leave()
+        record = self._job.record
+        record.outcome, record.reason = "cancelled", "client-gone"
+        try:
+            self.on(Event.CLIENT_GONE)
+            self._close()
+        except Exception as fault:
+            self._fail(fault)
 
     # --- called by the relay ------------------------------------------------------------------------------------
 
@@ -124,7 +112,7 @@ class Run:
 
     def between_events(self) -> None:
         """Leave the source where a warm target may go on; give a move up that cannot come to that any more."""
-        if self._move is None:
+        if self._orders is None or self._orders.move is None:
             return
         state, held = self.life.state, self._held
         if state is State.CROSSING:
@@ -136,78 +124,162 @@ class Run:
             self.on(Event.CUT_REACHED)
             raise StoppedReading
 
+    # --- what happens between two states ------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Begin what the state waits for, and go on at once where that is there already."""
+        while (begin := _BEGINS.get(self.life.state)) is not None:
+            event = begin(self)
+            if event is None:
+                return
+            self.on(event)
+        self._close()
+
+    def _ask(self, endpoint: Endpoint, body: bytes, exchange: Collect, after: After) -> None:
+        self._asked, self._after = exchange, after
+        request = payload(self._job, endpoint, body, self._course.dispatch.priority)
+        self._resources.pool.start(endpoint.address, request, exchange, self._over)
+
+    def _over(self, error: UpstreamError | None) -> None:
+        """The exchange under way has ended."""
+        self._asked = None
+        try:
+            event = self._after(self, error)
+            if event is not None:
+                self.on(event)
+            self._go_on()
+        except Exception as fault:
+            self._fail(fault)
+
+    def _arrived(self) -> None:
+        """The dispatch that was waited for has come."""
+        if self.life.state is not State.ENDED:
+            self.start()
+
+    def _leave(self) -> None:
+        """Hang up on the engines that are at work."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._resources.pool.cancel(asked)
+            if isinstance(asked, Relay):
+                self._end_leg(asked)
+        if self._part is not None:
+            self._part.cancel()
+
+    def _fail(self, fault: Exception) -> None:
+        """A fault of ours: answer with it as far as that can be, and end."""
+        record, client = self._job.record, self._job.client
+        message = "a request handler failed"
+        self._resources.loop.call_exception_handler({"message": message, "exception": fault})
+        self._leave()
+        record.outcome, record.reason, record.status = "failed", internal_error().code, 500
+        if self.life.state is not State.ENDED:
+            self.life.state = State.ENDED  # the table has what may happen; a fault may not
+            if client.head_sent:
+                client.abort()
+            else:
+                client.respond_error(internal_error())
+        self._close()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._ticket.mover = None
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+        try:
+            self._ticket.end(Outcome.FAILED)  # unless its end has been reported
+        finally:
+            self._on_over(self._job.record)
+
     # --- what each state waits for ------------------------------------------------------------------------------
 
-    async def _place(self) -> Event:
-        record = self._job.record
-        event = await self._replace()
-        if event is not Event.REJECTED:
+    def _place(self) -> Event | None:
+        event = self._replace()
+        if event is not None and event is not Event.REJECTED:
+            record = self._job.record
             record.prefill, record.prefilled_s, record.cut_tokens = "", None, 0
         return event
 
-    async def _replace(self) -> Event:
+    def _replace(self) -> Event | None:
         try:
-            dispatch = await self._ticket.dispatched()
+            dispatch = self._ticket.poll()
         except Rejected as rejection:
             self._failure = rejection
             return Event.REJECTED
+        if dispatch is None:
+            self._ticket.when_arrived(self._arrived)
+            return None
         self._job.record.dispatches += 1
-        self._course = _Course(dispatch, dispatch.decode)
+        self._course = Course(dispatch, dispatch.decode)
         if dispatch.prefill is None:
             return Event.DISPATCHED
         if dispatch.segments:
             return Event.DISPATCHED_CUT
         return Event.DISPATCHED_SPLIT if self._job.generation.can_hand_off else Event.DISPATCHED_UNSPLITTABLE
 
-    async def _compute_part(self) -> Event:
-        course = self._course
+    def _compute_part(self) -> None:
+        resources = self._resources
+        part = resources.cutter.first_part(self._job, self._course.dispatch, self._ticket.request.prompt_tokens)
+        self._part = resources.loop.create_task(part)
+        self._part.add_done_callback(self._part_over)
+
+    def _part_over(self, part: asyncio.Task[Remainder | None]) -> None:
+        self._part = None
+        if part.cancelled():
+            return  # with the request
         try:
-            rest = await self._resources.cutter.first_part(
-                self._job, course.dispatch, self._ticket.request.prompt_tokens
-            )
+            self.on(self._part_event(part))
+            self._go_on()
+        except Exception as fault:
+            self._fail(fault)
+
+    def _part_event(self, part: asyncio.Task[Remainder | None]) -> Event:
+        try:
+            rest = self._course.rest = part.result()
         except LegFailed as failure:
             self._failure = failure
             return Event.ENGINE_FAILED
-        course.rest = rest
         return Event.PART_SKIPPED if rest is None else Event.PART_COMPUTED
 
-    async def _prefill(self) -> Event:
-        generation = self._job.generation
-        try:
-            endpoint, reply = await self._ask_prefill(generation.prefill_body())
-        except LegFailed as failure:
+    def _prefill(self) -> None:
+        self._ask_prefill(self._job.generation.prefill_body(), Run._prefilled)
+
+    def _refill(self) -> None:
+        self._ask_prefill(self._held.prefill(hold=True), Run._refilled)
+
+    def _ask_prefill(self, body: bytes, after: After) -> None:
+        resources = self._resources
+        self._answer = Collect(resources.loop.time() + resources.prefill_timeout_s)
+        self._ask(self._prefiller, body, self._answer, after)
+
+    def _prefilled(self, error: UpstreamError | None) -> Event:
+        endpoint, reply = self._prefiller, self._answer
+        failure = failure_of(Stage.PREFILL, endpoint, reply, error)
+        if failure is not None:
             self._failure = failure
             return Event.ENGINE_FAILED
         self._note_prefill(endpoint)
         if reply.status != 200:
-            self._answer = reply
             return Event.ANSWERED
         self._course.handle = handle_of(reply.body)
         return Event.PREFILLED
 
-    async def _refill(self) -> Event:
-        held = self._held
-        try:
-            endpoint, reply = await self._ask_prefill(held.prefill(hold=True))
-            if reply.status != 200:
-                raise LegFailed(Stage.PREFILL, endpoint, f"answered {reply.status}")
-        except LegFailed as failure:
+    def _refilled(self, error: UpstreamError | None) -> Event:
+        endpoint, reply = self._prefiller, self._answer
+        failure = failure_of(Stage.PREFILL, endpoint, reply, error)
+        if failure is None and reply.status != 200:
+            failure = LegFailed(Stage.PREFILL, endpoint, f"answered {reply.status}")
+        if failure is not None:
             self._failure = failure
             return Event.ENGINE_FAILED
         handle = handle_of(reply.body)
-        self._course.handle = handle if held.is_covered_by(handle, reply.body) else None
+        self._course.handle = handle if self._held.is_covered_by(handle, reply.body) else None
         return Event.PREFILLED
 
-    async def _ask_prefill(self, body: bytes) -> tuple[Endpoint, Collect]:
-        resources, dispatch = self._resources, self._course.dispatch
-        endpoint = dispatch.prefill
-        assert endpoint is not None
-        reply = Collect(resources.loop.time() + resources.prefill_timeout_s)
-        request = payload(self._job, endpoint, body, dispatch.priority)
-        await perform(resources.pool, Stage.PREFILL, endpoint, request, reply)
-        return endpoint, reply
-
-    async def _hand_off(self) -> Event:
+    def _hand_off(self) -> Event:
         course, decode = self._course, self._handoff.decode
         first = course.dispatch.prefill
         if first is not None and decode.id == first.id:
@@ -217,31 +289,32 @@ class Run:
             self._job.record.cut_tokens = course.rest.part_tokens
         return Event.HANDED_OFF
 
-    async def _follow(self) -> Event | None:
-        """Send the decode leg's request and follow its answer. None where the event has been taken already."""
-        job, course, pool = self._job, self._course, self._resources.pool
-        job.record.decode = course.endpoint.id
-        request = payload(job, course.endpoint, self._decode_body(), course.dispatch.priority)
+    def _follow(self) -> None:
+        """Send the decode leg's request; the relay follows its answer."""
+        course = self._course
+        self._job.record.decode = course.endpoint.id
+        body = self._decode_body()
         leg = self._leg = self._new_leg()
         course.handle = course.rest = None
-        course.due_s = _NEVER_S
-        failure = None
-        try:
-            await perform(pool, Stage.DECODE, course.endpoint, request, leg)
-        except StoppedReading:
-            return None
-        except LegFailed as error:
-            failure = error
-        finally:
-            leg.over()
-            job.record.output_tokens = max(job.record.output_tokens, leg.tokens)
-        if self.life.state is State.ENDED:
-            return None  # with its last byte, in the relay
+        course.due_s = NEVER_S
+        self._ask(course.endpoint, body, leg, Run._followed)
+
+    def _followed(self, error: UpstreamError | None) -> Event | None:
+        leg, endpoint = self._leg, self._course.endpoint
+        self._end_leg(leg)
+        if isinstance(error, StoppedReading) or self.life.state is State.ENDED:
+            return None  # with the stream's last event, in the relay
+        failure = failure_of(Stage.DECODE, endpoint, leg, error)
         if failure is None and not leg.continues and not leg.relays:
             self._answer = leg
             return Event.ANSWERED
-        self._failure = failure or LegFailed(Stage.DECODE, course.endpoint, _without_end(leg))
+        self._failure = failure or LegFailed(Stage.DECODE, endpoint, _without_end(leg))
         return self._kind_of_failure()
+
+    def _end_leg(self, leg: Relay) -> None:
+        record = self._job.record
+        leg.over()
+        record.output_tokens = max(record.output_tokens, leg.tokens)
 
     def _decode_body(self) -> bytes:
         course, generation, held = self._course, self._job.generation, self._job.held
@@ -302,9 +375,7 @@ class Run:
         self._handoff = self._ticket.prefill_done()
 
     def _report_part(self) -> None:
-        first = self._course.dispatch.prefill
-        assert first is not None
-        self._note_prefill(first)
+        self._note_prefill(self._prefiller)
         self._handoff = self._ticket.segment_done(0)
 
     def _report_no_part(self) -> None:
@@ -343,61 +414,6 @@ class Run:
     def _cancel(self) -> None:
         self._ticket.end(Outcome.CANCELLED)
 
-    # --- what is done: moves ------------------------------------------------------------------------------------
-
-    def _warm_up(self) -> None:
-        resources = self._resources
-        self._move = Move(
-            *(resources.pool, resources.loop, self._job, self._held),
-            target=self._order.target,
-            source=self._course.endpoint,
-            on=self.on,
-            warm_up_s=resources.prefill_timeout_s,
-        )
-
-    def _await_cut(self) -> None:
-        self._moving.await_cut()
-
-    def _follow_target(self) -> None:
-        self._moving.leave_source()
-        self._course.endpoint = self._moving.target
-        self._course.crossed = True
-
-    def _limit_target(self) -> None:
-        self._course.due_s = self._resources.loop.time() + TARGET_DUE_S
-
-    def _follow_source(self) -> None:
-        self._moving.problem = "the target failed after the cut"
-        self._course.endpoint = self._moving.source
-
-    def _report_moved(self) -> None:
-        move = self._end_move()
-        self._note_move(MoveOutcome.MOVED, self._resources.loop.time() - move.left_s)
-        self._ticket.migrated(move.target.id)
-
-    def _give_move_up(self) -> None:
-        move = self._end_move()
-        self._report_failed_move(move.target, move.problem or "its state can no longer be carried over")
-
-    def _refuse_move(self) -> None:
-        self._report_failed_move(
-            self._order.target, f"ordered while {self.life.state.value}, or not to be carried over"
-        )
-
-    def _drop_move(self) -> None:
-        self._end_move()
-        self._note_move(MoveOutcome.ENDED if self._held.finished else MoveOutcome.FAILED)
-
-    def _report_failed_move(self, target: Endpoint, problem: str) -> None:
-        self._note_move(MoveOutcome.FAILED)
-        _log.info("a move failed", extra={"request_id": self._job.record.id, "problem": problem})
-        self._ticket.migration_failed(target.id)
-
-    def _end_move(self) -> Move:
-        move, self._move = self._moving, None
-        move.close()
-        return move
-
     # --- helpers ------------------------------------------------------------------------------------------------
 
     @property
@@ -407,26 +423,31 @@ class Run:
         return self._job.held
 
     @property
-    def _moving(self) -> Move:
-        """The move under way."""
-        assert self._move is not None
-        return self._move
+    def _prefiller(self) -> Endpoint:
+        endpoint = self._course.dispatch.prefill
+        assert endpoint is not None
+        return endpoint
 
     def _note_prefill(self, endpoint: Endpoint) -> None:
         record = self._job.record
         record.prefill, record.prefilled_s = endpoint.id, self._ticket.now_s()
-
-    def _note_move(self, outcome: MoveOutcome, pause_s: float | None = None) -> None:
-        self._job.record.moves += (MoveRecord(outcome, pause_s),)
 
 
 def _without_end(leg: Relay) -> str:
     return refusal(leg) if leg.status != 200 else "the stream ended before its end"
 
 
+def _about_a_move(action: Action) -> Callable[[Run], None]:
+    def do(run: Run) -> None:
+        assert run._orders is not None
+        run._orders.do(action)
+
+    return do
+
+
 _FOLLOWED: Final = (State.OPENING, State.FLOWING, State.PASSING, State.WARMING, State.WARM, State.CROSSING)
 
-_WAITS: Final[Mapping[State, Callable[[Run], Awaitable[Event | None]]]] = {
+_BEGINS: Final[Mapping[State, Callable[[Run], Event | None]]] = {
     State.PLACING: Run._place,
     State.FIRST_PART: Run._compute_part,
     State.PREFILLING: Run._prefill,
@@ -444,19 +465,11 @@ _DOES: Final[Mapping[Action, Callable[[Run], None]]] = {
     Action.REPORT_PART: Run._report_part,
     Action.REPORT_NO_PART: Run._report_no_part,
     Action.REPORT_TOKEN: Run._report_token,
-    Action.REPORT_MOVED: Run._report_moved,
     Action.BEGIN_ANSWER: Run._begin_answer,
     Action.REFUSE_REQUEST: Run._refuse_request,
     Action.PASS_ON: Run._pass_on,
     Action.FINISH: Run._finish,
     Action.BREAK: Run._break,
     Action.CANCEL: Run._cancel,
-    Action.WARM_UP: Run._warm_up,
-    Action.AWAIT_CUT: Run._await_cut,
-    Action.FOLLOW_TARGET: Run._follow_target,
-    Action.LIMIT_TARGET: Run._limit_target,
-    Action.FOLLOW_SOURCE: Run._follow_source,
-    Action.GIVE_MOVE_UP: Run._give_move_up,
-    Action.REFUSE_MOVE: Run._refuse_move,
-    Action.DROP_MOVE: Run._drop_move,
+    **{action: _about_a_move(action) for action in ACTIONS},
 }

@@ -11,8 +11,6 @@ from typing import Protocol
 _ROOT = 0x9E3779B97F4A7C15
 _OUTPUT = -2
 _UNIQUE = -3
-_AHEAD = 16
-"""Blocks hashed ahead of a look-up, where a hash depends only on the block's index."""
 
 
 class BlockHashes(Protocol):
@@ -44,7 +42,7 @@ class UniqueContent:
         hashes = self._hashes
         if len(hashes) < blocks:
             key = self._key
-            hashes += [hash((_UNIQUE, key, block)) for block in range(len(hashes), blocks + _AHEAD)]
+            hashes += [hash((_UNIQUE, key, block)) for block in range(len(hashes), blocks)]
         return hashes
 
 

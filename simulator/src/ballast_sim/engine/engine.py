@@ -168,9 +168,9 @@ class Engine:
 
         `now_s` matters to a `CoarseEngine` only: it answers for that time without doing anything.
         """
-        state = self.scheduler.state
+        state, loop = self.scheduler.state, self.loop
         kv_usage_ratio = state.kv.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s)
-        return engine_load(state, self.loop.added(), kv_usage_ratio)
+        return engine_load(state, loop.added() if loop.inbox else (), kv_usage_ratio)
 
     def transfer_stages(self) -> dict[str, int]:
         """Waiting requests by the stage of their pull."""

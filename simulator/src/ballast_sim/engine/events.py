@@ -22,7 +22,7 @@ class StepEnded:
     """
 
     at_s: float
-    tokens: list[str]
+    tokens: Sequence[str]
     scheduled_tokens: int
 
 

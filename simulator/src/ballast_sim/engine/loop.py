@@ -93,7 +93,7 @@ class EngineLoop:
 
     def added(self) -> Sequence[RequestState]:
         """Requests that the scheduler has not got yet."""
-        return [message.request for message in self.inbox if message.kind == "add"] if self.inbox else ()
+        return [message.request for message in self.inbox if message.kind == "add"]
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class EngineLoop:
         if self.asleep is not None:
             if self.transfers.read:
                 return self.now_s
-            return max(self.now_s, min(self.transfers.ends_s(), default=math.inf))
+            return max(self.now_s, self.transfers.first_end_s())
         return math.inf
 
     def pass_time(self, now_s: float) -> None:
@@ -128,7 +128,8 @@ class EngineLoop:
         else:
             self._read_messages()
         while self.awaited is None and self.asleep is None:
-            self._read_messages()
+            if self.inbox:
+                self._read_messages()
             if not self._compose():
                 return
 
@@ -141,7 +142,10 @@ class EngineLoop:
 
     def take_events(self) -> list[EngineEvent]:
         """Events since the last call, in order."""
-        events, self.events = self.events, []
+        events = self.events
+        if not events:
+            return []
+        self.events = []
         return events
 
     # -- one turn ----------------------------------------------------------------------------------------------------
@@ -165,16 +169,20 @@ class EngineLoop:
 
     def _compose(self) -> bool:
         """Compose a step, or go on waiting for the oldest; False when there is nothing to do at all."""
-        if not self._state.has_requests():
+        if self._state.has_unfinished():
+            batch = self._steps.schedule(self.now_s)
+            for request in batch.pulls:
+                self._begin_pull(request)
+            for request in batch.needless_pulls:
+                self.events.append(PullStarted(self.now_s, request.request_id, 0))
+        elif self._state.has_requests():
+            batch = Batch()  # flushes an end, or polls for transfers
+            self._state.finished_unflushed = False
+        else:
             if not self.batch_queue:
                 return False
             self._await_oldest()
             return True
-        batch = self._steps.schedule(self.now_s)
-        for request in batch.pulls:
-            self._begin_pull(request)
-        for request in batch.needless_pulls:
-            self.events.append(PullStarted(self.now_s, request.request_id, 0))
         if batch.tokens:
             self._start(batch)
         elif self._must_sleep(batch):
@@ -197,9 +205,12 @@ class EngineLoop:
             return False
         if self._jumps_idle_steps and self.transfers.pulling:
             return True
-        pending = any(batch.ended_pulls or batch.ended_sends or batch.tokens for batch in self.batch_queue)
-        due = bool(self.transfers.read) or any(end_s <= self.now_s for end_s in self.transfers.ends_s())
-        return not (pending or due or empty.preempted) and self._state.has_requests()
+        if empty.preempted or self.transfers.read or self.transfers.first_end_s() <= self.now_s:
+            return False
+        for batch in self.batch_queue:
+            if batch.tokens or batch.ended_pulls or batch.ended_sends:
+                return False
+        return self._state.has_requests()
 
     def _start(self, batch: Batch) -> None:
         """Put a composed step behind those in flight on the accelerator, with its duration."""
@@ -212,11 +223,13 @@ class EngineLoop:
 
     def _dispatch(self, batch: Batch) -> None:
         """Pass a step to the worker: with its output the worker reports the transfers that have ended by now."""
-        if self.transfers.pulling:
-            batch.ended_pulls = self.transfers.take_ended_pulls(self.now_s)
-        if self.transfers.held or self.transfers.read:
-            batch.ended_sends = self.transfers.take_ended_sends(self.now_s)
-        batch.ends_s = max(batch.ends_s, self.now_s) if batch.tokens else self.now_s
+        transfers = self.transfers
+        if transfers.pulling:
+            batch.ended_pulls = transfers.take_ended_pulls(self.now_s)
+        if transfers.held or transfers.read:
+            batch.ended_sends = transfers.take_ended_sends(self.now_s)
+        if not batch.tokens or batch.ends_s < self.now_s:
+            batch.ends_s = self.now_s
         self.batch_queue.append(batch)
         if len(self.batch_queue) >= self.depth or not (batch.tokens or self._state.has_requests()):
             self._await_oldest()
@@ -233,21 +246,24 @@ class EngineLoop:
         for message in self.inbox:
             if message.kind == "abort":
                 self._abort(message.request)
-        output = self._steps.update_from_output(batch, self.now_s)
-        if output.tokens or (batch.tokens and self._reports_every_step):
-            self.events.append(StepEnded(self.now_s, output.tokens, batch.tokens))
-        for request, reason in output.finished:
-            self._finish(request, reason)
-        self._process_transfers(batch)
+        if batch.tokens:
+            output = self._steps.update_from_output(batch, self.now_s)
+            if output.tokens or self._reports_every_step:
+                self.events.append(StepEnded(self.now_s, output.tokens, batch.tokens))
+            for request, reason in output.finished:
+                self._finish(request, reason)
+        if batch.ended_pulls:
+            self._process_pulls(batch.ended_pulls)
+        if batch.ended_sends:
+            self.scheduler.transfers.finished_sending(batch.ended_sends)
 
-    def _process_transfers(self, batch: Batch) -> None:
-        failed = [request for request in batch.ended_pulls if request.pull_failed and not self._recomputes_failed_pulls]
-        self.scheduler.transfers.finished_receiving(batch.ended_pulls)
+    def _process_pulls(self, ended: Sequence[RequestState]) -> None:
+        failed = [request for request in ended if request.pull_failed and not self._recomputes_failed_pulls]
+        self.scheduler.transfers.finished_receiving(ended)
         for request in failed:
             if request.status is not Status.FINISHED:
                 self._steps.abort(request)
                 self._finish(request, FinishReason.ERROR)
-        self.scheduler.transfers.finished_sending(batch.ended_sends)
 
     def _finish(self, request: RequestState, reason: FinishReason) -> None:
         request_id = request.request_id

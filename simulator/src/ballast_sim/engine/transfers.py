@@ -4,7 +4,6 @@ vLLM: nixl/pull_worker.py. The scheduler's half is `vllm.kv_transfers`.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ballast_sim.engine.config import EngineConfig
@@ -54,11 +53,12 @@ class WorkerTransfers:
                 held.renewed = False
                 held.expires_at_s = max(held.expires_at_s, now_s + self._lease_s * 2 // 3)
 
-    def ends_s(self) -> Iterator[float]:
-        """When pulls and leases end, as far as that is known."""
-        yield from self.pulling.values()
+    def first_end_s(self) -> float:
+        """When the first pull or lease ends, as far as that is known; infinity if none does."""
+        first_s = min(self.pulling.values()) if self.pulling else math.inf
         for held in self.held.values():
-            yield held.expires_at_s
+            first_s = min(first_s, held.expires_at_s)
+        return first_s
 
     def take_ended_pulls(self, now_s: float) -> list[RequestState]:
         """Pulls that have ended by now."""

@@ -14,6 +14,7 @@ from ballast_sim.recommend.layouts import Layout
 FACE = Face.PROXY
 """The gateway of the manifests."""
 
+DEFAULT = "default"
 
 _PROMPT_CUTS: Mapping[str, Any] = {"type": "libra", "parameters": {"cuts": "prompt"}}
 """What engines and gateway carry out today."""
@@ -30,6 +31,11 @@ class Variant:
     """Whether every engine must be able to hand off to every other one."""
 
     @property
+    def is_default(self) -> bool:
+        """Whether it is what a ServingPool without a policy gets."""
+        return self.name == DEFAULT
+
+    @property
     def obstacle(self) -> str:
         """Why no gateway of this release carries it out: it is simulated to be compared. Empty: one does."""
         return "; ".join(f"{each.part}: {each.reason}" for each in misfits(self.spec.build(), FACE))
@@ -37,7 +43,7 @@ class Variant:
 
 def default_variant() -> Variant:
     """What a ServingPool without a policy gets."""
-    return _variant("default", {})
+    return _variant(DEFAULT, {})
 
 
 def variants(layout: Layout, *, shares_prefixes: bool) -> list[Variant]:

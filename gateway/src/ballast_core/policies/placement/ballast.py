@@ -71,10 +71,9 @@ class Ballast:
             return view.prefill_s
         tables = view.beliefs.lengths.tables(view.now_s)
         class_slot = view.beliefs.lengths.known_slot(request.traffic_class or None)
-        life_nodes = tables.life_nodes(_PIECES, class_slot, request.max_output_tokens)
         if (functions := kernel.active()) is not None:
-            return compiled.ballast(functions, view, request, tables, life_nodes)
-        middles, piece_tokens = life_nodes
+            return compiled.ballast(functions, view, request, tables, class_slot)
+        middles, piece_tokens = tables.life_nodes(_PIECES, class_slot, request.max_output_tokens)
         ages = np.append(0.0, middles)
         weights = np.full(len(ages), piece_tokens)
         weights[:2] *= 0.5  # the hand-off represents the first half of the first piece

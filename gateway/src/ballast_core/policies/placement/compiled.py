@@ -9,37 +9,55 @@ from ballast_core.beliefs.survival_tables import SurvivalTables
 from ballast_core.kernel import Kernel
 from ballast_core.model import Request
 from ballast_core.policies.placement.projection import DELAY_OF_ROW
-from ballast_core.state.age_histograms import AGE_OF_BUCKET
 from ballast_core.state.view import View
 
 
-def ballast(
-    kernel: Kernel, view: View, request: Request, tables: SurvivalTables, life_nodes: tuple[FloatArray, float]
-) -> FloatArray:
-    """`Ballast.costs` on decode. `life_nodes`: those of the request, and the tokens of each."""
+def ballast(kernel: Kernel, view: View, request: Request, tables: SurvivalTables, class_slot: int) -> FloatArray:
+    """`Ballast.costs` on decode. `class_slot`: that of the request."""
     costs = np.empty(len(view.slots))
-    flights, histograms = view.flights, view.age_histograms
-    histograms.update()
     kernel.ballast(
         costs,
         view.slots,
         view.known_matches,
         request.prompt_tokens,
         view.now_s,
-        *view.prefill_columns,
-        *view.decode_columns,
+        view.fleet(kernel),
         view.common_handoff_s,
-        *life_nodes,
-        *tables.curves,
-        list(histograms),
-        AGE_OF_BUCKET,
+        class_slot,
+        request.max_output_tokens,
+        tables.prepared(kernel),
+        view.census(kernel),
         DELAY_OF_ROW,
-        flights.slot,
-        flights.prompt_tokens,
-        flights.limit_tokens,
-        flights.decoding,
-        flights.handoff_at_s,
-        histograms.groups,
+    )
+    return costs
+
+
+def sibyl(
+    kernel: Kernel,
+    view: View,
+    *,
+    prob_at_one: bool,
+    without_type_one: bool,
+    without_type_two: bool,
+    without_type_three: bool,
+) -> FloatArray:
+    """`Sibyl.costs` on decode, with its switches."""
+    costs = np.empty(len(view.slots))
+    curves = view.beliefs.lengths.tables(view.now_s).prepared(kernel)
+    common_s = view.common_handoff_s
+    kernel.sibyl(
+        costs,
+        view.slots,
+        view.capacity,
+        view.now_s,
+        view.handoff_s if common_s is None else common_s,
+        view.beliefs.rates.pool_tokens_per_s(view.now_s),
+        view.grown(kernel, curves),
+        curves,
+        prob_at_one,
+        without_type_one,
+        without_type_two,
+        without_type_three,
     )
     return costs
 
@@ -47,5 +65,5 @@ def ballast(
 def least_uncached_tokens(kernel: Kernel, view: View, request: Request) -> FloatArray:
     """`LeastUncachedTokens.costs`."""
     costs = np.empty(len(view.slots))
-    kernel.least_uncached_tokens(costs, view.slots, view.known_matches, request.prompt_tokens, *view.prefill_columns)
+    kernel.least_uncached_tokens(costs, view.slots, view.known_matches, request.prompt_tokens, view.fleet(kernel))
     return costs

@@ -61,6 +61,6 @@ class BlockWheel:
         taken = self._taken
         if taken is None:
             taken = self._taken = [0, *accumulate(map(len, self._members + self._members))]
-        cycles, rest = divmod(steps, self._block_size)
-        first = first_step % self._block_size
-        return cycles * self._size + taken[first + rest] - taken[first]
+        size = self._block_size
+        first = first_step % size
+        return steps // size * self._size + taken[first + steps % size] - taken[first]

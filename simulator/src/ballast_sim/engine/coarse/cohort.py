@@ -43,6 +43,7 @@ class Cohort:
         self.size = 0
         self.front = 0  # running[:front] are members, or have just left
         self.context_tokens = 0  # computed before the next step, of all members
+        self.ends: dict[int, list[RequestState]] = {}  # members by the step that brings the last token
         self.in_flight: deque[Batch] = deque()
         self.wheel = BlockWheel(config.block_size)
         self._state = state
@@ -51,7 +52,6 @@ class Cohort:
         self._on_settled = on_settled
         self._lag = 1 if config.async_scheduling else 0  # steps in flight when one is composed
         self._marks = ProgressMarks(mark_every_tokens)
-        self._ends: dict[int, list[RequestState]] = {}  # by the step that brings the last token
         self._slos_s: Counter[float] = Counter()  # times between tokens that members ask for, where the engine has one
 
     # -- progress of requests ----------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Cohort:
         self.wheel.add(request, (number - request.computed) % self._config.block_size)
         processed = number - 1 - self._lag
         end = processed + request.ends_after - request.output_tokens
-        insort(self._ends.setdefault(end, []), request, key=lambda member: member.order)
+        insort(self.ends.setdefault(end, []), request, key=lambda member: member.order)
         self._marks.add(request, processed)
 
     def _settle(self, request: RequestState, joined: int = 0) -> None:
@@ -140,7 +140,7 @@ class Cohort:
 
     def settle(self) -> None:
         """Settle every member: from here on the scheduler's rules see all requests."""
-        leaving = {request: number for number, ends in self._ends.items() for request in ends if request.joined == LEFT}
+        leaving = {request: number for number, ends in self.ends.items() for request in ends if request.joined == LEFT}
         members = [(request, request.joined) for request in self._state.running[: self.front] if request.joined > 0]
         for request in leaving:
             self._hash_blocks(request)
@@ -161,18 +161,18 @@ class Cohort:
             batch.chunks = sorted([*batch.chunks, *more], key=lambda chunk: chunk[0].order)
         for request in leaving:
             request.joined = 0
-        self._ends.clear()
+        self.ends.clear()
         self.front = 0
 
     def settle_ending(self) -> None:
         """Settle the members whose last token is in flight, before a step is composed."""
-        for request in self._ends.get(self._steps.composed, ()):
+        for request in self.ends[self._steps.composed]:
             if request.joined > 0 and request.ends_after == request.max_tokens:
                 self._settle(request, LEFT)
 
     def take_ended(self, number: int) -> list[RequestState]:
         """Settle and return the members that step `number` brings their last token, in order of admission."""
-        ended = self._ends.pop(number, [])
+        ended = self.ends.pop(number, [])
         for request in ended:
             if request.joined > 0:
                 self._settle(request)
@@ -188,10 +188,10 @@ class Cohort:
         """Settle one request, if it is a member or has just left."""
         if not request.joined:
             return
-        number = next(number for number, ends in self._ends.items() if request in ends)
-        self._ends[number].remove(request)
-        if not self._ends[number]:
-            del self._ends[number]
+        number = next(number for number, ends in self.ends.items() if request in ends)
+        self.ends[number].remove(request)
+        if not self.ends[number]:
+            del self.ends[number]
         if request.joined > 0:
             self._settle(request)
         self._hash_blocks(request)
@@ -200,17 +200,18 @@ class Cohort:
 
     def steps_to_end(self) -> int:
         """Steps to be composed before the one that brings a member its last token. There are members."""
-        return min(self._ends) - self._steps.composed
+        return min(self.ends) - self._steps.composed
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def take_blocks(self) -> None:
-        """Allocate and hash the members' blocks of the step being composed."""
-        pool, number = self._state.kv.pool, self._steps.composed + 1
-        takers = self.wheel.takers(number)
-        for request, block in zip(takers, pool.take(len(takers)), strict=True):
-            request.blocks.append(block)
-        pool.cache_next(self.wheel.sharers(number + 1 - self._lag))
+    def take_blocks(self, takers: Sequence[RequestState]) -> None:
+        """Allocate and hash the members' blocks of the step being composed; `takers` are those who take one."""
+        pool = self._state.kv.pool
+        if takers:
+            for request, block in zip(takers, pool.take(len(takers)), strict=True):
+                request.blocks.append(block)
+        if sharers := self.wheel.sharers(self._steps.composed + 2 - self._lag):
+            pool.cache_next(sharers)
 
     def blocks_of(self, steps: int) -> int:
         """KV blocks that the members take in the next so many steps."""

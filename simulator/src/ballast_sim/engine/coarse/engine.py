@@ -23,6 +23,9 @@ from ballast_sim.engine.loop import EngineLoop, OnStep
 from ballast_sim.engine.requests import RequestState
 from ballast_sim.engine.vllm.batch import Batch
 
+FIRST_HORIZON_STEPS, LAST_HORIZON_STEPS = 32, 1024
+"""Steps that are foreseen at a time: few after a change, as another may be near, and more the longer there is none."""
+
 Count = Callable[[Sequence[float], float, int, int], int]
 """How many of the first entries come before a time: `bisect_left`, or not after it: `bisect_right`."""
 
@@ -43,8 +46,11 @@ class CoarseEngine(Engine):
         self.cohort = Cohort(state, self._settled, mark_every_tokens)
         scheduler = new_scheduler(state, self.cohort)
         self._calm = CalmSteps(state, scheduler.policy, self.cohort)
+        self._pool = state.kv.pool
         self._older_events = 0  # events that are older than the turn under way
         self._foresight: Foresight | None = None
+        self._looked_ahead = False
+        self._horizon_steps = FIRST_HORIZON_STEPS
         steps = CoarseSteps(scheduler, self.cohort)
         super().__init__(config, loop=EngineLoop(config, scheduler, steps, on_step, reports_every_step=False))
         self.silent_until_s = 0.0
@@ -62,16 +68,15 @@ class CoarseEngine(Engine):
     def next_event_s(self) -> float:
         """When `advance` has something to report; infinity while nothing is going on."""
         foresight = self._foresee()
-        return self.loop.next_event_s() if foresight is None else foresight.until_s
+        return self.loop.next_event_s() if foresight is None else foresight.ends_s[foresight.steps]
 
     def advance(self, now_s: float) -> list[EngineEvent]:
         """See `Engine.advance`."""
         loop = self.loop
-        while True:
-            self._leap(now_s, bisect_right)
-            due_s = loop.next_event_s()
-            if due_s > now_s:
-                break
+        while (due_s := loop.next_event_s()) <= now_s:
+            if self.cohort.size and loop.awaited is not None and self._foresee() is not None:
+                self._leap(now_s, bisect_right)
+                continue
             self._forget()
             self._older_events = len(loop.events)
             loop.turn(due_s)
@@ -95,8 +100,11 @@ class CoarseEngine(Engine):
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """See `Engine.kv_usage_ratio`."""
-        steps, pool = self._steps_before(now_s, bisect_left), self.scheduler.state.kv.pool
-        return pool.usage_ratio_with(pool.free_blocks - self.cohort.blocks_of(steps)) if steps else pool.usage_ratio
+        pool, free = self._pool, self._pool.free_blocks
+        awaited = self.loop.awaited
+        if awaited is not None and awaited.ends_s < now_s:
+            free -= self.cohort.blocks_of(self._steps_before(now_s, bisect_left))
+        return pool.usage_ratio_with(free)
 
     def stats(self, request_id: str) -> RequestStats | None:
         """See `Engine.stats`; as of the last message or `advance`."""
@@ -132,27 +140,25 @@ class CoarseEngine(Engine):
 
     def _forget(self) -> None:
         """What was foreseen is void."""
-        self._foresight = None
+        self._foresight, self._looked_ahead = None, False
+        self._horizon_steps = FIRST_HORIZON_STEPS
         self.silent_until_s = 0.0
 
     def _foresee(self) -> Foresight | None:
         """What is known of the next steps; None where the next one may bring a change."""
-        if self._foresight is not None:
-            return None if self.loop.inbox else self._foresight
-        self._foresight = foresee(self.loop, self.cohort, self._calm)
-        return self._foresight
+        if not self._looked_ahead:
+            self._looked_ahead = True
+            if self.cohort.size:
+                self._foresight = foresee(self.loop, self.cohort, self._calm, self._horizon_steps)
+        return None if self.loop.inbox else self._foresight
 
     def _steps_before(self, now_s: float, count: Count) -> int:
         """Steps that have ended by now and wait to be leapt over."""
         loop = self.loop
         if loop.awaited is None or loop.awaited.ends_s > now_s:
             return 0
-        foresight = self._foresight
-        if foresight is None or loop.inbox:
-            foresight = self._foresee()
-            if foresight is None:
-                return 0
-        return count(foresight.ends_s, now_s, 0, foresight.steps)
+        foresight = self._foresee()
+        return 0 if foresight is None else count(foresight.ends_s, now_s, 0, foresight.steps)
 
     def _leap(self, now_s: float, count: Count) -> None:
         """Take all foreseen steps that have ended."""
@@ -183,4 +189,5 @@ class CoarseEngine(Engine):
             del ends_s[:steps]
             foresight.steps -= steps
             if not foresight.steps:
-                self._foresight = None
+                self._foresight, self._looked_ahead = None, False
+                self._horizon_steps = min(2 * self._horizon_steps, LAST_HORIZON_STEPS)

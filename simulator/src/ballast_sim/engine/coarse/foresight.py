@@ -5,9 +5,7 @@ It is added up in the order in which stepping adds, so that every time is the sa
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any, cast
-
-import numpy as np
+from itertools import accumulate
 
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine.coarse.calm import CalmSteps
@@ -15,44 +13,36 @@ from ballast_sim.engine.coarse.cohort import Cohort
 from ballast_sim.engine.config import StepTimer
 from ballast_sim.engine.loop import EngineLoop
 
-HORIZON_STEPS = 256
-"""Steps that are foreseen at a time."""
-
 
 @dataclass(slots=True)
 class Foresight:
-    """Ends of the steps in flight and of those to be composed; of the first `steps` ends, each composes a step."""
+    """Ends of the steps in flight and of those to be composed.
+
+    Of the first `steps` ends each composes a step; the next one may bring more than one token for each member.
+    """
 
     ends_s: list[float]
     steps: int
 
-    @property
-    def until_s(self) -> float:
-        """The first end that may bring more than one token for each member."""
-        return self.ends_s[self.steps]
-
 
 def step_ends_s(timer: StepTimer, start_s: float, decodes: int, context_tokens: int, steps: int) -> list[float]:
     """Ends of consecutive steps of `decodes` requests, from `start_s`; each adds `decodes` tokens to the context."""
-    if not isinstance(timer, HardwareProfile):
-        ends = []
-        for step in range(steps):
-            start_s += timer.step_s(decodes, context_tokens + step * decodes, 0.0, decodes)
-            ends.append(start_s)
-        return ends
-    contexts = np.arange(context_tokens, context_tokens + decodes * steps, decodes, dtype=np.int64)
-    law = cast("Any", timer.step_s)  # nothing but arithmetic: the same on an array, element by element
-    sums = np.empty(steps + 1)
-    sums[0] = start_s
-    sums[1:] = law(decodes, contexts, 0.0, decodes)
-    ends_s: list[float] = np.cumsum(sums)[1:].tolist()
+    contexts = range(context_tokens, context_tokens + decodes * steps, decodes)
+    if isinstance(timer, HardwareProfile):
+        lasts_s = timer.decodes_s(decodes, contexts)
+    else:
+        lasts_s = [timer.step_s(decodes, context, 0.0, decodes) for context in contexts]
+    ends_s = list(accumulate(lasts_s, initial=start_s))
+    del ends_s[0]
     return ends_s
 
 
-def foresee(loop: EngineLoop, cohort: Cohort, calm: CalmSteps) -> Foresight | None:
-    """What is known of the next steps; None where the next one may bring a change."""
+def foresee(loop: EngineLoop, cohort: Cohort, calm: CalmSteps, most: int) -> Foresight | None:
+    """What is known of the next steps, at most so many; None where the next one may bring a change."""
     transfers = loop.transfers
-    if loop.awaited is None or loop.inbox or transfers.read or len(loop.batch_queue) + 1 != loop.depth:
+    if loop.awaited is None or len(loop.batch_queue) + 1 != loop.depth:
+        return None
+    if loop.inbox or transfers.read:
         return None
     in_flight = (loop.awaited, *loop.batch_queue)
     for batch in in_flight:
@@ -60,11 +50,11 @@ def foresee(loop: EngineLoop, cohort: Cohort, calm: CalmSteps) -> Foresight | No
             return None
     if transfers.held and any(held.renewed for held in transfers.held.values()):
         return None
-    steps = calm.count(HORIZON_STEPS)
+    steps = calm.count(most)
     if steps == 0:
         return None
     ends_s = [batch.ends_s for batch in in_flight]
     ends_s += step_ends_s(loop.timer, loop.gpu_free_s, cohort.size, cohort.context_tokens, steps)
     if transfers.pulling or transfers.held:
-        steps = bisect_left(ends_s, min(transfers.ends_s()), 0, steps)
+        steps = bisect_left(ends_s, transfers.first_end_s(), 0, steps)
     return Foresight(ends_s, steps) if steps else None

@@ -1,7 +1,7 @@
 """A step while it is composed and once it is composed, its output, and running totals (v1/core/sched/output.py)."""
 
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
 from ballast_sim.engine.events import FinishReason
 from ballast_sim.engine.requests import RequestState
@@ -23,17 +23,17 @@ class Batch:
     """
 
     number: int = 0
-    chunks: list[ScheduledChunk] = field(default_factory=list)
+    chunks: Sequence[ScheduledChunk] = ()
     tokens: int = 0
     decodes: int = 0
     decode_context_tokens: int = 0
     prefill_pairs: float = 0.0
     resumed: int = 0
     preempted: int = 0
-    pulls: list[RequestState] = field(default_factory=list)
-    needless_pulls: list[RequestState] = field(default_factory=list)
-    ended_pulls: list[RequestState] = field(default_factory=list)
-    ended_sends: list[RequestState] = field(default_factory=list)
+    pulls: Sequence[RequestState] = ()
+    needless_pulls: Sequence[RequestState] = ()
+    ended_pulls: Sequence[RequestState] = ()
+    ended_sends: Sequence[RequestState] = ()
     starts_s: float = 0.0
     ends_s: float = 0.0
 
@@ -71,12 +71,15 @@ class Composition:
         self.yielding = NO_REQUESTS
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Output:
     """What a finished step brought: ids of requests that got a token, and requests that ended."""
 
-    tokens: list[str] = field(default_factory=list)
-    finished: list[tuple[RequestState, FinishReason]] = field(default_factory=list)
+    tokens: Sequence[str] = ()
+    finished: Sequence[tuple[RequestState, FinishReason]] = ()
+
+
+NO_OUTPUT = Output()
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@ vLLM spreads this over scheduler.py (`_update_waiting_for_remote_kv`, `_update_f
 connector's scheduler (nixl/pull_scheduler.py).
 """
 
+from collections.abc import Sequence
+
 from ballast_sim.engine.requests import RequestState, Status
 from ballast_sim.engine.vllm.state import SchedulerState
 
@@ -55,7 +57,7 @@ class KvTransfers:
             return True
         pool = self._state.kv.pool
         if request.pull_failed:
-            pool.release(request.blocks)
+            pool.release(request.blocks, request.cached_blocks, request)
             request.blocks = []
             request.cached_blocks = request.computed = 0
             request.cached_tokens = request.pulled_tokens = 0
@@ -67,7 +69,7 @@ class KvTransfers:
         request.status = Status.PREEMPTED if request.preemptions else Status.WAITING
         return False
 
-    def finished_receiving(self, ended: list[RequestState]) -> None:
+    def finished_receiving(self, ended: Sequence[RequestState]) -> None:
         """The worker reported the end of these pulls, successful or not (`pull_failed`)."""
         for request in ended:
             if request.status is Status.PULLING:
@@ -75,7 +77,7 @@ class KvTransfers:
             elif self._state.aborted_pulls.pop(request.request_id, None) is not None:
                 self._state.kv.free(request)
 
-    def finished_sending(self, ended: list[RequestState]) -> None:
+    def finished_sending(self, ended: Sequence[RequestState]) -> None:
         """The worker reported that the KV of these requests was read, or that its lease has expired."""
         for request in ended:
             del self._state.sending[request]

@@ -22,46 +22,30 @@ class WaitingQueue(Protocol):
     def reorder(self) -> None: ...
 
 
-class FcfsQueue:
+class FcfsQueue(deque[RequestState]):
     """First come, first served; preempted requests go to the front."""
 
-    __slots__ = ("_queue",)
-
-    def __init__(self) -> None:
-        """Empty."""
-        self._queue: deque[RequestState] = deque()
-
-    def __len__(self) -> int:
-        """Requests in the queue."""
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[RequestState]:
-        """In order of service."""
-        return iter(self._queue)
+    __slots__ = ()
 
     def add(self, state: RequestState) -> None:
         """To the end."""
-        self._queue.append(state)
+        self.append(state)
 
     def peek(self) -> RequestState:
         """The next request."""
-        return self._queue[0]
+        return self[0]
 
-    def pop(self) -> RequestState:
+    def pop(self) -> RequestState:  # type: ignore[override]
         """Remove and return the next request."""
-        return self._queue.popleft()
+        return self.popleft()
 
     def prepend(self, state: RequestState) -> None:
         """To the front."""
-        self._queue.appendleft(state)
+        self.appendleft(state)
 
     def put_back(self, skipped: Sequence[RequestState]) -> None:
         """To the front, in the order given."""
-        self._queue.extendleft(reversed(skipped))
-
-    def remove(self, state: RequestState) -> None:
-        """Remove a request from any position."""
-        self._queue.remove(state)
+        self.extendleft(reversed(skipped))
 
     def reorder(self) -> None:
         """Nothing to do: the order of arrival does not change."""

@@ -7,7 +7,7 @@ multi-modal input and pipeline parallelism. Asynchronous scheduling composes ste
 
 from ballast_sim.engine.events import FinishReason
 from ballast_sim.engine.requests import RequestState, Status
-from ballast_sim.engine.vllm.batch import Batch, Composition, Output
+from ballast_sim.engine.vllm.batch import NO_OUTPUT, Batch, Composition, Output, ScheduledChunk
 from ballast_sim.engine.vllm.kv_transfers import KvTransfers
 from ballast_sim.engine.vllm.policy import SchedulingPolicy
 from ballast_sim.engine.vllm.prompt_budget import PromptBudget
@@ -38,7 +38,7 @@ class Scheduler:
         """Compose the next step. Running requests come first, then, if none was preempted, waiting ones."""
         step = self.begin_step()
         self.schedule_running(step)
-        if not step.preempted:
+        if not step.preempted and self.state.may_admit():
             self.schedule_waiting(step, now_s)
         return self.end_step(step)
 
@@ -55,13 +55,17 @@ class Scheduler:
 
     def schedule_running(self, step: Composition, index: int = 0) -> None:
         """Schedule running requests in order of admission, from `index`."""
+        if self._prompt_budget is not None:
+            step.prompt_budget = self._prompt_budget.tokens(index)
+        if index < len(self.state.running):
+            self._schedule_running(step, index)
+
+    def _schedule_running(self, step: Composition, index: int) -> None:
         state, pool = self.state, self.state.kv.pool
         config, running, num_scheduled_tokens = state.config, state.running, step.num_scheduled_tokens
         token_budget, threshold, yielding = step.token_budget, state.prefill_threshold(), step.yielding
         block_size, max_model_len = config.block_size, config.max_model_len
         limits_prompts = self._prompt_budget is not None
-        if self._prompt_budget is not None:
-            step.prompt_budget = self._prompt_budget.tokens(index)
         while index < len(running) and token_budget > 0:
             request = running[index]
             if yielding and request in yielding:
@@ -147,11 +151,13 @@ class Scheduler:
         """Admit in order until one does not fit. Requests that cannot be admitted yet are passed over."""
         state = self.state
         config, running, threshold = state.config, state.running, state.prefill_threshold()
+        pulls: list[RequestState] = []
+        needless_pulls: list[RequestState] = []
         skipped: list[RequestState] = []
         skipped_pulls: list[RequestState] = []
         while step.token_budget > 0 and len(running) < config.max_num_seqs:
-            queue = state.skipped_waiting if len(state.skipped_waiting) else state.waiting
-            if not len(queue):
+            queue = state.skipped_waiting or state.waiting
+            if not queue:
                 break
             request = queue.peek()
             if queue is state.skipped_waiting and not self._can_resume(request, step):
@@ -162,11 +168,11 @@ class Scheduler:
                 continue
             if not request.pull_tried:
                 if self.transfers.needs_no_pull(request):
-                    step.batch.needless_pulls.append(request)
+                    needless_pulls.append(request)
                 elif not self.transfers.start_pull(request, now_s):
                     break
                 else:
-                    step.batch.pulls.append(request)
+                    pulls.append(request)
                     skipped_pulls.append(queue.pop())
                     continue
             only_samples = request.num_tokens - request.computed == 1
@@ -182,6 +188,7 @@ class Scheduler:
             step.token_budget -= count
         state.skipped_waiting.put_back(skipped_pulls)
         state.waiting.put_back(skipped)
+        step.batch.pulls, step.batch.needless_pulls = pulls, needless_pulls
 
     def _can_resume(self, request: RequestState, step: Composition) -> bool:
         """Whether a request's pull is over, and prompts may use the step if the pull left a part of its prompt."""
@@ -245,7 +252,8 @@ class Scheduler:
         asynchronous, pulls_kv = state.config.async_scheduling, state.config.pulls_kv
         state.steps.composed += 1
         batch.number = step = state.steps.composed
-        prefills, append = state.prefills, batch.chunks.append
+        chunks: list[ScheduledChunk] = []
+        prefills, append = state.prefills, chunks.append
         total = decodes = context = 0
         pairs = 0.0
         for request, count in num_scheduled_tokens.items():
@@ -269,7 +277,8 @@ class Scheduler:
                     prefills.pop(request, None)
                 if asynchronous:
                     request.placeholders += 1
-        batch.tokens, batch.decodes, batch.decode_context_tokens, batch.prefill_pairs = total, decodes, context, pairs
+        batch.chunks, batch.tokens, batch.prefill_pairs = chunks, total, pairs
+        batch.decodes, batch.decode_context_tokens = decodes, context
 
     # -- a step's output ---------------------------------------------------------------------------------------------
 
@@ -278,9 +287,17 @@ class Scheduler:
         state = self.state
         if batch.tokens:
             state.steps.processed += 1
-            state.kv.free_deferred()
-        output = Output()
-        tokens, pool = output.tokens, state.kv.pool
+            if state.kv.deferred_frees:
+                state.kv.free_deferred()
+        if self._prompt_budget is not None:
+            self._prompt_budget.observe(batch)
+        return self._take_tokens(batch, now_s) if batch.chunks else NO_OUTPUT
+
+    def _take_tokens(self, batch: Batch, now_s: float) -> Output:
+        state = self.state
+        tokens: list[str] = []
+        finished: list[tuple[RequestState, FinishReason]] = []
+        pool = state.kv.pool
         asynchronous, block_size = state.config.async_scheduling, state.config.block_size
         running, ended, drops_stale = Status.RUNNING, Status.FINISHED, state.config.hands_over_kv
         for request, count, _, samples, _ in batch.chunks:
@@ -304,13 +321,11 @@ class Scheduler:
                     if certain // block_size > request.cached_blocks:
                         pool.cache(request, min(certain, request.num_tokens))
             if request.output_tokens >= request.ends_after:
-                output.finished.append((request, self._stop(request)))
-        if output.finished:
-            self.policy.finished((request for request, _ in output.finished), now_s)
-            state.running = [request for request in state.running if request.status is not Status.FINISHED]
-        if self._prompt_budget is not None:
-            self._prompt_budget.observe(batch)
-        return output
+                finished.append((request, self._stop(request)))
+        if finished:
+            self.policy.finished((request for request, _ in finished), now_s)
+            state.running = [request for request in state.running if request.status is not ended]
+        return Output(tokens, finished)
 
     def _stop(self, request: RequestState) -> FinishReason:
         """End a request that has all its tokens. A preempted one leaves the waiting queue; running ones stay listed."""
@@ -346,5 +361,5 @@ class Scheduler:
             state.sending[request] = None
             return
         if completed and not request.content.shared:
-            state.kv.pool.spend(request.blocks[: request.cached_blocks])
+            state.kv.pool.spend(request)
         state.kv.free(request)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ballast_sim.engine.config import EngineConfig
-from ballast_sim.engine.requests import RequestState
+from ballast_sim.engine.requests import RequestState, Status
 from ballast_sim.engine.vllm.batch import Counters, StepCount
 from ballast_sim.engine.vllm.kv_manager import KvCacheManager
 from ballast_sim.engine.vllm.queues import WaitingQueue
@@ -46,10 +46,23 @@ class SchedulerState:
         self.sending: dict[RequestState, None] = {}
         self.finished_unflushed = False
 
+    def may_admit(self) -> bool:
+        """Whether a request waits, and not only for the end of its pull."""
+        if self.waiting:
+            return True
+        if self.skipped_waiting:
+            for request in self.skipped_waiting:
+                if request.status is not Status.PULLING or request.pull_reported:
+                    return True
+        return False
+
+    def has_unfinished(self) -> bool:
+        """Whether a request runs or waits."""
+        return bool(self.running or self.waiting or self.skipped_waiting)
+
     def has_requests(self) -> bool:
         """Whether the loop must go on composing (an end is flushed by one more step, open transfers poll)."""
-        unfinished = self.running or len(self.waiting) or len(self.skipped_waiting)
-        return bool(unfinished or self.finished_unflushed or self.aborted_pulls or self.sending)
+        return bool(self.finished_unflushed or self.sending or self.aborted_pulls) or self.has_unfinished()
 
     def prefill_threshold(self) -> int:
         """Most tokens of one request in a step (vLLM's long_prefill_token_threshold); 0 is no limit."""

@@ -1,0 +1,70 @@
+"""Health, readiness and metrics on the admin port, in front of the admin API.
+
+They are plain ASGI and answer from the first moment on. The admin API's framework costs as much to import as a third
+of everything else together, so it is built when someone asks for it, on a thread: requests go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Probes:
+    """An ASGI application. `not_ready` returns why the gateway is not ready; `build` makes what answers the rest."""
+
+    def __init__(
+        self, registry: CollectorRegistry, *, not_ready: Callable[[], list[str]], build: Callable[[], App]
+    ) -> None:
+        self._registry = registry
+        self._not_ready = not_ready
+        self._build = build
+        self._rest: asyncio.Task[App] | None = None
+        self._answers = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        answer = self._answers.get(scope.get("path", ""))
+        if answer is None:
+            await (await self._others())(scope, receive, send)
+        elif scope["method"] == "GET":
+            await _respond(send, *answer())
+        else:
+            await _respond(send, 405, "application/json", _json({"detail": "Method Not Allowed"}), allow="GET")
+
+    async def _others(self) -> App:
+        if self._rest is None:
+            self._rest = asyncio.create_task(asyncio.to_thread(self._build))
+        return await asyncio.shield(self._rest)
+
+    def _health(self) -> tuple[int, str, bytes]:
+        return 200, "application/json", _json({"status": "ok"})
+
+    def _readiness(self) -> tuple[int, str, bytes]:
+        reasons = self._not_ready()
+        if reasons:
+            return 503, "application/json", _json({"status": "not ready", "reasons": reasons})
+        return self._health()
+
+    def _metrics(self) -> tuple[int, str, bytes]:
+        return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def _respond(send: Send, status: int, kind: str, body: bytes, **headers: str) -> None:
+    named = {"content-length": str(len(body)), "content-type": kind} | headers
+    lines = [(name.encode(), value.encode()) for name, value in named.items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
