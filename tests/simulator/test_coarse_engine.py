@@ -56,7 +56,8 @@ def test_a_coarse_engine_takes_every_step_that_vllm_took(path: Path) -> None:
 
 def test_marks_bear_the_name_that_a_request_asks_for_and_count_the_tokens_before_it() -> None:
     engine = CoarseEngine(config(), mark_every_tokens=16)
-    for name, changes in enumerate(({}, {"mark_as": "stream", "mark_from": 100}, {"mark_as": ""})):
+    asked: tuple[dict[str, Any], ...] = ({}, {"mark_as": "stream", "mark_from": 100}, {"mark_as": ""})
+    for name, changes in enumerate(asked):
         engine.add(request(name, 8, 60, **changes), 0.0)
     found = [mark[1:] for mark in _marks_to_the_end(engine)]
     assert found == [("0", 16), ("stream", 116), ("0", 32), ("stream", 132), ("0", 48), ("stream", 148)]
