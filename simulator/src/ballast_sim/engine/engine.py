@@ -17,6 +17,8 @@ class Engine:
     The clock never goes back: ValueError where a time passed in lies before one seen earlier.
     """
 
+    settles = True
+    """See `EngineModel.settles`."""
     silent_until_s = math.inf
     """Before this time `marks` returns nothing."""
 

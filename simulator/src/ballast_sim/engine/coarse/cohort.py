@@ -26,8 +26,11 @@ LEFT = -1
 Otherwise it is the number of the first step that the request took as a member, or 0.
 """
 
-OnSettled = Callable[[RequestState, int, Sequence[float]], None]
-"""Called with a request that leaves the cohort, its output tokens before it joined, and the times of those since."""
+OnSettled = Callable[[RequestState, int, int, int], None]
+"""Called with a request that leaves the cohort with tokens that were not reported.
+
+Then come its output tokens before it joined, the steps processed by then, and the last step whose marks were reported.
+"""
 
 
 class Cohort:
@@ -138,7 +141,7 @@ class Cohort:
             self._slos_s[request.spec.tbt_slo_s or self._config.tbt_slo_s] -= 1
         if done:
             request.last_token_s = self.ended_s[self._steps.processed - 1]
-            self._on_settled(request, first, self.ended_s[before : self._steps.processed])
+            self._on_settled(request, first, before, self._marks.reported)
 
     def settle(self) -> None:
         """Settle every member: from here on the scheduler's rules see all requests."""

@@ -55,9 +55,11 @@ class CoarseEngine(Engine):
         super().__init__(config, loop=EngineLoop(config, scheduler, steps, on_step, reports_every_step=False))
         self.silent_until_s = 0.0
 
-    def _settled(self, request: RequestState, first: int, times_s: Sequence[float]) -> None:
+    def _settled(self, request: RequestState, first: int, before: int, reported: int) -> None:
         """Report a member's tokens. All of them came before those of the turn that is under way."""
-        advanced = TokensAdvanced(self.loop.now_s, request.request_id, first, times_s)
+        processed, marked = self.scheduler.state.steps.processed, first + max(0, reported - before)
+        ended_s = self.cohort.ended_s
+        advanced = TokensAdvanced(self.loop.now_s, request.request_id, first, ended_s, before, processed, marked)
         self.loop.events.insert(self._older_events, advanced)
         self._older_events += 1
 
