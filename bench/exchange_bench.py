@@ -28,7 +28,7 @@ from ballast_core import kernel
 from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_core.model.effects import Dispatch, Effect
-from ballast_core.model.events import EndpointsScraped, Event, RequestArrived
+from ballast_core.model.events import EndpointObserved, Event, RequestArrived
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.logs import LineWriter, RequestLog
@@ -202,8 +202,8 @@ class Picker:
         self._lines.flush()
         if self.director != STUB:
             now_s = self.driver.now_s()
-            seen = [(endpoint, Observation(now_s, running=100, waiting=0)) for endpoint in self._fleet.endpoints]
-            self.driver.feed(EndpointsScraped(seen))
+            for endpoint in self._fleet.endpoints:
+                self.driver.feed(EndpointObserved(endpoint, Observation(now_s, running=100, waiting=0)))
 
     def turn_us(self, load: Load) -> float:
         """Processor time of an exchange: `TURN` begin, and as many end."""

@@ -9,11 +9,13 @@ import pytest
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import json_format, struct_pb2
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_gateway.picker import codec
 from ballast_gateway.picker.messages import (
+    CHUNK_BYTES,
     BodyMode,
     BodyReply,
     HeaderChange,
@@ -95,6 +97,88 @@ def test_any_bytes_are_a_message_or_a_value_error(raw: bytes) -> None:
     """A broken peer must not break more than its own stream."""
     with contextlib.suppress(ValueError):
         codec.decode(raw)
+
+
+def by_protobuf(raw: bytes) -> tuple[object, ...] | None:
+    """What a message with a part of a body says, read by protobuf alone; None if it is none."""
+    try:
+        message = pb.ProcessingRequest.FromString(raw)
+    except DecodeError:
+        return None
+    field = message.WhichOneof("request")
+    if field not in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY):
+        return None
+    part, hints = getattr(message, field), message.metadata_context.filter_metadata
+    subset = hints["envoy.lb.subset_hint"].fields if "envoy.lb.subset_hint" in hints else {}
+    name = "x-gateway-destination-endpoint-subset"
+    return (
+        field,
+        part.body,
+        part.end_of_stream or part.end_of_stream_without_message,
+        message.HasField("protocol_config"),
+        subset[name].string_value if name in subset else None,
+        message.observability_mode,
+    )
+
+
+def by_codec(raw: bytes) -> tuple[object, ...] | None:
+    """The same by ours."""
+    try:
+        message = codec.decode(raw)
+    except ValueError:
+        return None
+    if message.kind not in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY):
+        return None
+    subset = None if message.subset is None else ",".join(message.subset)
+    return message.kind, message.body, message.end_of_stream, message.modes is not None, subset, message.observe_only
+
+
+BODIES = st.builds(
+    pb.HttpBody,
+    body=st.binary(max_size=300) | st.integers(0, 40_000).map(bytes),
+    end_of_stream=st.booleans(),
+    end_of_stream_without_message=st.sampled_from([False, False, True]),
+)
+OTHER_FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata_context": st.sampled_from(
+            [
+                base_pb2.Metadata(),
+                metadata("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset", "10.0.0.1:80"),
+                metadata("envoy.lb", "x-gateway-destination-endpoint", "10.0.0.1:80"),
+                metadata("envoy.lb", "long", "x" * 1000),
+            ]
+        ),
+        "protocol_config": st.just(pb.ProtocolConfiguration(request_body_mode=4)),
+        "observability_mode": st.just(True),
+    },
+)
+
+
+@given(st.sampled_from([Kind.REQUEST_BODY, Kind.RESPONSE_BODY]), BODIES, OTHER_FIELDS, st.data())
+def test_a_part_of_a_body_is_what_protobuf_reads(kind: Kind, body: Any, others: dict[str, Any], data: Any) -> None:
+    """As sent, cut off, with a byte changed, before another message (protobuf merges them), or reordered."""
+    raw = request(**{kind: body}, **others)
+    assert by_codec(raw) == by_protobuf(raw) is not None
+    at = data.draw(st.integers(0, min(len(raw) - 1, 24)) | st.integers(0, len(raw) - 1))
+    changed = raw[:at] + bytes((data.draw(st.integers(0, 255)),)) + raw[at + 1 :]
+    alone, beside = request(**{kind: body}), request(**others)
+    for other in (raw[:at], raw[at:], changed, raw + raw, beside + alone, raw + request(request_trailers={})):
+        assert by_codec(other) == by_protobuf(other)
+
+
+@given(
+    st.sampled_from([Kind.REQUEST_BODY, Kind.RESPONSE_BODY]),
+    st.binary(max_size=300) | st.sampled_from([0, 127, 128, 16_370, 16_384, CHUNK_BYTES, 3_000_000]).map(bytes),
+    st.booleans(),
+)
+def test_a_chunk_has_the_bytes_that_protobuf_writes(kind: Kind, body: bytes, last: bool) -> None:
+    """In order of fields, without those at their defaults."""
+    chunk = pb.StreamedBodyResponse(body=body, end_of_stream=last)
+    common = pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=chunk))
+    expected = pb.ProcessingResponse(**{kind: pb.BodyResponse(response=common)}).SerializeToString()
+    assert codec.encode(StreamedBody(kind=kind, body=body, end_of_stream=last)) == expected
 
 
 def test_a_routing_answer_names_the_endpoint_in_header_and_metadata() -> None:

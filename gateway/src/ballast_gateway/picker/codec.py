@@ -11,6 +11,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
 
 from ballast_api import wire_names
+from ballast_gateway.picker import chunks
 from ballast_gateway.picker.messages import (
     NO_HEADERS,
     BodyMode,
@@ -32,11 +33,22 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 _HEADERS: Final = {kind.value: kind for kind in (Kind.REQUEST_HEADERS, Kind.RESPONSE_HEADERS)}
 _BODIES: Final = {kind.value: kind for kind in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY)}
+_SHORT_BYTES: Final = 512
 _parse: Final = pb.ProcessingRequest.FromString
 
 
 def decode(raw: bytes) -> Inbound:
     """One `ProcessingRequest`. Raises `ValueError` if it is none."""
+    part_of_body = chunks.read(raw)
+    if part_of_body is not None:
+        kind, body, end_of_stream, rest = part_of_body
+        context = _context(rest) if len(rest) <= _SHORT_BYTES else None
+        if context is not None:
+            return Inbound(kind, NO_HEADERS, body, end_of_stream, None, *context)
+    return _decode(raw)
+
+
+def _decode(raw: bytes) -> Inbound:
     try:
         message = _parse(raw)
     except Exception as error:  # protobuf's own DecodeError has no common name across its implementations
@@ -65,14 +77,7 @@ def encode(reply: Reply) -> bytes:
 
 
 def _streamed(reply: StreamedBody) -> bytes:
-    message = pb.ProcessingResponse()
-    chunk = getattr(message, reply.kind).response.body_mutation.streamed_response
-    chunk.SetInParent()
-    if reply.body:
-        chunk.body = reply.body
-    if reply.end_of_stream:
-        chunk.end_of_stream = True
-    return bytes(message.SerializeToString())
+    return chunks.write(reply.kind, reply.body, reply.end_of_stream)
 
 
 def _headers(reply: HeadersReply) -> bytes:
@@ -163,6 +168,21 @@ def _destination(address: str) -> struct_pb2.Struct:
     metadata = struct_pb2.Struct()
     metadata.update({wire_names.METADATA_NAMESPACE: {wire_names.DESTINATION: address}})
     return metadata
+
+
+@lru_cache(maxsize=1024)
+def _context(rest: bytes) -> tuple[tuple[str, ...] | None, str | None] | None:
+    """Subset hint and served endpoint, from the fields beside a part of a body; None if there is more than these.
+
+    The messages of one exchange have the same, and mostly those of one endpoint.
+    """
+    try:
+        message = _parse(rest)
+    except Exception:
+        return None
+    if message.WhichOneof("request") or message.HasField("protocol_config") or message.observability_mode:
+        return None
+    return _metadata(message.metadata_context.filter_metadata)
 
 
 def _modes(config: Any) -> Modes:
