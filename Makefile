@@ -99,13 +99,14 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, cost of the proxy, of reading prompts, and of the picker behind Envoy
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of reading prompts, and of the picker behind Envoy
 	@$(BIN)/python -m bench.decision_bench --against bench/recorded/decision.json
 	@$(BIN)/python -m bench.queue_bench --against bench/recorded/queue.json
 	@$(BIN)/python -m bench.partition_bench --against bench/recorded/partition.json
 	@$(BIN)/python -m bench.rescheduling_bench --against bench/recorded/rescheduling.json
 	@$(BIN)/python bench/engine_bench.py
 	@$(BIN)/python -m bench.simulator_bench
+	@$(BIN)/python -m bench.recommend_bench
 	@$(BIN)/python bench/proxy_bench.py
 	@$(BIN)/python bench/prompt_bench.py
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py

@@ -20,7 +20,8 @@ from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.capacity import LengthStatistics
 from ballast_sim.recommend.budget import Hardware, parse_budget
 from ballast_sim.recommend.layouts import layouts
-from ballast_sim.recommend.search import Answer, Question, search
+from ballast_sim.recommend.question import Question
+from ballast_sim.recommend.search import Answer, search
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.inputs.source import WorkloadSource
 from ballast_sim.workloads import GENERATORS
@@ -65,6 +66,7 @@ def ask(workload: str, load: float, jobs: int) -> Answer:
         hardware=hardware,
         objective=SLO,
         attainment=0.99,
+        full_length=True,
     )
     return search(question, jobs, threading.Event(), lambda what, done, runs: None)
 

@@ -38,6 +38,30 @@ def test_the_answer_loads_and_simulate_prints_its_figures_again(tmp_path: Path) 
         assert row[figure] == best[figure]
 
 
+def test_what_was_dropped_is_told_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After which length, and what it attained there; nothing is dropped with --full-length."""
+    monkeypatch.setattr("ballast_sim.recommend.stretch.LEAST", 40)
+    figures = tmp_path / "answer.json"
+    asked = ("--workload", "chat", "--rate", "2", "--limit", "100", "--budget", "a100=2,h20=2")
+    quick = ("--seed", "0", "--jobs", "1", "--slo", "ttft=3,tpot=0.1", "--json", str(figures))
+    result = recommend(*asked, *quick)
+    assert result.exit_code in (0, 1), result.output
+    found: dict[str, Any] = json.loads(figures.read_text())
+    lines = [line for line in result.stderr.splitlines() if line.startswith("dropped ")]
+    assert any(line.startswith("dropped after the busiest 40 of 100 requests, ") for line in lines)
+    for each in found["dropped"]:
+        assert any(f"{each['endpoints']} with {each['policy']}" in line and each["why"] in line for line in lines)
+        assert "runs" not in each or each["runs"][0]["requests"] == 40
+    assert all(run["requests"] == 100 for each in found["candidates"] for run in each["runs"])
+    simulated = found["simulated"]
+    assert f"simulated: {simulated['runs']} runs, {simulated['requests']:,} requests" in result.stderr
+    whole = recommend(*asked, *quick, "--full-length")
+    assert "dropped after" not in whole.stderr
+    again = json.loads(figures.read_text())
+    assert len(again["candidates"]) > len(found["candidates"])
+    assert again["simulated"]["requests"] > simulated["requests"]
+
+
 def test_profiles_of_your_own_keep_their_nodes_and_are_in_the_command(tmp_path: Path) -> None:
     """Shipped profiles get the quickstart's label, so that engines do not land on each other's nodes."""
     own, out, again = tmp_path / "own.yaml", tmp_path / "answer.yaml", tmp_path / "again.json"
@@ -72,10 +96,14 @@ def test_what_is_not_said_is_assumed_and_listed() -> None:
 
 
 def test_a_fleet_that_is_too_small_is_answered_with_the_best_there_is_and_status_1(tmp_path: Path) -> None:
-    out = tmp_path / "answer.yaml"
-    result = recommend(*SMALL, "--rate", "60", "--slo", "ttft=0.2,tpot=0.02", "--output", str(out))
+    """More traffic than it cannot carry is not tried."""
+    out, figures = tmp_path / "answer.yaml", tmp_path / "answer.json"
+    asked = ("--rate", "60", "--slo", "ttft=0.2,tpot=0.02", "--output", str(out), "--json", str(figures))
+    result = recommend(*SMALL, *asked)
     assert result.exit_code == 1, result.output
     assert "nothing that was tried meets 99.0%" in result.output
+    assert "headroom" not in result.output
+    assert json.loads(figures.read_text())["headroom"] == []
     assert [item["kind"] for item in yaml.safe_load_all(out.read_text())][-1] == "ServingPool"
 
 

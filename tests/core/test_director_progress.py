@@ -15,8 +15,11 @@ from ballast_core.model.events import EndpointObserved, PrefillDone, Progress, P
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, observation, request
+from tests.support.recount import check_books
 
 REQUESTS = tuple(f"r{k}" for k in range(5))
+CROWD = tuple(f"r{k}" for k in range(40))
+"""So many that a batch of one report each is taken as arrays."""
 
 reports = st.lists(
     st.tuples(st.sampled_from([0.0, 0.01, 0.3]), st.sampled_from([*REQUESTS, "unknown"]), st.integers(0, 200)),
@@ -24,13 +27,13 @@ reports = st.lists(
 )
 
 
-def started(handed_off: int, learn: Belief) -> Director:
-    """Five requests placed at 0 s; the first few of them decode."""
+def started(handed_off: int, learn: Belief, names: tuple[str, ...] = REQUESTS) -> Director:
+    """Requests placed at 0 s; the first few of them decode."""
     placement = build_placement("least-requests")
     made = Director(DirectorSettings(prefill=placement, decode=placement, learn=learn, profiles=SHIPPED_PROFILES))
     for name in ("p0", "d0", "d1"):
         made.on_event(EndpointObserved(endpoint(name), observation()), 0.0)
-    for k, name in enumerate(REQUESTS):
+    for k, name in enumerate(names):
         made.on_event(RequestArrived(request(name)), 0.0)
         if k < handed_off:
             made.on_event(PrefillDone(RequestId(name)), 0.5)
@@ -46,18 +49,54 @@ def test_a_batch_is_as_good_as_its_events(learn: Belief, handed_off: int, gaps: 
     for gap_s, name, tokens in gaps:
         now_s += gap_s
         told.append((now_s, RequestId(name), tokens))
-    one_by_one, at_once = started(handed_off, learn), started(handed_off, learn)
-    for at_s, request_id, tokens in told:
-        assert one_by_one.on_event(Progress(request_id, tokens), at_s) == []
-    assert at_once.on_event(ProgressBatch(told), now_s) == []
-    for name in REQUESTS:
-        assert one_by_one.ledger.get(RequestId(name)) == at_once.ledger.get(RequestId(name))
-    for column in ("generated_tokens", "progress_at_s", "first_token_at_s", "decoding"):
+    check(started(handed_off, learn), started(handed_off, learn), [told], now_s)
+
+
+@pytest.mark.parametrize("learn", [Belief.ALL, Belief.PROGRESS | Belief.LENGTHS | Belief.RATES])
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_a_large_batch_of_a_report_each_is_as_good_as_its_events(learn: Belief, data: st.DataObject) -> None:
+    """Taken as arrays, with late reports, unknown requests and others' load; unless a request has moved."""
+    one_by_one, at_once = (started(len(CROWD), learn, CROWD) for _ in range(2))
+    now_s, batches = 1.5, list[list[tuple[float, RequestId, int]]]()
+    for _ in range(4):
+        batch = []
+        for name in data.draw(st.permutations([*CROWD, "unknown"])):
+            now_s += data.draw(st.sampled_from([0.0, 0.001, 0.01]))
+            batch.append((now_s, RequestId(name), data.draw(st.integers(0, 200))))
+        batches.append(batch)
+    moves, waits = data.draw(st.booleans()), data.draw(st.booleans())
+    for made in (one_by_one, at_once):
+        made.on_event(ProgressBatch([(1.0, RequestId(name), 1 + k) for k, name in enumerate(CROWD)]), 1.0)
+        moved = made.ledger.get(RequestId("r7"))
+        assert moved is not None
+        assert moved.decode_slot is not None
+        if moves:
+            made.ledger.move(moved, {1: 2, 2: 1}[moved.decode_slot], 1.0)
+        if waits:
+            made.on_event(EndpointObserved(endpoint("d1"), observation(at_s=1.0, waiting=3)), 1.0)
+    if not moves:
+        assert at_once.ledger.gaps(batches[0]) is not None
+    check(one_by_one, at_once, batches, now_s)
+
+
+def check(
+    one_by_one: Director, at_once: Director, batches: list[list[tuple[float, RequestId, int]]], now_s: float
+) -> None:
+    """Both know the same after these reports."""
+    for told in batches:
+        for at_s, request_id, tokens in told:
+            assert one_by_one.on_event(Progress(request_id, tokens), at_s) == []
+        assert at_once.on_event(ProgressBatch(told), now_s) == []
+    check_books(at_once.ledger)
+    assert list(one_by_one.ledger) == list(at_once.ledger)
+    for column in ("generated_tokens", "progress_at_s", "gap_from_s", "first_token_at_s", "decoding"):
         np.testing.assert_array_equal(
             getattr(one_by_one.ledger.flights, column), getattr(at_once.ledger.flights, column)
         )
     for director in (one_by_one, at_once):
-        director.on_event(EndpointObserved(endpoint("d0"), observation(at_s=now_s + 2.0)), now_s + 2.0)
+        for name in ("d0", "d1"):
+            director.on_event(EndpointObserved(endpoint(name), observation(at_s=now_s + 2.0)), now_s + 2.0)
     assert one_by_one.beliefs.rates.pool_tokens_per_s(now_s) == at_once.beliefs.rates.pool_tokens_per_s(now_s)
     slots, loads = np.arange(3), np.full(3, 20.0)
     np.testing.assert_array_equal(

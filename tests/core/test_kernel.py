@@ -39,17 +39,18 @@ from ballast_core.model.events import (
 from ballast_core.policies.placement.ballast import Ballast
 from ballast_core.policies.placement.cache_aware import LeastUncachedTokens, PredictedTtft
 from ballast_core.policies.placement.protocol import Placement
+from ballast_core.policies.placement.sibyl import Sibyl
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.age_histograms import AGES
 from ballast_core.state.ledger import Ledger
 from tests.support.kernels import deciding_by, needs_kernel
-from tests.support.placement_states import Flight, State, ask, asks, build, states, view
+from tests.support.placement_states import NOW_S, Flight, State, ask, asks, build, states, view
 
 pytestmark = needs_kernel
 
 AGREES = 1e-11
 several = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-POLICIES: list[Placement] = [Ballast(), LeastUncachedTokens(), PredictedTtft()]
+POLICIES: list[Placement] = [Ballast(), LeastUncachedTokens(), PredictedTtft(), Sibyl()]
 handoffs = st.none() | st.floats(0.0, 30.0)
 
 
@@ -110,6 +111,42 @@ def test_costs_agree_for_any_candidates(order: list[int], state: State, request:
     else:
         with deciding_by(compiled=True):
             assert len(Ballast().costs(view(made, request, order=order, handoff_s=None), request)) == 0
+
+
+switches = st.builds(
+    Sibyl,
+    prob_at_one=st.booleans(),
+    without_type_one=st.booleans(),
+    without_type_two=st.booleans(),
+    without_type_three=st.booleans(),
+)
+
+
+@several
+@given(state=states, request=asks, handoff_s=handoffs, policy=switches, order=st.permutations(range(5)))
+def test_sibyl_and_its_variants_agree(
+    state: State, request: Request, handoff_s: float | None, policy: Sibyl, order: list[int]
+) -> None:
+    assert_agree(*both(policy, build(state), request, handoff_s=handoff_s, order=order[:3]))
+
+
+def test_sibyl_follows_tokens_ends_and_new_curves() -> None:
+    """What the kernel keeps of each request is written anew when the request or the curves change."""
+    made, request = build(State(flights=[Flight(at=k % 3, generated=50 * k, limit=900) for k in range(9)])), ask()
+    assert_agree(*both(Sibyl(), made, request))
+    entries = list(made.ledger)
+    made.ledger.progressed(entries[4], 800, NOW_S + 1.0)
+    assert_agree(*both(Sibyl(), made, request))
+    made.ledger.close(entries[0].request.id)
+    assert_agree(*both(Sibyl(), made, request))
+    before = both(Sibyl(), made, request)
+    made.beliefs.lengths = SurvivalBook()
+    for compiled in (True, False):  # one table, whoever builds it
+        with deciding_by(compiled=compiled):
+            made.beliefs.lengths.ended(None, 700, censored=False, now_s=NOW_S)
+    after = both(Sibyl(), made, request)
+    assert_agree(*after)
+    assert (before[0] != after[0]).all()
 
 
 def fleet(policy: Placement, roles: tuple[Role, ...]) -> Director:
@@ -355,7 +392,7 @@ def spoilt(value: Any, how: int) -> Any:
 
 FUNCTIONS = [
     "fleet", "prefill_s", "least_uncached_tokens", "ballast", "choose",
-    "curves", "tabulate", "kaplan_meier", "census", "recount", "tallies",
+    "curves", "tabulate", "kaplan_meier", "census", "recount", "tallies", "growth", "regrow", "sibyl",
 ]  # fmt: skip
 
 
@@ -376,13 +413,13 @@ def test_no_argument_crashes_it(name: str) -> None:
     for index in range(len(arguments)):
         for how in range(10):
             fresh = copies(arguments)
-            with np.errstate(invalid="ignore"):
+            with np.errstate(all="ignore"):
                 fresh[index] = spoilt(fresh[index], how)
             try:
                 function(*fresh)
             except (TypeError, ValueError, IndexError, OverflowError, BufferError, AttributeError):
                 raised += 1
-    assert raised > 3 * len(arguments)
+    assert raised > 3 * len(arguments) or not arguments
 
 
 def test_what_was_prepared_for_one_argument_fits_no_other() -> None:

@@ -35,7 +35,7 @@ def test_slots_that_were_asked_for_before_are_looked_up_again_after_a_change() -
         assert slots.tolist() == [0, 1, 2]
     inventory.lose(1)
     assert inventory.slots_as(ENDPOINTS) is None
-    assert inventory.release(1)
+    inventory.release(1)
     inventory.put(Endpoint(EndpointId("e1"), "moved:8000", Role.FLEXIBLE))
     assert inventory.slots_as(ENDPOINTS) is None
 

@@ -9,20 +9,23 @@ from typing import Any
 
 import pytest
 
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Migrate
 from ballast_core.model.events import (
     EndpointObserved,
     Event,
+    FirstToken,
     Migrated,
     MigrationFailed,
-    Progress,
+    ProgressBatch,
     RequestArrived,
+    RequestEnded,
     SegmentDone,
 )
 from ballast_core.policies.rescheduling.ares import Ares
-from ballast_gateway.driver import Driver, Rejected, Ticket
+from ballast_gateway.driver import GATHER_S, Driver, Rejected, Ticket
 from tests.support.core_builders import director
 from tests.support.virtual_loop import CoarseLoop, run_virtually
 
@@ -32,15 +35,17 @@ MOVE = Migrate(ONE.id, FIRST, SECOND)
 
 
 class Scripted(Director):
-    """Answers events by their type and keeps them."""
+    """Answers events by their type and keeps them, with their times."""
 
-    def __init__(self, script: Mapping[type, Sequence[Effect]]) -> None:
-        super().__init__(director().settings)
+    def __init__(self, script: Mapping[type, Sequence[Effect]], *, learn: Belief = Belief.PROGRESS) -> None:
+        super().__init__(replace(director().settings, learn=learn))
         self.script = script
         self.events: list[Event] = []
+        self.times_s: list[float] = []
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
         self.events.append(event)
+        self.times_s.append(now_s)
         return list(self.script.get(type(event), ()))
 
 
@@ -49,22 +54,22 @@ DISPATCH = Dispatch(ONE.id, None, FIRST)
 
 def test_an_order_to_move_a_request_without_a_mover_is_reported_as_failed_at_once() -> None:
     """No silent no-op: a move that is not carried out has failed."""
-    scripted = Scripted({RequestArrived: [DISPATCH], Progress: [MOVE]})
+    scripted = Scripted({RequestArrived: [DISPATCH], FirstToken: [MOVE]})
 
     async def serve() -> None:
         with Driver(scripted).open(ONE) as ticket:
             await ticket.dispatched()
-            ticket.progress(16)
+            ticket.first_token()
             ticket.end(Outcome.COMPLETED, 20)
 
     run_virtually(serve())
-    assert scripted.events[1:3] == [Progress(ONE.id, 16), MigrationFailed(ONE.id, SECOND.id)]
+    assert scripted.events[1:3] == [FirstToken(ONE.id), MigrationFailed(ONE.id, SECOND.id)]
 
 
 @pytest.mark.parametrize("works", [True, False])
 def test_a_mover_gets_each_order_once_and_its_report_reaches_the_director(works: bool) -> None:
     """Also if it reports within the call: the Director gets one event after the other."""
-    scripted = Scripted({RequestArrived: [DISPATCH], Progress: [MOVE, MOVE]})
+    scripted = Scripted({RequestArrived: [DISPATCH], FirstToken: [MOVE, MOVE]})
     asked: list[Migrate] = []
     tickets: list[Ticket] = []
 
@@ -77,7 +82,7 @@ def test_a_mover_gets_each_order_once_and_its_report_reaches_the_director(works:
     async def serve() -> None:
         with Driver(scripted).open(ONE, mover=move) as ticket:
             tickets.append(ticket)
-            ticket.progress(16)
+            ticket.first_token()
             ticket.end(Outcome.COMPLETED)
 
     run_virtually(serve())
@@ -88,13 +93,13 @@ def test_a_mover_gets_each_order_once_and_its_report_reaches_the_director(works:
 
 def test_a_request_that_has_ended_is_not_moved() -> None:
     """Its end has been reported, and its mover is not called."""
-    scripted = Scripted({Progress: [MOVE]})
+    scripted = Scripted({FirstToken: [MOVE]})
     asked: list[Migrate] = []
 
     async def serve() -> None:
         driver = Driver(scripted)
         driver.open(ONE, mover=asked.append).end(Outcome.COMPLETED)
-        driver.feed(Progress(ONE.id, 1))
+        driver.feed(FirstToken(ONE.id))
 
     run_virtually(serve())
     assert not asked
@@ -143,3 +148,118 @@ def test_rounds_go_on_on_timers_that_fire_too_soon() -> None:
 
     run_virtually(serve(), CoarseLoop)
     assert len(rounds_s) >= 18
+
+
+# --- progress in batches ------------------------------------------------------------------------------------------
+
+TWO = Request(RequestId("two"), prompt_tokens=10)
+
+
+async def report(ticket: Ticket, *reports: tuple[float, int]) -> None:
+    """So many tokens, each so long after the report before it."""
+    for after_s, tokens in reports:
+        await asyncio.sleep(after_s)
+        ticket.progress(tokens)
+
+
+def test_progress_is_gathered_for_a_few_milliseconds_and_each_report_keeps_its_own_time() -> None:
+    """One batch for what comes within them, in the order of time; the next report begins another."""
+    scripted = Scripted({})
+
+    async def serve() -> None:
+        driver = Driver(scripted)
+        one, two = driver.open(ONE), driver.open(TWO)
+        await report(one, (1.0, 16), (0.001, 17))
+        await report(two, (0.001, 5))
+        await asyncio.sleep(0.5)
+        await report(one, (0.0, 33))
+        await asyncio.sleep(0.5)
+
+    run_virtually(serve())
+    first, second = scripted.events[2:]
+    assert isinstance(first, ProgressBatch)
+    assert isinstance(second, ProgressBatch)
+    assert [(round(at_s, 6), name, tokens) for at_s, name, tokens in first.reports] == [
+        (1.0, ONE.id, 16),
+        (1.001, ONE.id, 17),
+        (1.002, TWO.id, 5),
+    ]
+    assert [report[1:] for report in second.reports] == [(ONE.id, 33)]
+    assert [round(at_s, 6) for at_s in scripted.times_s[2:]] == [1.0 + GATHER_S, 1.502 + GATHER_S]
+    assert GATHER_S <= 0.005
+
+
+def test_what_is_gathered_goes_before_any_other_event() -> None:
+    """Of the same request or of another: no decision misses what had happened, and no end its last progress."""
+    scripted = Scripted({RequestArrived: [DISPATCH]})
+
+    async def serve() -> None:
+        driver = Driver(scripted)
+        one = driver.open(ONE)
+        one.progress(16)
+        two = driver.open(TWO)
+        two.progress(1)
+        one.progress(32)
+        one.end(Outcome.COMPLETED, 40)
+        two.end(Outcome.CANCELLED)
+
+    run_virtually(serve())
+    assert scripted.events[:5] == [
+        RequestArrived(ONE),
+        ProgressBatch([(0.0, ONE.id, 16)]),
+        RequestArrived(TWO),
+        ProgressBatch([(0.0, TWO.id, 1), (0.0, ONE.id, 32)]),
+        RequestEnded(ONE.id, Outcome.COMPLETED, 40),
+    ]
+
+
+def test_progress_that_an_effect_brings_goes_before_the_events_that_follow() -> None:
+    """A mover reports tokens and then its outcome within one call: the Director hears them in that order."""
+    scripted = Scripted({FirstToken: [MOVE]})
+
+    async def serve() -> None:
+        driver = Driver(scripted)
+
+        def move(effect: Migrate) -> None:
+            ticket.progress(7)
+            ticket.migrated(effect.target.id)
+
+        ticket = driver.open(ONE, mover=move)
+        ticket.first_token()
+
+    run_virtually(serve())
+    assert scripted.events[1:] == [
+        FirstToken(ONE.id),
+        ProgressBatch([(0.0, ONE.id, 7)]),
+        Migrated(ONE.id, SECOND.id),
+    ]
+
+
+def test_nothing_gathered_is_lost_at_the_close() -> None:
+    """And no timer is left to fire later."""
+    scripted = Scripted({})
+
+    async def serve() -> None:
+        driver = Driver(scripted)
+        driver.open(ONE).progress(16)
+        driver.close()
+        assert scripted.events[1:] == [ProgressBatch([(0.0, ONE.id, 16)])]
+        await asyncio.sleep(1.0)
+
+    run_virtually(serve())
+    assert len(scripted.events) == 2
+
+
+def test_policies_that_follow_no_progress_are_told_none() -> None:
+    """It would change nothing, and costs time for each chunk of each stream."""
+    scripted = Scripted({}, learn=Belief.NONE)
+
+    async def serve() -> None:
+        driver = Driver(scripted)
+        ticket = driver.open(ONE)
+        ticket.progress(16)
+        ticket.end(Outcome.COMPLETED, 20)
+        driver.close()
+
+    run_virtually(serve())
+    assert scripted.events == [RequestArrived(ONE), RequestEnded(ONE.id, Outcome.COMPLETED, 20)]

@@ -74,3 +74,15 @@ def test_what_cannot_work_is_refused_by_name(arguments: list[str], environment: 
     with pytest.raises(OptionError) as caught:
         parse_options(arguments, environment)
     assert message in str(caught.value)
+
+
+def test_the_route_that_commands_faults_is_on_loopback_unless_told_otherwise() -> None:
+    """And there is none unless asked for."""
+    assert parse_options(["m"], {})[0].misbehave_api is None
+    assert not parse_options(["m"], {})[0].may_misbehave
+    for text, where in {
+        "9000": ("127.0.0.1", 9000),
+        "0.0.0.0:9000": ("0.0.0.0", 9000),
+        "[::1]:0": ("::1", 0),
+    }.items():
+        assert parse_options(["m", "--misbehave-api", text], {})[0].misbehave_api == where

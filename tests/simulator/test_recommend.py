@@ -1,5 +1,7 @@
 """`ballast_sim.recommend`: budgets, layouts by arithmetic, the rule of choice, manifests."""
 
+import math
+
 import pytest
 import yaml
 from hypothesis import given
@@ -12,9 +14,11 @@ from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim import capacity
 from ballast_sim.capacity import LengthStatistics
 from ballast_sim.recommend.budget import BudgetError, Hardware, parse_budget
-from ballast_sim.recommend.layouts import MOST_LAYOUTS, Layout, Part, decode_rps, layouts
+from ballast_sim.recommend.candidates import Candidate, ranked
+from ballast_sim.recommend.layouts import MOST_LAYOUTS, Layout, Part, decode_rps, layouts, shortlist
 from ballast_sim.recommend.manifests import resources, to_yaml
-from ballast_sim.recommend.search import Answer, Candidate, Question, ranked
+from ballast_sim.recommend.question import Question
+from ballast_sim.recommend.search import Answer, Effort
 from ballast_sim.recommend.variants import Variant, default_variant, variants
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.inputs.shapes import parse_shape
@@ -72,6 +76,20 @@ def test_a_tpot_threshold_bounds_the_batch_that_counts() -> None:
     assert bounded[0] < free == bounded[-1]
 
 
+def rooms(*headrooms: float) -> list[Layout]:
+    return [Layout((Part("P", A100, number + 1), Part("D", H20, 9)), room) for number, room in enumerate(headrooms)]
+
+
+def test_a_layout_far_below_the_traffic_is_not_simulated() -> None:
+    """Where another one carries twice as much; the four roomiest splits and the colocated layout are."""
+    every = rooms(1.9, 1.8, 0.9, 0.8, 0.7, 1.5)
+    assert shortlist(every) == ([every[0], every[1], every[5]], [every[2], every[3]])
+    crowded = rooms(0.3, 0.2, 0.14, 0.25)
+    assert shortlist(crowded) == ([crowded[0], crowded[1], crowded[3]], [crowded[2]])
+    roomy = rooms(9.0, 3.0, 1.1, 5.0)
+    assert shortlist(roomy) == (roomy, [])
+
+
 def candidate(name: str, attainment: float, ttft_s: float, extras: int = 0, shape: int = 1) -> Candidate:
     layout = Layout((Part("P", A100, shape), Part("D", H20, 2)), 1.0)
     variant = Variant(name, default_variant().spec, extras)
@@ -91,6 +109,16 @@ def test_more_parts_must_show_beyond_noise() -> None:
     assert ranked([plain, better], SLO)[0] is better
 
 
+def test_a_candidate_without_a_completed_request_comes_last() -> None:
+    """It has no percentiles."""
+    figures = {"attainment": 0.0, "ttft_s": {"p99": None}, "tpot_s": {"p99": None}}
+    nothing = Candidate(Layout((Part("C", A100, 2),), 1.0), default_variant(), (figures,))
+    assert nothing.strain(SLO) == math.inf
+    late = candidate("late", 0.0, 90.0)
+    assert ranked([nothing, late], SLO) == [late, nothing]
+    assert ranked([nothing], SLO) == [nothing]
+
+
 def test_variants_start_with_the_default_and_differ() -> None:
     for layout in (Layout((Part("C", A100, 2),), 1.0), Layout((Part("P", A100, 1), Part("D", H20, 2)), 1.0)):
         for shared in (False, True):
@@ -104,7 +132,7 @@ def test_variants_start_with_the_default_and_differ() -> None:
 def answer_of(parts: tuple[Part, ...], variant: Variant | None = None) -> Answer:
     question = Question(WorkloadSource(), (Hardware(A100, 2, 4), Hardware(H20, 8, 8)), SLO, 0.99)
     best = Candidate(Layout(parts, 1.0), variant or default_variant(), ({"attainment": 1.0},))
-    return Answer(question, 5.0, CHAT, False, (best,), ())
+    return Answer(question, 5.0, CHAT, False, 2000, None, (best,), (), (), Effort(1, 2000))
 
 
 def test_what_is_tried_together_is_carried_out_or_says_why_not() -> None:

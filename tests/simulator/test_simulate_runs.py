@@ -1,6 +1,7 @@
 """Runs of `ballast simulate` below the command line: rates, capacity, conversations, stale views, interruption."""
 
 import itertools
+import multiprocessing
 import random
 import threading
 from dataclasses import replace
@@ -34,7 +35,7 @@ from ballast_sim.simulation.inputs.source import WorkloadSource, scale_sessions,
 from ballast_sim.simulation.policies.choice import default_prefill, least_requests, parse_policies
 from ballast_sim.simulation.requests.records import Record
 from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, Setup, build_fleet, run
-from ballast_sim.simulation.runs.pool import run_all
+from ballast_sim.simulation.runs.pool import Pool, run_all
 from ballast_sim.workloads import WorkloadRequest, generate
 
 SHAPE = "2P@a100-qwen3-32b,2D@h20-qwen3-32b"
@@ -266,6 +267,21 @@ def test_progress_ends_at_one_for_every_run() -> None:
         outcomes = run_all(specs, jobs, threading.Event(), told.__setitem__)
         assert told == {0: 1.0, 1: 1.0, 2: 1.0}
         assert [outcome.figures["seed"] for outcome in outcomes if outcome] == [0, 1, 2]
+
+
+def test_a_pool_runs_several_batches_on_the_same_processes() -> None:
+    """And ends them."""
+    specs = [RunSpec(setup=setup(), policy=least_requests(), seed=seed) for seed in range(2)]
+    with Pool(2) as pool:
+        before = {process.pid for process in multiprocessing.active_children()}
+        first = pool.run(specs, threading.Event())
+        started = {process.pid for process in multiprocessing.active_children()} - before
+        told: dict[int, float] = {}
+        second = pool.run(specs[1:], threading.Event(), told.__setitem__)
+        assert {process.pid for process in multiprocessing.active_children()} - before == started
+    assert told == {0: 1.0}
+    assert [outcome.figures["seed"] for outcome in [*first, *second] if outcome] == [0, 1, 1]
+    assert not started & {process.pid for process in multiprocessing.active_children()}
 
 
 def test_nothing_runs_once_it_is_stopped() -> None:

@@ -10,6 +10,7 @@ import httpx
 
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import EngineEvent
+from ballast_sim.engine_sim.misbehave.control import PATH
 from ballast_sim.engine_sim.options import KvTransfer, ServerOptions
 from ballast_sim.engine_sim.server import EngineSimServer
 from ballast_sim.engine_sim.service import Clock
@@ -51,6 +52,14 @@ async def engine_sim(
             yield server, client
     finally:
         await server.stop()
+
+
+async def misbehave(server: EngineSimServer, *faults: dict[str, Any]) -> dict[str, Any]:
+    """Switch these faults on and all others off; the state. The server needs `misbehave_api=("127.0.0.1", 0)`."""
+    async with httpx.AsyncClient(timeout=20.0, trust_env=False) as client:
+        answer = await client.post(f"http://127.0.0.1:{server.control_port}{PATH}", json=list(faults))
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
 
 
 async def metric(client: httpx.AsyncClient, name: str, **labels: str) -> float:

@@ -13,7 +13,8 @@ _HELP = """Serve MODEL as `vllm serve` would, with the timing of a hardware prof
 Takes vLLM's flags (--port, --served-model-name, --max-num-seqs, --kv-transfer-config, ...); those that change nothing
 here are named in a warning. Its own: --profile NAME (or BALLAST_PROFILE, a name or the JSON of a HardwareProfile's
 spec), --profiles FILE (HardwareProfile manifests of your own that --profile then names; repeatable), --time-scale X (or
-BALLAST_TIME_SCALE; 2 is twice as slow)."""
+BALLAST_TIME_SCALE; 2 is twice as slow), --misbehave JSON (a fault to have from the start; repeatable) and
+--misbehave-api PORT (a route that switches faults while it serves, on 127.0.0.1 unless HOST:PORT says otherwise)."""
 
 
 @app.command(
@@ -40,6 +41,11 @@ def serve_command(context: typer.Context, model: str = typer.Argument(help="Mode
 
     def announce(server: EngineSimServer) -> None:
         typer.echo(f"engine-sim: {options.names[0]} on http://{options.host}:{server.port}", err=True)
+        if options.misbehave_api is not None:
+            from ballast_sim.engine_sim.misbehave.control import PATH
+
+            where = f"http://{options.misbehave_api[0]}:{server.control_port}{PATH}"
+            typer.echo(f"engine-sim: misbehaves at the command of {where}", err=True)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

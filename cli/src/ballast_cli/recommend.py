@@ -1,6 +1,7 @@
 """`ballast recommend`: which split, which policy, for my traffic on my GPUs?"""
 
 import json
+import math
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from ballast_cli.options.running import Jobs, processes
 from ballast_cli.options.traffic import Traffic
 
 if TYPE_CHECKING:
-    from ballast_sim.recommend.search import Answer, Question
+    from ballast_sim.recommend.candidates import Candidate
+    from ballast_sim.recommend.question import Question
+    from ballast_sim.recommend.search import Answer
 
 ASSUMED_BUDGET = "a100=4,h20=8"
 ASSUMED_SLO = "ttft=2,tpot=0.05"
@@ -50,6 +53,9 @@ class Wishes:
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0
     seed: Annotated[str, typer.Option(help="Seeds: 0,1. Each candidate runs once for each.")] = "0,1"
     max_tokens: Annotated[int | None, typer.Option(help="The max_tokens that your clients send, if they do.")] = None
+    full_length: Annotated[
+        bool, typer.Option("--full-length", help="Drop no candidate after a shorter run: three times as long.")
+    ] = False
 
 
 @with_options
@@ -76,7 +82,8 @@ def recommend_command(
     from ballast_cli.recommend_view import View
     from ballast_sim.own_profiles import read_node_selectors
     from ballast_sim.recommend.manifests import resources, to_yaml
-    from ballast_sim.recommend.search import Stopped, search
+    from ballast_sim.recommend.runner import Stopped
+    from ballast_sim.recommend.search import search
     from ballast_sim.simulation.runs.pool import WorkerDied
 
     view = View()
@@ -131,7 +138,7 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
     """The question, and the assumptions in it. Raises SettingError."""
     from ballast_sim.own_profiles import read_profiles
     from ballast_sim.recommend.budget import parse_budget
-    from ballast_sim.recommend.search import Question
+    from ballast_sim.recommend.question import Question
     from ballast_sim.settings import SettingError
     from ballast_sim.simulation.inputs.objective import Objective
     from ballast_sim.simulation.inputs.shapes import parse_shape
@@ -175,6 +182,7 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
         rate_scale=wishes.rate_scale,
         seeds=parse_seeds(wishes.seed),
         max_tokens=wishes.max_tokens,
+        full_length=wishes.full_length,
     )
     every = ",".join(f"{each.instances}C@{each.profile.name}" for each in hardware)
     machines = parse_shape(every, None, {each.profile.name: each.profile for each in hardware})
@@ -184,8 +192,9 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
 
 def _heading(answer: "Answer") -> list[str]:
     """The answer in words."""
+    from ballast_sim.recommend.search import MOST_GROWTH
+
     best, question = answer.best, answer.question
-    reach = [growth for growth, attained in answer.growth if attained >= question.attainment]
     lengths = answer.lengths
     verdict = "meets" if answer.meets else "nothing that was tried meets"
     lines = [
@@ -195,14 +204,12 @@ def _heading(answer: "Answer") -> list[str]:
         f"({verdict} {question.attainment:.1%}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
         f"P99 TPOT {1e3 * best.mean('tpot_s', 'p99'):.1f} ms",
     ]
-    if answer.meets:
-        lines.append(
-            f"It still does at {max(reach):g} times this traffic"
-            + (", the most that was tried" if len(reach) == 3 else "")
-            if reach
-            else f"It no longer does at {answer.growth[0][0]:g} times this traffic"
-        )
-    elif best.attainment < question.attainment:
+    if answer.reach is not None:
+        most = ", the most that was tried" if answer.reach == MOST_GROWTH else ""
+        lines.append(f"It still does at {answer.reach:g} times this traffic{most}")
+    elif answer.meets:
+        lines.append(f"It no longer does at {answer.growth[0][0]:g} times this traffic")
+    else:
         lines.append("Give it more GPUs, or ease the SLO: see what misses in the table")
     return lines
 
@@ -234,16 +241,28 @@ def _plain(answer: "Answer", assumed: list[str]) -> dict[str, Any]:
         "meets": answer.meets,
         "assumed": assumed,
         "headroom": [{"times": growth, "attainment": attained} for growth, attained in answer.growth],
-        "candidates": [
+        "simulated": {"runs": answer.effort.runs, "requests": answer.effort.requests},
+        "candidates": [_candidate(answer, each) for each in answer.candidates],
+        "dropped": [
             {
-                "endpoints": candidate.shape,
-                "policy": candidate.variant.name,
-                "obstacle": candidate.variant.obstacle,
-                "spec": candidate.variant.spec.dump(),
-                "attainment": candidate.attainment,
-                "strain": candidate.strain(answer.question.objective),
-                "runs": list(candidate.outcomes),
+                "endpoints": each.shape,
+                "policy": each.policy,
+                "why": each.why,
+                **({} if each.tried is None else _candidate(answer, each.tried)),
             }
-            for candidate in answer.candidates
+            for each in answer.dropped
         ],
+    }
+
+
+def _candidate(answer: "Answer", candidate: "Candidate") -> dict[str, Any]:
+    strain = candidate.strain(answer.question.objective)
+    return {
+        "endpoints": candidate.shape,
+        "policy": candidate.variant.name,
+        "obstacle": candidate.variant.obstacle,
+        "spec": candidate.variant.spec.dump(),
+        "attainment": candidate.attainment,
+        "strain": strain if math.isfinite(strain) else None,
+        "runs": list(candidate.outcomes),
     }

@@ -54,3 +54,24 @@ class View:
                 self.note(f"* simulated to be compared, not recommended: {obstacle}")
         if len(answer.candidates) > ROWS:
             self.note(f"({len(answer.candidates) - ROWS} more; --json has all)")
+        for line in dropped(answer):
+            self.note(line)
+
+
+def dropped(answer: "Answer") -> list[str]:
+    """What was not simulated on the whole traffic, one line for each reason; and how much was simulated."""
+    lines = []
+    for why in dict.fromkeys(each.why for each in answer.dropped):
+        named = [each for each in answer.dropped if each.why == why]
+        where = "without a run"
+        if answer.stretch is not None and named[0].tried is not None:
+            where = f"after the busiest {answer.stretch.count:,} of {answer.requests:,} requests"
+        lines.append(
+            f"dropped {where}, {why}: "
+            + "; ".join(
+                f"{each.shape} with {each.policy}" + (f" {each.tried.attainment:.1%}" if each.tried else "")
+                for each in named
+            )
+        )
+    effort = answer.effort
+    return [*lines, f"simulated: {effort.runs} runs, {effort.requests:,} requests"]

@@ -11,7 +11,7 @@
 #include "_python.h"
 
 #if defined(__x86_64__) && !defined(BY_PAIRS) /* a build for tests may leave the wider vectors out */
-#define QUADS
+#define WIDER
 #include <cpuid.h>
 #endif
 #include <math.h>
@@ -23,7 +23,7 @@
 #define VERSION 2
 
 #define TIMES 9       /* times at which `ballast` weighs a request: the hand-off and eight pieces of its life */
-#define LANES 12      /* TIMES, padded to whole vectors */
+#define LANES 8       /* of those, the first ones: whole vectors. The ninth time is summed by itself */
 #define PIECES (TIMES - 1)
 #define UNREPORTED_TOKENS 16.0
 #define FIRST_DELAY_S 0.1
@@ -36,6 +36,7 @@
 /* Doubles that one instruction multiplies or adds. Wider ones give the same results: no sum is cut differently. */
 typedef double pair __attribute__((vector_size(16), aligned(8), may_alias));
 typedef double quad __attribute__((vector_size(32), aligned(8), may_alias));
+typedef double oct __attribute__((vector_size(64), aligned(8), may_alias));
 
 static inline double larger(double a, double b) { return a > b ? a : b; }
 static inline double smaller(double a, double b) { return a < b ? a : b; }
@@ -667,6 +668,8 @@ typedef struct {
     Py_ssize_t counted, room, waiting;
     Group **groups; /* by number */
     Py_ssize_t number_of_groups, room_for_groups;
+    char *scratch; /* of a decision, kept: to give memory back and ask for it anew would cost more than the decision */
+    size_t scratch_room, scratch_used;
 } Census;
 
 static const char CENSUS[] = "ballast census";
@@ -684,6 +687,7 @@ static void free_census(PyObject *capsule)
     for (Py_ssize_t k = 0; k < census->number_of_groups; k++)
         free_group(census->groups[k]);
     free(census->groups);
+    free(census->scratch);
     free(census->rows);
     free(census->pending);
     free(census->bucket_of_age);
@@ -734,6 +738,32 @@ static PyObject *census(PyObject *module, PyObject *const *given, Py_ssize_t cou
 done:
     release(&held);
     return capsule;
+}
+
+/* Have room for so many bytes of scratch, in at most sixteen parts. Gives up all parts. -1 with an exception. */
+static int begin_scratch(Census *of_census, size_t bytes)
+{
+    bytes += 16 * 64;
+    of_census->scratch_used = 0;
+    if (bytes <= of_census->scratch_room)
+        return 0;
+    free(of_census->scratch);
+    of_census->scratch_room = 0;
+    of_census->scratch = malloc(2 * bytes);
+    if (!of_census->scratch) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    of_census->scratch_room = 2 * bytes;
+    return 0;
+}
+
+/* The next part of the scratch, of `count` values of `size` bytes each. */
+static void *scratch_of(Census *of_census, Py_ssize_t count, size_t size)
+{
+    void *part = of_census->scratch + of_census->scratch_used;
+    of_census->scratch_used += ((size_t)count * size + 63) / 64 * 64;
+    return part;
 }
 
 /* Where the group is, or belongs, in the census's order. */
@@ -1026,103 +1056,108 @@ typedef struct {
     double *requests, *tokens, *variance;
 } Load;
 
-/* For one row of a histogram, by time: factors of its requests' count, tokens and squared tokens. */
+/* For the requests of one age, by time: factors of their count, tokens and squared tokens. `last`: those of the ninth
+ * time, alive twice and ended twice. */
 typedef struct {
-    double alive[LANES], ended[LANES];
-} Row;
+    double alive[LANES], ended[LANES], last[LANES];
+} __attribute__((aligned(64))) Row;
 
 /* The same for pending requests, whose growth differs from row to row: alive, alive x grown, ended, 2 ended x grown,
- * ended x grown squared. */
+ * ended x grown squared; `last`: the same five of the ninth time. */
 typedef struct {
-    double alive[LANES], alive_grown[LANES], ended[LANES], ended_grown[LANES], ended_squared[LANES];
-} PendingRow;
+    double alive[LANES], alive_grown[LANES], ended[LANES], ended_grown[LANES], ended_squared[LANES], last[LANES];
+} __attribute__((aligned(64))) PendingRow;
 
 /* A pending request of one candidate. */
 typedef struct {
-    double held, square;
+    double held;
     int64_t row;
 } Cell;
 
-/* Sums over cells of count and held times alive, of count, held and square times ended (`sum_decoding`); of requests,
- * tokens and variance (`sum_pending`). Several passes, each with its sums in registers. */
+/* Sums over ages of count and held times alive, of count, held and square times ended (`sum_decoding`); over cells of
+ * requests, tokens and variance (`sum_pending`). All sums of a candidate stay in registers. */
 #define SUMS(SUFFIX, VECTOR, TARGET)                                                                                   \
     TARGET static void sum_decoding##SUFFIX(Py_ssize_t used, const unsigned char *ages, const Tally *tally,            \
-                                            const Row *table, double sums[5][LANES])                                   \
+                                            const Row *table, double sums[5][TIMES])                                   \
     {                                                                                                                  \
         enum { VECTORS = LANES * sizeof(double) / sizeof(VECTOR) };                                                    \
-        VECTOR a[VECTORS] = {{0}}, b[VECTORS] = {{0}};                                                                 \
+        VECTOR a[VECTORS] = {{0}}, b[VECTORS] = {{0}}, d[VECTORS] = {{0}}, e[VECTORS] = {{0}}, f[VECTORS] = {{0}};     \
+        quad last = {0};                                                                                               \
+        double rest = 0.0;                                                                                             \
         for (Py_ssize_t k = 0; k < used; k++) {                                                                        \
-            const VECTOR *alive = (const VECTOR *)table[ages[k]].alive;                                                \
-            const Tally *of_age = &tally[ages[k]];                                                                     \
+            const Row *row = &table[ages[k]];                                                                          \
+            const VECTOR *alive = (const VECTOR *)row->alive, *ended = (const VECTOR *)row->ended;                     \
+            double count = tally[ages[k]].count, held = tally[ages[k]].held, square = tally[ages[k]].square;           \
             for (int v = 0; v < VECTORS; v++) {                                                                        \
-                a[v] += of_age->count * alive[v];                                                                      \
-                b[v] += of_age->held * alive[v];                                                                       \
+                a[v] += count * alive[v];                                                                              \
+                b[v] += held * alive[v];                                                                               \
+                d[v] += count * ended[v];                                                                              \
+                e[v] += held * ended[v];                                                                               \
+                f[v] += square * ended[v];                                                                             \
             }                                                                                                          \
+            last += (quad){count, held, count, held} * *(const quad *)row->last;                                       \
+            rest += square * row->last[3];                                                                             \
         }                                                                                                              \
         memcpy(sums[0], a, sizeof a);                                                                                  \
         memcpy(sums[1], b, sizeof b);                                                                                  \
-        VECTOR d[VECTORS] = {{0}}, e[VECTORS] = {{0}}, f[VECTORS] = {{0}};                                             \
-        for (Py_ssize_t k = 0; k < used; k++) {                                                                        \
-            const VECTOR *ended = (const VECTOR *)table[ages[k]].ended;                                                \
-            const Tally *of_age = &tally[ages[k]];                                                                     \
-            for (int v = 0; v < VECTORS; v++) {                                                                        \
-                d[v] += of_age->count * ended[v];                                                                      \
-                e[v] += of_age->held * ended[v];                                                                       \
-            }                                                                                                          \
-        }                                                                                                              \
-        for (Py_ssize_t k = 0; k < used; k++) {                                                                        \
-            const VECTOR *ended = (const VECTOR *)table[ages[k]].ended;                                                \
-            for (int v = 0; v < VECTORS; v++)                                                                          \
-                f[v] += tally[ages[k]].square * ended[v];                                                              \
-        }                                                                                                              \
         memcpy(sums[2], d, sizeof d);                                                                                  \
         memcpy(sums[3], e, sizeof e);                                                                                  \
         memcpy(sums[4], f, sizeof f);                                                                                  \
+        for (int k = 0; k < 4; k++)                                                                                    \
+            sums[k][LANES] = last[k];                                                                                  \
+        sums[4][LANES] = rest;                                                                                         \
     }                                                                                                                  \
     TARGET static void sum_pending##SUFFIX(Py_ssize_t cells, const Cell *cell, const PendingRow *table,                \
-                                           double sums[3][LANES])                                                      \
+                                           double sums[3][TIMES])                                                      \
     {                                                                                                                  \
         enum { VECTORS = LANES * sizeof(double) / sizeof(VECTOR) };                                                    \
         VECTOR a[VECTORS] = {{0}}, b[VECTORS] = {{0}}, d[VECTORS] = {{0}};                                             \
+        double last_a = 0.0, last_b = 0.0, last_d = 0.0;                                                               \
         for (Py_ssize_t c = 0; c < cells; c++) {                                                                       \
             const PendingRow *row = &table[cell[c].row];                                                               \
             const VECTOR *alive = (const VECTOR *)row->alive, *alive_grown = (const VECTOR *)row->alive_grown;         \
-            for (int v = 0; v < VECTORS; v++) {                                                                        \
-                a[v] += alive[v];                                                                                      \
-                b[v] += cell[c].held * alive[v] + alive_grown[v];                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
-        for (Py_ssize_t c = 0; c < cells; c++) {                                                                       \
-            const PendingRow *row = &table[cell[c].row];                                                               \
             const VECTOR *ended = (const VECTOR *)row->ended, *once = (const VECTOR *)row->ended_grown;                \
             const VECTOR *twice = (const VECTOR *)row->ended_squared;                                                  \
-            for (int v = 0; v < VECTORS; v++)                                                                          \
-                d[v] += cell[c].square * ended[v] + cell[c].held * once[v] + twice[v];                                 \
+            double held = cell[c].held, square = held * held;                                                          \
+            for (int v = 0; v < VECTORS; v++) {                                                                        \
+                a[v] += alive[v];                                                                                      \
+                b[v] += held * alive[v] + alive_grown[v];                                                              \
+                d[v] += square * ended[v] + held * once[v] + twice[v];                                                 \
+            }                                                                                                          \
+            last_a += row->last[0];                                                                                    \
+            last_b += held * row->last[0] + row->last[1];                                                              \
+            last_d += square * row->last[2] + held * row->last[3] + row->last[4];                                      \
         }                                                                                                              \
         memcpy(sums[0], a, sizeof a);                                                                                  \
         memcpy(sums[1], b, sizeof b);                                                                                  \
         memcpy(sums[2], d, sizeof d);                                                                                  \
+        sums[0][LANES] = last_a;                                                                                       \
+        sums[1][LANES] = last_b;                                                                                       \
+        sums[2][LANES] = last_d;                                                                                       \
     }
 
 SUMS(_by_pairs, pair, )
 
-#ifdef QUADS
+#ifdef WIDER
 SUMS(_by_quads, quad, __attribute__((target("avx2"))))
+SUMS(_by_octs, oct, __attribute__((target("avx512f"))))
 
-/* Whether processor and operating system have AVX2. */
-static int has_quads(void)
+/* How many doubles one instruction of this processor, under this operating system, takes: 2, 4 (AVX2) or 8 (AVX-512). */
+static int widest(void)
 {
     unsigned a, b, c, d, low, high;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & (1u << 27 | 1u << 28)) != (1u << 27 | 1u << 28))
-        return 0;
+        return 2;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low & 6) == 6 && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & (1u << 5));
+    if ((low & 0x06) != 0x06 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & 1u << 5))
+        return 2;
+    return (low & 0xe6) == 0xe6 && (b & 1u << 16) ? 8 : 4;
 }
 #endif
 
 static void (*sum_decoding)(Py_ssize_t, const unsigned char *, const Tally *, const Row *,
-                            double[5][LANES]) = sum_decoding_by_pairs;
-static void (*sum_pending)(Py_ssize_t, const Cell *, const PendingRow *, double[3][LANES]) = sum_pending_by_pairs;
+                            double[5][TIMES]) = sum_decoding_by_pairs;
+static void (*sum_pending)(Py_ssize_t, const Cell *, const PendingRow *, double[3][TIMES]) = sum_pending_by_pairs;
 
 static void add_decoding(const Load *load, const Array *slots, const Group *group, const Row *table,
                          const double *grown)
@@ -1139,7 +1174,7 @@ static void add_decoding(const Load *load, const Array *slots, const Group *grou
                 listed[used++] = (unsigned char)(64 * word + __builtin_ctzll(left));
         if (!used)
             continue;
-        double sums[5][LANES];
+        double sums[5][TIMES];
         sum_decoding(used, listed, ages->tally, table, sums);
         for (int t = 0; t < TIMES; t++) {
             load->requests[t * n + i] += sums[0][t];
@@ -1179,37 +1214,36 @@ static void fill_pending(PendingRow *table, int used, const Curves *of_curves, c
                          const double *delays_s, double tokens_per_s, int64_t class, double cap)
 {
     double newborn = survival_within(of_curves, 0.0, class);
-    memset(table, 0, (size_t)used * sizeof *table);
     for (int k = 0; k < used; k++)
         for (int t = 0; t < TIMES; t++) {
             PendingRow *row = &table[k];
             double wait_s = delay_of_row[k], grown = larger(delays_s[t] - wait_s, 0.0) * tokens_per_s;
             double alive = delays_s[t] >= wait_s ? conditional(of_curves, 0.0, newborn, grown, class, cap) : 0.0;
             double ended = alive * (1.0 - alive);
-            row->alive[t] = alive;
-            row->alive_grown[t] = alive * grown;
-            row->ended[t] = ended;
-            row->ended_grown[t] = 2.0 * (ended * grown);
-            row->ended_squared[t] = ended * grown * grown;
+            double factors[] = {alive, alive * grown, ended, 2.0 * (ended * grown), ended * grown * grown};
+            if (t == LANES) {
+                memcpy(row->last, factors, sizeof factors);
+                continue;
+            }
+            row->alive[t] = factors[0];
+            row->alive_grown[t] = factors[1];
+            row->ended[t] = factors[2];
+            row->ended_grown[t] = factors[3];
+            row->ended_squared[t] = factors[4];
         }
 }
 
-static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, const int32_t *candidate_of,
+static int add_pending(const Load *load, Py_ssize_t n, Census *of_census, const int32_t *candidate_of,
                        Py_ssize_t capacity, const Curves *of_curves, const double *delay_of_row,
                        const double *delays_s, double now_s, double tokens_per_s)
 {
     Py_ssize_t waiting = of_census->waiting, found = 0;
     if (!waiting)
         return 0;
-    Pending *pending = malloc((size_t)waiting * sizeof *pending);
-    Cell *cells = malloc((size_t)waiting * sizeof *cells);
-    int32_t *next = malloc((size_t)n * sizeof *next); /* by candidate, where its next cell goes */
+    Pending *pending = scratch_of(of_census, waiting, sizeof *pending);
+    Cell *cells = scratch_of(of_census, waiting, sizeof *cells);
+    int32_t *next = scratch_of(of_census, n, sizeof *next); /* by candidate, where its next cell goes */
     int32_t used = 0;
-    int answer = -1;
-    if (!pending || !cells || !next) {
-        PyErr_NoMemory();
-        goto done;
-    }
     for (Py_ssize_t word = 0; found < waiting; word++)
         for (uint64_t left = of_census->pending[word]; left; left &= left - 1, found++) {
             const Known *known = &of_census->rows[64 * word + __builtin_ctzll(left)];
@@ -1227,7 +1261,7 @@ static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, 
     while (from < found) {
         int64_t group = pending[from].group, class = group / (of_census->ages + 1);
         if (expect_class(of_curves, class) < 0)
-            goto done;
+            return -1;
         double limits = 0.0;
         memset(next, 0, (size_t)n * sizeof *next);
         Py_ssize_t begin = from;
@@ -1235,8 +1269,11 @@ static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, 
             if (pending[k].group != group)
                 continue;
             Pending one = pending[k];
-            pending[k] = pending[from];
-            pending[from++] = one;
+            if (k != from) {
+                pending[k] = pending[from];
+                pending[from] = one;
+            }
+            from++;
             limits += one.limit;
             if (one.candidate >= 0)
                 next[one.candidate]++;
@@ -1250,7 +1287,7 @@ static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, 
         for (Py_ssize_t k = begin; k < from; k++)
             if (pending[k].candidate >= 0)
                 cells[next[pending[k].candidate]++] =
-                    (Cell){pending[k].held, pending[k].held * pending[k].held, pending[k].row};
+                    (Cell){pending[k].held, pending[k].row};
         PendingRow table[DELAYS];
         fill_pending(table, used, of_curves, delay_of_row, delays_s, tokens_per_s, class,
                      group % (of_census->ages + 1) != of_census->ages ? limits / (double)(from - begin) : INFINITY);
@@ -1258,7 +1295,7 @@ static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, 
             int32_t first = i ? next[i - 1] : 0;
             if (next[i] == first)
                 continue;
-            double sums[3][LANES];
+            double sums[3][TIMES];
             sum_pending(next[i] - first, cells + first, table, sums);
             for (int t = 0; t < TIMES; t++) {
                 load->requests[t * n + i] += sums[0][t];
@@ -1267,12 +1304,7 @@ static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, 
             }
         }
     }
-    answer = 0;
-done:
-    free(pending);
-    free(cells);
-    free(next);
-    return answer;
+    return 0;
 }
 
 /* --- ballast (policies/placement/ballast.py) --------------------------------------------------------------------- */
@@ -1318,16 +1350,34 @@ typedef struct {
     double *kv, *per_kv, *slope, *floor_4, *read, *host, *overhead, *foreign, *foreign_tokens;
 } Columns;
 
-/* G, and the step time, with `more` requests and `added` tokens. */
+/* Whether all candidates have room for so many more tokens. */
+static int all_fit(Py_ssize_t n, const Columns *of_candidate, const double *held, double added)
+{
+    int over = 0; /* no early end: this loop is a few vectors */
+    for (Py_ssize_t i = 0; i < n; i++)
+        over |= !((held[i] + added) * of_candidate->per_kv[i] <= 1.0);
+    return !over;
+}
+
+/* G, and the step time, with `more` requests and `added` tokens. `fit`: on no candidate a request waits for KV. */
 static void burden_s(Py_ssize_t n, const Columns *of_candidate, const double *restrict requests,
-                     const double *restrict held, double more, double added, double typical_s,
+                     const double *restrict held, double more, double added, int fit, double typical_s,
                      double *restrict burden, double *restrict step)
 {
     const double *restrict per_kv = of_candidate->per_kv, *restrict slope = of_candidate->slope;
     const double *restrict floor_4 = of_candidate->floor_4, *restrict read = of_candidate->read;
     const double *restrict host = of_candidate->host, *restrict overhead = of_candidate->overhead;
     double per_typical = 1.0 / typical_s;
-    for (Py_ssize_t i = 0; i < n; i++) {
+    for (Py_ssize_t i = 0; fit && i < n; i++) {
+        double running = requests[i] + more;
+        double seconds = weights_and_matmul_s(slope[i], floor_4[i], running) + read[i] * (held[i] + added);
+        seconds += host[i] * running;
+        seconds += overhead[i];
+        double slow = seconds * per_typical;
+        step[i] = seconds;
+        burden[i] = running * seconds * (slow * slow * slow);
+    }
+    for (Py_ssize_t i = 0; !fit && i < n; i++) {
         double tokens = held[i] + added, over = tokens * per_kv[i];
         double share = 1.0 / (over > 1.0 ? over : 1.0);
         double running = (requests[i] + more) * share;
@@ -1340,14 +1390,21 @@ static void burden_s(Py_ssize_t n, const Columns *of_candidate, const double *re
     }
 }
 
+#define PER_ROOT_OF_TWO_PI (1.0 / sqrt(2.0 * 3.14159265358979323846))
+
+/* What `mean_excess` computes from z = 8, set when the module is made. */
+static struct {
+    double chances, density;
+} beyond_doubt;
+
 static double mean_excess(double mean, double spread)
 {
     double sure = larger(spread, 1.0), z = mean / sure;
     if (z <= -2.0)
         return 0.0; /* the logistic's error is larger than what is left */
-    z = smaller(larger(z, -8.0), 8.0);
-    double density = exp(-0.5 * z * z) * (1.0 / sqrt(2.0 * 3.14159265358979323846));
-    return larger(mean / (1.0 + exp(-1.702 * z)) + sure * density, 0.0);
+    if (z >= 8.0) /* most that are above -2 */
+        return larger(mean / beyond_doubt.chances + sure * beyond_doubt.density, 0.0);
+    return larger(mean / (1.0 + exp(-1.702 * z)) + sure * (exp(-0.5 * z * z) * PER_ROOT_OF_TWO_PI), 0.0);
 }
 
 /* The level at which so many requests have been placed, each at its cheapest (policies/placement/waterline.py): from
@@ -1355,13 +1412,14 @@ static double mean_excess(double mean, double spread)
 static double waterline(Py_ssize_t n, const double *costs, const double *slopes, double requests, double *scratch)
 {
     double *cost = scratch, *room = scratch + n, lowest = INFINITY;
+    for (Py_ssize_t i = 0; i < n; i++)
+        lowest = smaller(lowest, costs[i]);
+    if (!(requests > 0.0))
+        return lowest;
     for (Py_ssize_t i = 0; i < n; i++) {
         cost[i] = costs[i];
         room[i] = 1.0 / larger(slopes[i], LEAST_SLOPE);
-        lowest = smaller(lowest, costs[i]);
     }
-    if (!(requests > 0.0))
-        return lowest;
     double level = lowest;
     for (Py_ssize_t active = n; active;) {
         double rooms = 0.0, filled = 0.0;
@@ -1394,7 +1452,7 @@ typedef struct {
     Asked asked;
     const Fleet *fleet;
     const Curves *curves;
-    const Census *census;
+    Census *census;
     Array delay_of_row;
     double now_s, handoff_s;
     int64_t class, limit; /* a limit below 0: none */
@@ -1422,14 +1480,9 @@ static int get_decision(Held *held, PyObject *const *given, Decision *one)
 /* The load of every candidate at each time. -1 with an exception. */
 static int project(const Decision *one, const double *delays_s, double tokens_per_s, const Load *load)
 {
-    const Census *of_census = one->census;
+    Census *of_census = one->census;
     Py_ssize_t n = one->asked.slots.len, capacity = one->fleet->slots;
-    int32_t *candidate_of = malloc((size_t)capacity * sizeof *candidate_of);
-    int answer = -1;
-    if (!candidate_of) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    int32_t *candidate_of = scratch_of(of_census, capacity, sizeof *candidate_of);
     for (Py_ssize_t k = 0; k < capacity; k++)
         candidate_of[k] = -1;
     for (Py_ssize_t i = 0; i < n; i++)
@@ -1442,7 +1495,7 @@ static int project(const Decision *one, const double *delays_s, double tokens_pe
         const Group *group = of_census->groups[k];
         int64_t class = group->group / (of_census->ages + 1);
         if (expect_class(one->curves, class) < 0)
-            goto done;
+            return -1;
         int limited = group->group % (of_census->ages + 1) != of_census->ages;
         double cap = limited ? (double)group->limits / (double)group->total : INFINITY;
         for (int64_t age = 0; age < of_census->ages; age++) {
@@ -1452,19 +1505,20 @@ static int project(const Decision *one, const double *delays_s, double tokens_pe
             double now = survival_within(one->curves, from, class);
             for (int t = 0; t < TIMES; t++) {
                 double alive = conditional(one->curves, from, now, from + grown[t], class, cap);
-                table[age].alive[t] = alive;
-                table[age].ended[t] = alive * (1.0 - alive);
+                double ended = alive * (1.0 - alive);
+                if (t < LANES) {
+                    table[age].alive[t] = alive;
+                    table[age].ended[t] = ended;
+                } else {
+                    table[age].last[0] = table[age].last[1] = alive;
+                    table[age].last[2] = table[age].last[3] = ended;
+                }
             }
-            for (int t = TIMES; t < LANES; t++)
-                table[age].alive[t] = table[age].ended[t] = 0.0;
         }
         add_decoding(load, &one->asked.slots, group, table, grown);
     }
-    answer = add_pending(load, n, of_census, candidate_of, capacity, one->curves, one->delay_of_row.f, delays_s,
-                         one->now_s, tokens_per_s);
-done:
-    free(candidate_of);
-    return answer;
+    return add_pending(load, n, of_census, candidate_of, capacity, one->curves, one->delay_of_row.f, delays_s,
+                       one->now_s, tokens_per_s);
 }
 
 static double typical_step_s(const Decision *one, const Columns *of_candidate, double *scratch)
@@ -1488,12 +1542,12 @@ static int weigh(const Decision *one)
 {
     Py_ssize_t n = one->asked.slots.len, cells = n * TIMES;
     double *restrict out = one->asked.out.out;
-    double *memory = malloc((size_t)(20 * n + 6 * cells + 1) * sizeof *memory);
-    if (!memory) {
-        PyErr_NoMemory();
+    Py_ssize_t doubles = 20 * n + 6 * cells, waiting = one->census->waiting;
+    if (begin_scratch(one->census, (size_t)doubles * sizeof(double) +
+                                       (size_t)(one->fleet->slots + n) * sizeof(int32_t) +
+                                       (size_t)waiting * (sizeof(Pending) + sizeof(Cell))) < 0)
         return -1;
-    }
-    double *next = memory;
+    double *next = scratch_of(one->census, doubles, sizeof *next);
     Columns columns;
     double **by_candidate[] = {&columns.kv, &columns.per_kv, &columns.slope, &columns.floor_4, &columns.read,
                                &columns.host, &columns.overhead, &columns.foreign, &columns.foreign_tokens};
@@ -1506,7 +1560,6 @@ static int weigh(const Decision *one)
     Load load = {next, next + cells, next + 2 * cells};
     double *marginal = next + 3 * cells, *with_step = next + 4 * cells, *stalled = next + 5 * cells;
     memset(next, 0, (size_t)(3 * cells) * sizeof *next);
-    int answer = -1;
 
     for (Py_ssize_t i = 0; i < n; i++) {
         int64_t slot = one->asked.slots.i[i];
@@ -1538,7 +1591,7 @@ static int weigh(const Decision *one)
         weights[t] = t < 2 ? piece_tokens * 0.5 : piece_tokens;
     }
     if (project(one, delays_s, 1.0 / typical_s, &load) < 0)
-        goto done;
+        return -1;
 
     double all_requests = 0.0, all_held = 0.0, alive[TIMES];
     for (int t = 0; t < TIMES; t++) {
@@ -1576,13 +1629,17 @@ static int weigh(const Decision *one)
     for (int t = 0; t < TIMES; t++) {
         const double *requests = load.requests + t * n, *held = load.tokens + t * n, *spread = load.variance + t * n;
         double own = one->asked.prompt + ages[t], *cost = marginal + t * n, *with_s = with_step + t * n;
-        burden_s(n, &columns, requests, held, 0.0, 0.0, typical_s, before, step);
-        burden_s(n, &columns, requests, held, 1.0, own, typical_s, cost, with_s);
-        burden_s(n, &columns, requests, held, 1.0, mean, typical_s, one_more, step);
-        burden_s(n, &columns, requests, held, 2.0, 2.0 * mean, typical_s, two_more, step);
-        for (Py_ssize_t i = 0; i < n; i++) {
+        double placed = larger(alive[0] - alive[t], 0.0);
+        int fit = all_fit(n, &columns, held, larger(own, 2.0 * mean));
+        burden_s(n, &columns, requests, held, 0.0, 0.0, fit, typical_s, before, step);
+        burden_s(n, &columns, requests, held, 1.0, own, fit, typical_s, cost, with_s);
+        for (Py_ssize_t i = 0; i < n; i++)
             cost[i] -= before[i];
-            slopes[i] = two_more[i] - 2.0 * one_more[i] + before[i];
+        if (placed > 0.0) { /* else the waterline needs no slopes */
+            burden_s(n, &columns, requests, held, 1.0, mean, fit, typical_s, one_more, step);
+            burden_s(n, &columns, requests, held, 2.0, 2.0 * mean, fit, typical_s, two_more, step);
+            for (Py_ssize_t i = 0; i < n; i++)
+                slopes[i] = two_more[i] - 2.0 * one_more[i] + before[i];
         }
         if (stalls)
             for (Py_ssize_t i = 0; i < n; i++) {
@@ -1593,7 +1650,7 @@ static int weigh(const Decision *one)
                 *waits = overflow * (requests[i] + 1.0) / with_it;
                 cost[i] += *waits * with_s[i];
             }
-        double level = waterline(n, cost, slopes, larger(alive[0] - alive[t], 0.0), scratch);
+        double level = waterline(n, cost, slopes, placed, scratch);
         for (Py_ssize_t i = 0; i < n; i++)
             out[i] += weights[t] * larger(cost[i], level);
     }
@@ -1630,10 +1687,7 @@ static int weigh(const Decision *one)
             out[i] += queued_s[i] + (double)(one->fleet->requests.i[slot] + one->fleet->foreign.i[slot]) * caused_s;
         }
     }
-    answer = 0;
-done:
-    free(memory);
-    return answer;
+    return 0;
 }
 
 PyDoc_STRVAR(ballast_doc,
@@ -1654,6 +1708,193 @@ static PyObject *ballast(PyObject *module, PyObject *const *given, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+/* --- sibyl (policies/placement/sibyl.py, state/growth.py) -------------------------------------------------------- */
+
+/* The columns of `Growth` for one request, and what else of its row is read. */
+typedef struct {
+    double age, held, own_rate, start_share, reciprocal, handoff_at_s, limit;
+    int64_t class;
+    int32_t slot;
+    int32_t decoding;
+} Grown;
+
+typedef struct {
+    Grown *rows;
+    Py_ssize_t count, room;
+} Growth;
+
+static const char GROWTH[] = "ballast growth";
+
+static void free_growth(PyObject *capsule)
+{
+    Growth *of_growth = PyCapsule_GetPointer(capsule, GROWTH);
+    free(of_growth->rows);
+    free(of_growth);
+}
+
+PyDoc_STRVAR(growth_doc, "growth()\n--\n\nAn empty `Growth`, which `regrow` fills.");
+
+static PyObject *growth(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    if (expect_arguments(count, 0) < 0)
+        return NULL;
+    Growth *one = calloc(1, sizeof *one);
+    if (!one)
+        return PyErr_NoMemory();
+    PyObject *capsule = PyCapsule_New(one, GROWTH, free_growth);
+    if (!capsule)
+        free(one);
+    return capsule;
+}
+
+PyDoc_STRVAR(regrow_doc,
+"regrow(growth, curves, all_rows, count, slot, prompt_tokens, limit_tokens, generated_tokens, class_slot, decoding, "
+"handoff_at_s, first_token_at_s, progress_at_s, changed)\n--\n\n"
+"`Growth.update`: write the marked rows anew and clear their marks; with `all_rows`, look up the curves for all.");
+
+static PyObject *regrow(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    Held held = {.count = 0};
+    Flights flights;
+    Growth *of_growth;
+    const Curves *of_curves;
+    int64_t all;
+    if (expect_arguments(count, 14) < 0 || !(of_growth = PyCapsule_GetPointer(given[0], GROWTH)) ||
+        !(of_curves = PyCapsule_GetPointer(given[1], CURVES)) || get_integer(given[2], &all) < 0 ||
+        get_flights(&held, given + 3, &flights) < 0)
+        goto failed;
+    Py_ssize_t classes = of_curves->end.len;
+    for (Py_ssize_t row = next_marked(&flights.changed, 0, flights.count); row < flights.count;
+         row = next_marked(&flights.changed, row + 1, flights.count))
+        if (expect_class(of_curves, classes > 1 ? flights.class.i[row] : 0) < 0)
+            goto failed;
+    if (flights.count > of_growth->room) {
+        Py_ssize_t room = 2 * flights.count;
+        Grown *more = realloc(of_growth->rows, (size_t)room * sizeof *more);
+        if (!more) {
+            PyErr_NoMemory();
+            goto failed;
+        }
+        memset(more + of_growth->room, 0, (size_t)(room - of_growth->room) * sizeof *more);
+        of_growth->rows = more;
+        of_growth->room = room;
+    }
+    of_growth->count = flights.count;
+    for (Py_ssize_t row = next_marked(&flights.changed, 0, flights.count); row < flights.count;
+         row = next_marked(&flights.changed, row + 1, flights.count)) {
+        Grown *one = &of_growth->rows[row];
+        double weight =
+            1.0 / (larger(flights.progress_at_s.f[row] - flights.first_token_at_s.f[row], 0.0) + 1.0);
+        one->age = (double)flights.generated.i[row];
+        one->held = one->age + (double)flights.prompt.i[row];
+        one->own_rate = larger(one->age - 1.0, 0.0) * weight;
+        one->start_share = weight;
+        one->handoff_at_s = flights.handoff_at_s.f[row];
+        one->limit = (double)flights.limit.i[row];
+        one->class = flights.class.i[row];
+        one->slot = (int32_t)flights.slot.i[row];
+        one->decoding = flights.decoding.b[row];
+        one->reciprocal = 1.0 / survival_within(of_curves, larger(one->age, 0.0), classes > 1 ? one->class : 0);
+        flights.changed.out_b[row] = 0;
+    }
+    if (all)
+        for (Py_ssize_t row = 0; row < of_growth->count; row++) {
+            Grown *one = &of_growth->rows[row];
+            int64_t class = classes > 1 ? one->class : 0;
+            if (expect_class(of_curves, class) < 0)
+                goto failed;
+            one->reciprocal = 1.0 / survival_within(of_curves, larger(one->age, 0.0), class);
+        }
+    release(&held);
+    Py_RETURN_NONE;
+failed:
+    release(&held);
+    return NULL;
+}
+
+PyDoc_STRVAR(sibyl_doc,
+"sibyl(out, slots, capacity, now_s, handoff_s, start_tokens_per_s, growth, curves, prob_at_one, without_type_one, "
+"without_type_two, without_type_three)\n--\n\n"
+"The costs of `Sibyl` at the decode stage, of candidates with slots below `capacity`. `handoff_s`: one number, or an "
+"array with that of each.");
+
+static PyObject *sibyl(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    Held held = {.count = 0};
+    Array out, slots, handoff_s = {.len = 0};
+    const Growth *of_growth;
+    const Curves *of_curves;
+    int64_t capacity, certain, without[3];
+    double now_s, common_s = 0.0, start_rate;
+    int32_t *candidate_of = NULL;
+    PyObject *answer = NULL;
+    if (expect_arguments(count, 12) < 0 || get(&held, given[0], "out", 'd', 1, WRITE, &out) < 0 ||
+        get(&held, given[1], "slots", 'q', 1, READ, &slots) < 0 || expect_length("out", &out, slots.len) < 0 ||
+        get_integer(given[2], &capacity) < 0 || get_double(given[3], &now_s) < 0 ||
+        get_double(given[5], &start_rate) < 0 || !(of_growth = PyCapsule_GetPointer(given[6], GROWTH)) ||
+        !(of_curves = PyCapsule_GetPointer(given[7], CURVES)) || get_integer(given[8], &certain) < 0 ||
+        get_integer(given[9], &without[0]) < 0 || get_integer(given[10], &without[1]) < 0 ||
+        get_integer(given[11], &without[2]) < 0)
+        goto done;
+    int each = PyObject_CheckBuffer(given[4]);
+    if (each ? get(&held, given[4], "handoff_s", 'd', 1, READ, &handoff_s) < 0 ||
+                   expect_length("handoff_s", &handoff_s, slots.len) < 0
+             : get_double(given[4], &common_s) < 0)
+        goto done;
+    if (capacity < 0 || capacity > MOST_SLOTS) {
+        PyErr_SetString(PyExc_ValueError, "capacity: there are no so many slots");
+        goto done;
+    }
+    if (expect_within("slots", &slots, (Py_ssize_t)capacity) < 0)
+        goto done;
+    candidate_of = malloc((size_t)(capacity + 1) * sizeof *candidate_of);
+    if (!candidate_of) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (int64_t k = 0; k < capacity; k++)
+        candidate_of[k] = -1;
+    for (Py_ssize_t i = 0; i < slots.len; i++) {
+        candidate_of[slots.i[i]] = (int32_t)i;
+        out.out[i] = 0.0;
+    }
+    Py_ssize_t classes = of_curves->end.len;
+    if (classes < 1) {
+        expect_class(of_curves, 0);
+        goto done;
+    }
+    for (Py_ssize_t row = 0; row < of_growth->count; row++) {
+        const Grown *one = &of_growth->rows[row];
+        int32_t i = one->slot < capacity ? candidate_of[one->slot] : -1;
+        if (i < 0)
+            continue;
+        double ahead_s = each ? handoff_s.f[i] : common_s;
+        double elapsed_s = smaller(now_s + ahead_s - one->handoff_at_s, ahead_s);
+        int early = elapsed_s >= 0.0;
+        if (one->decoding ? without[0] : early ? without[1] : without[2])
+            continue;
+        double grown = (one->start_share * start_rate + one->own_rate) * elapsed_s;
+        double load = larger(one->held + grown, 0.0);
+        if (!certain) {
+            int64_t class = classes > 1 && one->class < classes ? one->class : 0;
+            double later = larger(grown + one->age, 0.0);
+            double alive = survival_within(of_curves, later, class) * one->reciprocal;
+            if (later > of_curves->end.f[class]) {
+                double age = larger(one->age, 0.0);
+                alive = conditional(of_curves, age, survival_within(of_curves, age, class), later, class, INFINITY);
+            }
+            load *= later < one->limit ? alive : 0.0;
+        }
+        out.out[i] += load;
+    }
+    answer = Py_None;
+    Py_INCREF(answer);
+done:
+    free(candidate_of);
+    release(&held);
+    return answer;
+}
+
 /* --- the module -------------------------------------------------------------------------------------------------- */
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
@@ -1661,15 +1902,19 @@ static PyObject *ballast(PyObject *module, PyObject *const *given, Py_ssize_t co
 static PyMethodDef functions[] = {
     FUNCTION(fleet), FUNCTION(prefill_s), FUNCTION(least_uncached_tokens), FUNCTION(choose),
     FUNCTION(curves), FUNCTION(tabulate), FUNCTION(kaplan_meier),
-    FUNCTION(census), FUNCTION(recount), FUNCTION(tallies), FUNCTION(ballast), {NULL, NULL, 0, NULL},
+    FUNCTION(census), FUNCTION(recount), FUNCTION(tallies), FUNCTION(ballast),
+    FUNCTION(growth), FUNCTION(regrow), FUNCTION(sibyl), {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *module)
 {
-#ifdef QUADS
-    if (has_quads()) {
-        sum_decoding = sum_decoding_by_quads;
-        sum_pending = sum_pending_by_quads;
+    beyond_doubt.chances = 1.0 + exp(-1.702 * 8.0);
+    beyond_doubt.density = exp(-0.5 * 8.0 * 8.0) * PER_ROOT_OF_TWO_PI;
+#ifdef WIDER
+    int width = widest();
+    if (width > 2) {
+        sum_decoding = width > 4 ? sum_decoding_by_octs : sum_decoding_by_quads;
+        sum_pending = width > 4 ? sum_pending_by_octs : sum_pending_by_quads;
     }
 #endif
     return PyModule_AddIntConstant(module, "VERSION", VERSION);

@@ -69,6 +69,7 @@ extern PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_IndexError, *PyExc_S
 
 void Py_IncRef(PyObject *);
 void Py_DecRef(PyObject *);
+int PyObject_CheckBuffer(PyObject *);
 int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
 void PyBuffer_Release(Py_buffer *);
 typedef void (*PyCapsule_Destructor)(PyObject *);

@@ -23,8 +23,8 @@ Prepared = NewType("Prepared", object)
 class Kernel(Protocol):
     """The functions of the extension. Arrays are C-contiguous float64, int64 or bool; `out` takes the result.
 
-    All raise TypeError, ValueError, IndexError or BufferError for arguments that do not fit together. `fleet`, `curves`
-    and `census` return what the others take under that name.
+    All raise TypeError, ValueError, IndexError or BufferError for arguments that do not fit together. `fleet`,
+    `curves`, `census` and `growth` return what the others take under that name.
     """
 
     VERSION: int
@@ -142,6 +142,45 @@ class Kernel(Protocol):
 
     def tallies(self, census: Prepared, group: int, counts: FloatArray, held: FloatArray, squares: FloatArray) -> int:
         """Add what is counted of one group to the matrices of an `AgeHistogram`; the number of its requests."""
+
+    def growth(self) -> Prepared:
+        """An empty `Growth`."""
+
+    def regrow(
+        self,
+        growth: Prepared,
+        curves: Prepared,
+        all_rows: bool,
+        count: int,
+        slot: IntArray,
+        prompt_tokens: IntArray,
+        limit_tokens: IntArray,
+        generated_tokens: IntArray,
+        class_slot: IntArray,
+        decoding: BoolArray,
+        handoff_at_s: FloatArray,
+        first_token_at_s: FloatArray,
+        progress_at_s: FloatArray,
+        changed: BoolArray,
+    ) -> None:
+        """`Growth.update`; the columns are `Flights.columns`. Clears `changed`."""
+
+    def sibyl(
+        self,
+        out: FloatArray,
+        slots: IntArray,
+        capacity: int,
+        now_s: float,
+        handoff_s: float | FloatArray,
+        start_tokens_per_s: float,
+        growth: Prepared,
+        curves: Prepared,
+        prob_at_one: bool,
+        without_type_one: bool,
+        without_type_two: bool,
+        without_type_three: bool,
+    ) -> None:
+        """The costs of `Sibyl` on decode."""
 
 
 def _installed() -> Kernel | None:

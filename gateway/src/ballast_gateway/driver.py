@@ -10,6 +10,9 @@ A queue order or an admission policy asks no more of them: a waiting request is 
 - `moves`: pass a `Mover` to `open`. Every order to move a request without one is reported as failed at once.
 - `beliefs`: fill in the prefix blocks and the traffic class of a `Request` as far as these beliefs read them.
 
+Progress goes to the Director in batches: each report is kept with its own time for `GATHER_S` at most, and passed on
+before any other event, so no decision misses what had happened. Where no policy follows progress, it is left out.
+
 Everything runs on one event loop, so the Director needs no lock.
 """
 
@@ -33,7 +36,7 @@ from ballast_core.model.events import (
     Migrated,
     MigrationFailed,
     PrefillDone,
-    Progress,
+    ProgressBatch,
     RequestArrived,
     RequestEnded,
     SegmentDone,
@@ -42,6 +45,9 @@ from ballast_core.model.events import (
 
 _TICK_S = 1e-3
 """The shortest timer: uvloop counts whole milliseconds, so a shorter one would fire at once, again and again."""
+
+GATHER_S = 4e-3
+"""Reports of progress wait for further ones for at most this long, as exactly as the loop's timers are."""
 
 EffectListener: TypeAlias = Callable[[Effect, float], None]
 """Called with every effect and its time: decision log, metrics."""
@@ -104,11 +110,7 @@ class Ticket:
     def prefill_done(self) -> Handoff:
         """Report the end of prefill; returns the hand-off, with the decode endpoint to use."""
         self._driver.feed(PrefillDone(self.request.id))
-        match self._effects.popleft() if self._effects else None:
-            case Handoff() as handoff:
-                return handoff
-            case other:
-                raise RuntimeError(f"no hand-off after prefill, but {other!r}")
+        return self._handoff("prefill")
 
     def segment_done(self, generated_tokens: int, *, computed: bool = True) -> Handoff:
         """Report that a segment other than the last has reached its cut; returns the endpoint of the next one.
@@ -116,11 +118,13 @@ class Ticket:
         `computed`: False if the segment was skipped.
         """
         self._driver.feed(SegmentDone(self.request.id, generated_tokens, computed))
-        match self._effects.popleft() if self._effects else None:
-            case Handoff() as handoff:
-                return handoff
-            case other:
-                raise RuntimeError(f"no hand-off after a segment, but {other!r}")
+        return self._handoff("a segment")
+
+    def _handoff(self, after: str) -> Handoff:
+        effect = self._effects.popleft() if self._effects else None
+        if isinstance(effect, Handoff):
+            return effect
+        raise RuntimeError(f"no hand-off after {after}, but {effect!r}")
 
     def migrated(self, target: EndpointId) -> None:
         """Report that the decode runs on `target` now."""
@@ -140,7 +144,7 @@ class Ticket:
 
     def progress(self, generated_tokens: int) -> None:
         """Report the tokens generated so far."""
-        self._driver.feed(Progress(self.request.id, generated_tokens))
+        self._driver.progressed(self.request.id, generated_tokens)
 
     def end(self, outcome: Outcome, output_tokens: int = 0) -> None:
         """Report the end; further calls change nothing."""
@@ -196,6 +200,10 @@ class Driver:
         self._timers: set[asyncio.TimerHandle] = set()
         self._events: deque[Event] = deque()
         self._feeding = False
+        self._follows_progress = director.settings.follows_progress
+        self._reports: list[tuple[float, RequestId, int]] = []
+        """Progress that the Director has not been told yet."""
+        self._gathering: asyncio.TimerHandle | None = None
 
     def now_s(self) -> float:
         """The time of the next event."""
@@ -222,31 +230,56 @@ class Driver:
         """Deliver no more effects to a request. Called by its ticket when it closes."""
         self._tickets.pop(request_id, None)
 
+    def progressed(self, request_id: RequestId, generated_tokens: int) -> None:
+        """Tell the Director of a request's progress: within `GATHER_S`, and before any later event."""
+        if self._follows_progress:
+            self._reports.append((self.now_s(), request_id, generated_tokens))
+            if self._gathering is None:
+                self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._gathered)
+
     def feed(self, event: Event) -> None:
         """Pass an event to the Director and carry out its effects, then the events that these caused, in order."""
-        self._events.append(event)
         if self._feeding:
+            self._events.append(event)
             return
         self._feeding = True
         try:
+            self._feed(event)
             while self._events:
                 self._feed(self._events.popleft())
         finally:
             self._feeding = False
 
     def _feed(self, event: Event) -> None:
+        if self._reports:
+            self._tell()
         now_s = self.now_s()
         began_s = perf_counter()
         effects = self.director.on_event(event, now_s)
-        if effects and self._on_decision_s is not None:
+        if not effects:
+            return
+        if self._on_decision_s is not None:
             self._on_decision_s(perf_counter() - began_s)
         for effect in effects:
             for listen in self._listeners:
                 listen(effect, now_s)
             self._carry_out(effect, now_s)
 
+    def _gathered(self) -> None:
+        self._gathering = None
+        if self._reports:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Pass on the gathered progress. A batch has no effects."""
+        reports, self._reports = self._reports, []
+        self.director.on_event(ProgressBatch(reports), self.now_s())
+
     def close(self) -> None:
-        """Drop pending timers."""
+        """Pass on what has been gathered, and drop pending timers."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathered()
         for handle in self._timers:
             handle.cancel()
         self._timers.clear()

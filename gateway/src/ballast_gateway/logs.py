@@ -12,7 +12,6 @@ from ballast_gateway.records import RequestRecord
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FLUSH_S = 0.1
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` with separators makes an encoder for each call
 
 
 class JsonFormatter(logging.Formatter):
@@ -79,5 +78,4 @@ class RequestLog:
         self._unix_s = unix_s
 
     def __call__(self, record: RequestRecord) -> None:
-        line = {"time": timestamp(record.ended_s + self._unix_s)} | record.as_dict()
-        self._writer.write(_encode(line))
+        self._writer.write(record.as_json(timestamp(record.ended_s + self._unix_s)))

@@ -19,6 +19,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _decode = json.JSONDecoder(parse_constant=_no_constant).decode
+_decode_any = json.JSONDecoder().decode
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` with separators makes an encoder for each call
 
 CHARS_PER_TOKEN: Final = 4
@@ -49,7 +50,7 @@ def parse_object(raw: bytes) -> JsonObject:
     if not raw:
         raise InvalidBody("the body is empty; send a JSON object")
     try:
-        document = _decode(raw.decode(json.detect_encoding(raw)))
+        document = _decode(raw.decode("utf-8" if raw.startswith(b'{"') else json.detect_encoding(raw)))
     except UnicodeDecodeError as error:
         raise InvalidBody(f"the body is not {error.encoding.upper()} text (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -96,6 +97,11 @@ def without_control_fields(document: JsonObject) -> JsonObject | None:
     if CONTROL_FIELDS.isdisjoint(document):
         return None
     return {key: value for key, value in document.items() if key not in CONTROL_FIELDS}
+
+
+def load(raw: bytes) -> object:
+    """An engine's JSON, in UTF-8. Raises `ValueError` and `RecursionError`."""
+    return _decode_any(raw.decode("utf-8", "surrogatepass"))
 
 
 def dump(document: JsonObject) -> bytes:

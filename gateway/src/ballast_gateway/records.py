@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from json.encoder import encode_basestring_ascii as _text  # what `json` itself writes texts with
 
 
 class MoveOutcome(StrEnum):
@@ -80,31 +81,35 @@ class RequestRecord:
             return None
         return (self.ended_s - self.first_token_s) / (self.output_tokens - 1)
 
-    def as_dict(self) -> dict[str, object]:
-        """The canonical log line, without the fields that do not apply."""
-        line: dict[str, object] = {
-            "event": "request",
-            "request_id": self.id,
-            "path": self.path,
-            "model": self.model,
-            "stream": self.stream,
-            "status": self.status,
-            "outcome": self.outcome,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "e2e_s": round(self.e2e_s, 6),
-        }
-        optional = {
-            "reason": self.reason,
-            "detail": self.detail,
-            "prefill": self.prefill,
-            "cut_tokens": self.cut_tokens,
-            "decode": self.decode,
-            "retries": self.retries,
-            "migrations": sum(move.outcome is MoveOutcome.MOVED for move in self.moves),
-            "rescues": self.rescues,
-            "prefill_s": None if self.prefilled_s is None else round(self.prefilled_s - self.arrived_s, 6),
-            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
-            "tpot_s": None if self.tpot_s is None else round(self.tpot_s, 6),
-        }
-        return line | {key: value for key, value in optional.items() if value not in (None, "", 0)}
+    def as_json(self, time: str) -> str:
+        """The canonical log line, without the fields that do not apply. `time`: RFC 3339, of its end."""
+        line = (
+            f'{{"time":"{time}","event":"request","request_id":{_text(self.id)},"path":{_text(self.path)},'
+            f'"model":{_text(self.model)},"stream":{"true" if self.stream else "false"},"status":{self.status:d},'
+            f'"outcome":{_text(self.outcome)},"prompt_tokens":{self.prompt_tokens},'
+            f'"output_tokens":{self.output_tokens},"e2e_s":{round(self.e2e_s, 6)}'
+        )
+        if self.reason:
+            line += f',"reason":{_text(self.reason)}'
+        if self.detail:
+            line += f',"detail":{_text(self.detail)}'
+        if self.prefill:
+            line += f',"prefill":{_text(self.prefill)}'
+        if self.cut_tokens:
+            line += f',"cut_tokens":{self.cut_tokens}'
+        if self.decode:
+            line += f',"decode":{_text(self.decode)}'
+        if self.dispatches > 1:
+            line += f',"retries":{self.retries}'
+        if self.moves and (moved := sum(move.outcome is MoveOutcome.MOVED for move in self.moves)):
+            line += f',"migrations":{moved}'
+        if self.rescues:
+            line += f',"rescues":{self.rescues}'
+        if self.prefilled_s is not None and (prefill_s := round(self.prefilled_s - self.arrived_s, 6)):
+            line += f',"prefill_s":{prefill_s}'
+        if self.first_token_s is not None:
+            if ttft_s := round(self.first_token_s - self.arrived_s, 6):
+                line += f',"ttft_s":{ttft_s}'
+            if (tpot_s := self.tpot_s) and (rounded_s := round(tpot_s, 6)):
+                line += f',"tpot_s":{rounded_s}'
+        return line + "}"

@@ -8,12 +8,12 @@ and cuts), `Bookings` (progress and ends), `Rescheduler` (migrations). They shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.admitter import Admitter
-from ballast_core.directing.bookings import Bookings, slots_of
+from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.capacity import Capacity
 from ballast_core.directing.dispatcher import Dispatcher
 from ballast_core.directing.learning import Learner
@@ -23,8 +23,8 @@ from ballast_core.directing.queue import Queue
 from ballast_core.directing.rescheduler import NoRescheduler, Rescheduler
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.timers import Timers
-from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
-from ballast_core.model.effects import Cancel, Effect, Handoff, Reject
+from ballast_core.model import Outcome, RejectReason, Stage
+from ballast_core.model.effects import Cancel, Effect, Reject
 from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
@@ -42,15 +42,17 @@ from ballast_core.model.events import (
     ProgressBatch,
     RequestArrived,
     RequestEnded,
-    RequestEvent,
     SegmentDone,
     TimerFired,
 )
-from ballast_core.model.observations import Observations
 from ballast_core.policies.admission import Open
 from ballast_core.policies.queue.orders import Fcfs
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
+
+_DECODING = Phase.DECODING  # found faster than a member of an Enum
+_BATCHES = frozenset({ProgressBatch, EndpointsScraped})
+"""Events that serve waiting requests by themselves, or not at all."""
 
 
 class Director:
@@ -113,93 +115,100 @@ class Director:
             capacity=self.capacity,
             timers=timers,
         )
+        self._bounded = admission.bounded
+        self._entry_of = self.ledger.entries.get
+        self._of_request: Mapping[type, Callable[[Entry, Any, float], list[Effect]]] = {
+            PrefillDone: self._prefill_done,
+            SegmentDone: self._segment_done,
+            FirstToken: self._first_token,
+            Progress: self._progressed,
+            DispatchFailed: self._failed,
+            RequestEnded: self._ended,
+            ClientGone: self._client_gone,
+            Migrated: self._settled,
+            MigrationFailed: self._settled,
+            LengthPredicted: self._length_predicted,
+        }
+        self._of_fleet: Mapping[type, Callable[[Any, float], list[Effect]]] = {
+            RequestArrived: self._arrived,
+            ProgressBatch: self._all_progressed,
+            EndpointObserved: self._observed,
+            EndpointsScraped: self._scraped,
+            EndpointDraining: self._drain,
+            EndpointLost: self._lost,
+            TimerFired: self._timer_fired,
+        }
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
         """Process an event that happened at `now_s` (seconds on the driver's clock); returns what is to be done.
 
         Raises ValueError for a request whose id is in flight already.
         """
-        match event:
-            case ProgressBatch():
-                self._progress(event.reports)
-                return []
-            case EndpointsScraped():
-                return self._scraped(event.answers, now_s)
-            case EndpointObserved() | EndpointDraining() | EndpointLost():
-                effects = self._on_endpoint(event, now_s)
-            case TimerFired():
-                again = self._timers.fired(now_s)
-                moves = self.rescheduler.on_timer(now_s)
-                effects = self._admitter.serve(now_s) + moves + again
-            case RequestArrived():
-                effects = self._arrived(event.request, now_s) + self.rescheduler.wake(now_s)
-            case _:
-                entry = self.ledger.get(event.request_id)
-                effects = [] if entry is None else self._on_request(entry, event, now_s)
-        return effects + self._admitter.serve(now_s) if self._admitter.serves else effects
+        kind = type(event)
+        of_request = self._of_request.get(kind)
+        if of_request is not None:
+            entry = self._entry_of(event.request_id)  # type: ignore[union-attr]
+            effects = [] if entry is None else of_request(entry, event, now_s)
+        else:
+            effects = self._of_fleet[kind](event, now_s)
+            if kind in _BATCHES:
+                return effects
+        if self._bounded and self._admitter.serves:
+            effects += self._admitter.serve(now_s)
+        return effects
 
     # --- requests -----------------------------------------------------------------------------------------------
 
-    def _arrived(self, request: Request, now_s: float) -> list[Effect]:
-        limit = self.settings.max_in_flight
+    def _arrived(self, event: RequestArrived, now_s: float) -> list[Effect]:
+        request, limit = event.request, self.settings.max_in_flight
         if limit is not None and len(self.ledger) >= limit:
-            return [
+            effects: list[Effect] = [
                 Reject(request.id, RejectReason.SATURATED, f"{limit} requests are in flight, the limit; retry later")
             ]
-        entry = self.ledger.open(request, now_s)
-        self._learner.arrived(request, now_s)
-        before = self._admitter.serve(now_s) if self._admitter.serves else []
-        return before + self._admitter.admit(entry, now_s)
+        else:
+            entry = self.ledger.open(request, now_s)
+            self._learner.arrived(request, now_s)
+            effects = self._admitter.serve(now_s) if self._bounded and self._admitter.serves else []
+            effects += self._admitter.admit(entry, now_s)
+        effects += self.rescheduler.wake(now_s)
+        return effects
 
-    def _on_request(self, entry: Entry, event: RequestEvent, now_s: float) -> list[Effect]:
-        match event:
-            case PrefillDone():
-                return _if_any(self._dispatcher.prefill_done(entry, now_s))
-            case SegmentDone(generated_tokens=tokens, computed=computed):
-                return _if_any(self._dispatcher.segment_done(entry, tokens, now_s, computed=computed))
-            case FirstToken():
-                self.queue.first_token(entry, now_s)
-                self._bookings.prefilled(entry, now_s)
-                self._bookings.progressed(entry, 1, now_s)
-            case Progress():
-                self._progress([(now_s, entry.request.id, event.generated_tokens)])
-            case LengthPredicted():
-                self.ledger.hint(entry, event.remaining_tokens)
-            case Migrated() | MigrationFailed():
-                slots = slots_of(entry)
-                self.rescheduler.settled(entry, event, now_s)
-                self._bookings.release(*slots)
-            case DispatchFailed():
-                return self._failed(entry, event, now_s)
-            case RequestEnded():
-                self._close(entry, event.outcome, event.output_tokens, now_s)
-            case ClientGone():
-                self._close(entry, Outcome.CANCELLED, 0, now_s)
-                return [Cancel(entry.request.id)]
-            case _:
-                assert_never(event)
+    def _prefill_done(self, entry: Entry, event: PrefillDone, now_s: float) -> list[Effect]:
+        handoff = self._dispatcher.prefill_done(entry, now_s)
+        return [] if handoff is None else [handoff]
+
+    def _segment_done(self, entry: Entry, event: SegmentDone, now_s: float) -> list[Effect]:
+        handoff = self._dispatcher.segment_done(entry, event.generated_tokens, now_s, computed=event.computed)
+        return [] if handoff is None else [handoff]
+
+    def _first_token(self, entry: Entry, event: FirstToken, now_s: float) -> list[Effect]:
+        self.queue.first_token(entry, now_s)
+        if entry.phase is not _DECODING:
+            self._bookings.prefilled(entry, now_s)
+        self._bookings.progressed(entry, 1, now_s)
         return []
 
-    def _progress(self, reports: Iterable[tuple[float, RequestId, int]]) -> None:
-        if not self._learner.reads_books:
-            self._learner.progressed_all(self.ledger.progressed_all(reports, self._bookings.progressed))
-            return
-        entry_of, learned, booked = self.ledger.entries.get, self._learner.progressed, self.ledger.progressed
-        decoding = Phase.DECODING
-        for at_s, request_id, generated_tokens in reports:
-            entry = entry_of(request_id)
-            if entry is None:
-                continue
-            if entry.phase is decoding:
-                learned(entry, generated_tokens, at_s)
-                booked(entry, generated_tokens, at_s)
-            else:  # the tokens may imply the end of its prefill
-                self._bookings.progressed(entry, generated_tokens, at_s)
+    def _progressed(self, entry: Entry, event: Progress, now_s: float) -> list[Effect]:
+        self._bookings.progressed(entry, event.generated_tokens, now_s)
+        return []
+
+    def _all_progressed(self, event: ProgressBatch, now_s: float) -> list[Effect]:
+        self._bookings.progressed_all(event.reports)
+        return []
+
+    def _length_predicted(self, entry: Entry, event: LengthPredicted, now_s: float) -> list[Effect]:
+        self.ledger.hint(entry, event.remaining_tokens)
+        return []
+
+    def _settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> list[Effect]:
+        self.rescheduler.settled(entry, event, now_s)
+        self._bookings.release_lost()
+        return []
 
     def _failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> list[Effect]:
         self.queue.remove(event.request_id)
         entry.failures += 1
-        entry.avoid.add(event.endpoint_id)
+        entry.avoid |= {event.endpoint_id}
         self._bookings.failed(entry)
         if entry.failures > self.settings.max_retries:
             self.ledger.close(event.request_id)
@@ -207,29 +216,33 @@ class Director:
             return [Reject(event.request_id, RejectReason.UPSTREAM_FAILED, tried)]
         return self._admitter.admit(entry, now_s)
 
+    def _ended(self, entry: Entry, event: RequestEnded, now_s: float) -> list[Effect]:
+        self._close(entry, event.outcome, event.output_tokens, now_s)
+        return []
+
+    def _client_gone(self, entry: Entry, event: ClientGone, now_s: float) -> list[Effect]:
+        self._close(entry, Outcome.CANCELLED, 0, now_s)
+        return [Cancel(entry.request.id)]
+
     def _close(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         self.queue.remove(entry.request.id)
         if outcome is Outcome.COMPLETED:
             self.queue.completed(entry, now_s)
         self._bookings.ended(entry, outcome, output_tokens, now_s)
 
-    # --- endpoints ----------------------------------------------------------------------------------------------
+    def _timer_fired(self, event: TimerFired, now_s: float) -> list[Effect]:
+        again = self._timers.fired(now_s)
+        moves = self.rescheduler.on_timer(now_s)
+        return self._admitter.serve(now_s) + moves + again
 
-    def _on_endpoint(self, event: EndpointObserved | EndpointDraining | EndpointLost, now_s: float) -> list[Effect]:
-        match event:
-            case EndpointObserved():
-                return self._observed(event, now_s)
-            case EndpointDraining():
-                self._with_slot(event.endpoint_id, self.inventory.drain)
-            case EndpointLost():
-                self._with_slot(event.endpoint_id, self._lose)
-        return []
+    # --- endpoints ----------------------------------------------------------------------------------------------
 
     def _observed(self, event: EndpointObserved, now_s: float) -> list[Effect]:
         slot, changed = self.inventory.put(event.endpoint)
         if self.inventory.capacity > len(self.ledger.foreign):
             self.ledger.resize(self.inventory.capacity)
             self.placer.grow(self.inventory.capacity)
+            self._learner.grow(self.inventory.capacity)
         if changed:
             self.beliefs.add(slot, event.endpoint.profile)
         if event.observation is not None:
@@ -238,7 +251,8 @@ class Director:
             self._learner.observed(slot, now_s)
         return self._admitter.serve(now_s) if changed else []
 
-    def _scraped(self, answers: Observations, now_s: float) -> list[Effect]:
+    def _scraped(self, event: EndpointsScraped, now_s: float) -> list[Effect]:
+        answers = event.answers
         if not len(answers):
             return []
         slots = self.inventory.slots_as(answers.endpoints)
@@ -246,20 +260,20 @@ class Director:
             return [effect for one in answers for effect in self.on_event(EndpointObserved(*one), now_s)]
         self.inventory.observe_all(slots, answers)
         self.ledger.observed_all(slots, answers)
-        self._learner.observed_all(slots.tolist(), now_s)
+        self._learner.observed_all(slots, now_s)
         return self._admitter.serve(now_s) if self._admitter.serves else []
 
-    def _lose(self, slot: int) -> None:
-        self.inventory.lose(slot)
-        self.ledger.forget(slot)
-        self.beliefs.lose_cache(slot)
-        self._bookings.release(slot)
-
-    def _with_slot(self, endpoint_id: EndpointId, change: Callable[[int], None]) -> None:
-        slot = self.inventory.slot_of(endpoint_id)
+    def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:
+        slot = self.inventory.slot_of(event.endpoint_id)
         if slot is not None:
-            change(slot)
+            self.inventory.drain(slot)
+        return []
 
-
-def _if_any(handoff: Handoff | None) -> list[Effect]:
-    return [] if handoff is None else [handoff]
+    def _lost(self, event: EndpointLost, now_s: float) -> list[Effect]:
+        slot = self.inventory.slot_of(event.endpoint_id)
+        if slot is not None:
+            self.inventory.lose(slot)
+            self.ledger.forget(slot)
+            self.beliefs.lose_cache(slot)
+            self._bookings.release_lost()
+        return []

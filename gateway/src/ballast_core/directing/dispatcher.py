@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ballast_core.directing.bookings import Bookings, slots_of
+from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
@@ -48,7 +48,7 @@ class Dispatcher:
         """Prefill is placed first: the decode endpoint's load counts at its expected end."""
         placer = self._placer
         prefill = placer.place(Stage.PREFILL, entry, now_s) if placer.may_hand_off() else None
-        handoff_s = None if prefill is None else prefill.prefill_s
+        handoff_s = None if prefill is None else placer.prefill_s(prefill)
         decode = placer.place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
         if decode is None:
             return None
@@ -85,17 +85,16 @@ class Dispatcher:
         if self._binding is Binding.EARLY:
             self._bookings.prefilled(entry, now_s)
             return Handoff(entry.request.id, kept)
-        slots = slots_of(entry)
         self._bookings.prefilled_and_withdrawn(entry, now_s)
         placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
         if placed is None:  # no ready endpoint is left: the provisional one may still answer
             self._bookings.assign_decode(entry, old_slot, now_s)
-            self._bookings.release(*slots)
+            self._bookings.release_lost()
             return Handoff(entry.request.id, kept)
         if placed.slot != old_slot:
             self._placer.chosen(Stage.DECODE, placed.slot)
         self._bookings.assign_decode(entry, placed.slot, now_s)
-        self._bookings.release(*slots)
+        self._bookings.release_lost()
         return Handoff(entry.request.id, self._inventory.endpoint(placed.slot), (placed.trace,))
 
     def segment_done(
@@ -105,7 +104,6 @@ class Dispatcher:
         if not self._partitioner.has_next(entry.request.id):
             return None
         self._bookings.progressed(entry, generated_tokens, now_s)
-        slots = slots_of(entry)
         handoff = self._partitioner.segment_done(entry, now_s, computed=computed)
-        self._bookings.release(*slots)
+        self._bookings.release_lost()
         return handoff

@@ -1,34 +1,23 @@
 """How events become beliefs. The Director's parts call the learner; policies only read the result.
 
-`arrived` and `observed` are called after the ledger has changed; `prefilled`, `progressed` and `ended` before it does.
+`arrived`, `gap` and `observed` are called after the ledger has changed; `prefilled`, `gaps` and `ended` before it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
+from ballast_core.arrays import FloatArray, IntArray, float_cells
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Outcome, Request, Stage
 from ballast_core.state.inventory import Inventory
-from ballast_core.state.ledger import Entry, Gap, Ledger, Phase
+from ballast_core.state.ledger import Entry, Gaps, Ledger, Phase
 
 _AGE_EVERY_S = 1.0
 _STEP_TIME_EVERY_S = 2.0
 _LEAST_GAPS = 16
-_DECODING = Phase.DECODING  # found faster than a member of an Enum
-
-
-class _Gaps:
-    """Gaps between tokens on one endpoint that are not learned from yet, with the load at each."""
-
-    __slots__ = ("context", "decodes", "seconds", "since_s", "tokens")
-
-    def __init__(self, since_s: float) -> None:
-        self.since_s = since_s
-        self.tokens = self.seconds = self.decodes = self.context = 0.0
+_PREFILLING = Phase.PREFILLING  # found faster than a member of an Enum
 
 
 class Learner:
@@ -38,7 +27,6 @@ class Learner:
         self.beliefs = beliefs
         self._inventory = inventory
         self._ledger = ledger
-        self._gaps: dict[int, _Gaps] = {}
         self._aged_s = -np.inf
         # Needed at every event; membership in a Flag costs a microsecond.
         kinds = beliefs.kinds
@@ -49,8 +37,30 @@ class Learner:
         self._learns_rates = Belief.RATES in kinds
         self._learns_hotspots = Belief.HOTSPOTS in kinds
         self.follows_progress = self._learns_rates or self._learns_step_times
-        """Whether `progressed` learns anything."""
+        """Whether gaps between tokens teach anything."""
         self._rates = beliefs.rates
+        # By slot: gaps between tokens that are not learned from yet, with the load at each, and since when.
+        self._tokens: FloatArray = np.zeros(0)
+        self._seconds: FloatArray = np.zeros(0)
+        self._decodes: FloatArray = np.zeros(0)
+        self._context: FloatArray = np.zeros(0)
+        self._since_s: FloatArray = np.zeros(0)
+        """inf: there are none."""
+        self.grow(inventory.capacity)
+
+    def grow(self, slots: int) -> None:
+        """Have a place for each of so many slots."""
+        more = slots - len(self._tokens)
+        self._tokens = np.concatenate([self._tokens, np.zeros(more)])
+        self._seconds = np.concatenate([self._seconds, np.zeros(more)])
+        self._decodes = np.concatenate([self._decodes, np.zeros(more)])
+        self._context = np.concatenate([self._context, np.zeros(more)])
+        self._since_s = np.concatenate([self._since_s, np.full(more, np.inf)])
+        self._tokens_of = float_cells(self._tokens)
+        self._seconds_of = float_cells(self._seconds)
+        self._decodes_of = float_cells(self._decodes)
+        self._context_of = float_cells(self._context)
+        self._since_s_of = float_cells(self._since_s)
 
     def arrived(self, request: Request, now_s: float) -> None:
         """A request has arrived."""
@@ -71,7 +81,7 @@ class Learner:
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill has ended."""
-        if not self._learns_prefill_times or entry.phase is not Phase.PREFILLING:
+        if not self._learns_prefill_times or entry.phase is not _PREFILLING:
             return
         slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         if slot is not None:
@@ -85,37 +95,46 @@ class Learner:
                 now_s=now_s,
             )
 
-    def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
-        """It has this many output tokens now. Learns nothing unless `follows_progress`."""
-        slot, before = entry.decode_slot, entry.generated_tokens
-        tokens, seconds = generated_tokens - before, now_s - entry.progress_at_s
-        if slot is None or tokens <= 0 or before == 0 or seconds <= 0 or entry.phase is not _DECODING:
+    def gap(self, slot: int, tokens: int, seconds: float, now_s: float) -> None:
+        """A request that decodes here has so many more tokens, so long after others of it; they are on the books."""
+        if seconds <= 0:
             return
         if self._learns_rates:
             self._rates.observe(slot, tokens, seconds, now_s)
-        if self._learns_step_times and self._decodes_only(slot):
-            gaps = self._gaps.get(slot)
-            if gaps is None:
-                gaps = self._gaps[slot] = _Gaps(now_s)
-            gaps.tokens += tokens
-            gaps.seconds += seconds
-            gaps.decodes += tokens * int(self._ledger.decoding_requests[slot])
-            gaps.context += tokens * int(self._ledger.decoding_tokens[slot])
+        if self._learns_step_times:
+            decodes, context_tokens, others = self._ledger.decode_load(slot)
+            if others or self._inventory.waiting[slot]:
+                return  # the gap tells of more than our decodes
+            self._tokens_of[slot] += tokens
+            self._seconds_of[slot] += seconds
+            self._decodes_of[slot] += tokens * decodes
+            self._context_of[slot] += tokens * (context_tokens - tokens)
+            self._since_s_of[slot] = min(self._since_s_of[slot], now_s)
 
-    @property
-    def reads_books(self) -> bool:
-        """Whether `progressed` reads the load at the time from the ledger, not only the request's own progress."""
-        return self._learns_step_times
-
-    def progressed_all(self, gaps: Iterable[Gap]) -> None:
-        """`progressed` for many requests, after the ledger has changed; not for a learner that `reads_books`."""
+    def gaps(self, gaps: Gaps) -> None:
+        """`gap` for many requests, before their tokens are on the books."""
         if self._learns_rates:
-            self._rates.observe_all(gaps)
+            columns = (gaps.slots, gaps.more_tokens, gaps.seconds, gaps.at_s)
+            self._rates.observe_all(zip(*(column.tolist() for column in columns), strict=True))
+        if self._learns_step_times:
+            self._add_gaps(gaps)
 
-    def _decodes_only(self, slot: int) -> bool:
-        """Whether the endpoint's load is just our decodes: no prefill, no waiting request, no foreign one."""
-        ledger = self._ledger
-        return not (ledger.requests[Stage.PREFILL][slot] or ledger.foreign[slot] or self._inventory.waiting[slot])
+    def _add_gaps(self, gaps: Gaps) -> None:
+        ledger, slots, seconds, at_s = self._ledger, gaps.slots, gaps.seconds, gaps.at_s
+        more = gaps.more_tokens.astype(np.float64)
+        decodes_only = ledger.requests[Stage.PREFILL] + ledger.foreign + self._inventory.waiting == 0
+        told = decodes_only[slots]
+        if not told.all():
+            slots, more, seconds, at_s = slots[told], more[told], seconds[told], at_s[told]
+        tokens = np.bincount(slots, more, len(decodes_only))
+        squares = np.bincount(slots, more * more, len(decodes_only))
+        self._tokens += tokens
+        self._decodes += tokens * ledger.decoding_requests
+        # Each gap has the context on the books and the tokens of the gaps before it: sums of whole numbers, so exact.
+        self._context += tokens * ledger.decoding_tokens + (tokens * tokens - squares) / 2
+        np.add.at(self._seconds, slots, seconds)
+        if len(first := np.flatnonzero(self._since_s[slots] > at_s)):
+            np.minimum.at(self._since_s, slots[first], at_s[first])
 
     def ended(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         """It has ended after this many output tokens (0 if the driver does not know)."""
@@ -126,32 +145,46 @@ class Learner:
             return  # its tokens were not counted
         limit = entry.request.max_output_tokens
         cut = outcome is not Outcome.COMPLETED or (limit is not None and length >= limit)
-        counted = 0.0 if entry.row < 0 else float(self._ledger.flights.counted_tokens[entry.row])
+        counted = 0.0 if entry.row < 0 else float(entry.flights.counted(entry.row))
         self.beliefs.lengths.ended(
             entry.request.traffic_class or None, length, censored=cut, now_s=now_s, counted_tokens=counted
         )
 
     def observed(self, slot: int, now_s: float) -> None:
         """An endpoint was scraped: do the periodic work, outside of any decision."""
-        self.observed_all((slot,), now_s)
+        if self._learns_step_times and now_s - self._since_s_of[slot] >= _STEP_TIME_EVERY_S:
+            self._learn_step_time(slot, now_s)
+        self._renew_lengths(now_s)
 
-    def observed_all(self, slots: Iterable[int], now_s: float) -> None:
+    def observed_all(self, slots: IntArray, now_s: float) -> None:
         """`observed` for many slots."""
-        if self._gaps:
-            for slot in slots:
+        if self._learns_step_times:
+            for slot in slots[now_s - self._since_s[slots] >= _STEP_TIME_EVERY_S].tolist():
                 self._learn_step_time(slot, now_s)
+        self._renew_lengths(now_s)
+
+    def _renew_lengths(self, now_s: float) -> None:
         if self._learns_lengths:
             if now_s - self._aged_s >= _AGE_EVERY_S:
                 self._age(now_s)
             self.beliefs.lengths.tables(now_s)
 
     def _learn_step_time(self, slot: int, now_s: float) -> None:
-        gaps = self._gaps.get(slot)
-        if gaps is not None and now_s - gaps.since_s >= _STEP_TIME_EVERY_S and gaps.tokens >= _LEAST_GAPS:
+        """Learn from the gaps there since the last time, if there are enough."""
+        tokens = self._tokens_of[slot]
+        if tokens >= _LEAST_GAPS:
             self.beliefs.step_times.observe(
-                slot, gaps.seconds / gaps.tokens, gaps.decodes / gaps.tokens, gaps.context / gaps.tokens, now_s=now_s
+                slot,
+                self._seconds_of[slot] / tokens,
+                self._decodes_of[slot] / tokens,
+                self._context_of[slot] / tokens,
+                now_s=now_s,
             )
-            del self._gaps[slot]
+            self._forget_gaps(slot)
+
+    def _forget_gaps(self, slot: int) -> None:
+        self._tokens_of[slot] = self._seconds_of[slot] = self._decodes_of[slot] = self._context_of[slot] = 0.0
+        self._since_s_of[slot] = np.inf
 
     def _age(self, now_s: float) -> None:
         """Report the growth of requests in flight to the survival curves as it happens."""
@@ -170,5 +203,5 @@ class Learner:
 
     def forget(self, slot: int) -> None:
         """The slot is free for another endpoint."""
-        self._gaps.pop(slot, None)
+        self._forget_gaps(slot)
         self.beliefs.forget(slot)

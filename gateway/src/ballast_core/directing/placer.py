@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,33 +12,24 @@ from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.capacity import Capacity
-from ballast_core.model import Request, Role, Stage
+from ballast_core.model import EndpointId, Request, Role, Stage
 from ballast_core.model.traces import PlacementTrace
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
 from ballast_core.state.view import View
 
+_ONE_STAGE = frozenset({Role.PREFILL, Role.DECODE})
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+
+class Placed(NamedTuple):
     """The endpoint that a placement chose."""
 
     slot: int
-    index: int
+    position: int
     """Index among the candidates of the view."""
     view: View
     trace: PlacementTrace
-
-    @property
-    def prefill_s(self) -> float:
-        """Expected seconds to the end of its prefill there; 0 if no policy reads prefill times."""
-        return float(self.view.prefill_s[self.index]) if Belief.PREFILL_TIMES in self.view.beliefs.kinds else 0.0
-
-    @property
-    def cached_tokens(self) -> int:
-        """Leading tokens of its prompt that the endpoint is believed to hold; 0 if no policy reads prefixes."""
-        return int(self.view.matched_tokens[self.index]) if Belief.PREFIXES in self.view.beliefs.kinds else 0
 
 
 class Placer:
@@ -60,6 +51,20 @@ class Placer:
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number, to break ties."""
         self._turn = 0
+        # Needed at every decision; membership in a Flag costs a microsecond.
+        self._knows_prefill_times = Belief.PREFILL_TIMES in beliefs.kinds
+        self._knows_prefixes = Belief.PREFIXES in beliefs.kinds
+        self._knows_hotspots = Belief.HOTSPOTS in beliefs.kinds
+
+    def prefill_s(self, placed: Placed) -> float:
+        """Expected seconds to the end of its prefill there; 0 if no policy reads prefill times."""
+        return float(placed.view.prefill_s[placed.position]) if self._knows_prefill_times else 0.0
+
+    def cached_tokens(self, placed: Placed) -> int:
+        """Leading tokens of its prompt that the endpoint is believed to hold; 0 if no policy reads prefixes."""
+        if not (self._knows_prefixes and placed.view.request.block_hashes):
+            return 0
+        return int(placed.view.matched_tokens[placed.position])
 
     def place(
         self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
@@ -71,21 +76,22 @@ class Placer:
         candidates = self._capacity.free(stage, self.allowed(self._inventory.candidates(stage), entry))
         if not candidates.endpoints:
             return None
-        policy = self.placements[stage]
-        view = self.view(stage, entry.request, candidates, now_s, handoff_s)
-        costs = policy.costs(view, entry.request)
-        if Belief.HOTSPOTS in policy.needs and view.prefills_here and entry.request.block_hashes:
-            self._beliefs.hotspots.placed(entry.request.block_hashes[0], view.matched_tokens > 0, costs)
+        request, policy = entry.request, self.placements[stage]
+        view = self.view(stage, request, candidates, now_s, handoff_s)
+        costs = policy.costs(view, request)
+        if (
+            self._knows_hotspots
+            and request.block_hashes
+            and view.prefills_here
+            and Belief.HOTSPOTS in policy.needs  # the other stage's policy may be the one that reads them
+        ):
+            self._beliefs.hotspots.placed(request.block_hashes[0], view.matched_tokens > 0, costs)
         best = self._best(costs, candidates.slots, self._turns[stage], -1 if keep is None else keep)
         if best < 0:
             return None
-        chosen = candidates.endpoints[best]
-        return Placed(
-            slot=int(candidates.slots[best]),
-            index=best,
-            view=view,
-            trace=PlacementTrace(stage, policy.type, chosen.id, candidates.endpoints, costs),
-        )
+        endpoints = candidates.endpoints
+        trace = PlacementTrace(stage, policy.type, endpoints[best].id, endpoints, costs)
+        return Placed(int(candidates.slots[best]), best, view, trace)
 
     @staticmethod
     def _best(costs: FloatArray, slots: IntArray, turns: IntArray, keep: int) -> int:
@@ -123,7 +129,10 @@ class Placer:
     @staticmethod
     def allowed(candidates: Candidates, entry: Entry) -> Candidates:
         """The candidates in the request's subset on which no leg of it has failed."""
-        subset, avoid = entry.request.subset, entry.avoid
+        return Placer._among(candidates, entry.request.subset, entry.avoid)
+
+    @staticmethod
+    def _among(candidates: Candidates, subset: frozenset[str] | None, avoid: frozenset[EndpointId]) -> Candidates:
         if subset is None and not avoid:
             return candidates
         kept = [
@@ -144,8 +153,7 @@ class Placer:
 
     def missing_stage(self, request: Request) -> Stage:
         """The stage for which no endpoint is ready and allowed."""
-        blank = Entry(request=request, arrived_s=0.0)
-        decode = self.allowed(self._inventory.candidates(Stage.DECODE), blank)
+        decode = self._among(self._inventory.candidates(Stage.DECODE), request.subset, frozenset())
         return Stage.PREFILL if decode.endpoints else Stage.DECODE
 
     def exist_for(self, entry: Entry) -> bool:
@@ -157,7 +165,7 @@ class Placer:
 
     def may_hand_off(self) -> bool:
         """Whether a request may be prefilled and decoded on two endpoints: not if every endpoint is flexible."""
-        return bool(self._inventory.ready_roles() & {Role.PREFILL, Role.DECODE})
+        return not _ONE_STAGE.isdisjoint(self._inventory.ready_roles())
 
     def grow(self, slots: int) -> None:
         """Extend the turns to this many slots."""

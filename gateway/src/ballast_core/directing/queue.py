@@ -73,7 +73,7 @@ class Queue:
         if request.id in self._waiting:
             raise ValueError(f"request id {request.id!r} waits already")
         self._refresh(now_s)
-        reach = request.subset, frozenset(entry.avoid)
+        reach = request.subset, entry.avoid
         room = self._rooms.get(reach)
         if room is None:
             room = self._rooms[reach] = WaitingRoom(self.order)

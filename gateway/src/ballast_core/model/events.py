@@ -7,7 +7,7 @@ answer is another dispatch or a rejection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -77,7 +77,7 @@ class ProgressBatch:
     It dispatches no waiting request: capacity that it frees is used at the next event.
     """
 
-    reports: Iterable[tuple[float, RequestId, int]]
+    reports: Sequence[tuple[float, RequestId, int]]
     """(time in seconds, request, output tokens so far), ordered by time."""
 
 

@@ -6,14 +6,14 @@ When a row is removed, the last row moves to its index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ballast_core.arrays import BoolArray, FloatArray, IntArray
+from ballast_core.arrays import BoolArray, FloatArray, IntArray, bool_cells, float_cells, int_cells
 
-NO_LIMIT = np.iinfo(np.int64).max
+NO_LIMIT = int(np.iinfo(np.int64).max)
 """`limit_tokens` of a request without a limit of its own."""
 
 _FIRST_ROWS = 64
@@ -36,12 +36,47 @@ class Flights:
         self._handoff_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._first_token_at_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._progress_at_s: FloatArray = np.zeros(_FIRST_ROWS)
+        self._gap_from_s: FloatArray = np.zeros(_FIRST_ROWS)
         self._changed: list[BoolArray] = []
         """For each watcher, whether a row has changed since its last call of `changes`."""
+        self._open_cells()
+
+    def _open_cells(self) -> None:
+        """Most changes are of one row: cells make them cheap."""
+        self._slot_of = int_cells(self._slot)
+        self._prompt_of = int_cells(self._prompt_tokens)
+        self._limit_of = int_cells(self._limit_tokens)
+        self._generated_of = int_cells(self._generated_tokens)
+        self._counted_of = int_cells(self._counted_tokens)
+        self._class_of = int_cells(self._class_slot)
+        self._decodes = bool_cells(self._decoding)
+        self._may_move = bool_cells(self._movable)
+        self._expected_of = float_cells(self._expected_tokens)
+        self._handoff_s_of = float_cells(self._handoff_at_s)
+        self._first_s_of = float_cells(self._first_token_at_s)
+        self._progress_s_of = float_cells(self._progress_at_s)
+        self._gap_s_of = float_cells(self._gap_from_s)
+        self._cells: tuple[memoryview[Any], ...] = (
+            self._slot_of,
+            self._prompt_of,
+            self._limit_of,
+            self._generated_of,
+            self._counted_of,
+            self._class_of,
+            self._decodes,
+            self._may_move,
+            self._expected_of,
+            self._handoff_s_of,
+            self._first_s_of,
+            self._progress_s_of,
+            self._gap_s_of,
+        )
+        self._changed_cells = [bool_cells(changed) for changed in self._changed]
 
     def watch(self) -> int:
         """Register a watcher; returns its number for `changes`. At first, every row counts as changed."""
         self._changed.append(np.ones(len(self._slot), np.bool_))
+        self._changed_cells.append(bool_cells(self._changed[-1]))
         return len(self._changed) - 1
 
     def changes(self, watcher: int) -> IntArray:
@@ -111,6 +146,23 @@ class Flights:
         """When `generated_tokens` was last updated."""
         return self._progress_at_s[: self.count]
 
+    @property
+    def gap_from_s(self) -> FloatArray:
+        """Since when the gap to the next token measures the endpoint: `progress_at_s`, but inf after a move."""
+        return self._gap_from_s[: self.count]
+
+    def generated(self, row: int) -> int:
+        """`generated_tokens` of one row."""
+        return self._generated_of[row]
+
+    def counted(self, row: int) -> int:
+        """`counted_tokens` of one row."""
+        return self._counted_of[row]
+
+    def progress_of(self, row: int) -> tuple[int, float]:
+        """`generated_tokens` and `gap_from_s` of one row."""
+        return self._generated_of[row], self._gap_s_of[row]
+
     def add(
         self,
         *,
@@ -122,62 +174,72 @@ class Flights:
         class_slot: int = 0,
         movable: bool = False,
         expected_tokens: float | None = None,
+        decoding: bool = False,
     ) -> int:
-        """Add a pending row; returns its index, valid until a row is removed."""
+        """Add a row, pending or decoding; returns its index, valid until a row is removed."""
         if self.count == len(self._slot):
             self._grow()
         row = self.count
         self.count += 1
-        self._slot[row] = slot
-        self._prompt_tokens[row] = prompt_tokens
-        self._limit_tokens[row] = NO_LIMIT if limit_tokens is None else min(limit_tokens, NO_LIMIT)
-        self._generated_tokens[row] = self._counted_tokens[row] = 0
-        self._class_slot[row] = class_slot
-        self._decoding[row] = False
-        self._movable[row] = movable
-        self._expected_tokens[row] = np.nan if expected_tokens is None else expected_tokens
-        self._handoff_at_s[row] = self._first_token_at_s[row] = handoff_at_s
-        self._progress_at_s[row] = now_s
-        self._touch(row)
+        self._slot_of[row] = slot
+        self._prompt_of[row] = prompt_tokens
+        self._limit_of[row] = NO_LIMIT if limit_tokens is None else min(limit_tokens, NO_LIMIT)
+        self._generated_of[row] = self._counted_of[row] = 0
+        self._class_of[row] = class_slot
+        self._decodes[row] = decoding
+        self._may_move[row] = movable
+        self._expected_of[row] = math.nan if expected_tokens is None else expected_tokens
+        self._handoff_s_of[row] = self._first_s_of[row] = handoff_at_s
+        self._progress_s_of[row] = self._gap_s_of[row] = now_s
+        for changed in self._changed_cells:
+            changed[row] = True
         return row
 
     def start_decoding(self, row: int, now_s: float) -> None:
         """Its KV cache has reached its decode endpoint."""
-        self._decoding[row] = True
-        self._handoff_at_s[row] = self._first_token_at_s[row] = self._progress_at_s[row] = now_s
-        self._touch(row)
+        self._decodes[row] = True
+        self._handoff_s_of[row] = self._first_s_of[row] = self._progress_s_of[row] = now_s
+        for changed in self._changed_cells:
+            changed[row] = True
 
     def relocate(self, row: int, slot: int, now_s: float) -> None:
         """It continues in this slot: a decoding request now, a pending one at the time that was expected before."""
-        self._slot[row] = slot
-        if self._decoding[row]:
-            self._handoff_at_s[row] = now_s
-        self._touch(row)
+        self._slot_of[row] = slot
+        if self._decodes[row]:
+            self._handoff_s_of[row] = now_s
+            self._gap_s_of[row] = math.inf
+        for changed in self._changed_cells:
+            changed[row] = True
 
     def progress(self, row: int, generated_tokens: int, now_s: float) -> None:
         """It has this many output tokens now."""
-        if self._generated_tokens[row] == 0:
-            self._first_token_at_s[row] = now_s
-        self._generated_tokens[row] = generated_tokens
-        self._progress_at_s[row] = now_s
-        for changed in self._changed:
+        if self._generated_of[row] == 0:
+            self._first_s_of[row] = now_s
+        self._generated_of[row] = generated_tokens
+        self._progress_s_of[row] = self._gap_s_of[row] = now_s
+        for changed in self._changed_cells:
             changed[row] = True
 
-    def progress_all(self, rows: Sequence[int], generated_tokens: Sequence[int], at_s: Sequence[float]) -> None:
-        """`progress` of many rows that have tokens already; if a row occurs twice, its values must be the same."""
-        indices = np.array(rows, np.int64)
-        self._generated_tokens[indices] = generated_tokens
-        self._progress_at_s[indices] = at_s
+    def progress_all(self, rows: IntArray, generated_tokens: IntArray, at_s: FloatArray) -> None:
+        """`progress` of many rows, each once, that have tokens already."""
+        self._generated_tokens[rows] = generated_tokens
+        self._progress_at_s[rows] = at_s
+        self._gap_from_s[rows] = at_s
         for changed in self._changed:
-            changed[indices] = True
+            changed[rows] = True
+
+    def expect(self, row: int, tokens: float) -> None:
+        """Its final output length is predicted as this; NaN: there is no prediction."""
+        self._expected_of[row] = tokens
 
     def remove(self, row: int) -> int:
         """Drop a row: the last row moves to index `row`. Returns that row's former index."""
         last = self.count - 1
         if row != last:
-            for column in self._columns():
-                column[row] = column[last]
-            self._touch(row)
+            for cells in self._cells:
+                cells[row] = cells[last]
+            for changed in self._changed_cells:
+                changed[row] = True
         self.count = last
         return last
 
@@ -203,26 +265,6 @@ class Flights:
             self._changed[watcher],
         )
 
-    def _touch(self, row: int) -> None:
-        for changed in self._changed:
-            changed[row] = True
-
-    def _columns(self) -> tuple[NDArray[np.generic], ...]:
-        return (
-            self._slot,
-            self._prompt_tokens,
-            self._limit_tokens,
-            self._generated_tokens,
-            self._counted_tokens,
-            self._class_slot,
-            self._decoding,
-            self._movable,
-            self._expected_tokens,
-            self._handoff_at_s,
-            self._first_token_at_s,
-            self._progress_at_s,
-        )
-
     def _grow(self) -> None:
         rows = 2 * len(self._slot)
         self._slot = np.resize(self._slot, rows)
@@ -237,4 +279,6 @@ class Flights:
         self._handoff_at_s = np.resize(self._handoff_at_s, rows)
         self._first_token_at_s = np.resize(self._first_token_at_s, rows)
         self._progress_at_s = np.resize(self._progress_at_s, rows)
+        self._gap_from_s = np.resize(self._gap_from_s, rows)
         self._changed = [np.resize(changed, rows) for changed in self._changed]
+        self._open_cells()

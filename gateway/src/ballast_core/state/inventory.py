@@ -61,6 +61,8 @@ class Inventory:
         self._readiness: list[Readiness] = []
         self._candidates: dict[Stage, Candidates] = {}
         self._roles: frozenset[Role] | None = None
+        self.lost: set[int] = set()
+        """Slots of lost endpoints that have not been released."""
         self._asked: tuple[Endpoint, ...] | None = None
         """What `slots_as` was last asked for, while its answer holds."""
         self._asked_slots: IntArray = np.zeros(0, np.int64)
@@ -105,6 +107,7 @@ class Inventory:
             self._forget_observation(slot)
         readiness = self._readiness[slot]
         changed = self._endpoints[slot] != endpoint or readiness is Readiness.GONE
+        self.lost.discard(slot)
         self._endpoints[slot] = endpoint
         if readiness is not Readiness.DRAINING:
             self._readiness[slot] = Readiness.READY
@@ -155,17 +158,15 @@ class Inventory:
     def lose(self, slot: int) -> None:
         """The endpoint is gone or not ready."""
         self._readiness[slot] = Readiness.GONE
+        self.lost.add(slot)
         self._forget_observation(slot)
         self._changed()
 
-    def release(self, slot: int) -> bool:
-        """Free the slot of a lost endpoint to which nothing refers any more; False if the endpoint is not lost."""
-        endpoint = self._endpoints[slot]
-        if endpoint is None or self._readiness[slot] is not Readiness.GONE:
-            return False
-        del self._slots[endpoint.id]
+    def release(self, slot: int) -> None:
+        """Free the slot of a lost endpoint to which nothing refers any more."""
+        del self._slots[self.endpoint(slot).id]
         self._endpoints[slot] = None
-        return True
+        self.lost.remove(slot)
 
     def candidates(self, stage: Stage) -> Candidates:
         """The ready endpoints whose role may serve the stage."""

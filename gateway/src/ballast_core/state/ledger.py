@@ -8,14 +8,15 @@ on its target too, as a pending decode (`Ledger.reserve`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.arrays import FloatArray, IntArray, float_cells, int_cells
 from ballast_core.model import EndpointId, Observation, Request, RequestId, Stage
 from ballast_core.model.observations import Observations
 from ballast_core.state.age_histograms import AgeHistograms
@@ -33,17 +34,11 @@ class Phase(Enum):
     DECODING = auto()
 
 
-# Needed for every report of tokens: a module's name is found faster than a member of an Enum.
-_DECODING, _DECODE = Phase.DECODING, Stage.DECODE
-_FEW = 12
-"""Fewer reports than this are booked faster one by one than as arrays."""
-
-Gap = tuple[int, int, float, float]
-"""Output tokens that followed others of their request: (slot, tokens, seconds since those others, time)."""
+# A module's name is found faster than a member of an Enum.
+_HELD, _PREFILLING, _DECODING = Phase.HELD, Phase.PREFILLING, Phase.DECODING
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillPlan:
+class PrefillPlan(NamedTuple):
     """What is expected of a prefill when it is dispatched."""
 
     dispatched_s: float = 0.0
@@ -62,7 +57,8 @@ class PrefillPlan:
     @property
     def uncached_pairs(self) -> float:
         """`prefill_pairs` of the step-time law while they are computed: halves of whole numbers, so sums stay exact."""
-        return self.uncached_tokens * (self.cached_tokens + self.uncached_tokens / 2)
+        uncached_tokens = self.tokens - self.cached_tokens
+        return uncached_tokens * (self.cached_tokens + uncached_tokens / 2)
 
 
 NO_PREFILL = PrefillPlan()
@@ -74,23 +70,42 @@ class Entry:
 
     request: Request
     arrived_s: float
+    flights: Flights = field(repr=False, compare=False)
+    """Where its row is."""
     phase: Phase = Phase.HELD
     prefill_slot: int | None = None
     """None while held, after its prefill, or if its decode endpoint prefills it too."""
     prefill: PrefillPlan = NO_PREFILL
     """What was expected of its prefill at dispatch."""
     decode_slot: int | None = None
-    generated_tokens: int = 0
     failures: int = 0
-    avoid: set[EndpointId] = field(default_factory=set)
+    avoid: frozenset[EndpointId] = frozenset()
     """Endpoints on which a leg of this request failed."""
-    progress_at_s: float = 0.0
-    """When `generated_tokens` was last updated. inf after a migration: the gap to the next token measures no endpoint.
-    """
     row: int = -1
     """Its row in the ledger's `flights`; -1 while held."""
     reservation: Entry | None = None
     """While it migrates: its booking on the target, as a pending decode."""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Output tokens so far; 0 while held."""
+        return 0 if self.row < 0 else self.flights.generated(self.row)
+
+
+class Gaps(NamedTuple):
+    """Output tokens that followed others of their request, in order of time. Shapes: (reports,)."""
+
+    rows: IntArray
+    """The requests' rows of `Ledger.flights`, each once."""
+    slots: IntArray
+    """Where they decode."""
+    generated_tokens: IntArray
+    """Their tokens now."""
+    more_tokens: IntArray
+    """How many of these are new, 1 or more."""
+    seconds: FloatArray
+    """Since those before them."""
+    at_s: FloatArray
 
 
 class Ledger:
@@ -118,6 +133,21 @@ class Ledger:
         self._excess: IntArray = np.zeros(capacity, np.int64)
         self.foreign: IntArray = np.zeros(capacity, np.int64)
         """Requests that the endpoint reports beyond ours: from other gateways and direct clients."""
+        self._open_cells()
+
+    def _open_cells(self) -> None:
+        """Requests are booked one at a time: cells make that cheap."""
+        self._prefills = int_cells(self.requests[Stage.PREFILL])
+        self._prefill_tokens = int_cells(self.tokens[Stage.PREFILL])
+        self._uncached = int_cells(self.uncached_tokens)
+        self._pairs = float_cells(self.uncached_pairs)
+        self._since_s = float_cells(self.prefilling_since_s)
+        self._booked = int_cells(self.requests[Stage.DECODE])
+        self._booked_tokens = int_cells(self.tokens[Stage.DECODE])
+        self._decodes = int_cells(self.decoding_requests)
+        self._decode_tokens = int_cells(self.decoding_tokens)
+        self._running = int_cells(self._on_engine)
+        self._foreign = int_cells(self.foreign)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -166,12 +196,13 @@ class Ledger:
         self._on_engine = np.concatenate([self._on_engine, empty])
         self._excess = np.concatenate([self._excess, empty])
         self.foreign = np.concatenate([self.foreign, empty])
+        self._open_cells()
 
     def open(self, request: Request, now_s: float) -> Entry:
         """Add a new request, held. Raises `ValueError` if its id is in flight already."""
         if request.id in self._entries:
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
-        entry = self._entries[request.id] = Entry(request=request, arrived_s=now_s)
+        entry = self._entries[request.id] = Entry(request, now_s, self.flights)
         return entry
 
     def assign(
@@ -191,30 +222,50 @@ class Ledger:
         `prefill_s`: expected seconds until it can decode; `class_slot`: row of its survival curve; `prefill_tokens`:
         prompt tokens before the first cut, None for the whole prompt.
         """
-        prompt_tokens = entry.request.prompt_tokens
+        request = entry.request
+        prompt_tokens = request.prompt_tokens
         to_prefill = prompt_tokens if prefill_tokens is None else min(prefill_tokens, prompt_tokens)
-        entry.prefill = PrefillPlan(now_s, min(cached_tokens, to_prefill), to_prefill, prefill_s)
-        entry.phase = Phase.PREFILLING
+        entry.prefill = plan = PrefillPlan(now_s, min(cached_tokens, to_prefill), to_prefill, prefill_s)
+        entry.phase = _PREFILLING
         entry.prefill_slot, entry.decode_slot = prefill_slot, decode_slot
         first = decode_slot if prefill_slot is None else prefill_slot
-        if self.requests[Stage.PREFILL][first] == 0:
-            self.prefilling_since_s[first] = now_s
-        self.requests[Stage.PREFILL][first] += 1
-        self.tokens[Stage.PREFILL][first] += to_prefill
-        self.uncached_tokens[first] += entry.prefill.uncached_tokens
-        self.uncached_pairs[first] += entry.prefill.uncached_pairs
-        self._on_engine[first] += 1
-        self.requests[Stage.DECODE][decode_slot] += 1
-        self.tokens[Stage.DECODE][decode_slot] += prompt_tokens
+        if self._prefills[first] == 0:
+            self._since_s[first] = now_s
+        self._prefills[first] += 1
+        self._prefill_tokens[first] += to_prefill
+        self._uncached[first] += plan.uncached_tokens
+        self._pairs[first] += plan.uncached_pairs
+        self._running[first] += 1
+        self._book_decode(entry, decode_slot, now_s + prefill_s, now_s, class_slot, decoding=False)
+
+    def assign_decode(self, entry: Entry, slot: int, now_s: float, *, class_slot: int = 0) -> None:
+        """Book a held request, whose prefill is over, on the endpoint where it decodes from now on."""
+        prompt_tokens = entry.request.prompt_tokens
+        entry.prefill = PrefillPlan(now_s, 0, prompt_tokens)
+        entry.phase = _DECODING
+        entry.prefill_slot, entry.decode_slot = None, slot
+        self._since_s[slot] = now_s
+        self._running[slot] += 1
+        self._decodes[slot] += 1
+        self._decode_tokens[slot] += prompt_tokens
+        self._book_decode(entry, slot, now_s, now_s, class_slot, decoding=True)
+
+    def _book_decode(
+        self, entry: Entry, slot: int, handoff_at_s: float, now_s: float, class_slot: int, *, decoding: bool
+    ) -> None:
+        request = entry.request
+        self._booked[slot] += 1
+        self._booked_tokens[slot] += request.prompt_tokens
         entry.row = self.flights.add(
-            slot=decode_slot,
-            prompt_tokens=prompt_tokens,
-            limit_tokens=entry.request.max_output_tokens,
-            handoff_at_s=now_s + prefill_s,
+            slot=slot,
+            prompt_tokens=request.prompt_tokens,
+            limit_tokens=request.max_output_tokens,
+            handoff_at_s=handoff_at_s,
             now_s=now_s,
             class_slot=class_slot,
-            movable=entry.request.movable and entry.request.subset is None and not entry.avoid,
-            expected_tokens=entry.request.expected_output_tokens,
+            movable=request.movable and request.subset is None and not entry.avoid,
+            expected_tokens=request.expected_output_tokens,
+            decoding=decoding,
         )
         self._by_row.append(entry)
 
@@ -226,78 +277,82 @@ class Ledger:
         """Record a predicted number of output tokens still to come; anything but a finite number from 0 is unknown."""
         if entry.row >= 0:
             known = 0.0 <= remaining_tokens < math.inf
-            self.flights.expected_tokens[entry.row] = entry.generated_tokens + remaining_tokens if known else math.nan
+            self.flights.expect(entry.row, entry.generated_tokens + remaining_tokens if known else math.nan)
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill is over: from now on it is booked on its decode endpoint only. Idempotent."""
-        if entry.phase is Phase.PREFILLING and entry.decode_slot is not None:
-            first = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
-            self._leave_prefill(entry, entry.decode_slot, now_s)
-            self.prefilling_since_s[first] = now_s
+        slot = entry.decode_slot
+        if entry.phase is _PREFILLING and slot is not None:
+            self._since_s[self._leave_prefill(entry, slot)] = now_s
+            self._running[slot] += 1
+            self._decodes[slot] += 1
+            self._decode_tokens[slot] += entry.request.prompt_tokens
+            self.flights.start_decoding(entry.row, now_s)
+            entry.phase = _DECODING
 
-    def _leave_prefill(self, entry: Entry, decode_slot: int, now_s: float) -> None:
+    def _leave_prefill(self, entry: Entry, decode_slot: int) -> int:
+        """Drop the booking of its prefill; returns the slot."""
         first = decode_slot if entry.prefill_slot is None else entry.prefill_slot
-        self.requests[Stage.PREFILL][first] -= 1
-        self.tokens[Stage.PREFILL][first] -= entry.prefill.tokens
-        self.uncached_tokens[first] -= entry.prefill.uncached_tokens
-        self.uncached_pairs[first] -= entry.prefill.uncached_pairs
-        self._on_engine[first] -= 1
-        self._on_engine[decode_slot] += 1
-        self.decoding_requests[decode_slot] += 1
-        self.decoding_tokens[decode_slot] += entry.request.prompt_tokens
-        self.flights.start_decoding(entry.row, now_s)
+        plan = entry.prefill
+        self._prefills[first] -= 1
+        self._prefill_tokens[first] -= plan.tokens
+        self._uncached[first] -= plan.uncached_tokens
+        self._pairs[first] -= plan.uncached_pairs
+        self._running[first] -= 1
         entry.prefill_slot = None
-        entry.phase = Phase.DECODING
+        return first
 
-    def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> None:
-        """It has this many output tokens now; a smaller number is a late report. Tokens imply a finished prefill."""
-        more = generated_tokens - entry.generated_tokens
-        if more > 0 and entry.decode_slot is not None:
-            if entry.phase is not _DECODING:
-                self.prefilled(entry, now_s)
-            self.tokens[_DECODE][entry.decode_slot] += more
-            self.decoding_tokens[entry.decode_slot] += more
-            self.flights.progress(entry.row, generated_tokens, now_s)
-            entry.generated_tokens, entry.progress_at_s = generated_tokens, now_s
+    def progressed(self, entry: Entry, generated_tokens: int, now_s: float) -> tuple[int, int, float] | None:
+        """It has this many output tokens now; a smaller number is a late report. Tokens imply a finished prefill.
 
-    def progressed_all(
-        self, reports: Iterable[tuple[float, RequestId, int]], begins: Callable[[Entry, int, float], None]
-    ) -> list[Gap]:
-        """`progressed` for each (time, request, output tokens) in order; unknown requests are skipped.
-
-        A request without tokens so far is passed to `begins(entry, generated_tokens, now_s)`. Returns the gaps of all
-        the others, in the same order.
+        Returns the gap before them if they followed others: slot, number of new tokens, seconds (-inf after a move: the
+        gap measures no endpoint).
         """
-        entry_of = self._entries.get
-        gaps: list[Gap] = []
-        moved: list[Entry] = []
-        for now_s, request_id, generated_tokens in reports:
-            entry = entry_of(request_id)
-            if entry is None:
-                continue
-            before, slot = entry.generated_tokens, entry.decode_slot
-            if before == 0 or slot is None or entry.phase is not _DECODING:
-                begins(entry, generated_tokens, now_s)
-            elif generated_tokens > before:
-                gaps.append((slot, generated_tokens - before, now_s - entry.progress_at_s, now_s))
-                moved.append(entry)
-                entry.generated_tokens, entry.progress_at_s = generated_tokens, now_s
-        if len(gaps) < _FEW:
-            for entry, (slot, more, _, _) in zip(moved, gaps, strict=True):
-                self.tokens[_DECODE][slot] += more
-                self.decoding_tokens[slot] += more
-                self.flights.progress(entry.row, entry.generated_tokens, entry.progress_at_s)
-            return gaps
-        slots = np.array([gap[0] for gap in gaps], np.int64)
-        tokens = np.array([gap[1] for gap in gaps], np.int64)
-        np.add.at(self.tokens[_DECODE], slots, tokens)
-        np.add.at(self.decoding_tokens, slots, tokens)
-        self.flights.progress_all(
-            [entry.row for entry in moved],
-            [entry.generated_tokens for entry in moved],
-            [entry.progress_at_s for entry in moved],
-        )
-        return gaps
+        slot = entry.decode_slot
+        if slot is None:
+            return None
+        before, since_s = self.flights.progress_of(entry.row)
+        more = generated_tokens - before
+        if more <= 0:
+            return None
+        if entry.phase is not _DECODING:
+            self.prefilled(entry, now_s)
+        self._booked_tokens[slot] += more
+        self._decode_tokens[slot] += more
+        self.flights.progress(entry.row, generated_tokens, now_s)
+        return (slot, more, now_s - since_s) if before else None
+
+    def gaps(self, reports: Sequence[tuple[float, RequestId, int]]) -> Gaps | None:
+        """The gaps before these (time, request, output tokens), late reports and unknown requests left out.
+
+        None if the reports must be taken one by one: some request has several, had no tokens so far, or has moved.
+        """
+        times, names, tokens = zip(*reports, strict=True)
+        if len(set(names)) < len(names):
+            return None
+        flights = self.flights
+        rows = np.array([-1 if entry is None else entry.row for entry in map(self._entries.get, names)], np.int64)
+        now_tokens, at_s = np.array(tokens, np.int64), np.array(times, np.float64)
+        if (rows < 0).any():
+            known = np.flatnonzero(rows >= 0)
+            rows, now_tokens, at_s = rows[known], now_tokens[known], at_s[known]
+        before = flights.generated_tokens[rows]
+        more = now_tokens - before
+        if (more <= 0).any():
+            new = np.flatnonzero(more > 0)
+            rows, now_tokens, at_s, before, more = rows[new], now_tokens[new], at_s[new], before[new], more[new]
+        if not (before.all() and flights.decoding[rows].all()):
+            return None
+        seconds = at_s - flights.gap_from_s[rows]
+        if (seconds <= 0).any():
+            return None
+        return Gaps(rows, flights.slot[rows], now_tokens, more, seconds, at_s)
+
+    def progressed_all(self, gaps: Gaps) -> None:
+        """`progressed` for many requests."""
+        np.add.at(self.tokens[Stage.DECODE], gaps.slots, gaps.more_tokens)
+        np.add.at(self.decoding_tokens, gaps.slots, gaps.more_tokens)
+        self.flights.progress_all(gaps.rows, gaps.generated_tokens, gaps.at_s)
 
     def reserve(self, entry: Entry, slot: int, now_s: float, move_s: float = 0.0) -> None:
         """Book a decode on a second endpoint, its target, where it is expected in `move_s`: a pending decode there.
@@ -311,10 +366,14 @@ class Ledger:
         held_tokens = entry.request.prompt_tokens + entry.generated_tokens
         limit = entry.request.max_output_tokens
         coming = entry.reservation = Entry(
-            replace(entry.request, prompt_tokens=held_tokens), now_s, Phase.PREFILLING, decode_slot=slot
+            replace(entry.request, prompt_tokens=held_tokens),
+            now_s,
+            self.flights,
+            Phase.PREFILLING,
+            decode_slot=slot,
         )
-        self.requests[_DECODE][slot] += 1
-        self.tokens[_DECODE][slot] += held_tokens
+        self._booked[slot] += 1
+        self._booked_tokens[slot] += held_tokens
         coming.row = self.flights.add(
             slot=slot,
             prompt_tokens=held_tokens,
@@ -329,8 +388,8 @@ class Ledger:
         """Drop its reservation: it stays on its endpoint, or is over. Idempotent."""
         coming = entry.reservation
         if coming is not None and coming.decode_slot is not None:
-            self.requests[_DECODE][coming.decode_slot] -= 1
-            self.tokens[_DECODE][coming.decode_slot] -= coming.request.prompt_tokens
+            self._booked[coming.decode_slot] -= 1
+            self._booked_tokens[coming.decode_slot] -= coming.request.prompt_tokens
             self._drop_row(coming)
             entry.reservation = None
 
@@ -346,45 +405,57 @@ class Ledger:
         if source == slot:
             return
         held_tokens = entry.request.prompt_tokens + entry.generated_tokens
-        self.requests[_DECODE][source] -= 1
-        self.requests[_DECODE][slot] += 1
-        self.tokens[_DECODE][source] -= held_tokens
-        self.tokens[_DECODE][slot] += held_tokens
+        self._booked[source] -= 1
+        self._booked[slot] += 1
+        self._booked_tokens[source] -= held_tokens
+        self._booked_tokens[slot] += held_tokens
         if entry.phase is _DECODING:
-            self.decoding_requests[source] -= 1
-            self.decoding_requests[slot] += 1
-            self.decoding_tokens[source] -= held_tokens
-            self.decoding_tokens[slot] += held_tokens
-            self._on_engine[source] -= 1
-            self._on_engine[slot] += 1
-            entry.progress_at_s = math.inf
+            self._decodes[source] -= 1
+            self._decodes[slot] += 1
+            self._decode_tokens[source] -= held_tokens
+            self._decode_tokens[slot] += held_tokens
+            self._running[source] -= 1
+            self._running[slot] += 1
         elif entry.prefill_slot is None:
             entry.prefill_slot = source
         entry.decode_slot = slot
         self.flights.relocate(entry.row, slot, now_s)
 
+    def withdraw(self, entry: Entry, now_s: float) -> None:
+        """Its prefill is over, and it is held again until its decode endpoint is chosen anew."""
+        slot = entry.decode_slot
+        if entry.phase is _PREFILLING and slot is not None:
+            self._since_s[self._leave_prefill(entry, slot)] = now_s
+            self._booked[slot] -= 1
+            self._booked_tokens[slot] -= entry.request.prompt_tokens
+            self._drop_row(entry)
+            entry.phase, entry.decode_slot = _HELD, None
+
     def unassign(self, entry: Entry) -> None:
         """Drop its bookings and hold it again. Idempotent."""
-        self.release(entry)
-        if entry.decode_slot is not None:
-            if entry.phase is Phase.PREFILLING:
-                self._leave_prefill(entry, entry.decode_slot, entry.arrived_s)
+        if entry.reservation is not None:
+            self.release(entry)
+        slot = entry.decode_slot
+        if slot is not None:
             held_tokens = entry.request.prompt_tokens + entry.generated_tokens
-            self.requests[Stage.DECODE][entry.decode_slot] -= 1
-            self.tokens[Stage.DECODE][entry.decode_slot] -= held_tokens
-            self.decoding_requests[entry.decode_slot] -= 1
-            self.decoding_tokens[entry.decode_slot] -= held_tokens
-            self._on_engine[entry.decode_slot] -= 1
+            if entry.phase is _PREFILLING:
+                self._leave_prefill(entry, slot)
+            else:
+                self._decodes[slot] -= 1
+                self._decode_tokens[slot] -= held_tokens
+                self._running[slot] -= 1
+            self._booked[slot] -= 1
+            self._booked_tokens[slot] -= held_tokens
             self._drop_row(entry)
-        entry.phase, entry.decode_slot, entry.generated_tokens = Phase.HELD, None, 0
+        entry.phase, entry.decode_slot = _HELD, None
 
     def _drop_row(self, entry: Entry) -> None:
-        last = self.flights.remove(entry.row)
+        row = entry.row
+        self.flights.remove(row)
         moved = self._by_row.pop()
         if moved is not entry:
-            self._by_row[entry.row] = moved
-            moved.row = entry.row
-        assert len(self._by_row) == last
+            self._by_row[row] = moved
+            moved.row = row
         entry.row = -1
 
     def close(self, request_id: RequestId) -> Entry | None:
@@ -415,6 +486,13 @@ class Ledger:
         """Drop what the endpoint reported."""
         self.foreign[slot] = self._excess[slot] = 0
 
+    def decode_load(self, slot: int) -> tuple[int, int, int]:
+        """Our requests that decode there, the tokens that they hold, and the other requests there.
+
+        Those are our prefills and foreign requests.
+        """
+        return self._decodes[slot], self._decode_tokens[slot], self._prefills[slot] + self._foreign[slot]
+
     def is_idle(self, slot: int) -> bool:
         """Whether no request of ours is booked on the slot."""
-        return not any(self.requests[stage][slot] for stage in Stage)
+        return not (self._prefills[slot] or self._booked[slot])

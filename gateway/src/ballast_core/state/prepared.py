@@ -1,6 +1,6 @@
 """What the compiled kernel needs of the fleet and of the requests in flight, prepared once and kept up to date.
 
-The kernel's counterpart of `AgeHistograms` and of the arrays that a `View` takes its columns from.
+The kernel's counterpart of `AgeHistograms`, of `Growth` and of the arrays that a `View` takes its columns from.
 """
 
 from __future__ import annotations
@@ -36,16 +36,27 @@ class PreparedLedger:
         self._arrays: tuple[FloatArray | IntArray, ...] = ()
         """Those of which one or the other is replaced when the fleet grows; the ledger's all are at once."""
         self._census: Prepared | None = None
-        self._watcher = -1
+        self._census_watcher = -1
+        self._growth: Prepared | None = None
+        self._growth_watcher = -1
+        self._grown_by: Prepared | None = None
+        """The curves that `_growth` was computed from."""
 
     def fleet(self, kernel: Kernel, beliefs: Beliefs) -> Prepared:
         """The loads and the hardware of all slots, as they are now."""
         ledger, slots = self._ledger, len(self._ledger.foreign)
         profiles, factors = beliefs.prefill_times.columns(slots)
         hardware, step_times = beliefs.hardware.columns(slots), beliefs.step_times.columns(slots)
-        arrays = (ledger.foreign, profiles, factors, hardware, step_times)
-        if self._fleet is None or any(one is not other for one, other in zip(arrays, self._arrays, strict=True)):
-            self._arrays = arrays
+        before = self._arrays
+        if (
+            self._fleet is None
+            or before[0] is not ledger.foreign
+            or before[1] is not profiles
+            or before[2] is not factors
+            or before[3] is not hardware
+            or before[4] is not step_times
+        ):
+            self._arrays = (ledger.foreign, profiles, factors, hardware, step_times)
             self._fleet = kernel.fleet(
                 profiles,
                 factors,
@@ -66,6 +77,17 @@ class PreparedLedger:
         flights = self._ledger.flights
         if self._census is None:
             self._census = kernel.census(BUCKET_OF_AGE, AGE_OF_BUCKET)
-            self._watcher = flights.watch()
-        kernel.recount(self._census, flights.count, *flights.columns(self._watcher))
+            self._census_watcher = flights.watch()
+        kernel.recount(self._census, flights.count, *flights.columns(self._census_watcher))
         return self._census
+
+    def growth(self, kernel: Kernel, curves: Prepared) -> Prepared:
+        """The requests one by one, with what they grow by under these curves, as they are now."""
+        flights = self._ledger.flights
+        if self._growth is None:
+            self._growth = kernel.growth()
+            self._growth_watcher = flights.watch()
+        columns = flights.columns(self._growth_watcher)
+        kernel.regrow(self._growth, curves, curves is not self._grown_by, flights.count, *columns)
+        self._grown_by = curves
+        return self._growth

@@ -178,7 +178,9 @@ class ClientConnection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send a part of a stream."""
-        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        transport = self._transport
+        if not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """The stream is whole."""
@@ -192,7 +194,7 @@ class ClientConnection(asyncio.Protocol):
         self._close()
 
     def _send(self, data: bytes) -> None:
-        """Engines send on until the request of a lost client has ended; closed transports of uvloop refuse that."""
+        """Unless the connection is closing: transports of uvloop refuse that."""
         if not self._transport.is_closing():
             self._transport.write(data)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from ballast_core.model import Endpoint, Stage
-from ballast_gateway import headers
+from ballast_gateway import headers, openai_body
 from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import JsonObject
@@ -80,7 +79,8 @@ def refusal(reply: Collect) -> str:
 def handle_of(body: bytes) -> JsonObject | None:
     """The KV handle in a prefill's answer; None where the engine gave none (it then computes the prompt again)."""
     try:
-        handle = json.loads(body).get("kv_transfer_params")
-    except (ValueError, AttributeError, RecursionError):
+        reply = openai_body.load(body)
+    except (ValueError, RecursionError):
         return None
+    handle = reply.get("kv_transfer_params") if isinstance(reply, dict) else None
     return handle if isinstance(handle, dict) and handle else None

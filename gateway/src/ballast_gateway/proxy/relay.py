@@ -204,7 +204,9 @@ class HeldRelay(Relay):
                 self._begin(Event.BEGUN)
             self._client.write(shown)
         if leg.tokens:
-            self._report(leg.earlier_tokens + leg.tokens, first=not had_tokens)
+            tokens = leg.earlier_tokens + leg.tokens
+            if not had_tokens or tokens - self._reported >= PROGRESS_TOKENS:
+                self._report(tokens, first=not had_tokens)
         if leg.broken:
             raise UpstreamError(leg.broken)
         if self._movable:

@@ -128,7 +128,8 @@ class EngineLoop:
         else:
             self._read_messages()
         while self.awaited is None and self.asleep is None:
-            self._read_messages()
+            if self.inbox:
+                self._read_messages()
             if not self._compose():
                 return
 
@@ -150,8 +151,6 @@ class EngineLoop:
     # -- one turn ----------------------------------------------------------------------------------------------------
 
     def _read_messages(self) -> None:
-        if not self.inbox:
-            return
         inbox, self.inbox = self.inbox, []
         for message in inbox:
             match message.kind:
@@ -224,11 +223,13 @@ class EngineLoop:
 
     def _dispatch(self, batch: Batch) -> None:
         """Pass a step to the worker: with its output the worker reports the transfers that have ended by now."""
-        if self.transfers.pulling:
-            batch.ended_pulls = self.transfers.take_ended_pulls(self.now_s)
-        if self.transfers.held or self.transfers.read:
-            batch.ended_sends = self.transfers.take_ended_sends(self.now_s)
-        batch.ends_s = max(batch.ends_s, self.now_s) if batch.tokens else self.now_s
+        transfers = self.transfers
+        if transfers.pulling:
+            batch.ended_pulls = transfers.take_ended_pulls(self.now_s)
+        if transfers.held or transfers.read:
+            batch.ended_sends = transfers.take_ended_sends(self.now_s)
+        if not batch.tokens or batch.ends_s < self.now_s:
+            batch.ends_s = self.now_s
         self.batch_queue.append(batch)
         if len(self.batch_queue) >= self.depth or not (batch.tokens or self._state.has_requests()):
             self._await_oldest()

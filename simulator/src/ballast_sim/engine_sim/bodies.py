@@ -11,6 +11,7 @@ from ballast_sim.engine_sim.text import VOCABULARY_SIZE, render_chat, tokenize
 
 DEFAULT_COMPLETION_TOKENS = 16
 STOP_AFTER_ARG = "ballast_output_tokens"
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 _NOT_MODELLED = ("logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search", "response_format", "tools")
 
 
@@ -83,10 +84,8 @@ def parse_call(body: dict[str, Any], chat: bool, served: Sequence[str], max_mode
     for field in ("n", "best_of"):
         if _integer(body, field, 1, 1) != 1:
             raise ApiError(f"{field}: engine-sim makes one choice a request; send 1 or leave it out.", field)
-    transfer = body.get("kv_transfer_params")
-    if transfer is not None and not isinstance(transfer, dict):
-        raise ApiError("kv_transfer_params: must be an object.", "kv_transfer_params")
-    tokens = _chat_tokens(body, transfer) if chat else prompt_tokens(body.get("prompt"))
+    transfer = _transfer(body)
+    tokens = input_tokens(body, chat)
     max_tokens = _max_tokens(body, chat, len(tokens), max_model_len)
     _number(body, "temperature", 0.0, math.inf)
     _number(body, "top_p", math.ulp(0.0), 1.0)
@@ -113,6 +112,18 @@ def parse_call(body: dict[str, Any], chat: bool, served: Sequence[str], max_mode
         seed=_integer(body, "seed", 0, None),
         kv_transfer_params=transfer,
     )
+
+
+def input_tokens(body: dict[str, Any], chat: bool) -> list[int]:
+    """Token ids of a request's input. Raises ApiError."""
+    return _chat_tokens(body, _transfer(body)) if chat else prompt_tokens(body.get("prompt"))
+
+
+def _transfer(body: dict[str, Any]) -> dict[str, Any] | None:
+    transfer = body.get("kv_transfer_params")
+    if transfer is not None and not isinstance(transfer, dict):
+        raise ApiError("kv_transfer_params: must be an object.", "kv_transfer_params")
+    return transfer
 
 
 def prompt_tokens(prompt: object) -> list[int]:

@@ -5,6 +5,8 @@ Pipelined requests wait their turn; the exchange of a client that disconnects is
 """
 
 import asyncio
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,20 @@ MAX_HEADER_BYTES = 64 * 2**10
 MAX_PIPELINED = 32
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+EVENT_STREAM = b"text/event-stream; charset=utf-8\r\ncache-control: no-cache"
+CHUNKED = b"transfer-encoding: chunked\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def message_head(status: int, content_type: bytes, framing: bytes, keep_alive: bool) -> bytes:
+    """An answer's head; `framing` is the header line that says where the body ends."""
+    close = b"" if keep_alive else b"connection: close\r\n"
+    return b"%bcontent-type: %b\r\n%b%b\r\n" % (_STATUS_LINES[status], content_type, framing, close)
+
+
+def chunk(data: bytes) -> bytes:
+    """Bytes with chunked framing around them."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 @dataclass(slots=True)
@@ -33,13 +49,12 @@ class Request:
 class Exchange:
     """The answer to one request. Writes after the client has gone are dropped."""
 
-    __slots__ = ("_chunked", "_head_only", "_protocol", "keep_alive", "on_disconnect", "open", "started")
+    __slots__ = ("head_only", "keep_alive", "on_disconnect", "open", "protocol", "started")
 
     def __init__(self, protocol: "HttpProtocol", keep_alive: bool, head_only: bool = False) -> None:
         """The handler may set `on_disconnect`; `head_only` leaves out the body, as HEAD wants it."""
-        self._protocol = protocol
-        self._head_only = head_only
-        self._chunked = False
+        self.protocol = protocol
+        self.head_only = head_only
         self.keep_alive = keep_alive
         self.started = False
         self.open = True
@@ -49,47 +64,40 @@ class Exchange:
         """The whole answer at once."""
         if not self.open:
             return
-        head = _STATUS_LINES[status] + b"content-type: " + content_type
-        head += b"\r\ncontent-length: %d\r\n" % len(body)
-        head += b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        self._write(head if self._head_only else head + body)
+        head = message_head(status, content_type, b"content-length: %d\r\n" % len(body), self.keep_alive)
+        self._write(head if self.head_only else head + body)
         self.started = True
         self._done()
 
     def start_stream(self) -> None:
-        """The head of a server-sent event stream; `write_chunk` follows."""
-        self.started = self._chunked = True
-        self._write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-            + (b"" if self.keep_alive else b"connection: close\r\n")
-            + b"transfer-encoding: chunked\r\n\r\n"
-        )
+        """The head of a server-sent event stream; `write_framed` follows."""
+        self.started = True
+        self._write(message_head(200, EVENT_STREAM, CHUNKED, self.keep_alive))
 
     def write_framed(self, data: bytes) -> None:
         """Bytes that carry their chunk framing already: the hot path."""
         if self.open:
-            self._protocol.transport.write(data)
+            self.protocol.transport.write(data)
 
     def finish(self, data: bytes = b"") -> None:
         """The last bytes of a stream."""
-        framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        self._write(framed)
+        self._write(chunk(data) + LAST_CHUNK if data else LAST_CHUNK)
         self._done()
 
     def _write(self, data: bytes) -> None:
         if self.open:
-            self._protocol.transport.write(data)
+            self.protocol.transport.write(data)
 
     def _done(self) -> None:
         if self.open:
             self.open = False
             self.on_disconnect = None
-            self._protocol.exchange_done(self)
+            self.protocol.exchange_done(self)
 
     def break_off(self) -> None:
         """Break an answer off in its middle, so that the client notices."""
         self.open = False
-        self._protocol.transport.abort()
+        self.protocol.transport.abort()
 
     def disconnected(self) -> None:
         """The client has gone."""
@@ -217,6 +225,10 @@ class HttpProtocol(asyncio.Protocol):
             exchange = self._current = Exchange(self, keep_alive, head_only=request.method == "HEAD")
             self._handler(request, exchange)
 
+    def replace_exchange(self, exchange: Exchange) -> None:
+        """Answer the present request with this exchange instead."""
+        self._current = exchange
+
     def exchange_done(self, exchange: Exchange) -> None:
         """The answer has been written."""
         self._current = None
@@ -236,6 +248,12 @@ class HttpProtocol(asyncio.Protocol):
 
     def abort(self) -> None:
         """Shut down at once."""
+        self.transport.abort()
+
+    def reset(self) -> None:
+        """Shut down at once, and with RST rather than FIN."""
+        linger = struct.pack("ii", 1, 0)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.transport.abort()
 
 

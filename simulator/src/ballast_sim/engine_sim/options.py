@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import ValidationError
 
@@ -18,6 +18,9 @@ from ballast_core.profiles import HardwareProfile
 from ballast_sim.engine import EngineConfig
 from ballast_sim.naming import known_names
 from ballast_sim.own_profiles import ProfileFileError, read_profiles
+
+if TYPE_CHECKING:
+    from ballast_sim.engine_sim.misbehave.faults import Fault
 
 DEFAULT_PROFILE = "h20-qwen3-32b"
 PULL_CONNECTORS = ("NixlConnector", "NixlPullConnector")
@@ -79,6 +82,14 @@ class ServerOptions:
     time_scale: float = 1.0
     side_channel_host: str | None = None
     side_channel_port: int = 0
+    misbehave: "tuple[Fault, ...]" = ()
+    misbehave_api: tuple[str, int] | None = None
+    """Host and port of the route that commands faults."""
+
+    @property
+    def may_misbehave(self) -> bool:
+        """Whether there may ever be a fault."""
+        return bool(self.misbehave) or self.misbehave_api is not None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,6 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--profile")
     parser.add_argument("--profiles", action="append", type=Path, default=[])
     parser.add_argument("--time-scale", type=_scale)
+    parser.add_argument("--misbehave", action="append", type=_faults, default=[])
+    parser.add_argument("--misbehave-api", type=_host_and_port)
     return parser
 
 
@@ -177,6 +190,22 @@ def _scale(text: str) -> float:
     if not 1e-3 <= value <= 1e3:
         raise argparse.ArgumentTypeError(f"must be between 0.001 and 1000, not {text!r}")
     return value
+
+
+def _faults(text: str) -> "tuple[Fault, ...]":
+    from ballast_sim.engine_sim.misbehave.faults import FaultError, read_faults
+
+    try:
+        return read_faults(text)
+    except FaultError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, or HOST:PORT, not {text!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _number(text: str) -> float:
@@ -250,6 +279,8 @@ def parse_options(
         time_scale=scale,
         side_channel_host=env.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or env.get("VLLM_HOST_IP"),
         side_channel_port=_environment_port(env),
+        misbehave=tuple(fault for faults in known.misbehave for fault in faults),
+        misbehave_api=known.misbehave_api,
     )
     options.engine_config()
     return options, warnings

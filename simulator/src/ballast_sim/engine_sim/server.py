@@ -8,11 +8,21 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ballast_sim.engine import EngineEvent, EngineRequest, Finished, StepEnded
 from ballast_sim.engine_sim import handoff
-from ballast_sim.engine_sim.bodies import ApiError, Call, chat_text, check_ids, check_model, parse_call, parse_json
+from ballast_sim.engine_sim.bodies import (
+    BUSY,
+    ApiError,
+    Call,
+    chat_text,
+    check_ids,
+    check_model,
+    parse_call,
+    parse_json,
+)
+from ballast_sim.engine_sim.door import Door
 from ballast_sim.engine_sim.http11 import Exchange, HttpProtocol, Request
 from ballast_sim.engine_sim.metrics import Metrics
 from ballast_sim.engine_sim.options import ServerOptions, describe, model_root
@@ -20,11 +30,11 @@ from ballast_sim.engine_sim.service import Clock, EngineService, LoopClock
 from ballast_sim.engine_sim.streams import Answer, StreamedAnswer, WholeAnswer
 from ballast_sim.engine_sim.text import GeneratedContent, detokenize, tokenize
 
+if TYPE_CHECKING:
+    from ballast_sim.engine_sim.misbehave.saboteur import Saboteur
+
 VLLM_VERSION = "0.32.0"
 _PROMETHEUS_TEXT = b"text/plain; version=1.0.0; charset=utf-8"
-_BUSY = (
-    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-)
 _BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
 
 logger = logging.getLogger("ballast.engine_sim")
@@ -49,7 +59,8 @@ class EngineSimServer:
         self.config = options.engine_config()
         loop = asyncio.get_running_loop()
         self._observe = observe
-        self.service = EngineService(self.config, clock or LoopClock(loop), options.time_scale, self._on_event)
+        self._saboteur, clock = self._misbehaving(clock or LoopClock(loop))
+        self.service = EngineService(self.config, clock, options.time_scale, self._on_event)
         self._started_s = time.time()
         transfer = options.kv_transfer
         self.metrics = Metrics(options.names[0], self.config.max_model_len, self._started_s, transfer is not None)
@@ -57,8 +68,12 @@ class EngineSimServer:
         self.side_channel = handoff.SideChannel(self.service, self.metrics, self.engine_id)
         self.port = 0
         self.side_channel_port = 0
+        self.control_port = 0
         self._connections: set[HttpProtocol] = set()
-        self._listeners: list[asyncio.Server] = []
+        handler = self.handle if self._saboteur is None else self._saboteur.handle
+        self.door = Door(partial(HttpProtocol, handler, self._connections), options.host, options.port)
+        self._controllers: set[HttpProtocol] = set()
+        self._listeners: list[Door] = []
         self._answers: dict[str, Answer] = {}
         self._prefilling: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,25 +96,48 @@ class EngineSimServer:
 
     async def start(self) -> None:
         """Listen. Raises ListenError where a port cannot be had."""
-        loop, options = asyncio.get_running_loop(), self.options
-        factory = partial(HttpProtocol, self.handle, self._connections)
-        try:
-            server = await loop.create_server(factory, options.host, options.port, backlog=2048)
-        except OSError as error:
-            raise ListenError("--port", options.host, options.port, error) from error
-        self._listeners.append(server)
-        self.port = server.sockets[0].getsockname()[1]
+        options = self.options
         if options.kv_transfer is not None and options.kv_transfer.produces:
             ear = partial(HttpProtocol, self.side_channel.handle, self._connections)
-            bind, port = self._side_bind(), options.side_channel_port
-            try:
-                side = await loop.create_server(ear, bind, port)
-            except OSError as error:
-                server.close()
-                raise ListenError("VLLM_NIXL_SIDE_CHANNEL_PORT", bind, port, error) from error
-            self._listeners.append(side)
-            self.side_channel_port = side.sockets[0].getsockname()[1]
+            side = Door(ear, self._side_bind(), options.side_channel_port)
+            self.side_channel_port = await self._listen("VLLM_NIXL_SIDE_CHANNEL_PORT", side)
+        if self._saboteur is not None:
+            await self._take_commands(self._saboteur)
+        self.port = await self._listen("--port", self.door)
+        if self._saboteur is not None:
+            await self._saboteur.command(options.misbehave)
         logger.info("serving on port %d: %s", self.port, json.dumps(describe(options, self.config)))
+
+    def _misbehaving(self, clock: Clock) -> "tuple[Saboteur | None, Clock]":
+        """Who stands in front of this server if it may misbehave, with a clock to stop; honest servers load nothing."""
+        if not self.options.may_misbehave:
+            return None, clock
+        from ballast_sim.engine_sim.misbehave.clock import StoppableClock
+        from ballast_sim.engine_sim.misbehave.saboteur import Saboteur
+
+        stoppable = StoppableClock(clock)
+        return Saboteur(self, stoppable), stoppable
+
+    async def _take_commands(self, saboteur: "Saboteur") -> None:
+        if self.options.misbehave_api is None:
+            return
+        from ballast_sim.engine_sim.misbehave.control import Control
+
+        control = Control(saboteur, self._spawn)
+        host, port = self.options.misbehave_api
+        door = Door(partial(HttpProtocol, control.handle, self._controllers), host, port)
+        self.control_port = await self._listen("--misbehave-api", door)
+
+    async def _listen(self, option: str, door: Door) -> int:
+        """Open a door; the port that it has. `option` chose it."""
+        try:
+            await door.open()
+        except OSError as error:
+            for listener in self._listeners:
+                listener.close()
+            raise ListenError(option, door.host, door.port, error) from error
+        self._listeners.append(door)
+        return door.port
 
     def _side_bind(self) -> str:
         """The address on which P listens for D: the configured one, or all where it is not this machine's."""
@@ -121,6 +159,8 @@ class EngineSimServer:
         """Refuse new work, let running requests finish for `shutdown_timeout_s`, then abort what is left."""
         self._draining = True
         deadline_s = time.monotonic() + self.options.shutdown_timeout_s
+        if self._saboteur is not None:
+            await self._saboteur.terminate()
         while self._busy() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - leases end without an event
             await asyncio.sleep(0.02)
         for request_id in list(self._answers):
@@ -135,11 +175,24 @@ class EngineSimServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for connection in list(self._connections):
+        connections = self._connections | self._controllers
+        for connection in connections:
             connection.close_when_idle()
         await asyncio.sleep(0)
-        for connection in list(self._connections):
+        for connection in connections:
             connection.abort()
+
+    def abort_waiting(self) -> int:
+        """Abort the requests that have no first token yet; how many there were."""
+        waiting = [request_id for request_id, answer in self._answers.items() if not answer.count]
+        for request_id in waiting:
+            self.service.abort(request_id)
+        return len(waiting)
+
+    def cut_connections(self) -> None:
+        """Reset every connection."""
+        for connection in list(self._connections):
+            connection.reset()
 
     def _busy(self) -> bool:
         """Requests under way, or KV that another engine is still to pull."""
@@ -153,7 +206,7 @@ class EngineSimServer:
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a hand-off failed unexpectedly", exc_info=task.exception())
+            logger.error("work in the background failed unexpectedly", exc_info=task.exception())
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -302,11 +355,11 @@ class EngineSimServer:
         limit = options.max_num_queued_reqs
         if limit is not None and len(self._answers) + 1 > limit:
             rejections["max_num_queued_reqs"] += 1
-            raise ApiError(_BUSY, None, 503, "ServiceUnavailable")
+            raise ApiError(BUSY, None, 503, "Service Unavailable")
         limit = options.max_num_queued_tokens
         if limit is not None and sum(self._prefilling.values()) >= limit:
             rejections["max_num_queued_tokens"] += 1
-            raise ApiError(_BACKLOG, None, 503, "ServiceUnavailable")
+            raise ApiError(_BACKLOG, None, 503, "Service Unavailable")
 
     def _client_gone(self, engine_id: str) -> None:
         answer = self._answers.get(engine_id)

@@ -12,6 +12,9 @@ from ballast_sim.recommend.budget import Hardware
 
 MOST_LAYOUTS = 2_000
 """Splits to consider at most; of a larger budget an evenly spread selection."""
+SPLITS_LISTED = 4
+FAR_BEHIND = 0.5
+"""A layout that cannot carry the traffic is not simulated if it has less than this share of the roomiest one's room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,18 @@ def layouts(
     found.sort(key=lambda layout: (-layout.headroom, layout.shape))
     together = tuple(Part("C", each.profile, each.instances) for each in hardware)
     return [*found, Layout(together, _headroom(together, lengths, rate_rps, tpot_s))]
+
+
+def shortlist(every: Sequence[Layout]) -> tuple[list[Layout], list[Layout]]:
+    """Of what `layouts` returns, those to simulate, and those that arithmetic rules out.
+
+    The roomiest splits and the colocated layout; but none that is both below the rate and `FAR_BEHIND`: prefix hits,
+    which arithmetic does not count, help them all.
+    """
+    listed = [*every[:-1][:SPLITS_LISTED], every[-1]]
+    roomiest = max(layout.headroom for layout in listed)
+    hopeless = [layout for layout in listed if layout.headroom < min(1.0, FAR_BEHIND * roomiest)]
+    return [layout for layout in listed if layout not in hopeless], hopeless
 
 
 def _splits(hardware: Sequence[Hardware]) -> Iterator[tuple[Part, ...]]:

@@ -32,6 +32,36 @@ def ballast(kernel: Kernel, view: View, request: Request, tables: SurvivalTables
     return costs
 
 
+def sibyl(
+    kernel: Kernel,
+    view: View,
+    *,
+    prob_at_one: bool,
+    without_type_one: bool,
+    without_type_two: bool,
+    without_type_three: bool,
+) -> FloatArray:
+    """`Sibyl.costs` on decode, with its switches."""
+    costs = np.empty(len(view.slots))
+    curves = view.beliefs.lengths.tables(view.now_s).prepared(kernel)
+    common_s = view.common_handoff_s
+    kernel.sibyl(
+        costs,
+        view.slots,
+        view.capacity,
+        view.now_s,
+        view.handoff_s if common_s is None else common_s,
+        view.beliefs.rates.pool_tokens_per_s(view.now_s),
+        view.grown(kernel, curves),
+        curves,
+        prob_at_one,
+        without_type_one,
+        without_type_two,
+        without_type_three,
+    )
+    return costs
+
+
 def least_uncached_tokens(kernel: Kernel, view: View, request: Request) -> FloatArray:
     """`LeastUncachedTokens.costs`."""
     costs = np.empty(len(view.slots))

@@ -7,11 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.survival_tables import SurvivalTables
 from ballast_core.model import Request, Stage
 from ballast_core.policies.declaring import parameter
+from ballast_core.policies.placement import compiled
 from ballast_core.state.flights import NO_LIMIT
 from ballast_core.state.view import View
 
@@ -47,12 +49,21 @@ class Sibyl:
             return view.prefill_s
         if self.request_level:
             return view.requests.astype(np.float64)
+        if not view.flights.count:
+            return np.zeros(len(view.slots))
+        if (functions := kernel.active()) is not None:
+            return compiled.sibyl(
+                functions,
+                view,
+                prob_at_one=self.prob_at_one,
+                without_type_one=self.without_type_one,
+                without_type_two=self.without_type_two,
+                without_type_three=self.without_type_three,
+            )
         return self._projected_tokens(view)
 
     def _projected_tokens(self, view: View) -> FloatArray:
         flights, growth = view.flights, view.growth
-        if not flights.count:
-            return np.zeros(len(view.slots))
         tables = view.beliefs.lengths.tables(view.now_s)
         growth.update(tables)
         load = np.empty(flights.count)

@@ -18,9 +18,12 @@ class CalmSteps:
         self._cohort = cohort
 
     def count(self, most: int) -> int:
-        """How many more steps can be composed in which only the members' own blocks change; at most `most`."""
+        """How many more steps can be composed in which only the members' own blocks change; at most `most`.
+
+        There are members.
+        """
         state, cohort = self._state, self._cohort
-        if cohort.size == 0 or cohort.size != len(state.running) or state.finished_unflushed or state.kv.has_deferred:
+        if cohort.size != len(state.running) or state.finished_unflushed or state.kv.deferred_frees:
             return 0
         for batch in cohort.in_flight:
             for chunk in batch.chunks:

@@ -23,6 +23,9 @@ from ballast_sim.engine.loop import EngineLoop, OnStep
 from ballast_sim.engine.requests import RequestState
 from ballast_sim.engine.vllm.batch import Batch
 
+FIRST_HORIZON_STEPS, LAST_HORIZON_STEPS = 32, 1024
+"""Steps that are foreseen at a time: few after a change, as another may be near, and more the longer there is none."""
+
 Count = Callable[[Sequence[float], float, int, int], int]
 """How many of the first entries come before a time: `bisect_left`, or not after it: `bisect_right`."""
 
@@ -47,13 +50,16 @@ class CoarseEngine(Engine):
         self._older_events = 0  # events that are older than the turn under way
         self._foresight: Foresight | None = None
         self._looked_ahead = False
+        self._horizon_steps = FIRST_HORIZON_STEPS
         steps = CoarseSteps(scheduler, self.cohort)
         super().__init__(config, loop=EngineLoop(config, scheduler, steps, on_step, reports_every_step=False))
         self.silent_until_s = 0.0
 
-    def _settled(self, request: RequestState, first: int, times_s: Sequence[float]) -> None:
+    def _settled(self, request: RequestState, first: int, before: int, reported: int) -> None:
         """Report a member's tokens. All of them came before those of the turn that is under way."""
-        advanced = TokensAdvanced(self.loop.now_s, request.request_id, first, times_s)
+        processed, marked = self.scheduler.state.steps.processed, first + max(0, reported - before)
+        ended_s = self.cohort.ended_s
+        advanced = TokensAdvanced(self.loop.now_s, request.request_id, first, ended_s, before, processed, marked)
         self.loop.events.insert(self._older_events, advanced)
         self._older_events += 1
 
@@ -68,7 +74,7 @@ class CoarseEngine(Engine):
         """See `Engine.advance`."""
         loop = self.loop
         while (due_s := loop.next_event_s()) <= now_s:
-            if loop.awaited is not None and self._foresee() is not None:
+            if self.cohort.size and loop.awaited is not None and self._foresee() is not None:
                 self._leap(now_s, bisect_right)
                 continue
             self._forget()
@@ -94,11 +100,16 @@ class CoarseEngine(Engine):
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """See `Engine.kv_usage_ratio`."""
-        pool, free = self._pool, self._pool.free_blocks
-        awaited = self.loop.awaited
+        loop, pool = self.loop, self._pool
+        awaited, free = loop.awaited, pool.free_blocks
         if awaited is not None and awaited.ends_s < now_s:
-            free -= self.cohort.blocks_of(self._steps_before(now_s, bisect_left))
-        return pool.usage_ratio_with(free)
+            foresight = self._foresight
+            if foresight is None or loop.inbox:
+                foresight = self._foresee()
+            if foresight is not None:
+                steps = bisect_left(foresight.ends_s, now_s, 0, foresight.steps)
+                free -= self.cohort.wheel.blocks(self._state.steps.composed + 1, steps)
+        return 1.0 - free / pool.usable_blocks
 
     def stats(self, request_id: str) -> RequestStats | None:
         """See `Engine.stats`; as of the last message or `advance`."""
@@ -130,18 +141,25 @@ class CoarseEngine(Engine):
         self.silent_until_s = loop.awaited.ends_s if loop.awaited is not None else math.inf
         return cohort.marks((), 0)
 
+    def check_blocks(self) -> None:
+        """See `Engine.check_blocks`."""
+        self.cohort.deal_blocks()
+        super().check_blocks()
+
     # -- leaps -------------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         """What was foreseen is void."""
         self._foresight, self._looked_ahead = None, False
+        self._horizon_steps = FIRST_HORIZON_STEPS
         self.silent_until_s = 0.0
 
     def _foresee(self) -> Foresight | None:
         """What is known of the next steps; None where the next one may bring a change."""
         if not self._looked_ahead:
             self._looked_ahead = True
-            self._foresight = foresee(self.loop, self.cohort, self._calm) if self.cohort.size else None
+            if self.cohort.size:
+                self._foresight = foresee(self.loop, self.cohort, self._calm, self._horizon_steps)
         return None if self.loop.inbox else self._foresight
 
     def _steps_before(self, now_s: float, count: Count) -> int:
@@ -182,3 +200,4 @@ class CoarseEngine(Engine):
             foresight.steps -= steps
             if not foresight.steps:
                 self._foresight, self._looked_ahead = None, False
+                self._horizon_steps = min(2 * self._horizon_steps, LAST_HORIZON_STEPS)

@@ -26,8 +26,7 @@ class CoarseSteps:
         self._schedule_members()
         if step is None:
             if cohort.size and cohort.front == len(state.running):
-                state.finished_unflushed = False
-                return self._with_members(Batch())
+                return self._members_alone()
             step = scheduler.begin_step()
         step.token_budget -= cohort.size
         scheduler.schedule_running(step, cohort.front)
@@ -43,11 +42,14 @@ class CoarseSteps:
     def _schedule_members(self) -> None:
         """Schedule one token of each member, if none of them can be preempted in this step."""
         cohort = self.cohort
-        cohort.settle_ending()
-        cohort.join()
+        composed = self._state.steps.composed
+        if composed in cohort.ends:
+            cohort.settle_ending()
+        if cohort.front < len(self._state.running):
+            cohort.join()
         if cohort.size:
-            takers = cohort.wheel.takers(self._state.steps.composed + 1)
-            if self._fits(len(takers)):
+            takers = len(cohort.wheel.takers(composed + 1))
+            if self._fits(takers):
                 cohort.take_blocks(takers)
             else:
                 cohort.settle()
@@ -62,6 +64,17 @@ class CoarseSteps:
             for request in self._state.running[self.cohort.front :]:
                 blocks += max(0, pool.blocks_for(request.num_tokens + request.placeholders) - len(request.blocks))
         return blocks <= pool.free_blocks
+
+    def _members_alone(self) -> Batch:
+        """A step in which only members decode."""
+        cohort, state = self.cohort, self._state
+        size, context = cohort.size, cohort.context_tokens
+        state.finished_unflushed = False
+        state.steps.composed = number = state.steps.composed + 1
+        batch = Batch(number, (), size, size, context)
+        cohort.context_tokens = context + size
+        cohort.in_flight.append(batch)
+        return batch
 
     def _with_members(self, batch: Batch) -> Batch:
         """Add the members' decodes to a composed step."""

@@ -16,7 +16,7 @@ from ballast_sim.engine.vllm.block_pool import BlockPool
 class KvCacheManager:
     """The block pool, and deferred frees in the order of their steps."""
 
-    __slots__ = ("_caching", "_counters", "_deferred", "_defers_frees", "_steps", "pool")
+    __slots__ = ("_caching", "_counters", "_defers_frees", "_steps", "deferred_frees", "pool")
 
     def __init__(self, config: EngineConfig, steps: StepCount, counters: Counters) -> None:
         """An empty cache. `steps` and `counters` are the scheduler's own; the second is written to."""
@@ -25,7 +25,7 @@ class KvCacheManager:
         self._steps = steps
         self._counters = counters
         self._defers_frees = config.pulls_kv and config.async_scheduling
-        self._deferred: deque[tuple[int, list[int], int]] = deque()
+        self.deferred_frees: deque[tuple[int, list[int], int]] = deque()
 
     def share_hit(self, request: RequestState, hit: list[int]) -> None:
         """Count a prefix cache look-up, and put the blocks it found into the block table."""
@@ -48,21 +48,16 @@ class KvCacheManager:
             self.pool.release(blocks, named, request)
         elif blocks:
             self.pool.unclaim(request)
-            self._deferred.append((self._steps.composed, blocks, named))
+            self.deferred_frees.append((self._steps.composed, blocks, named))
         request.blocks, request.cached_blocks = [], 0
 
     def free_deferred(self) -> None:
         """Free the blocks whose steps have been processed."""
-        while self._deferred and self._deferred[0][0] <= self._steps.processed:
-            _, blocks, named = self._deferred.popleft()
+        while self.deferred_frees and self.deferred_frees[0][0] <= self._steps.processed:
+            _, blocks, named = self.deferred_frees.popleft()
             self.pool.release(blocks, named)
-
-    @property
-    def has_deferred(self) -> bool:
-        """Whether blocks wait to be freed."""
-        return bool(self._deferred)
 
     def deferred(self) -> Iterator[list[int]]:
         """Blocks that will be free without anything else being decided, one list a request."""
-        for _, blocks, _ in self._deferred:
+        for _, blocks, _ in self.deferred_frees:
             yield blocks

@@ -287,7 +287,7 @@ class Scheduler:
         state = self.state
         if batch.tokens:
             state.steps.processed += 1
-            if state.kv.has_deferred:
+            if state.kv.deferred_frees:
                 state.kv.free_deferred()
         if self._prompt_budget is not None:
             self._prompt_budget.observe(batch)

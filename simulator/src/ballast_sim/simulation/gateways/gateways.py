@@ -8,7 +8,7 @@ scrape; one whose answers get lost lets it time out. This is how gateways notice
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ballast_core.directing.director import Director
@@ -73,7 +73,7 @@ class Gateways:
         self._catch_up()
         self.report(gateway, event, self._kernel.now_s)
 
-    def progress(self, gateway: int, reports: Iterable[tuple[float, RequestId, int]]) -> None:
+    def progress(self, gateway: int, reports: Sequence[tuple[float, RequestId, int]]) -> None:
         """Report (time, request, output tokens); the times may lie in the past. See `ProgressBatch`."""
         self.directors[gateway].on_event(ProgressBatch(reports), self._kernel.now_s)
 

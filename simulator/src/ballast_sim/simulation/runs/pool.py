@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from ballast_core import kernel
 from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, run
@@ -36,19 +36,45 @@ def default_jobs() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Pool:
+    """`jobs` worker processes for several batches of runs; with one job the runs happen in this process."""
+
+    def __init__(self, jobs: int) -> None:
+        """Starts nothing: processes start with the first runs that they are needed for."""
+        self._jobs = jobs
+        self._processes: _Processes | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Ends the processes; runs under way end early."""
+        if self._processes is not None:
+            self._processes.end()
+
+    def run(
+        self, specs: Sequence[RunSpec], stop: threading.Event, on_progress: OnProgress | None = None
+    ) -> list[Outcome | None]:
+        """Every run's outcome, in the order of `specs`, which is the order in which they start.
+
+        Once `stop` is set, runs that are under way end early with `interrupted` figures; those in which no request has
+        arrived yet are None, and so is all that comes later.
+        Raises what a run raises, and `WorkerDied`.
+        """
+        report = on_progress or (lambda index, share: None)
+        if self._jobs <= 1 or not specs:
+            return _run_here(specs, stop, report)
+        if self._processes is None:
+            self._processes = _Processes(self._jobs)
+        return self._processes.run(specs, stop, report)
+
+
 def run_all(
     specs: Sequence[RunSpec], jobs: int, stop: threading.Event, on_progress: OnProgress | None = None
 ) -> list[Outcome | None]:
-    """Every run's outcome, in the order of `specs`.
-
-    Once `stop` is set, runs that are under way end early with `interrupted` figures; those in which no request has
-    arrived yet are None.
-    Raises what a run raises, and `WorkerDied`.
-    """
-    report = on_progress or (lambda index, share: None)
-    if min(jobs, len(specs)) <= 1:
-        return _run_here(specs, stop, report)
-    return _run_in_processes(specs, min(jobs, len(specs)), stop, report)
+    """One batch of `Pool.run`."""
+    with Pool(min(jobs, len(specs))) as pool:
+        return pool.run(specs, stop, on_progress)
 
 
 def _run_here(specs: Sequence[RunSpec], stop: threading.Event, report: OnProgress) -> list[Outcome | None]:
@@ -111,25 +137,27 @@ def _run_there(index: int, spec: RunSpec) -> Outcome | None:
     return outcome if outcome.figures["requests"] else None
 
 
-def _run_in_processes(
-    specs: Sequence[RunSpec], jobs: int, stop: threading.Event, report: OnProgress
-) -> list[Outcome | None]:
-    context = multiprocessing.get_context("spawn")
-    stop_workers: Event = context.Event()
-    progress: SimpleQueue[tuple[int, float]] = context.SimpleQueue()
-    initargs = (stop_workers, progress, kernel.active() is not None)
-    with ProcessPoolExecutor(jobs, context, _start_worker, initargs) as pool:
-        futures: dict[Future[Outcome | None], int] = {
-            pool.submit(_run_there, index, spec): index for index, spec in enumerate(specs)
-        }
+class _Processes:
+    def __init__(self, jobs: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._stop: Event = context.Event()
+        self._progress: SimpleQueue[tuple[int, float]] = context.SimpleQueue()
+        initargs = (self._stop, self._progress, kernel.active() is not None)
+        self._executor = ProcessPoolExecutor(jobs, context, _start_worker, initargs)
+
+    def run(self, specs: Sequence[RunSpec], stop: threading.Event, report: OnProgress) -> list[Outcome | None]:
         try:
-            _watch(futures, stop, stop_workers, progress, report)
+            futures: dict[Future[Outcome | None], int] = {
+                self._executor.submit(_run_there, index, spec): index for index, spec in enumerate(specs)
+            }
+            _watch(futures, stop, self._stop, self._progress, report)
             return [future.result() for future in futures]
         except BrokenProcessPool:
             raise WorkerDied("a worker process died; run with fewer --jobs") from None
-        finally:
-            stop_workers.set()
-            pool.shutdown(cancel_futures=True)
+
+    def end(self) -> None:
+        self._stop.set()
+        self._executor.shutdown(cancel_futures=True)
 
 
 def _watch(
