@@ -1,7 +1,7 @@
 """What one exchange costs the picker face without its transport: processor time, in this process, Envoy not needed.
 
 From the bytes of Envoy's messages to the bytes of the answers: codec, session, prompt, driver, Director, decision log,
-metrics and request log, but no gRPC and no sockets. The messages are those of a real Envoy 1.36 in full-duplex mode:
+metrics and request log, but no gRPC and no sockets. The messages are those of a real Envoy 1.40 in full-duplex mode:
 request headers, body, end of body, response headers, one chunk, end. `WINDOW` exchanges are open at any time beside the
 requests in flight, and endpoints are scraped between two turns. The set-ups take turns; medians are shown. The stub
 Director names a fixed pair of endpoints: what is above its row is the decision.

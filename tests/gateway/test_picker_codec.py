@@ -99,22 +99,31 @@ def test_any_bytes_are_a_message_or_a_value_error(raw: bytes) -> None:
         codec.decode(raw)
 
 
+READ_BY_HAND = [Kind.REQUEST_HEADERS, Kind.RESPONSE_HEADERS, Kind.REQUEST_BODY, Kind.RESPONSE_BODY]
+
+
 def by_protobuf(raw: bytes) -> tuple[object, ...] | None:
-    """What a message with a part of a body says, read by protobuf alone; None if it is none."""
+    """What a message of these kinds says, read by protobuf alone; None if it is none."""
     try:
         message = pb.ProcessingRequest.FromString(raw)
     except DecodeError:
         return None
     field = message.WhichOneof("request")
-    if field not in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY):
+    if field not in READ_BY_HAND:
         return None
     part, hints = getattr(message, field), message.metadata_context.filter_metadata
     subset = hints["envoy.lb.subset_hint"].fields if "envoy.lb.subset_hint" in hints else {}
     name = "x-gateway-destination-endpoint-subset"
+    if isinstance(part, pb.HttpBody):
+        content, end = part.body, part.end_of_stream or part.end_of_stream_without_message
+    else:
+        content, end = {}, part.end_of_stream
+        for header in part.headers.headers:
+            content[header.key.lower()] = header.raw_value.decode("latin-1") or header.value
     return (
         field,
-        part.body,
-        part.end_of_stream or part.end_of_stream_without_message,
+        content,
+        end,
         message.HasField("protocol_config"),
         subset[name].string_value if name in subset else None,
         message.observability_mode,
@@ -127,10 +136,11 @@ def by_codec(raw: bytes) -> tuple[object, ...] | None:
         message = codec.decode(raw)
     except ValueError:
         return None
-    if message.kind not in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY):
+    if message.kind not in READ_BY_HAND:
         return None
+    content = message.body if message.kind in READ_BY_HAND[2:] else message.headers
     subset = None if message.subset is None else ",".join(message.subset)
-    return message.kind, message.body, message.end_of_stream, message.modes is not None, subset, message.observe_only
+    return message.kind, content, message.end_of_stream, message.modes is not None, subset, message.observe_only
 
 
 BODIES = st.builds(
@@ -138,6 +148,20 @@ BODIES = st.builds(
     body=st.binary(max_size=300) | st.integers(0, 40_000).map(bytes),
     end_of_stream=st.booleans(),
     end_of_stream_without_message=st.sampled_from([False, False, True]),
+)
+HEADER = st.builds(
+    base_pb2.HeaderValue,
+    key=st.sampled_from(["", ":path", "X-A", "caf\u00e9", "x" * 200]),
+    value=st.sampled_from(["", "", "", "v"]),
+    raw_value=st.sampled_from([b"", b"1", "caf\u00e9".encode("latin-1"), b"x" * 127, b"x" * 20_000]),
+)
+HEADERS = st.builds(
+    lambda headers, attributes, **more: pb.HttpHeaders(
+        headers=None if headers is None else base_pb2.HeaderMap(headers=headers), attributes=attributes, **more
+    ),
+    st.none() | st.lists(HEADER, max_size=5),
+    st.sampled_from([{}, {}, {"a": struct_pb2.Struct()}]),
+    end_of_stream=st.booleans(),
 )
 OTHER_FIELDS = st.fixed_dictionaries(
     {},
@@ -156,14 +180,17 @@ OTHER_FIELDS = st.fixed_dictionaries(
 )
 
 
-@given(st.sampled_from([Kind.REQUEST_BODY, Kind.RESPONSE_BODY]), BODIES, OTHER_FIELDS, st.data())
-def test_a_part_of_a_body_is_what_protobuf_reads(kind: Kind, body: Any, others: dict[str, Any], data: Any) -> None:
+@given(st.sampled_from(READ_BY_HAND), BODIES, HEADERS, OTHER_FIELDS, st.data())
+def test_what_is_read_by_hand_is_what_protobuf_reads(
+    kind: Kind, body: Any, headers: Any, others: dict[str, Any], data: Any
+) -> None:
     """As sent, cut off, with a byte changed, before another message (protobuf merges them), or reordered."""
-    raw = request(**{kind: body}, **others)
+    part = body if kind in READ_BY_HAND[2:] else headers
+    raw = request(**{kind: part}, **others)
     assert by_codec(raw) == by_protobuf(raw) is not None
     at = data.draw(st.integers(0, min(len(raw) - 1, 24)) | st.integers(0, len(raw) - 1))
     changed = raw[:at] + bytes((data.draw(st.integers(0, 255)),)) + raw[at + 1 :]
-    alone, beside = request(**{kind: body}), request(**others)
+    alone, beside = request(**{kind: part}), request(**others)
     for other in (raw[:at], raw[at:], changed, raw + raw, beside + alone, raw + request(request_trailers={})):
         assert by_codec(other) == by_protobuf(other)
 
@@ -179,6 +206,36 @@ def test_a_chunk_has_the_bytes_that_protobuf_writes(kind: Kind, body: bytes, las
     common = pb.CommonResponse(body_mutation=pb.BodyMutation(streamed_response=chunk))
     expected = pb.ProcessingResponse(**{kind: pb.BodyResponse(response=common)}).SerializeToString()
     assert codec.encode(StreamedBody(kind=kind, body=body, end_of_stream=last)) == expected
+
+
+NAMES = st.sampled_from(["x-a", "x-gateway-destination-endpoint", "x" * 200])
+VALUES = st.sampled_from(["", "10.0.0.1:8000", "caf\u00e9", "\u4e2d", "x" * 200])
+
+
+@given(
+    st.sampled_from([Kind.REQUEST_HEADERS, Kind.RESPONSE_HEADERS]),
+    st.none() | st.builds(HeaderChange, st.lists(st.tuples(NAMES, VALUES)).map(tuple), st.lists(NAMES).map(tuple)),
+    st.none() | st.sampled_from(["10.0.0.1:8000", "[fd00::1]:8000"]),
+)
+def test_changed_headers_have_the_bytes_that_protobuf_writes(
+    kind: Kind, change: HeaderChange | None, destination: str | None
+) -> None:
+    """Set, removed, and with the endpoint in the metadata."""
+    message = pb.ProcessingResponse(**{kind: pb.HeadersResponse()})
+    if change is not None or destination is not None:
+        getattr(message, kind).response.clear_route_cache = destination is not None
+    if change is not None:
+        getattr(message, kind).response.header_mutation.SetInParent()
+    for name, value in () if change is None else change.set:
+        header = base_pb2.HeaderValue(key=name, raw_value=value.encode("latin-1", "replace"))
+        option = base_pb2.HeaderValueOption(header=header, append_action="OVERWRITE_IF_EXISTS_OR_ADD")
+        getattr(message, kind).response.header_mutation.set_headers.append(option)
+    for name in () if change is None else change.remove:
+        getattr(message, kind).response.header_mutation.remove_headers.append(name)
+    if destination is not None:
+        message.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": destination}})
+    reply = HeadersReply(kind=kind, change=change, destination=destination)
+    assert codec.encode(reply) == message.SerializeToString()
 
 
 def test_a_routing_answer_names_the_endpoint_in_header_and_metadata() -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import struct_pb2
 
 from ballast_api import wire_names
-from ballast_gateway.picker import chunks
+from ballast_gateway.picker import wire
 from ballast_gateway.picker.messages import (
     NO_HEADERS,
     BodyMode,
     BodyReply,
-    HeaderChange,
     HeadersReply,
     Immediate,
     Inbound,
@@ -34,21 +33,23 @@ _OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_E
 _HEADERS: Final = {kind.value: kind for kind in (Kind.REQUEST_HEADERS, Kind.RESPONSE_HEADERS)}
 _BODIES: Final = {kind.value: kind for kind in (Kind.REQUEST_BODY, Kind.RESPONSE_BODY)}
 _SHORT_BYTES: Final = 512
+_Rest: TypeAlias = tuple[Modes | None, tuple[str, ...] | None, str | None, bool]
+"""The last fields of `Inbound`."""
 _parse: Final = pb.ProcessingRequest.FromString
 
 
 def decode(raw: bytes) -> Inbound:
     """One `ProcessingRequest`. Raises `ValueError` if it is none."""
-    part_of_body = chunks.read(raw)
-    if part_of_body is not None:
-        kind, body, end_of_stream, rest = part_of_body
+    usual = wire.read(raw)
+    if usual is not None:
+        kind, headers, body, end_of_stream, rest = usual
         context = _context(rest) if len(rest) <= _SHORT_BYTES else None
         if context is not None:
-            return Inbound(kind, NO_HEADERS, body, end_of_stream, None, *context)
-    return _decode(raw)
+            return Inbound(kind, headers, body, end_of_stream, *context)
+    return _by_protobuf(raw)
 
 
-def _decode(raw: bytes) -> Inbound:
+def _by_protobuf(raw: bytes) -> Inbound:
     try:
         message = _parse(raw)
     except Exception as error:  # protobuf's own DecodeError has no common name across its implementations
@@ -66,9 +67,7 @@ def _decode(raw: bytes) -> Inbound:
         end_of_stream = part.end_of_stream
     else:
         kind = Kind(field)
-    modes = _modes(message.protocol_config) if message.HasField("protocol_config") else None
-    subset, served = _metadata(message.metadata_context.filter_metadata)
-    return Inbound(kind, headers, body, end_of_stream, modes, subset, served, message.observability_mode)
+    return Inbound(kind, headers, body, end_of_stream, *_rest_of(message))
 
 
 def encode(reply: Reply) -> bytes:
@@ -77,17 +76,15 @@ def encode(reply: Reply) -> bytes:
 
 
 def _streamed(reply: StreamedBody) -> bytes:
-    return chunks.write(reply.kind, reply.body, reply.end_of_stream)
+    return wire.write_chunk(reply.kind, reply.body, reply.end_of_stream)
 
 
 def _headers(reply: HeadersReply) -> bytes:
-    if reply.change is None and reply.destination is None:
+    change, destination = reply.change, reply.destination
+    if change is None and destination is None:
         return _neutral(reply.kind)
-    message = pb.ProcessingResponse()
-    common = getattr(message, reply.kind).response
-    common.SetInParent()
-    _change(common, reply.change)
-    return _routed(message, common, reply.destination)
+    written = wire.write_headers(reply.kind, change, clear_route_cache=destination is not None)
+    return written if destination is None else written + _metadata_of(destination)
 
 
 def _body(reply: BodyReply) -> bytes:
@@ -96,21 +93,25 @@ def _body(reply: BodyReply) -> bytes:
     message = pb.ProcessingResponse()
     common = getattr(message, reply.kind).response
     common.SetInParent()
-    _change(common, reply.change)
+    if reply.change is not None:
+        mutation = common.header_mutation
+        mutation.SetInParent()
+        _set(mutation, reply.change.set)
+        mutation.remove_headers.extend(reply.change.remove)
     if reply.body:
         common.body_mutation.body = reply.body
     elif reply.body is not None:
         common.body_mutation.clear_body = True
-    return _routed(message, common, reply.destination)
+    if reply.destination is None:
+        return bytes(message.SerializeToString())
+    common.clear_route_cache = True
+    return bytes(message.SerializeToString()) + _metadata_of(reply.destination)
 
 
 def _trailers(reply: TrailersReply) -> bytes:
     if reply.destination is None:
         return _neutral(reply.kind)
-    message = pb.ProcessingResponse()
-    getattr(message, reply.kind).SetInParent()
-    message.dynamic_metadata.MergeFrom(_destination(reply.destination))
-    return bytes(message.SerializeToString())
+    return _neutral(reply.kind) + _metadata_of(reply.destination)
 
 
 def _immediate(reply: Immediate) -> bytes:
@@ -132,21 +133,6 @@ _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
 }
 
 
-def _routed(message: Any, common: Any, destination: str | None) -> bytes:
-    if destination is not None:
-        common.clear_route_cache = True
-        message.dynamic_metadata.MergeFrom(_destination(destination))
-    return bytes(message.SerializeToString())
-
-
-def _change(common: Any, change: HeaderChange | None) -> None:
-    if change is not None:
-        mutation = common.header_mutation
-        mutation.SetInParent()
-        _set(mutation, change.set)
-        mutation.remove_headers.extend(change.remove)
-
-
 def _set(mutation: Any, headers: tuple[tuple[str, str], ...]) -> None:
     add = mutation.set_headers.add
     for name, value in headers:
@@ -164,15 +150,16 @@ def _neutral(kind: Kind) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _destination(address: str) -> struct_pb2.Struct:
+def _metadata_of(destination: str) -> bytes:
+    """The last field of a message that names the endpoint."""
     metadata = struct_pb2.Struct()
-    metadata.update({wire_names.METADATA_NAMESPACE: {wire_names.DESTINATION: address}})
-    return metadata
+    metadata.update({wire_names.METADATA_NAMESPACE: {wire_names.DESTINATION: destination}})
+    return bytes(pb.ProcessingResponse(dynamic_metadata=metadata).SerializeToString())
 
 
 @lru_cache(maxsize=1024)
-def _context(rest: bytes) -> tuple[tuple[str, ...] | None, str | None] | None:
-    """Subset hint and served endpoint, from the fields beside a part of a body; None if there is more than these.
+def _context(rest: bytes) -> _Rest | None:
+    """What the fields beside headers or a part of a body say; None if protobuf has to see the whole message.
 
     The messages of one exchange have the same, and mostly those of one endpoint.
     """
@@ -180,9 +167,13 @@ def _context(rest: bytes) -> tuple[tuple[str, ...] | None, str | None] | None:
         message = _parse(rest)
     except Exception:
         return None
-    if message.WhichOneof("request") or message.HasField("protocol_config") or message.observability_mode:
-        return None
-    return _metadata(message.metadata_context.filter_metadata)
+    return None if message.WhichOneof("request") else _rest_of(message)
+
+
+def _rest_of(message: Any) -> _Rest:
+    modes = _modes(message.protocol_config) if message.HasField("protocol_config") else None
+    subset, served = _metadata(message.metadata_context.filter_metadata)
+    return modes, subset, served, message.observability_mode
 
 
 def _modes(config: Any) -> Modes:
