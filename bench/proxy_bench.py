@@ -54,7 +54,10 @@ GOALS = (
 
 
 class Engine(asyncio.Protocol):
-    """Answers at once; a stream in CHUNKS events, one each GAP_S."""
+    """Answers at once; a stream in so many events, one each `gap_s`."""
+
+    def __init__(self, chunks: int, gap_s: float) -> None:
+        self.chunks, self.gap_s = chunks, gap_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -89,17 +92,19 @@ class Engine(asyncio.Protocol):
     def _event(self, number: int, ids: bool) -> None:
         if self.transport.is_closing():
             return
-        if number == CHUNKS:
+        if number == self.chunks:
             self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
             return
         event = (EVENT_WITH_IDS if number else FIRST_EVENT) if ids else EVENT
         self.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
-        asyncio.get_running_loop().call_later(GAP_S, self._event, number + 1, ids)
+        asyncio.get_running_loop().call_later(self.gap_s, self._event, number + 1, ids)
 
 
-async def serve_engines(count: int) -> None:
+async def serve_engines(count: int, chunks: int, gap_s: float) -> None:
+    """Serve on so many ports of their own, and say which."""
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(Engine, "127.0.0.1", 0, backlog=1024) for _ in range(count)]
+    ports = [("127.0.0.1", 0)] * count
+    servers = [await loop.create_server(lambda: Engine(chunks, gap_s), *at, backlog=1024) for at in ports]
     sys.stdout.write(json.dumps([server.sockets[0].getsockname()[1] for server in servers]) + "\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
@@ -128,6 +133,7 @@ def cpu_s(pid: int) -> float:
 
 
 def request(stream: bool) -> bytes:
+    """A request of 60 tokens or so."""
     body = json.dumps({"model": "tiny", "prompt": "word " * 60, "max_tokens": CHUNKS, "stream": stream}).encode()
     return (
         b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -295,9 +301,10 @@ def table(figures: dict[str, dict[str, float]]) -> str:
 
 
 @contextlib.contextmanager
-def engines() -> Iterator[list[int]]:
+def engines(chunks: int = CHUNKS, gap_s: float = GAP_S) -> Iterator[list[int]]:
     """The server that plays all engines; gives its ports, prefill before decode."""
-    with child(sys.executable, __file__, "--engines", line_from="stdout") as (_, said):
+    paced = ("--engines", str(chunks), str(gap_s))
+    with child(sys.executable, __file__, *paced, line_from="stdout") as (_, said):
         yield json.loads(said)
 
 
@@ -329,10 +336,11 @@ def main() -> None:
     parser.add_argument("--policy", default="", help="PREFILL/DECODE: one more gateway, under this policy")
     parser.add_argument("--no-rescue", action="store_true", help="streams.rescue: false, so no token ids are kept")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--engines", nargs=2, type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engines:
-        uvloop.run(serve_engines(4))
+        chunks, gap_s = options.engines
+        uvloop.run(serve_engines(4, int(chunks), gap_s))
         return
     policies = {LEAST: "least-requests", DEFAULT: ""} | ({options.policy: options.policy} if options.policy else {})
     with contextlib.ExitStack() as running:

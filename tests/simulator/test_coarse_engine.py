@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from ballast_sim.engine import CoarseEngine, Engine
 from ballast_sim.validation import first_difference, read_golden, replay
 from tests.support.engine_histories import MARK_EVERY_TOKENS, PLANS, SETTINGS, Plan, play
+from tests.support.engines import config, request
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 FILES = sorted(GOLDEN.glob("*.jsonl.gz"))
@@ -49,3 +52,18 @@ def test_a_coarse_engine_takes_every_step_that_vllm_took(path: Path) -> None:
     assert coarse.token_times_s == stepped.token_times_s
     assert coarse.finished == stepped.finished
     assert coarse.expired_leases == stepped.expired_leases
+
+
+def test_marks_bear_the_name_that_a_request_asks_for_and_count_the_tokens_before_it() -> None:
+    engine = CoarseEngine(config(), mark_every_tokens=16)
+    asked: tuple[dict[str, Any], ...] = ({}, {"mark_as": "stream", "mark_from": 100}, {"mark_as": ""})
+    for name, changes in enumerate(asked):
+        engine.add(request(name, 8, 60, **changes), 0.0)
+    found = [mark[1:] for mark in _marks_to_the_end(engine)]
+    assert found == [("0", 16), ("stream", 116), ("0", 32), ("stream", 132), ("0", 48), ("stream", 148)]
+
+
+def _marks_to_the_end(engine: CoarseEngine) -> Iterator[tuple[float, str, int]]:
+    while (due_s := engine.next_event_s()) < math.inf:
+        yield from engine.marks(due_s, inclusive=False)
+        engine.advance(due_s)

@@ -426,12 +426,14 @@ async def test_admission_limits_answer_503_in_the_words_of_vllm() -> None:
             answer = await client.post("/v1/completions", json={"prompt": "hello"})
             assert answer.status_code == 503
             assert answer.json()["error"]["message"].startswith("The engine is currently busy")
+            assert answer.json()["error"]["type"] == "Service Unavailable"
             rejected = await metric(client, "vllm:admission_rejections_total", reason="max_num_queued_reqs")
             assert rejected == 1
     async with engine_sim(max_num_queued_tokens=0) as (_, client):
         answer = await client.post("/v1/completions", json={"prompt": "hello"})
         assert answer.status_code == 503
         assert "prefill token backlog" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["type"] == "Service Unavailable"
 
 
 async def test_the_small_routes() -> None:

@@ -72,10 +72,12 @@ def test_legs() -> None:
     """Prefill: one token, and its KV is kept. Every other generation is a decode leg; a scrape is neither."""
     prefill = facts(prompt="a", max_tokens=1, kv_transfer_params={"do_remote_decode": True})
     decode = facts(prompt="a", max_tokens=9, kv_transfer_params={"do_remote_prefill": True})
-    requests = [prefill, decode, facts(), facts("/metrics")]
+    segment = facts(prompt="a", max_tokens=9, kv_transfer_params={"do_remote_decode": True})
+    short = facts(prompt="a", max_tokens=1)
+    requests = [prefill, decode, segment, short, facts(), facts("/metrics")]
     paths = (COMPLETIONS, "/metrics")
-    assert hits(Hang(scope=Scope(legs="prefill", paths=paths)), *requests) == [True, False, False, False]
-    assert hits(Hang(scope=Scope(legs="decode", paths=paths)), *requests) == [False, True, True, False]
+    assert hits(Hang(scope=Scope(legs="prefill", paths=paths)), *requests) == [True] + [False] * 5
+    assert hits(Hang(scope=Scope(legs="decode", paths=paths)), *requests) == [False] + [True] * 4 + [False]
 
 
 def test_a_marker_is_found_in_text_ids_and_chats() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -66,14 +67,17 @@ def complete(head: bytes, body: bytes) -> bool:
 
 async def ask(port: int, body: dict[str, Any] | None, path: str = "/v1/completions", quiet_s: float = 10) -> Heard:
     """Send one request on a connection of its own; listen until the answer is complete, ends, or falls silent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = b"" if body is None else json.dumps(body).encode()
     verb = b"GET" if body is None else b"POST"
-    writer.write(b"%b %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (verb, path.encode(), len(data)) + data)
     head, rest, heard, pieces, end = b"", b"", b"", 0, "open"
+    loop, client = asyncio.get_running_loop(), socket.socket()  # asyncio's streams forget what came before a reset
+    client.setblocking(False)
     try:
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        request = b"%b %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (verb, path.encode(), len(data))
+        await loop.sock_sendall(client, request + data)
         while not complete(head, rest):
-            piece = await asyncio.wait_for(reader.read(2**20), quiet_s)
+            piece = await asyncio.wait_for(loop.sock_recv(client, 2**20), quiet_s)
             if not piece:
                 end = "eof"
                 break
@@ -83,7 +87,8 @@ async def ask(port: int, body: dict[str, Any] | None, path: str = "/v1/completio
         pass
     except ConnectionResetError:
         end = "reset"
-    writer.close()
+    finally:
+        client.close()
     return Heard(head, rest, end, pieces)
 
 
@@ -179,7 +184,7 @@ async def test_an_error_event_in_place_of_a_token(path: str, body: dict[str, Any
     """200 and so many tokens, the error, [DONE]; the engine is rid of the request."""
     async with rig() as bad:
         await bad.command({"fault": "error-event", "after": after})
-        heard = await bad.ask({**body, "max_tokens": 5}, path)
+        heard = await bad.ask({**body, "max_tokens": 2000}, path)
         assert heard.status == 200
         opening = 1 if path.endswith("chat/completions") and after else 0
         *tokens, error, done = heard.events
@@ -190,6 +195,7 @@ async def test_an_error_event_in_place_of_a_token(path: str, body: dict[str, Any
         assert done == b"data: [DONE]"
         assert await bad.shown("error-event") == 1
         await eventually(lambda: _idle(bad))
+        assert await metric(bad.client, "vllm:generation_tokens_total") < 2000
 
 
 async def _idle(bad: Rig) -> bool:
@@ -226,7 +232,7 @@ async def test_a_reset(after: str | int) -> None:
     """Before the answer, after its head, in place of a token: an RST, and the engine is rid of the request."""
     async with rig() as bad:
         await bad.command({"fault": "reset", "after": after})
-        heard = await bad.ask(BODY)
+        heard = await bad.ask({**BODY, "max_tokens": 2000})
         assert heard.end == "reset"
         assert heard.status == (0 if after == "request" else 200)
         assert heard.body.count(b"data: ") == (after if isinstance(after, int) else 0)
@@ -234,6 +240,7 @@ async def test_a_reset(after: str | int) -> None:
         assert (whole.end, whole.status, whole.body) == ("reset", 200 if after == "head" else 0, b"")
         assert await bad.shown("reset") == 2
         await eventually(lambda: _idle(bad))
+        assert await metric(bad.client, "vllm:generation_tokens_total") < 2000
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -241,7 +248,7 @@ async def test_a_stream_that_ends_early_as_if_it_were_complete(after: int) -> No
     """A proper last chunk, but neither finish_reason nor [DONE]. A whole answer breaks off in its middle."""
     async with rig() as bad:
         await bad.command({"fault": "end", "after": after})
-        heard = await bad.ask(BODY)
+        heard = await bad.ask({**BODY, "max_tokens": 2000})
         assert heard.body.endswith(b"0\r\n\r\n")
         assert len(heard.events) == after
         assert all(json.loads(event[6:])["choices"][0]["finish_reason"] is None for event in heard.events)
@@ -249,6 +256,8 @@ async def test_a_stream_that_ends_early_as_if_it_were_complete(after: int) -> No
         length = int(whole.head.lower().partition(b"content-length: ")[2].split()[0])
         assert (whole.end, len(whole.body)) == ("eof", length // 2)
         assert await bad.shown("end") == 2
+        await eventually(lambda: _idle(bad))
+        assert await metric(bad.client, "vllm:generation_tokens_total") < 2000
 
 
 @pytest.mark.parametrize("after", ["request", "head", 0, 2])

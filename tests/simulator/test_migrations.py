@@ -17,7 +17,7 @@ from ballast_core.model.effects import Migrate
 from ballast_core.model.events import Migrated, MigrationFailed
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim.engine import Finished
+from ballast_sim.engine import Finished, TokensAdvanced
 from ballast_sim.simulation.figures.results import summarise
 from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.fleet.migrations import NotMoved
@@ -48,9 +48,9 @@ class Watched(Fleet):
         self._note(request_id, [at_s])
         super().token(request_id, at_s)
 
-    def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
-        self._note(request_id, times_s)
-        super().tokens(request_id, first, times_s)
+    def tokens(self, event: TokensAdvanced) -> None:
+        self._note(event.request_id, event.times_s)
+        super().tokens(event)
 
     def finished(self, event: Finished) -> None:
         super().finished(event)

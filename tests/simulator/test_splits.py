@@ -24,6 +24,8 @@ from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.inputs.shapes import parse_shape
+from ballast_sim.simulation.requests.gaps import TokenGaps
+from ballast_sim.simulation.requests.records import Record
 from ballast_sim.simulation.requests.splits import Leg, Split, leg_of
 from ballast_sim.simulation.world.links import Computed, Link
 from tests.simulator.test_fleet_simulation import Job
@@ -233,3 +235,28 @@ def test_gaps_are_what_the_tokens_say() -> None:
     assert mean_s is not None
     total_s = sum((record.last_token_s or 0) - (record.first_token_s or 0) for record in fleet.records)
     assert mean_s * fleet.gaps.count == pytest.approx(total_s)
+
+
+def test_gaps_of_requests_that_decode_together_are_those_of_each_by_itself() -> None:
+    """Steps that several requests share are put into bins once: as often as token by token, and late as often."""
+    rng = random.Random(2)
+    ends_s = [0.0]
+    for _ in range(300):
+        ends_s.append(ends_s[-1] + rng.uniform(0.0, 0.2))
+    stretches = [sorted(rng.sample(range(301), 2)) for _ in range(20)] + [[5, 5], [7, 8]]
+    together, alone = TokenGaps(0.1), TokenGaps(0.1)
+    for number, (start, stop) in enumerate(stretches):
+        first, second = Record(number, 0.0, 1, 1), Record(number, 0.0, 1, 1)
+        if number % 2:
+            together.token(first, ends_s[start] - 0.05)
+            alone.token(second, ends_s[start] - 0.05)
+        together.steps(first, ends_s, start, stop)
+        for at_s in ends_s[start:stop]:
+            alone.token(second, at_s)
+        assert (first.late_gaps, first.newest_token_s) == (second.late_gaps, second.newest_token_s)
+    ends_s.append(ends_s[-1] + 5.0)  # a step that no request took part in
+    shares = {f"p{share}": float(share) for share in range(1, 100)}
+    one, other = together.distribution(shares), alone.distribution(shares)
+    assert one.pop("mean") == pytest.approx(other.pop("mean"))
+    assert one == other
+    assert (together.count, together.late_ratio) == (alone.count, alone.late_ratio)

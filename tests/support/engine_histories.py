@@ -180,6 +180,8 @@ def _wake(engine: Engine, at_s: float, history: History) -> None:
             case TokensAdvanced():
                 times_s = history.token_times_s.setdefault(event.request_id, [])
                 assert event.first == len(times_s)
+                told = max([event.first, *history.marks.get(event.request_id, ())])
+                assert event.marked // MARK_EVERY_TOKENS == told // MARK_EVERY_TOKENS
                 times_s += event.times_s
             case Finished():
                 history.ends.append(event)

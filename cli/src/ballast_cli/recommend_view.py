@@ -63,7 +63,7 @@ def dropped(answer: "Answer") -> list[str]:
     lines = []
     for why in dict.fromkeys(each.why for each in answer.dropped):
         named = [each for each in answer.dropped if each.why == why]
-        where = "by arithmetic"
+        where = "without a run"
         if answer.stretch is not None and named[0].tried is not None:
             where = f"after the busiest {answer.stretch.count:,} of {answer.requests:,} requests"
         lines.append(

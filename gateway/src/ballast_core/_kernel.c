@@ -668,6 +668,8 @@ typedef struct {
     Py_ssize_t counted, room, waiting;
     Group **groups; /* by number */
     Py_ssize_t number_of_groups, room_for_groups;
+    char *scratch; /* of a decision, kept: to give memory back and ask for it anew would cost more than the decision */
+    size_t scratch_room, scratch_used;
 } Census;
 
 static const char CENSUS[] = "ballast census";
@@ -685,6 +687,7 @@ static void free_census(PyObject *capsule)
     for (Py_ssize_t k = 0; k < census->number_of_groups; k++)
         free_group(census->groups[k]);
     free(census->groups);
+    free(census->scratch);
     free(census->rows);
     free(census->pending);
     free(census->bucket_of_age);
@@ -735,6 +738,32 @@ static PyObject *census(PyObject *module, PyObject *const *given, Py_ssize_t cou
 done:
     release(&held);
     return capsule;
+}
+
+/* Have room for so many bytes of scratch, in at most sixteen parts. Gives up all parts. -1 with an exception. */
+static int begin_scratch(Census *of_census, size_t bytes)
+{
+    bytes += 16 * 64;
+    of_census->scratch_used = 0;
+    if (bytes <= of_census->scratch_room)
+        return 0;
+    free(of_census->scratch);
+    of_census->scratch_room = 0;
+    of_census->scratch = malloc(2 * bytes);
+    if (!of_census->scratch) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    of_census->scratch_room = 2 * bytes;
+    return 0;
+}
+
+/* The next part of the scratch, of `count` values of `size` bytes each. */
+static void *scratch_of(Census *of_census, Py_ssize_t count, size_t size)
+{
+    void *part = of_census->scratch + of_census->scratch_used;
+    of_census->scratch_used += ((size_t)count * size + 63) / 64 * 64;
+    return part;
 }
 
 /* Where the group is, or belongs, in the census's order. */
@@ -1204,22 +1233,17 @@ static void fill_pending(PendingRow *table, int used, const Curves *of_curves, c
         }
 }
 
-static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, const int32_t *candidate_of,
+static int add_pending(const Load *load, Py_ssize_t n, Census *of_census, const int32_t *candidate_of,
                        Py_ssize_t capacity, const Curves *of_curves, const double *delay_of_row,
                        const double *delays_s, double now_s, double tokens_per_s)
 {
     Py_ssize_t waiting = of_census->waiting, found = 0;
     if (!waiting)
         return 0;
-    Pending *pending = malloc((size_t)waiting * sizeof *pending);
-    Cell *cells = malloc((size_t)waiting * sizeof *cells);
-    int32_t *next = malloc((size_t)n * sizeof *next); /* by candidate, where its next cell goes */
+    Pending *pending = scratch_of(of_census, waiting, sizeof *pending);
+    Cell *cells = scratch_of(of_census, waiting, sizeof *cells);
+    int32_t *next = scratch_of(of_census, n, sizeof *next); /* by candidate, where its next cell goes */
     int32_t used = 0;
-    int answer = -1;
-    if (!pending || !cells || !next) {
-        PyErr_NoMemory();
-        goto done;
-    }
     for (Py_ssize_t word = 0; found < waiting; word++)
         for (uint64_t left = of_census->pending[word]; left; left &= left - 1, found++) {
             const Known *known = &of_census->rows[64 * word + __builtin_ctzll(left)];
@@ -1237,7 +1261,7 @@ static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, 
     while (from < found) {
         int64_t group = pending[from].group, class = group / (of_census->ages + 1);
         if (expect_class(of_curves, class) < 0)
-            goto done;
+            return -1;
         double limits = 0.0;
         memset(next, 0, (size_t)n * sizeof *next);
         Py_ssize_t begin = from;
@@ -1280,12 +1304,7 @@ static int add_pending(const Load *load, Py_ssize_t n, const Census *of_census, 
             }
         }
     }
-    answer = 0;
-done:
-    free(pending);
-    free(cells);
-    free(next);
-    return answer;
+    return 0;
 }
 
 /* --- ballast (policies/placement/ballast.py) --------------------------------------------------------------------- */
@@ -1371,14 +1390,21 @@ static void burden_s(Py_ssize_t n, const Columns *of_candidate, const double *re
     }
 }
 
+#define PER_ROOT_OF_TWO_PI (1.0 / sqrt(2.0 * 3.14159265358979323846))
+
+/* What `mean_excess` computes from z = 8, set when the module is made. */
+static struct {
+    double chances, density;
+} beyond_doubt;
+
 static double mean_excess(double mean, double spread)
 {
     double sure = larger(spread, 1.0), z = mean / sure;
     if (z <= -2.0)
         return 0.0; /* the logistic's error is larger than what is left */
-    z = smaller(larger(z, -8.0), 8.0);
-    double density = exp(-0.5 * z * z) * (1.0 / sqrt(2.0 * 3.14159265358979323846));
-    return larger(mean / (1.0 + exp(-1.702 * z)) + sure * density, 0.0);
+    if (z >= 8.0) /* most that are above -2 */
+        return larger(mean / beyond_doubt.chances + sure * beyond_doubt.density, 0.0);
+    return larger(mean / (1.0 + exp(-1.702 * z)) + sure * (exp(-0.5 * z * z) * PER_ROOT_OF_TWO_PI), 0.0);
 }
 
 /* The level at which so many requests have been placed, each at its cheapest (policies/placement/waterline.py): from
@@ -1426,7 +1452,7 @@ typedef struct {
     Asked asked;
     const Fleet *fleet;
     const Curves *curves;
-    const Census *census;
+    Census *census;
     Array delay_of_row;
     double now_s, handoff_s;
     int64_t class, limit; /* a limit below 0: none */
@@ -1454,14 +1480,9 @@ static int get_decision(Held *held, PyObject *const *given, Decision *one)
 /* The load of every candidate at each time. -1 with an exception. */
 static int project(const Decision *one, const double *delays_s, double tokens_per_s, const Load *load)
 {
-    const Census *of_census = one->census;
+    Census *of_census = one->census;
     Py_ssize_t n = one->asked.slots.len, capacity = one->fleet->slots;
-    int32_t *candidate_of = malloc((size_t)capacity * sizeof *candidate_of);
-    int answer = -1;
-    if (!candidate_of) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    int32_t *candidate_of = scratch_of(of_census, capacity, sizeof *candidate_of);
     for (Py_ssize_t k = 0; k < capacity; k++)
         candidate_of[k] = -1;
     for (Py_ssize_t i = 0; i < n; i++)
@@ -1474,7 +1495,7 @@ static int project(const Decision *one, const double *delays_s, double tokens_pe
         const Group *group = of_census->groups[k];
         int64_t class = group->group / (of_census->ages + 1);
         if (expect_class(one->curves, class) < 0)
-            goto done;
+            return -1;
         int limited = group->group % (of_census->ages + 1) != of_census->ages;
         double cap = limited ? (double)group->limits / (double)group->total : INFINITY;
         for (int64_t age = 0; age < of_census->ages; age++) {
@@ -1496,11 +1517,8 @@ static int project(const Decision *one, const double *delays_s, double tokens_pe
         }
         add_decoding(load, &one->asked.slots, group, table, grown);
     }
-    answer = add_pending(load, n, of_census, candidate_of, capacity, one->curves, one->delay_of_row.f, delays_s,
-                         one->now_s, tokens_per_s);
-done:
-    free(candidate_of);
-    return answer;
+    return add_pending(load, n, of_census, candidate_of, capacity, one->curves, one->delay_of_row.f, delays_s,
+                       one->now_s, tokens_per_s);
 }
 
 static double typical_step_s(const Decision *one, const Columns *of_candidate, double *scratch)
@@ -1524,12 +1542,12 @@ static int weigh(const Decision *one)
 {
     Py_ssize_t n = one->asked.slots.len, cells = n * TIMES;
     double *restrict out = one->asked.out.out;
-    double *memory = malloc((size_t)(20 * n + 6 * cells + 1) * sizeof *memory);
-    if (!memory) {
-        PyErr_NoMemory();
+    Py_ssize_t doubles = 20 * n + 6 * cells, waiting = one->census->waiting;
+    if (begin_scratch(one->census, (size_t)doubles * sizeof(double) +
+                                       (size_t)(one->fleet->slots + n) * sizeof(int32_t) +
+                                       (size_t)waiting * (sizeof(Pending) + sizeof(Cell))) < 0)
         return -1;
-    }
-    double *next = memory;
+    double *next = scratch_of(one->census, doubles, sizeof *next);
     Columns columns;
     double **by_candidate[] = {&columns.kv, &columns.per_kv, &columns.slope, &columns.floor_4, &columns.read,
                                &columns.host, &columns.overhead, &columns.foreign, &columns.foreign_tokens};
@@ -1542,7 +1560,6 @@ static int weigh(const Decision *one)
     Load load = {next, next + cells, next + 2 * cells};
     double *marginal = next + 3 * cells, *with_step = next + 4 * cells, *stalled = next + 5 * cells;
     memset(next, 0, (size_t)(3 * cells) * sizeof *next);
-    int answer = -1;
 
     for (Py_ssize_t i = 0; i < n; i++) {
         int64_t slot = one->asked.slots.i[i];
@@ -1574,7 +1591,7 @@ static int weigh(const Decision *one)
         weights[t] = t < 2 ? piece_tokens * 0.5 : piece_tokens;
     }
     if (project(one, delays_s, 1.0 / typical_s, &load) < 0)
-        goto done;
+        return -1;
 
     double all_requests = 0.0, all_held = 0.0, alive[TIMES];
     for (int t = 0; t < TIMES; t++) {
@@ -1670,10 +1687,7 @@ static int weigh(const Decision *one)
             out[i] += queued_s[i] + (double)(one->fleet->requests.i[slot] + one->fleet->foreign.i[slot]) * caused_s;
         }
     }
-    answer = 0;
-done:
-    free(memory);
-    return answer;
+    return 0;
 }
 
 PyDoc_STRVAR(ballast_doc,
@@ -1894,6 +1908,8 @@ static PyMethodDef functions[] = {
 
 static int execute(PyObject *module)
 {
+    beyond_doubt.chances = 1.0 + exp(-1.702 * 8.0);
+    beyond_doubt.density = exp(-0.5 * 8.0 * 8.0) * PER_ROOT_OF_TWO_PI;
 #ifdef WIDER
     int width = widest();
     if (width > 2) {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -105,7 +105,7 @@ class Gateway:
                 self.driver,
                 self.pool,
                 self.settings,
-                new_id=lambda: uuid.uuid4().hex,
+                new_id=lambda: secrets.token_hex(16),
                 created_s=int(time.time()),
                 on_record=self._ended,
             )

@@ -10,6 +10,7 @@ Both return the curve at bucket boundaries. Where they have no data they fall ba
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -113,8 +114,9 @@ class CensoringAwareSurvival:
         self.alpha = alpha
         self.half_life_s = half_life_s
         self.prior_requests = prior_requests
-        self._deaths: FloatArray = np.zeros(buckets.count)
-        self._at_risk: FloatArray = np.zeros(buckets.count)
+        self._counted: FloatArray = np.zeros((2, buckets.count))
+        """Both counts of each bucket, forgotten together: `_deaths` and `_at_risk` are its rows."""
+        self._deaths, self._at_risk = self._counted
         self._updated_s: float | None = None
 
     def ended(self, output_tokens: float, *, censored: bool, now_s: float, counted_tokens: float = 0.0) -> None:
@@ -125,7 +127,7 @@ class CensoringAwareSurvival:
         since = min(max(counted_tokens / step, 0.0), until)
         if not censored:
             # An end in (b step, (b + 1) step] belongs to bucket b, and an empty output to the first.
-            died_in = max(int(np.ceil(until)) - 1, 0)
+            died_in = max(math.ceil(until) - 1, 0)
             until = died_in + 1.0
             if died_in < count:
                 self._deaths[died_in] += 1.0
@@ -160,8 +162,7 @@ class CensoringAwareSurvival:
             factor *= 0.5 ** ((now_s - self._updated_s) / self.half_life_s)
         self._updated_s = now_s if self._updated_s is None else max(now_s, self._updated_s)
         if factor < 1.0:
-            self._deaths *= factor
-            self._at_risk *= factor
+            self._counted *= factor
 
     def survival(self, parent: FloatArray) -> FloatArray:
         """S at the boundaries."""

@@ -47,9 +47,16 @@ class PreparedLedger:
         ledger, slots = self._ledger, len(self._ledger.foreign)
         profiles, factors = beliefs.prefill_times.columns(slots)
         hardware, step_times = beliefs.hardware.columns(slots), beliefs.step_times.columns(slots)
-        arrays = (ledger.foreign, profiles, factors, hardware, step_times)
-        if self._fleet is None or any(one is not other for one, other in zip(arrays, self._arrays, strict=True)):
-            self._arrays = arrays
+        before = self._arrays
+        if (
+            self._fleet is None
+            or before[0] is not ledger.foreign
+            or before[1] is not profiles
+            or before[2] is not factors
+            or before[3] is not hardware
+            or before[4] is not step_times
+        ):
+            self._arrays = (ledger.foreign, profiles, factors, hardware, step_times)
             self._fleet = kernel.fleet(
                 profiles,
                 factors,

@@ -5,8 +5,8 @@ Each array is computed when it is first read, so a policy pays only for what it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,22 @@ from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
 
 __all__ = ["BoolArray", "FloatArray", "HashArray", "IntArray", "View"]
+
+
+_T = TypeVar("_T")
+
+
+class _once(Generic[_T]):  # noqa: N801
+    """`functools.cached_property` without its lock: a view lives for one decision, so most reads are first ones."""
+
+    def __init__(self, compute: Callable[[View], _T]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, view: View, owner: type[View]) -> _T:
+        value = view.__dict__[self._name] = self._compute(view)
+        return value
 
 
 class View:
@@ -59,42 +75,42 @@ class View:
 
     # --- load ---------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @_once
     def requests(self) -> IntArray:
         """Requests in flight for this stage: running, queued, or assigned and still on their way; and foreign ones."""
         return self._ledger.requests[self.stage].take(self.slots) + self._ledger.foreign.take(self.slots)
 
-    @cached_property
+    @_once
     def foreign_requests(self) -> IntArray:
         """Requests that the endpoint reports beyond ours."""
         return self._ledger.foreign.take(self.slots)
 
-    @cached_property
+    @_once
     def tokens(self) -> IntArray:
         """Tokens in flight for this stage. Prefill: of prompts not done. Decode: of prompts and outputs so far."""
         return self._ledger.tokens[self.stage].take(self.slots)
 
-    @cached_property
+    @_once
     def decoding_requests(self) -> IntArray:
         """Requests that decode there, pending ones not counted; and foreign ones."""
         return self._ledger.decoding_requests.take(self.slots) + self._ledger.foreign.take(self.slots)
 
-    @cached_property
+    @_once
     def decoding_tokens(self) -> IntArray:
         """Tokens that our decoding requests hold there: prompts and outputs so far; pending ones not counted."""
         return self._ledger.decoding_tokens.take(self.slots)
 
-    @cached_property
+    @_once
     def uncached_tokens(self) -> IntArray:
         """Prompt tokens that the endpoint still has to compute: assigned for prefill, not cached there, not done."""
         return self._ledger.uncached_tokens.take(self.slots)
 
-    @cached_property
+    @_once
     def uncached_pairs(self) -> FloatArray:
         """Pairs of tokens that attend to each other in those prefills."""
         return self._ledger.uncached_pairs.take(self.slots)
 
-    @cached_property
+    @_once
     def prefill_elapsed_s(self) -> FloatArray:
         """Seconds that the prefill at the head of the queue has been in service; 0 where none is queued."""
         since_s = self._ledger.prefilling_since_s.take(self.slots)
@@ -103,24 +119,24 @@ class View:
 
     # --- what endpoints report ----------------------------------------------------------------------------------
 
-    @cached_property
+    @_once
     def running_requests(self) -> IntArray:
         """Running requests by the endpoint's last observation."""
         return self._inventory.running.take(self.slots)
 
-    @cached_property
+    @_once
     def waiting_requests(self) -> IntArray:
         """Waiting requests by the endpoint's last observation."""
         return self._inventory.waiting.take(self.slots)
 
     # --- hardware and beliefs -----------------------------------------------------------------------------------
 
-    @cached_property
+    @_once
     def kv_tokens(self) -> FloatArray:
         """Size of the endpoint's KV cache in tokens, by its profile."""
         return self.beliefs.hardware.kv_tokens(self.slots)
 
-    @cached_property
+    @_once
     def matched_tokens(self) -> IntArray:
         """Leading tokens of the request's prompt that the endpoint is believed to hold; 0 where nothing is known."""
         matched: IntArray = np.zeros(len(self.endpoints), np.int64)
@@ -132,7 +148,7 @@ class View:
             np.minimum(matched, self.request.prompt_tokens, out=matched)
         return matched
 
-    @cached_property
+    @_once
     def prefill_s(self) -> FloatArray:
         """Expected seconds to prefill this request on each candidate, its queue there included."""
         if (compiled := kernel.active()) is not None:
@@ -150,7 +166,7 @@ class View:
             elapsed_s=self.prefill_elapsed_s,
         )
 
-    @cached_property
+    @_once
     def own_prefill_s(self) -> FloatArray:
         """Expected seconds to prefill this request on each candidate, its queue there not included."""
         return self.beliefs.prefill_times.duration_s(
@@ -188,14 +204,14 @@ class View:
         """Whether the candidate itself prefills the request: at the prefill stage, or without a hand-off."""
         return self.stage is Stage.PREFILL or self._handoff_s is None
 
-    @cached_property
+    @_once
     def handoff_s(self) -> FloatArray:
         """Decode stage: expected seconds until the request can decode there, prefill and its queue included."""
         if self._handoff_s is None:
             return self.prefill_s
         return np.full(len(self.endpoints), self._handoff_s)
 
-    @cached_property
+    @_once
     def hotspot(self) -> BoolArray:
         """Candidates that the hotspot detector excludes for this request: all holders of its prefix, or none."""
         held = self.matched_tokens > 0

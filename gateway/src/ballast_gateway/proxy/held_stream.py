@@ -41,40 +41,41 @@ class Output:
     """The tokens so far. Ids are bytes, as they stand in JSON between the brackets."""
 
     prompt: bytes = b""
-    events: list[bytes] = field(default_factory=list)
-    """The ids of each event."""
+    output: bytearray = field(default_factory=bytearray)
+    """Each id behind a comma: some six bytes a token, where a list of their events would take fifty."""
     tokens: int = 0
-    recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LOOK_BACK))
-    """The last events of this leg, whole."""
+    recent: deque[tuple[bytes, bytes]] = field(default_factory=lambda: deque(maxlen=_LOOK_BACK))
+    """The last events of this leg: their ids, and the events as a whole."""
 
     @property
     def ids(self) -> bytes:
         """Prompt and output."""
-        return b",".join([self.prompt, *self.events])
+        return self.prompt + self.output
 
     def add(self, ids: bytes, event: bytes) -> int:
         """Keep an event's ids, one at least. Returns how many."""
         tokens = ids.count(b",") + 1
         self.tokens += tokens
-        self.events.append(ids)
-        self.recent.append(event)
+        self.output += b",%b" % ids
+        self.recent.append((ids, event))
         return tokens
 
     def drop_last(self, number: int) -> None:
         """Forget the last events."""
         for _ in range(number):
-            self.tokens -= count(self.events.pop())
-            self.recent.pop()
+            ids, _event = self.recent.pop()
+            self.tokens -= count(ids)
+            del self.output[-len(ids) - 1 :]
 
     def beyond_boundary(self) -> int | None:
         """Events after the last one that surely ends with a whole character; None if none surely does.
 
         vLLM holds text back until its last character is whole, so an event of one token that brings text ends with one.
         """
-        for number, event in enumerate(reversed(self.recent)):
+        for number, (ids, event) in enumerate(reversed(self.recent)):
             text = text_of(event)
             if text:
-                one = count(self.events[-1 - number]) == 1
+                one = count(ids) == 1
                 return number if one and not text.endswith("\ufffd") else None
         return len(self.recent) if len(self.recent) < _LOOK_BACK else None  # legs begin at a boundary
 

@@ -20,6 +20,7 @@ from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.calibration.projections import ProjectionError, ProjectionWatch
+from ballast_sim.engine import TokensAdvanced
 from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.shapes import Machine
@@ -192,10 +193,10 @@ class _WatchedFleet(Fleet):
         self._tokens_came(request_id, np.array([at_s]))
         super().token(request_id, at_s)
 
-    def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
+    def tokens(self, event: TokensAdvanced) -> None:
         """See `world.LateListener`."""
-        self._tokens_came(request_id, np.asarray(times_s, np.float64))
-        super().tokens(request_id, first, times_s)
+        self._tokens_came(event.request_id, np.asarray(event.times_s, np.float64))
+        super().tokens(event)
 
     def _tokens_came(self, request_id: str, times_s: FloatArray) -> None:
         index = int(request_id[:-1])

@@ -17,6 +17,8 @@ class Engine:
     The clock never goes back: ValueError where a time passed in lies before one seen earlier.
     """
 
+    settles = True
+    """See `EngineModel.settles`."""
     silent_until_s = math.inf
     """Before this time `marks` returns nothing."""
 
@@ -25,6 +27,7 @@ class Engine:
         self.config = config
         self.loop = loop or stepping_loop(config, on_step)
         self.scheduler = self.loop.scheduler
+        self._state = self.scheduler.state
         self._requests = self.loop.requests
         self._transfers = self.loop.transfers
 
@@ -132,7 +135,7 @@ class Engine:
     @property
     def preemptions(self) -> int:
         """Preemptions so far."""
-        return self.scheduler.state.counters.preemptions
+        return self._state.counters.preemptions
 
     @property
     def expired_leases(self) -> int:
@@ -159,20 +162,22 @@ class Engine:
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """The gauge alone; see `load`."""
-        return self.scheduler.state.kv.pool.usage_ratio
+        return self._state.kv.pool.usage_ratio
 
     def load(self, now_s: float | None = None) -> EngineLoad:
         """Requests and KV as the gauges show them; requests not taken in yet count as waiting.
 
         `now_s` matters to a `CoarseEngine` only: it answers for that time without doing anything.
         """
-        state, loop = self.scheduler.state, self.loop
+        state, loop = self._state, self.loop
         kv_usage_ratio = state.kv.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s)
-        return engine_load(state, loop.added() if loop.inbox else (), kv_usage_ratio)
+        if state.waiting or state.skipped_waiting or loop.inbox:
+            return engine_load(state, loop.added(), kv_usage_ratio)
+        return EngineLoad(len(state.running), 0, 0, kv_usage_ratio, 0)
 
     def transfer_stages(self) -> dict[str, int]:
         """Waiting requests by the stage of their pull."""
-        return transfer_stages(self.scheduler.state)
+        return transfer_stages(self._state)
 
     def holds_kv(self) -> bool:
         """Whether finished prefills wait to be pulled."""
@@ -180,4 +185,4 @@ class Engine:
 
     def check_blocks(self) -> None:
         """Raise AssertionError where a KV block is lost or shared wrongly."""
-        self.scheduler.state.kv.pool.check(self.scheduler.state.held_blocks())
+        self._state.kv.pool.check(self._state.held_blocks())

@@ -28,7 +28,7 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True)
 class TokensAdvanced:
-    """A coarse engine's report of a request in steady decode: after `first` output tokens one more at each time.
+    """A coarse engine's report of a request in steady decode: after `first` output tokens one more with each step.
 
     It comes late, when the steady decode of the request ends, but before any other event of the request.
     """
@@ -36,7 +36,19 @@ class TokensAdvanced:
     at_s: float
     request_id: str
     first: int
-    times_s: Sequence[float]
+    ends_s: Sequence[float]
+    """When the engine's steps ended; more are appended as it goes on. Requests that decode together share it."""
+    start: int
+    """The step of the first of these tokens, as an index of `ends_s`."""
+    stop: int
+    """The step after that of the last one."""
+    marked: int
+    """Output tokens up to which `marks` has reported the request."""
+
+    @property
+    def times_s(self) -> Sequence[float]:
+        """When each of the tokens came."""
+        return self.ends_s[self.start : self.stop]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,7 @@ class EngineLoad(NamedTuple):
 
 def engine_load(state: SchedulerState, new: Sequence[RequestState], kv_usage_ratio: float) -> EngineLoad:
     """`new` requests were not taken in by the scheduler yet; they count as waiting."""
-    running = len(state.running)
-    if not (state.waiting or state.skipped_waiting or new):
-        return EngineLoad(running, 0, 0, kv_usage_ratio, 0)
-    waiting = len(state.waiting) + len(state.skipped_waiting)
+    running, waiting = len(state.running), len(state.waiting) + len(state.skipped_waiting)
     deferred = sum(1 for request in state.skipped_waiting if request.status is Status.PULLING)
     queued = sum(request.input_tokens for request in state.waiting) + sum(request.input_tokens for request in new)
     return EngineLoad(running, waiting + len(new), deferred, kv_usage_ratio, queued)

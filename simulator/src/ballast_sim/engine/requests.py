@@ -19,7 +19,8 @@ class EngineRequest:
     tokens, and computes the rest here; `hold` keeps this request's KV for another engine to pull. Lower `priority` goes
     first where the policy is "priority" or an `ordering` is set; `expected_output_tokens` (a predictor's estimate) and
     `deadline_s` (of the first token) are read by orders only. `tbt_slo_s` replaces the engine's own `tbt_slo_s` for
-    this request's decode.
+    this request's decode. `marks` reports it as `mark_as` (`request_id` if that is None; not at all if it is
+    empty), with `mark_from` tokens more than it has here.
     """
 
     request_id: str
@@ -35,6 +36,8 @@ class EngineRequest:
     tbt_slo_s: float | None = None
     expected_output_tokens: float | None = None
     deadline_s: float | None = None
+    mark_as: str | None = None
+    mark_from: int = 0
 
 
 class TimedStep(Protocol):

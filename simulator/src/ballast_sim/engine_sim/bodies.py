@@ -11,6 +11,7 @@ from ballast_sim.engine_sim.text import VOCABULARY_SIZE, render_chat, tokenize
 
 DEFAULT_COMPLETION_TOKENS = 16
 STOP_AFTER_ARG = "ballast_output_tokens"
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 _NOT_MODELLED = ("logprobs", "prompt_logprobs", "echo", "suffix", "use_beam_search", "response_format", "tools")
 
 

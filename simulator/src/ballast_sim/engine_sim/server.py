@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from ballast_sim.engine import EngineEvent, EngineRequest, Finished, StepEnded
 from ballast_sim.engine_sim import handoff
-from ballast_sim.engine_sim.bodies import ApiError, Call, chat_text, check_ids, check_model, parse_call, parse_json
+from ballast_sim.engine_sim.bodies import (
+    BUSY,
+    ApiError,
+    Call,
+    chat_text,
+    check_ids,
+    check_model,
+    parse_call,
+    parse_json,
+)
 from ballast_sim.engine_sim.door import Door
 from ballast_sim.engine_sim.http11 import Exchange, HttpProtocol, Request
 from ballast_sim.engine_sim.metrics import Metrics
@@ -26,9 +35,6 @@ if TYPE_CHECKING:
 
 VLLM_VERSION = "0.32.0"
 _PROMETHEUS_TEXT = b"text/plain; version=1.0.0; charset=utf-8"
-_BUSY = (
-    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-)
 _BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
 
 logger = logging.getLogger("ballast.engine_sim")
@@ -349,11 +355,11 @@ class EngineSimServer:
         limit = options.max_num_queued_reqs
         if limit is not None and len(self._answers) + 1 > limit:
             rejections["max_num_queued_reqs"] += 1
-            raise ApiError(_BUSY, None, 503, "ServiceUnavailable")
+            raise ApiError(BUSY, None, 503, "Service Unavailable")
         limit = options.max_num_queued_tokens
         if limit is not None and sum(self._prefilling.values()) >= limit:
             rejections["max_num_queued_tokens"] += 1
-            raise ApiError(_BACKLOG, None, 503, "ServiceUnavailable")
+            raise ApiError(_BACKLOG, None, 503, "Service Unavailable")
 
     def _client_gone(self, engine_id: str) -> None:
         answer = self._answers.get(engine_id)

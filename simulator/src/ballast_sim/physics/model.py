@@ -59,8 +59,13 @@ class EngineModel(Protocol):
         """From now on work takes `factor` times as long as it should; 1 ends it."""
         ...
 
+    @property
+    def settles(self) -> bool:
+        """Whether `settle` has every token reported; else those since a request's first token are only marked."""
+        ...
+
     def settle(self) -> None:
-        """Let the next `advance` report every token so far."""
+        """Let the next `advance` report every token so far, where the engine `settles`."""
         ...
 
     def next_event_s(self) -> float:

@@ -183,13 +183,19 @@ class SharingEngine:
         self._move(now_s)
         self._batch.factor = factor
 
+    @property
+    def settles(self) -> bool:
+        """See `EngineModel.settles`."""
+        return not self.mark_every_tokens
+
     def settle(self) -> None:
-        """See `EngineModel.settle`; with marks, the tokens since the last one are not reported."""
-        if self.mark_every_tokens:
+        """See `EngineModel.settle`."""
+        if not self.settles:
             return
         for request_id, sequence in self._requests.items():
             if (more := self._generated(sequence) - sequence.tokens) > 0:
-                advanced = TokensAdvanced(self._now_s, request_id, sequence.tokens, [self._now_s] * more)
+                had = sequence.tokens
+                advanced = TokensAdvanced(self._now_s, request_id, had, [self._now_s] * more, 0, more, marked=had)
                 self._events.append(advanced)
                 sequence.tokens += more
 
@@ -261,7 +267,7 @@ class SharingEngine:
             self._next_mark(sequence, had)
 
     def _next_mark(self, sequence: _Sequence, after: int) -> None:
-        every = self.mark_every_tokens
+        every = 0 if sequence.request.mark_as == "" else self.mark_every_tokens
         if every and (tokens := after // every * every + every) < sequence.request.max_tokens:
             heapq.heappush(self._mark_due, self._due_at(sequence, tokens))
 
@@ -279,7 +285,9 @@ class SharingEngine:
         while due and (due[0][0] < reached or (inclusive and due[0][0] == reached)):
             progress, _, sequence, tokens = heapq.heappop(due)
             sequence.tokens = tokens
-            self._marks.append((self._batch.time_of(progress), sequence.request.request_id, tokens))
+            request = sequence.request
+            name = request.request_id if request.mark_as is None else request.mark_as
+            self._marks.append((self._batch.time_of(progress), name, request.mark_from + tokens))
             self._next_mark(sequence, tokens)
 
     # --- what the driver reads ------------------------------------------------------------------------------------

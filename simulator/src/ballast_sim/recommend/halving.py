@@ -2,7 +2,7 @@
 
 On the busiest stretch differences show most, so what is clearly worse there is dropped, and so is a policy that does no
 better there than the default on the same layout. The default of a layout whose policies go on goes on, too: the final
-rule needs both.
+rule needs both. So do policies that need warm caches, about which a stretch that starts on cold ones says little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORSE_RATIO = 1.3
 """Clearly worse at the same attainment: by this factor on the worst P99 against the SLO."""
 BETTER_RATIO = 0.99
 """A policy does better than the default with any more attainment, or with the worst P99 against the SLO below this."""
-MOST_KEPT = 6
+MOST_KEPT = 4
 
 
 def survivors(
@@ -28,7 +28,7 @@ def survivors(
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Those that go on after so many requests, and why others do not, by `label`.
 
-    `MOST_KEPT` of them go on, with the defaults of their layouts.
+    `MOST_KEPT` of them go on, with the default and the policies that need warm caches on the same layouts.
     """
     order = ranked(candidates, objective)
     best = order[0]
@@ -45,8 +45,10 @@ def survivors(
             reasons[each.label] = f"not among the best {MOST_KEPT}"
         else:
             kept.append(each)
-    for shape in {each.layout.shape for each in kept} & defaults.keys():
-        reasons.pop(defaults[shape].label, None)
+    lasting = {each.layout.shape for each in kept}
+    for each in candidates:
+        if each.layout.shape in lasting and (each.variant.is_default or each.variant.needs_warm_caches):
+            reasons.pop(each.label, None)
     return [each for each in order if each.label not in reasons], reasons
 
 

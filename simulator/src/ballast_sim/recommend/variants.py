@@ -29,6 +29,8 @@ class Variant:
     extras: int = 0
     flexible: bool = False
     """Whether every engine must be able to hand off to every other one."""
+    needs_warm_caches: bool = False
+    """Whether its worth shows only after a while: it goes by what caches hold, and prompts share prefixes."""
 
     @property
     def is_default(self) -> bool:
@@ -52,7 +54,7 @@ def variants(layout: Layout, *, shares_prefixes: bool) -> list[Variant]:
     migrations = _variant("ares migrations", {"rescheduling": _typed("ares")}, extras=1)
     if layout.colocated:
         tried = [
-            _variant("lmetric", _placements("lmetric")),
+            _variant("lmetric", _placements("lmetric"), needs_warm_caches=shares_prefixes),
             _variant("least-requests", _placements("least-requests")),
             _variant("uniboost queue", queue, extras=2),
             migrations,
@@ -67,7 +69,7 @@ def variants(layout: Layout, *, shares_prefixes: bool) -> list[Variant]:
             migrations,
         ]
         if shares_prefixes:
-            tried.insert(0, _variant("lmetric prefill", {"prefill": _typed("lmetric")}))
+            tried.insert(0, _variant("lmetric prefill", {"prefill": _typed("lmetric")}, needs_warm_caches=True))
     return [default_variant(), *tried]
 
 
@@ -79,5 +81,7 @@ def _placements(name: str) -> Mapping[str, Any]:
     return {"prefill": _typed(name), "decode": _typed(name)}
 
 
-def _variant(name: str, spec: Mapping[str, Any], *, extras: int = 0, flexible: bool = False) -> Variant:
-    return Variant(name, SchedulingPolicySpec.model_validate(spec), extras, flexible)
+def _variant(
+    name: str, spec: Mapping[str, Any], *, extras: int = 0, flexible: bool = False, needs_warm_caches: bool = False
+) -> Variant:
+    return Variant(name, SchedulingPolicySpec.model_validate(spec), extras, flexible, needs_warm_caches)

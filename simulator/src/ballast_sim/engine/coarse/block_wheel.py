@@ -12,12 +12,14 @@ from ballast_sim.engine.requests import RequestState
 class BlockWheel:
     """Members by slot."""
 
-    __slots__ = ("_block_size", "_members", "_sharers", "_size", "_taken")
+    __slots__ = ("_block_size", "_members", "_sharers", "_size", "_taken", "shares")
 
     def __init__(self, block_size: int) -> None:
         """No members."""
         self._block_size = block_size
         self._size = 0
+        self.shares = 0
+        """Members whose blocks other requests may hit."""
         self._members: list[list[RequestState]] = [[] for _ in range(block_size)]
         self._sharers: list[list[RequestState]] = [[] for _ in range(block_size)]
         self._taken: list[int] | None = None  # blocks taken in two rounds, summed up
@@ -29,6 +31,7 @@ class BlockWheel:
         self._size += 1
         if request.content.shared:
             self._sharers[slot].append(request)
+            self.shares += 1
 
     def remove(self, request: RequestState, slot: int) -> None:
         """A member leaves."""
@@ -37,6 +40,7 @@ class BlockWheel:
         self._size -= 1
         if request.content.shared:
             self._sharers[slot].remove(request)
+            self.shares -= 1
 
     def takers(self, step: int) -> list[RequestState]:
         """Members that take a block in this step."""

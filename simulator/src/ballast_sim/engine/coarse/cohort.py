@@ -26,8 +26,11 @@ LEFT = -1
 Otherwise it is the number of the first step that the request took as a member, or 0.
 """
 
-OnSettled = Callable[[RequestState, int, Sequence[float]], None]
-"""Called with a request that leaves the cohort, its output tokens before it joined, and the times of those since."""
+OnSettled = Callable[[RequestState, int, int, int], None]
+"""Called with a request that leaves the cohort with tokens that were not reported.
+
+Then come its output tokens before it joined, the steps processed by then, and the last step whose marks were reported.
+"""
 
 
 class Cohort:
@@ -47,6 +50,9 @@ class Cohort:
         self._config = config
         self._steps = state.steps
         self._on_settled = on_settled
+        self._undealt: list[int] = []  # blocks allocated for members, in the order in which these take them
+        self._undealt_from = 0  # the step that takes the first of these
+        self._looks_at_blocks = config.ordering is not None  # `RankedPolicy` does, without settling anybody
         self._lag = 1 if config.async_scheduling else 0  # steps in flight when one is composed
         self._marks = ProgressMarks(mark_every_tokens)
         self._slos_s: Counter[float] = Counter()  # times between tokens that members ask for, where the engine has one
@@ -102,6 +108,7 @@ class Cohort:
         )
 
     def _add(self, request: RequestState) -> None:
+        self.deal_blocks()
         number = self._steps.composed + 1
         request.joined = number
         self.size += 1
@@ -118,6 +125,7 @@ class Cohort:
         """Bring a member's own counters up to date, and take it out of the cohort."""
         before = request.joined - 1 - self._lag
         done, first = self._steps.processed - before, request.output_tokens
+        self.deal_blocks()
         self.wheel.remove(request, (request.joined - request.computed) % self._config.block_size)
         self._marks.remove(request, before)
         request.computed += self._steps.composed - request.joined + 1
@@ -133,7 +141,7 @@ class Cohort:
             self._slos_s[request.spec.tbt_slo_s or self._config.tbt_slo_s] -= 1
         if done:
             request.last_token_s = self.ended_s[self._steps.processed - 1]
-            self._on_settled(request, first, self.ended_s[before : self._steps.processed])
+            self._on_settled(request, first, before, self._marks.reported)
 
     def settle(self) -> None:
         """Settle every member: from here on the scheduler's rules see all requests."""
@@ -201,14 +209,28 @@ class Cohort:
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    def take_blocks(self, takers: Sequence[RequestState]) -> None:
-        """Allocate and hash the members' blocks of the step being composed; `takers` are those who take one."""
-        pool = self._state.kv.pool
-        if takers:
-            for request, block in zip(takers, pool.take(len(takers)), strict=True):
-                request.blocks.append(block)
-        if sharers := self.wheel.sharers(self._steps.composed + 2 - self._lag):
-            pool.cache_next(sharers)
+    def take_blocks(self, takers: int) -> None:
+        """Allocate and hash the members' blocks of the step being composed, in which so many of them take one."""
+        self._take(takers)
+        if self.wheel.shares:
+            self._state.kv.pool.cache_next(self.wheel.sharers(self._steps.composed + 2 - self._lag))
+
+    def _take(self, count: int) -> None:
+        """Allocate the next blocks of the members. They are dealt out when somebody may look at them."""
+        if not self._undealt:
+            self._undealt_from = self._steps.composed + 1
+        self._undealt += self._state.kv.pool.take(count)
+        if self.wheel.shares or self._looks_at_blocks:
+            self.deal_blocks()
+
+    def deal_blocks(self) -> None:
+        """Put the blocks that were allocated into the members' block tables."""
+        blocks = self._undealt
+        if blocks:
+            order = self.wheel.takers_in_order(self._undealt_from)
+            for index in range(min(len(order), len(blocks))):
+                order[index].blocks += blocks[index :: len(order)]
+            self._undealt = []
 
     def blocks_of(self, steps: int) -> int:
         """KV blocks that the members take in the next so many steps."""
@@ -216,11 +238,9 @@ class Cohort:
 
     def advance(self, steps: int, ends_s: Sequence[float], in_flight: Sequence[Batch]) -> None:
         """Process the next `steps` steps, which ended at `ends_s`, and compose as many; `in_flight` is what is left."""
-        order = self.wheel.takers_in_order(self._steps.composed + 1)
-        blocks = self._state.kv.pool.take(self.blocks_of(steps))
-        for index in range(min(len(order), len(blocks))):
-            order[index].blocks += blocks[index :: len(order)]
-        self._hash_next_blocks(steps)
+        self._take(self.blocks_of(steps))
+        if self.wheel.shares:
+            self._hash_next_blocks(steps)
         self._steps.composed += steps
         self._steps.processed += steps
         self.context_tokens += steps * self.size
@@ -241,6 +261,7 @@ class Cohort:
 
     def hash_all_blocks(self) -> None:
         """Give all full blocks of members their hashes: the pool then is as stepping would have it."""
+        self.deal_blocks()
         for request in self._state.running[: self.front]:
             steps = self._steps.composed - request.joined + 1 if request.joined > 0 else 0
             self._state.kv.pool.cache(request, request.computed + steps - self._lag)

@@ -55,9 +55,11 @@ class CoarseEngine(Engine):
         super().__init__(config, loop=EngineLoop(config, scheduler, steps, on_step, reports_every_step=False))
         self.silent_until_s = 0.0
 
-    def _settled(self, request: RequestState, first: int, times_s: Sequence[float]) -> None:
+    def _settled(self, request: RequestState, first: int, before: int, reported: int) -> None:
         """Report a member's tokens. All of them came before those of the turn that is under way."""
-        advanced = TokensAdvanced(self.loop.now_s, request.request_id, first, times_s)
+        processed, marked = self.scheduler.state.steps.processed, first + max(0, reported - before)
+        ended_s = self.cohort.ended_s
+        advanced = TokensAdvanced(self.loop.now_s, request.request_id, first, ended_s, before, processed, marked)
         self.loop.events.insert(self._older_events, advanced)
         self._older_events += 1
 
@@ -98,11 +100,16 @@ class CoarseEngine(Engine):
 
     def kv_usage_ratio(self, now_s: float) -> float:
         """See `Engine.kv_usage_ratio`."""
-        pool, free = self._pool, self._pool.free_blocks
-        awaited = self.loop.awaited
+        loop, pool = self.loop, self._pool
+        awaited, free = loop.awaited, pool.free_blocks
         if awaited is not None and awaited.ends_s < now_s:
-            free -= self.cohort.blocks_of(self._steps_before(now_s, bisect_left))
-        return pool.usage_ratio_with(free)
+            foresight = self._foresight
+            if foresight is None or loop.inbox:
+                foresight = self._foresee()
+            if foresight is not None:
+                steps = bisect_left(foresight.ends_s, now_s, 0, foresight.steps)
+                free -= self.cohort.wheel.blocks(self._state.steps.composed + 1, steps)
+        return 1.0 - free / pool.usable_blocks
 
     def stats(self, request_id: str) -> RequestStats | None:
         """See `Engine.stats`; as of the last message or `advance`."""
@@ -133,6 +140,11 @@ class CoarseEngine(Engine):
         # Until the first step that is not over ends, no request gets a token.
         self.silent_until_s = loop.awaited.ends_s if loop.awaited is not None else math.inf
         return cohort.marks((), 0)
+
+    def check_blocks(self) -> None:
+        """See `Engine.check_blocks`."""
+        self.cohort.deal_blocks()
+        super().check_blocks()
 
     # -- leaps -------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ballast_sim.engine.requests import RequestState
 
 Mark = tuple[float, str, int]
-"""(time in seconds, request id, output tokens)."""
+"""(time in seconds, `mark_as` of the request, output tokens and `mark_from`)."""
 
 
 class ProgressMarks:
@@ -16,7 +16,7 @@ class ProgressMarks:
     def __init__(self, every: int) -> None:
         """`every`: output tokens between two marks; 0 is no marks."""
         self._every = every
-        # For each member: its id, the steps processed before its first one, and its tokens less the steps processed.
+        # For each member: its name, the steps processed before its first one, and its tokens less the steps processed.
         self._members: list[dict[RequestState, tuple[str, int, int]]] = [{} for _ in range(max(1, every))]
         self.reported = 0
         """The last step whose marks were reported."""
@@ -24,13 +24,15 @@ class ProgressMarks:
     def add(self, request: RequestState, processed: int) -> None:
         """A member joins after so many processed steps; its `output_tokens` are up to date."""
         if self._every:
-            ahead = request.output_tokens - processed
-            self._members[-ahead % self._every][request] = request.request_id, processed, ahead
+            spec, ahead = request.spec, request.output_tokens - processed
+            name = request.request_id if spec.mark_as is None else spec.mark_as
+            if name:
+                self._members[-ahead % self._every][request] = name, processed, ahead + spec.mark_from
 
     def remove(self, request: RequestState, processed: int) -> None:
         """A member leaves; `processed` and its `output_tokens` are those with which it joined."""
         if self._every:
-            del self._members[(processed - request.output_tokens) % self._every][request]
+            self._members[(processed - request.output_tokens) % self._every].pop(request, None)
 
     def advance(self, ended_s: Sequence[float], future_s: Sequence[float], steps: int) -> Sequence[Mark]:
         """Marks that were not reported yet, in order: of the steps that ended at `ended_s`, and of `steps` more.

@@ -48,8 +48,8 @@ class CoarseSteps:
         if cohort.front < len(self._state.running):
             cohort.join()
         if cohort.size:
-            takers = cohort.wheel.takers(composed + 1)
-            if self._fits(len(takers)):
+            takers = len(cohort.wheel.takers(composed + 1))
+            if self._fits(takers):
                 cohort.take_blocks(takers)
             else:
                 cohort.settle()

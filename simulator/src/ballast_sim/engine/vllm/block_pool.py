@@ -72,11 +72,7 @@ class BlockPool:
     @property
     def usage_ratio(self) -> float:
         """vLLM's kv_cache_usage_perc."""
-        return self.usage_ratio_with(self.free_blocks)
-
-    def usage_ratio_with(self, free_blocks: int) -> float:
-        """What `usage_ratio` is once so many blocks are free."""
-        return 1.0 - free_blocks / self.usable_blocks
+        return 1.0 - self.free_blocks / self.usable_blocks
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""

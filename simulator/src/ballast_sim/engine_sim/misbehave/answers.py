@@ -3,14 +3,12 @@
 import json
 from http import HTTPStatus
 
+from ballast_sim.engine_sim.bodies import BUSY
 from ballast_sim.engine_sim.misbehave.facts import Facts
 
 UNAUTHORIZED = b'{"error":"Unauthorized"}'
 DONE = b"data: [DONE]\n\n"
 ENGINE_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-_BUSY = (
-    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-)
 
 
 def _error(message: str, kind: str, code: int, param: str | None = None) -> dict[str, object]:
@@ -42,7 +40,7 @@ def status_body(status: int) -> bytes:
     phrase = HTTPStatus(status).phrase
     if status == 500:
         return _compact(_error(ENGINE_DEAD, "InternalServerError", 500))
-    return _compact(_error(_BUSY if status == 503 else phrase, phrase, status))
+    return _compact(_error(BUSY if status == 503 else phrase, phrase, status))
 
 
 def error_event(message: str = "Internal server error") -> bytes:

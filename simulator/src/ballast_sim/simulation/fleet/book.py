@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ballast_core.model import RequestId
-from ballast_sim.simulation.requests.legs import EngineLeg
+from ballast_sim.simulation.requests.legs import EngineLeg, LegKind
 from ballast_sim.simulation.requests.records import Arrival, Record
 
 
@@ -18,6 +18,8 @@ class Book:
     records: list[Record] = field(default_factory=list)
     legs: dict[str, EngineLeg] = field(default_factory=dict)
     """By the id of a leg in its engine; legs that have ended stay."""
+    last_decode: dict[str, EngineLeg] = field(default_factory=dict)
+    """By id, the leg of a request that was sent last to decode it."""
     decoding: dict[int, EngineLeg] = field(default_factory=dict)
     """By index, the leg that decodes a request now or will; only of requests that may migrate."""
 
@@ -28,6 +30,12 @@ class Book:
         self.ids.append(RequestId(str(index)))
         self.records.append(Record(index, arrival.arrival_s, arrival.input_tokens, arrival.output_tokens))
         return index
+
+    def add_leg(self, leg: EngineLeg) -> None:
+        """Enter a leg that is sent to an engine."""
+        self.legs[leg.id] = leg
+        if leg.kind is LegKind.DECODE:
+            self.last_decode[self.ids[leg.record.index]] = leg
 
     def record(self, request_id: RequestId) -> Record:
         """The record of a Director's request id."""

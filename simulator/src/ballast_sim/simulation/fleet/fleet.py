@@ -24,7 +24,7 @@ from ballast_core.model.events import (
     SegmentDone,
     TimerFired,
 )
-from ballast_sim.engine import Finished, FinishReason
+from ballast_sim.engine import Finished, FinishReason, TokensAdvanced
 from ballast_sim.simulation.fleet.book import Book
 from ballast_sim.simulation.fleet.foresight import Foresight
 from ballast_sim.simulation.fleet.migrations import Migrations
@@ -244,15 +244,15 @@ class Fleet:
             self.report(record, Progress(self.book.id_of(record), record.generated_tokens))
             self._progress.predict(record, record.generated_tokens, at_s)
 
-    def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
+    def tokens(self, event: TokensAdvanced) -> None:
         """See `world.listeners.LateListener`."""
-        leg = self.book.legs[request_id]
+        leg = self.book.legs[event.request_id]
         if leg.kind is not LegKind.DECODE or leg.unseen:
             return
-        self.gaps.tokens(leg.record, times_s)
+        self.gaps.steps(leg.record, event.ends_s, event.start, event.stop)
         if self._follows_progress:
-            self._progress.late(leg, first, times_s)
-        leg.tokens = first + len(times_s)
+            self._progress.late(leg, event)
+        leg.tokens = event.first + event.stop - event.start
         leg.record.generated_tokens = max(leg.record.generated_tokens, leg.before + leg.tokens)
 
     def finished(self, event: Finished) -> None:

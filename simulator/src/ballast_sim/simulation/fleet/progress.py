@@ -6,10 +6,11 @@ the token was generated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import cast
 
 from ballast_core.model import RequestId
 from ballast_core.model.events import LengthPredicted
+from ballast_sim.engine import TokensAdvanced
 from ballast_sim.simulation.fleet.book import Book
 from ballast_sim.simulation.fleet.foresight import Foresight
 from ballast_sim.simulation.gateways.gateways import Gateways
@@ -31,8 +32,10 @@ class ProgressReports:
         self._book = book
         self._foresight = foresight
         self._gateways = gateways
+        self._settles = world.settles
         self._caught_up = (-1.0, False)
-        self._late: list[tuple[float, str, int]] = []
+        self._late: list[tuple[float, str, int, RequestId]] = []
+        """(time, id of the leg, output tokens, request) of decodes that were steady and have not been reported."""
 
     def catch_up(self, *, inclusive: bool = False) -> None:
         """Report every multiple of `PROGRESS_EVERY_TOKENS` that decodes reached before now.
@@ -42,33 +45,35 @@ class ProgressReports:
         if (self._kernel.now_s, inclusive) <= self._caught_up:
             return
         self._caught_up = (self._kernel.now_s, inclusive)
-        marks = self._world.progress(inclusive=inclusive)
+        reports = cast("list[tuple[float, RequestId, int]]", self._world.progress(inclusive=inclusive))
         if self._late:
-            marks = sorted(self._late + marks)
+            legs = self._book.last_decode
+            whole = self._late + [(at_s, legs[name].id, tokens, name) for at_s, name, tokens in reports]
+            reports = [(at_s, name, tokens) for at_s, _, tokens, name in sorted(whole)]
             self._late = []
-        if not marks:
+        if not reports:
             return
-        legs, ids = self._book.legs, self._book.ids
-        reports: list[list[tuple[float, RequestId, int]]] = [[] for _ in self._gateways.directors]
-        for at_s, name, tokens in marks:
-            leg = legs[name]
-            if leg.unseen:
-                continue
-            leg.tokens = max(leg.tokens, tokens)  # it may have ended meanwhile
-            record, total = leg.record, leg.before + tokens
-            record.generated_tokens = max(record.generated_tokens, total)
-            reports[record.gateway].append((at_s, ids[record.index], total))
-        for gateway, reached in enumerate(reports):
+        if not self._settles:
+            for _, request_id, tokens in reports:
+                record = self._book.record(request_id)
+                record.generated_tokens = max(record.generated_tokens, tokens)
+        gateways = len(self._gateways.directors)
+        for gateway in range(gateways):
+            reached = reports
+            if gateways > 1:
+                reached = [report for report in reports if self._book.record(report[1]).gateway == gateway]
             if reached:
                 self._gateways.progress(gateway, reached)
-                for at_s, request_id, total in reached if self._foresight.changes else ():
-                    self.predict(self._book.record(request_id), total, at_s)
+                for at_s, request_id, tokens in reached if self._foresight.changes else ():
+                    self.predict(self._book.record(request_id), tokens, at_s)
 
-    def late(self, leg: EngineLeg, first: int, times_s: Sequence[float]) -> None:
-        """After `first` tokens, the next tokens of a leg came at `times_s`, most of them before now."""
-        every = PROGRESS_EVERY_TOKENS
-        for tokens in range(leg.tokens // every * every + every, first + len(times_s) + 1, every):
-            self._late.append((times_s[tokens - first - 1], leg.id, tokens))
+    def late(self, leg: EngineLeg, event: TokensAdvanced) -> None:
+        """A leg has got tokens, most of them before now."""
+        every, request_id = PROGRESS_EVERY_TOKENS, self._book.id_of(leg.record)
+        stop = event.first + event.stop - event.start
+        for tokens in range(event.marked // every * every + every, stop + 1, every):
+            at_s = event.ends_s[event.start + tokens - event.first - 1]
+            self._late.append((at_s, leg.id, leg.before + tokens, request_id))
         self._caught_up = (-1.0, False)
 
     def predict(self, record: Record, tokens: int, at_s: float) -> None:

@@ -66,7 +66,7 @@ class Sender:
     ) -> EngineLeg:
         """Send one more leg of a request that has `tokens` output tokens; a decode leg becomes `Book.decoding`."""
         leg = EngineLeg(f"{record.index}.{record.dispatches}.{len(self._book.legs)}", record, kind, before=tokens)
-        self._book.legs[leg.id] = leg
+        self._book.add_leg(leg)
         request = later_request(
             self._book.arrivals[record.index],
             leg,
@@ -99,7 +99,7 @@ class Sender:
             expected_output_tokens=self._foresight.output_tokens(record),
         )
         leg = EngineLeg(request.request_id, record, LegKind.PREFILL if prefill else LegKind.DECODE)
-        self._book.legs[leg.id] = leg
+        self._book.add_leg(leg)
         if not prefill:
             self._book.decoding[record.index] = leg
         self._submit(record, endpoint_id, request, source)
@@ -113,6 +113,7 @@ class Sender:
             held = self._leg_of(record, split, index - 1)
             source = Source(before.endpoint.id, _segment_id(record, index - 1, held), planned)
         arrival, endpoint_id = self._book.arrivals[record.index], split.segment.endpoint.id
+        unseen = leg.decodes and not split.is_last and self._cut_tokens == "at-cut"
         request = EngineRequest(
             request_id=_segment_id(record, index, leg),
             input_tokens=leg.input_tokens,
@@ -125,11 +126,13 @@ class Sender:
             hold=leg.hold,
             tbt_slo_s=split.segment.tbt_slo_s,
             expected_output_tokens=leg.stop_after or self._foresight.tokens_to_come(record),
+            mark_as="" if unseen else str(record.index),
+            mark_from=record.generated_tokens,
         )
         kind = LegKind.DECODE if leg.decodes else LegKind.PREFILL
         begun = EngineLeg(request.request_id, record, kind, before=record.generated_tokens)
-        begun.unseen = leg.decodes and not split.is_last and self._cut_tokens == "at-cut"
-        self._book.legs[begun.id] = begun
+        begun.unseen = unseen
+        self._book.add_leg(begun)
         self._submit(record, endpoint_id, request, source)
 
     def _leg_of(self, record: Record, split: Split, index: int) -> Leg:

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ballast_core.arrays import FloatArray
+from ballast_core.arrays import FloatArray, IntArray
 from ballast_sim.simulation.requests.records import Record
 
 _LEAST_S, _STEP = 1e-5, math.log(1.005)
 _BINS = 4000  # up to 4,600 s
 _PATIENCE = 4096
-_TOGETHER = 65_536
-"""Gaps that are put into bins at a time."""
 
 
 class TokenGaps:
@@ -34,8 +32,9 @@ class TokenGaps:
         self._waiting: list[float] = []
         self._sum_s = 0.0
         self._summed = 0
-        self._uncounted: list[FloatArray] = []
-        self._in_bins = 0
+        self._uncounted: list[float] = []
+        self._series: dict[int, tuple[Sequence[float], list[tuple[int, int]]]] = {}
+        """By identity of ends of steps: these, and for each request the first step of its tokens and the last."""
         self.late = 0
         """Gaps above the limit."""
 
@@ -52,28 +51,48 @@ class TokenGaps:
         if len(self._waiting) >= _PATIENCE:
             self._take_in()
 
-    def tokens(self, record: Record, times_s: Sequence[float] | FloatArray) -> None:
-        """A request's next tokens came at these times."""
-        times = np.asarray(times_s, np.float64)
-        if not len(times):
+    def steps(self, record: Record, ends_s: Sequence[float], start: int, stop: int) -> None:
+        """A request's next tokens came with the steps `start` to `stop` of an engine, which ended at `ends_s`.
+
+        More may be appended to `ends_s` later. The gaps between its steps are put into bins once for all requests.
+        """
+        if start == stop:
             return
-        before_s, record.newest_token_s = record.newest_token_s, float(times[-1])
-        if before_s is None:
-            gaps = times[1:] - times[:-1]
-        else:
-            gaps = np.empty(len(times))
-            gaps[0] = times[0] - before_s
-            np.subtract(times[1:], times[:-1], out=gaps[1:])
-        limit_s = self._limit_of(record)
-        if limit_s < math.inf:
-            late = int(np.count_nonzero(gaps > limit_s))
-            record.late_gaps += late
-            self.late += late
-        self._add(gaps)
+        before_s = record.newest_token_s
+        self._note(record, self._gaps(record, np.asarray(ends_s[start:stop], np.float64)))
+        if before_s is not None:
+            self._uncounted.append(ends_s[start] - before_s)
+        series = self._series.get(id(ends_s))
+        if series is None:
+            series = self._series[id(ends_s)] = ends_s, []
+        series[1].append((start, stop - 1))
 
     def together(self, record: Record, tokens: int, at_s: float) -> None:
         """A request's next tokens came all at once."""
-        self.tokens(record, np.full(tokens, at_s))
+        gaps_s = self._gaps(record, np.full(tokens, at_s))
+        self._note(record, gaps_s)
+        self._uncounted += gaps_s.tolist()
+
+    def _gaps(self, record: Record, times_s: FloatArray) -> FloatArray:
+        """The gaps before tokens that came at these times, which become the record's newest ones."""
+        before_s = record.newest_token_s
+        if not len(times_s):
+            return times_s
+        record.newest_token_s = float(times_s[-1])
+        if before_s is None:
+            return times_s[1:] - times_s[:-1]
+        gaps_s = np.empty(len(times_s))
+        gaps_s[0] = times_s[0] - before_s
+        np.subtract(times_s[1:], times_s[:-1], out=gaps_s[1:])
+        return gaps_s
+
+    def _note(self, record: Record, gaps_s: FloatArray) -> None:
+        self._sum(gaps_s)
+        limit_s = self._limit_of(record)
+        if limit_s < math.inf:
+            late = int(np.count_nonzero(gaps_s > limit_s))
+            record.late_gaps += late
+            self.late += late
 
     def _limit_of(self, record: Record) -> float:
         """The limit in seconds for the segment that runs now (Libra section 4.4), or for the whole run."""
@@ -107,19 +126,32 @@ class TokenGaps:
     def _take_in(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._add(np.array(waiting))
+            self._sum(np.array(waiting))
+            self._uncounted += waiting
+            self._count_singles()
 
-    def _add(self, gaps_s: FloatArray) -> None:
+    def _sum(self, gaps_s: FloatArray) -> None:
         self._summed += len(gaps_s)
         self._sum_s += float(gaps_s.sum())
-        self._uncounted.append(gaps_s)
-        if self._summed - self._in_bins >= _TOGETHER:
-            self._count()
 
     def _count(self) -> None:
-        """Put the gaps that are not yet there into their bins."""
-        uncounted, self._uncounted, self._in_bins = self._uncounted, [], self._summed
-        if uncounted:
-            steps = np.log(np.maximum(np.concatenate(uncounted), _LEAST_S) / _LEAST_S) / _STEP
-            bins = np.minimum(np.ceil(steps), _BINS - 1).astype(np.int64)
-            self._counts += np.bincount(bins, minlength=_BINS)
+        """Put the gaps that are not in their bins yet into them."""
+        self._count_singles()
+        for ends_s, stretches in self._series.values():
+            requests = np.zeros(len(ends_s), np.int64)
+            starts, ends = np.array(stretches).T
+            np.add.at(requests, starts, 1)
+            np.subtract.at(requests, ends, 1)
+            weights = np.cumsum(requests)[:-1]
+            gaps_s = np.diff(np.asarray(ends_s[:], np.float64))
+            self._counts += np.bincount(_bins(gaps_s), weights, _BINS).astype(np.int64)
+        self._series.clear()
+
+    def _count_singles(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        self._counts += np.bincount(_bins(np.array(uncounted)), minlength=_BINS)
+
+
+def _bins(gaps_s: FloatArray) -> IntArray:
+    steps = np.log(np.maximum(gaps_s, _LEAST_S) / _LEAST_S) / _STEP
+    return np.minimum(np.ceil(steps), _BINS - 1).astype(np.int64)

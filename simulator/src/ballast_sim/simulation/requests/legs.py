@@ -81,6 +81,7 @@ def engine_request(
         hold=prefill,
         pull=pull,
         expected_output_tokens=1.0 if prefill else expected_output_tokens,
+        mark_as=str(index),
     )
 
 
@@ -107,4 +108,6 @@ def later_request(
         arrival_s=now_s,
         pull=pull,
         expected_output_tokens=1.0 if warm else expected_output_tokens,
+        mark_as=str(leg.record.index),
+        mark_from=tokens,
     )

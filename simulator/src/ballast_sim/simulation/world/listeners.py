@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from ballast_sim.engine import Finished
+from ballast_sim.engine import Finished, TokensAdvanced
 
 
 class Listener(Protocol):
@@ -26,6 +25,6 @@ class LateListener(Listener, Protocol):
     First and last tokens are still reported as they happen, and `World.progress` returns how far each request has come.
     """
 
-    def tokens(self, request_id: str, first: int, times_s: Sequence[float]) -> None:
-        """After `first` output tokens a request got one more at each of these times, which may lie in the past."""
+    def tokens(self, event: TokensAdvanced) -> None:
+        """A request got more output tokens, at times that may lie in the past."""
         ...

@@ -181,9 +181,10 @@ class World:
         return all(used <= server.kv_tokens_used(now_s) for server in self._decoders if server.up)
 
     def progress(self, *, inclusive: bool) -> list[tuple[float, str, int]]:
-        """(time, request, output tokens) of steady decodes since the last call, in order of time: each multiple once.
+        """(time, `mark_as`, output tokens) of steady decodes since the last call, in order of time: each multiple once.
 
-        Of steps that have ended before now, or by now where `inclusive`.
+        The tokens are those of the leg and its `mark_from`, of steps that have ended before now, or by now where
+        `inclusive`.
         """
         if not self._progress_every_tokens:
             return []
@@ -193,6 +194,11 @@ class World:
             found += server.marks(now_s, inclusive)
         found.sort(key=itemgetter(0))
         return found
+
+    @property
+    def settles(self) -> bool:
+        """Whether `settle` has every token reported, and not only `progress` most of them."""
+        return all(server.engine.settles for server in self._servers.values())
 
     def settle(self) -> None:
         """Report every token so far to the late listener."""
@@ -247,7 +253,7 @@ class World:
                     self._listener.token(request_id, event.at_s)
             case TokensAdvanced():
                 assert self._late_listener is not None
-                self._late_listener.tokens(event.request_id, event.first, event.times_s)
+                self._late_listener.tokens(event)
             case PullStarted():
                 self._pulls.begin(server, event)
             case Finished():
