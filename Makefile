@@ -99,8 +99,9 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of reading prompts, and of the picker behind Envoy
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of reading prompts, and of the picker behind Envoy
 	@$(BIN)/python -m bench.decision_bench --against bench/recorded/decision.json
+	@$(BIN)/python -m bench.request_bench
 	@$(BIN)/python -m bench.queue_bench --against bench/recorded/queue.json
 	@$(BIN)/python -m bench.partition_bench --against bench/recorded/partition.json
 	@$(BIN)/python -m bench.rescheduling_bench --against bench/recorded/rescheduling.json

@@ -225,7 +225,7 @@ def test_reports_of_endpoints_that_are_not_known_are_ignored() -> None:
 @settings(deadline=None)
 def test_whatever_comes_holders_and_caches_agree(operations: list[tuple[str, int, list[int]]]) -> None:
     """Invariants 2 and 3 with both sources mixed; every held block is found by `match`, and no other."""
-    target = index(4, 4, 4, confirm_s=5.0)
+    target, prompt = index(4, 4, 4, confirm_s=5.0), tuple(range(5))
     for now_s, (what, slot, hashes) in enumerate(operations):
         match what:
             case "record":
@@ -241,11 +241,24 @@ def test_whatever_comes_holders_and_caches_agree(operations: list[tuple[str, int
             case _:
                 target.add(slot, 4)
         held = sum(target.match([block]) for block in range(10))
+        expected = target.match(list(prompt))
+        np.testing.assert_array_equal(target.match(prompt), expected)  # remembered until the next change, no longer
         np.testing.assert_array_equal(held, [target.blocks(slot) for slot in range(3)])
         assert max(target.blocks(slot) for slot in range(3)) <= 8
     for slot in range(3):
         target.remove(slot)
     assert len(target) == 0
+
+
+def test_a_prompt_asked_for_again_is_matched_once_until_a_holder_changes() -> None:
+    """Both stages of a dispatch ask for the same request."""
+    target, prompt = index(4, 4), (1, 2)
+    target.record(0, prompt, 0.0)
+    first = target.match(prompt)
+    assert target.match(prompt) is first
+    target.record(1, (1,), 0.0)
+    assert target.match(prompt).tolist() == [2, 1]
+    assert first.tolist() == [2, 0]
 
 
 def test_impossible_endpoints_are_refused() -> None:

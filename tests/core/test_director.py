@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import typing
+from dataclasses import fields, replace
 
 import pytest
 
@@ -14,13 +15,17 @@ from ballast_core.model.events import (
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointsScraped,
+    Event,
     FirstToken,
     PrefillDone,
     Progress,
+    ProgressBatch,
     RequestArrived,
     RequestEnded,
     TimerFired,
 )
+from ballast_core.model.observations import Observations
 from ballast_core.policies.placement.placements import RoundRobin
 from tests.support.core_builders import director, endpoint, observation, only_dispatch, request
 
@@ -252,3 +257,23 @@ def test_a_limit_beyond_64_bits_is_as_good_as_none() -> None:
         d.on_event(RequestEnded(RequestId(name), Outcome.COMPLETED), 1.0)
     assert len(d.ledger) == 0
     assert d.ledger.flights.count == 0
+
+
+def test_every_event_is_understood_and_one_of_a_request_that_is_over_changes_nothing() -> None:
+    """Also a batch without reports, and an endpoint that was never there."""
+    d, empty = director(), Observations.of(())
+    whole: dict[type, Event] = {
+        RequestArrived: RequestArrived(request()),
+        ProgressBatch: ProgressBatch([]),
+        EndpointObserved: EndpointObserved(endpoint("d0")),
+        EndpointsScraped: EndpointsScraped(empty),
+        EndpointDraining: EndpointDraining(EndpointId("nobody")),
+        EndpointLost: EndpointLost(EndpointId("nobody")),
+        TimerFired: TimerFired(),
+    }
+    for kind in typing.get_args(Event):
+        if kind in whole:
+            d.on_event(whole[kind], 1.0)
+        else:
+            assert d.on_event(kind(RequestId("over"), *("x" for _ in fields(kind)[1:])), 1.0) == []
+    assert len(d.ledger) == 1

@@ -252,7 +252,7 @@ class Driver:
 
     def _feed(self, event: Event) -> None:
         if self._reports:
-            self._tell()
+            self.tell()
         now_s = self.now_s()
         began_s = perf_counter()
         effects = self.director.on_event(event, now_s)
@@ -265,15 +265,15 @@ class Driver:
                 listen(effect, now_s)
             self._carry_out(effect, now_s)
 
+    def tell(self) -> None:
+        """Pass on what has been gathered of progress. It has no effects."""
+        if self._reports:
+            reports, self._reports = self._reports, []
+            self.director.on_event(ProgressBatch(reports), self.now_s())
+
     def _gathered(self) -> None:
         self._gathering = None
-        if self._reports:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Pass on the gathered progress. A batch has no effects."""
-        reports, self._reports = self._reports, []
-        self.director.on_event(ProgressBatch(reports), self.now_s())
+        self.tell()
 
     def close(self) -> None:
         """Pass on what has been gathered, and drop pending timers."""

@@ -23,6 +23,8 @@ class Beliefs:
     ) -> None:
         """`profiles`: by name, the key is `Endpoint.profile`."""
         self.kinds = kinds
+        self.knows_prefixes = Belief.PREFIXES in kinds
+        """Whether `prefixes` knows every endpoint, once a request has brought blocks."""
         self.lengths = SurvivalBook(lengths)
         self.step_times = StepTimeBook()
         self.prefill_times = PrefillTimes()
@@ -49,7 +51,7 @@ class Beliefs:
         self._add_prefixes(slot)
 
     def _add_prefixes(self, slot: int) -> None:
-        if Belief.PREFIXES in self.kinds and self.block_size:
+        if self.knows_prefixes and self.block_size:
             capacity = (self._profiles.get(self._names[slot]) or UNINFORMED_PROFILE).kv_tokens // self.block_size
             self.prefixes.add(slot, max(capacity, 1))
 

@@ -46,6 +46,9 @@ class PrefixIndex:
         self._holders: dict[int, int] = {}
         self._slots = 0
         """One more than the largest slot ever added: the length of what `match` returns."""
+        self._asked: Sequence[int] = ()
+        self._answer: IntArray | None = None
+        """What `match` found for `_asked`; None once a holder has changed."""
 
     def __len__(self) -> int:
         """Number of different blocks held anywhere."""
@@ -58,6 +61,7 @@ class PrefixIndex:
         self.remove(slot)
         self._caches[slot] = _Cache(capacity_blocks, 1 << slot)
         self._slots = max(self._slots, slot + 1)
+        self._answer = None
 
     def remove(self, slot: int) -> None:
         """The endpoint is gone, and its cache with it."""
@@ -98,6 +102,7 @@ class PrefixIndex:
         # From the last block to the first: a prompt's tail is then evicted before its head, as in vLLM. A head without
         # its tail is useful; a tail without its head is not.
         blocks, holders, bit = cache.blocks, self._holders, cache.bit
+        self._answer = None
         for block in reversed(hashes):
             if block in blocks:
                 del blocks[block]
@@ -113,7 +118,16 @@ class PrefixIndex:
             self._drop(cache, list(islice(held, excess)))
 
     def match(self, hashes: Sequence[int]) -> IntArray:
-        """How many leading blocks each endpoint holds: one entry per slot, 0 where there is no endpoint."""
+        """How many leading blocks each endpoint holds: one entry per slot, 0 where there is no endpoint. Read only.
+
+        Asked again for the same tuple, for another stage of a request, it has the answer at hand.
+        """
+        if self._answer is None or hashes is not self._asked or not isinstance(hashes, tuple):
+            self._asked, self._answer = hashes, self._match(hashes)
+            self._answer.flags.writeable = False
+        return self._answer
+
+    def _match(self, hashes: Sequence[int]) -> IntArray:
         matched: IntArray = np.zeros(self._slots, np.int64)
         holders = self._holders
         alive = holders.get(hashes[0], 0) if hashes else 0
@@ -189,9 +203,11 @@ class PrefixIndex:
 
     def _hold(self, cache: _Cache, block: int) -> None:
         self._holders[block] = self._holders.get(block, 0) | cache.bit
+        self._answer = None
 
     def _drop(self, cache: _Cache, hashes: Iterable[int]) -> None:
         holders, bit = self._holders, cache.bit
+        self._answer = None
         for block in hashes:
             known = block in cache.blocks or block in cache.routed
             cache.blocks.pop(block, None)

@@ -139,12 +139,12 @@ class View:
     @_once
     def matched_tokens(self) -> IntArray:
         """Leading tokens of the request's prompt that the endpoint is believed to hold; 0 where nothing is known."""
-        matched: IntArray = np.zeros(len(self.endpoints), np.int64)
-        blocks = self.request.block_hashes
-        if blocks and self.request.block_size == self.beliefs.block_size:
-            by_slot = self.beliefs.prefixes.match(blocks)
-            known = self.slots < len(by_slot)
-            matched[known] = by_slot.take(self.slots[known]) * self.request.block_size
+        blocks, beliefs = self.request.block_hashes, self.beliefs
+        if not (blocks and beliefs.knows_prefixes and self.request.block_size == beliefs.block_size):
+            return np.zeros(len(self.endpoints), np.int64)
+        matched = beliefs.prefixes.match(blocks).take(self.slots)
+        matched *= self.request.block_size
+        if len(blocks) * self.request.block_size > self.request.prompt_tokens:  # an estimate, in another unit
             np.minimum(matched, self.request.prompt_tokens, out=matched)
         return matched
 
