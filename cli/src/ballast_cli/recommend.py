@@ -54,7 +54,7 @@ class Wishes:
     seed: Annotated[str, typer.Option(help="Seeds: 0,1. Each candidate runs once for each.")] = "0,1"
     max_tokens: Annotated[int | None, typer.Option(help="The max_tokens that your clients send, if they do.")] = None
     full_length: Annotated[
-        bool, typer.Option("--full-length", help="Drop no candidate after a shorter run: three times as long.")
+        bool, typer.Option("--full-length", help="Drop no candidate after a shorter run; two to three times as long.")
     ] = False
 
 
