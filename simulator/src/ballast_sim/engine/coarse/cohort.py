@@ -236,7 +236,7 @@ class Cohort:
         """KV blocks that the members take in the next so many steps."""
         return self.wheel.blocks(self._steps.composed + 1, steps)
 
-    def advance(self, steps: int, ends_s: Sequence[float], in_flight: Sequence[Batch]) -> None:
+    def advance(self, steps: int, ends_s: "array[float]", in_flight: Sequence[Batch]) -> None:
         """Process the next `steps` steps, which ended at `ends_s`, and compose as many; `in_flight` is what is left."""
         self._take(self.blocks_of(steps))
         if self.wheel.shares:

@@ -3,10 +3,11 @@
 It is added up in the order in which stepping adds, so that every time is the same to the last bit.
 """
 
+from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from ballast_sim.engine.coarse.calm import CalmSteps
 from ballast_sim.engine.coarse.cohort import Cohort
 from ballast_sim.engine.config import StepTimer
 from ballast_sim.engine.loop import EngineLoop
+
+Times: TypeAlias = "array[float]"
+"""Seconds, one number after the other."""
 
 WORTH_AN_ARRAY = 128
 """Steps from which on numpy is faster than a list."""
@@ -27,11 +31,11 @@ class Foresight:
     Of the first `steps` ends each composes a step; the next one may bring more than one token for each member.
     """
 
-    ends_s: list[float]
+    ends_s: Times
     steps: int
 
 
-def step_ends_s(timer: StepTimer, start_s: float, decodes: int, context_tokens: int, steps: int) -> list[float]:
+def step_ends_s(timer: StepTimer, start_s: float, decodes: int, context_tokens: int, steps: int) -> Times:
     """Ends of consecutive steps of `decodes` requests, from `start_s`; each adds `decodes` tokens to the context."""
     contexts = range(context_tokens, context_tokens + decodes * steps, decodes)
     if not isinstance(timer, HardwareProfile):
@@ -43,8 +47,8 @@ def step_ends_s(timer: StepTimer, start_s: float, decodes: int, context_tokens: 
         sums = np.empty(steps + 1)
         sums[0] = start_s
         sums[1:] = law(decodes, np.arange(contexts.start, contexts.stop, decodes, dtype=np.int64), 0.0, decodes)
-        return cast("list[float]", np.cumsum(sums)[1:].tolist())
-    ends_s = list(accumulate(lasts_s, initial=start_s))
+        return array("d", np.cumsum(sums)[1:].tobytes())
+    ends_s = array("d", accumulate(lasts_s, initial=start_s))
     del ends_s[0]
     return ends_s
 
@@ -65,7 +69,7 @@ def foresee(loop: EngineLoop, cohort: Cohort, calm: CalmSteps, most: int) -> For
     steps = calm.count(most)
     if steps == 0:
         return None
-    ends_s = [batch.ends_s for batch in in_flight]
+    ends_s = array("d", [batch.ends_s for batch in in_flight])
     ends_s += step_ends_s(loop.timer, loop.gpu_free_s, cohort.size, cohort.context_tokens, steps)
     if transfers.pulling or transfers.held:
         steps = bisect_left(ends_s, transfers.first_end_s(), 0, steps)
