@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from ballast_sim.engine.coarse.block_wheel import BlockWheel
-from ballast_sim.engine.coarse.marks import Mark, ProgressMarks
+from ballast_sim.engine.coarse.marks import ProgressMarks
 from ballast_sim.engine.papers.progress import BookedDecodes
 from ballast_sim.engine.requests import RequestState
 from ballast_sim.engine.vllm.batch import Batch, ScheduledChunk
@@ -54,7 +54,7 @@ class Cohort:
         self._undealt_from = 0  # the step that takes the first of these
         self._looks_at_blocks = config.ordering is not None  # `RankedPolicy` does, without settling anybody
         self._lag = 1 if config.async_scheduling else 0  # steps in flight when one is composed
-        self._marks = ProgressMarks(mark_every_tokens)
+        self.marks = ProgressMarks(mark_every_tokens)
         self._slos_s: Counter[float] = Counter()  # times between tokens that members ask for, where the engine has one
 
     # -- progress of requests ----------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Cohort:
         processed = number - 1 - self._lag
         end = processed + request.ends_after - request.output_tokens
         insort(self.ends.setdefault(end, []), request, key=lambda member: member.order)
-        self._marks.add(request, processed)
+        self.marks.add(request, processed)
 
     def _settle(self, request: RequestState, joined: int = 0) -> None:
         """Bring a member's own counters up to date, and take it out of the cohort."""
@@ -127,7 +127,7 @@ class Cohort:
         done, first = self._steps.processed - before, request.output_tokens
         self.deal_blocks()
         self.wheel.remove(request, (request.joined - request.computed) % self._config.block_size)
-        self._marks.remove(request, before)
+        self.marks.remove(request, before)
         request.computed += self._steps.composed - request.joined + 1
         request.num_tokens += done
         request.output_tokens += done
@@ -141,7 +141,7 @@ class Cohort:
             self._slos_s[request.spec.tbt_slo_s or self._config.tbt_slo_s] -= 1
         if done:
             request.last_token_s = self.ended_s[self._steps.processed - 1]
-            self._on_settled(request, first, before, self._marks.reported)
+            self._on_settled(request, first, before, self.marks.reported)
 
     def settle(self) -> None:
         """Settle every member: from here on the scheduler's rules see all requests."""
@@ -269,19 +269,3 @@ class Cohort:
     def _hash_blocks(self, request: RequestState) -> None:
         """Give the full blocks of a settled request their hashes, if they have none yet."""
         self._state.kv.pool.cache(request, request.computed - self._lag)
-
-    # -- marks -------------------------------------------------------------------------------------------------------
-
-    def marks(self, future_s: Sequence[float], steps: int) -> Sequence[Mark]:
-        """Members' progress that was not reported yet, of the steps processed and of `steps` more.
-
-        The latter will end at `future_s`. See `ProgressMarks.advance`.
-        """
-        if not self.size:
-            self._marks.reported = self._steps.processed + steps
-            return ()
-        return self._marks.advance(self.ended_s, future_s, steps)
-
-    def steps_without_marks(self) -> int:
-        """How many steps after those of the last `marks` have none, as long as no request joins."""
-        return self._marks.steps_without_marks()

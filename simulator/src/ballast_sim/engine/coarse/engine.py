@@ -126,20 +126,19 @@ class CoarseEngine(Engine):
 
         Of steps that ended before `now_s`, or by it where `inclusive`.
         """
-        loop, cohort, count = self.loop, self.cohort, bisect_right if inclusive else bisect_left
-        foresight = self._foresight
+        loop, cohort, foresight = self.loop, self.cohort, self._foresight
         if foresight is None and loop.awaited is not None and loop.awaited.ends_s <= now_s:
             foresight = self._foresee()
         if foresight is not None and not loop.inbox:
-            ends_s = foresight.ends_s
-            steps = count(ends_s, now_s, 0, foresight.steps)
-            found = cohort.marks(ends_s, steps)
-            steps += cohort.steps_without_marks()
-            self.silent_until_s = ends_s[min(steps, foresight.steps)]
+            ends_s, most, marks = foresight.ends_s, foresight.steps, cohort.marks
+            steps = (bisect_right if inclusive else bisect_left)(ends_s, now_s, 0, most)
+            found = marks.advance(cohort.ended_s, ends_s, steps)
+            steps += marks.steps_without
+            self.silent_until_s = ends_s[min(most, steps)]
             return found
         # Until the first step that is not over ends, no request gets a token.
         self.silent_until_s = loop.awaited.ends_s if loop.awaited is not None else math.inf
-        return cohort.marks((), 0)
+        return cohort.marks.advance(cohort.ended_s, (), 0)
 
     def check_blocks(self) -> None:
         """See `Engine.check_blocks`."""

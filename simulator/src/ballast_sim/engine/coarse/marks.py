@@ -11,7 +11,7 @@ Mark = tuple[float, str, int]
 class ProgressMarks:
     """Members by the step, modulo `every`, that brings them to a multiple of `every` tokens."""
 
-    __slots__ = ("_every", "_members", "reported")
+    __slots__ = ("_every", "_members", "reported", "steps_without")
 
     def __init__(self, every: int) -> None:
         """`every`: output tokens between two marks; 0 is no marks."""
@@ -20,6 +20,8 @@ class ProgressMarks:
         self._members: list[dict[RequestState, tuple[str, int, int]]] = [{} for _ in range(max(1, every))]
         self.reported = 0
         """The last step whose marks were reported."""
+        self.steps_without = 0
+        """How many steps after those bring no member to a multiple, as long as none joins."""
 
     def add(self, request: RequestState, processed: int) -> None:
         """A member joins after so many processed steps; its `output_tokens` are up to date."""
@@ -42,21 +44,19 @@ class ProgressMarks:
         processed, number = len(ended_s), self.reported
         last = self.reported = processed + steps
         found: list[Mark] = []
-        append, slots, every = found.append, self._members, self._every
+        slots, every = self._members, self._every
+        if not every:
+            return found
         while number < last:
             number += 1
             members = slots[number % every]
             if members:
                 at_s = ended_s[number - 1] if number <= processed else future_s[number - processed - 1]
-                for request_id, before, ahead in members.values():
+                for name, before, ahead in members.values():
                     if number > before:
-                        append((at_s, request_id, number + ahead))
+                        found.append((at_s, name, number + ahead))
+        without, last = 0, last + 1
+        while without < every and not slots[(last + without) % every]:
+            without += 1
+        self.steps_without = without
         return found
-
-    def steps_without_marks(self) -> int:
-        """How many steps after those reported bring no member to a multiple, as long as none joins."""
-        slots, every, first = self._members, self._every, self.reported + 1
-        steps = 0
-        while steps < every and not slots[(first + steps) % every]:
-            steps += 1
-        return steps

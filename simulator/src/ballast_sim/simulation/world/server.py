@@ -27,11 +27,11 @@ class Server:
         "_lost_preemptions",
         "_make_engine",
         "_on_event",
-        "_silent_until_s",
         "_slowdown",
         "_wakes_at_s",
         "engine",
         "machine",
+        "silent_until_s",
         "up",
     )
 
@@ -49,7 +49,8 @@ class Server:
         self._slowdown = 1.0
         self._lost_preemptions = 0
         self._counts: tuple[int, int] | None = None
-        self._silent_until_s = 0.0
+        self.silent_until_s = 0.0
+        """Before this time `marks` returns nothing."""
 
     # --- what can be seen -----------------------------------------------------------------------------------------
 
@@ -82,17 +83,16 @@ class Server:
 
     def marks(self, now_s: float, inclusive: bool) -> Iterable[tuple[float, str, int]]:
         """See `EngineModel.marks`."""
-        if now_s < self._silent_until_s:
-            return ()
-        found = self.engine.marks(now_s, inclusive)
-        self._silent_until_s = self.engine.silent_until_s
+        engine = self.engine
+        found = engine.marks(now_s, inclusive)
+        self.silent_until_s = engine.silent_until_s
         return found
 
     # --- clockwork ------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
         """Pass on what ended by now. It comes before whatever happens now, even if another event wakes the engine."""
-        self._counts, self._silent_until_s = None, 0.0
+        self._counts, self.silent_until_s = None, 0.0
         for event in self.engine.advance(self._clock.now_s):
             self._on_event(self, event)
 
@@ -126,7 +126,7 @@ class Server:
         self._lost_preemptions += dying.preemptions
         self.engine = self._make_engine(self.machine)
         self.up, self._wakes_at_s = False, math.inf
-        self._counts, self._silent_until_s = None, 0.0
+        self._counts, self.silent_until_s = None, 0.0
         return lost
 
     def restart(self) -> None:

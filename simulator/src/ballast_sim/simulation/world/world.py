@@ -191,7 +191,8 @@ class World:
         now_s = self._clock.now_s
         found: list[tuple[float, str, int]] = []
         for server in self._servers.values():
-            found += server.marks(now_s, inclusive)
+            if server.silent_until_s <= now_s:
+                found += server.marks(now_s, inclusive)
         found.sort(key=itemgetter(0))
         return found
 
