@@ -45,7 +45,7 @@ class ErrorTracker:
     def center_and_spread(self) -> tuple[float, float]:
         """Median of the recent errors, and the median distance from it."""
         center = _median(self._recent)
-        return center, _median(abs(error - center) for error in self._recent)
+        return center, _median([abs(error - center) for error in self._recent])
 
     @property
     def error(self) -> ModelError:

@@ -33,6 +33,7 @@ _LEAST_SIGMA = 0.03
 _LEAST_CHANGE = 0.1
 """A smaller median error keeps the long memory: with a short one, the prior would preserve the error."""
 _SHORTEST_MEMORY_RATIO = 0.05
+_ONES: FloatArray = np.eye(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ class StepTimeModel:
         error = min(inter_token_s / predicted - 1.0, _MAX_ERROR)
         weight = self._weigh_and_forget(error, now_s)
         shares = parts / predicted
-        self._matrix += weight * np.outer(shares, shares)
+        self._matrix += weight * (shares[:, None] * shares)
         self._vector += weight * (1.0 + error) * shares
         # Errors are relative to the prediction, so the prior must be too: on an endpoint eight times slower than its
         # profile, it would otherwise have 64 times its weight.
@@ -163,9 +164,16 @@ class StepTimeModel:
         return 1.0 / (1.0 + ((error - center) / (_OUTLIER_SIGMAS * sigma)) ** 2) ** 2
 
     def _solve(self, prior: float) -> FloatArray:
-        """The best factors within the bounds. A factor beyond a bound is fixed there, and the rest solved again."""
-        matrix = self._matrix + prior * np.eye(3)
+        """The best factors within the bounds."""
+        matrix = self._matrix + prior * _ONES
         vector = self._vector + prior * self._expected
+        factors = np.linalg.solve(matrix, vector)
+        if not ((factors < self._lowest) | (factors > self._highest)).any():
+            return factors
+        return self._solve_within(matrix, vector)
+
+    def _solve_within(self, matrix: FloatArray, vector: FloatArray) -> FloatArray:
+        """The same where some are beyond: a factor beyond a bound is fixed there, and the rest solved again."""
         factors = self._expected.copy()
         free = np.ones(3, np.bool_)
         for _ in range(3):
