@@ -167,7 +167,7 @@ class StepTimeModel:
         """The best factors within the bounds."""
         matrix = self._matrix + prior * _ONES
         vector = self._vector + prior * self._expected
-        factors = np.linalg.solve(matrix, vector)
+        factors = np.asarray(np.linalg.solve(matrix, vector), np.float64)
         if not ((factors < self._lowest) | (factors > self._highest)).any():
             return factors
         return self._solve_within(matrix, vector)
