@@ -20,7 +20,7 @@ import yaml
 
 from ballast_api.crds import crd_name
 from ballast_api.resources import KINDS
-from kit import Cluster
+from kit import Cluster, wait_until
 from tests.support.api_server_judge import Post, disagreements, sweep_disagreements
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,13 +35,21 @@ def definitions(cluster: Cluster) -> Iterator[None]:
     """Our CRDs: those that are installed, or ours for as long as this module runs."""
     names = [crd_name(model) for model in KINDS.values()]
     missing = [name for name in names if cluster.kubectl.find(DEFINITION, name) is None]
-    if missing:
-        cluster.kubectl.text("apply", "--server-side", "-f", str(CRDS))
-    waiting = ("wait", "--for=condition=Established", *(f"crd/{name}" for name in names), "--timeout=60s")
-    cluster.kubectl.text(*waiting, timeout_s=70)
-    yield
-    for name in missing:
-        cluster.kubectl.delete(DEFINITION, name)
+    try:
+        if missing:
+            cluster.kubectl.text("apply", "--server-side", "-f", str(CRDS))
+        for name in names:
+            wait_until(lambda name=name: _is_established(cluster, name), 60, f"{name} is established")
+        yield
+    finally:
+        for name in missing:
+            cluster.kubectl.delete(DEFINITION, name)
+
+
+def _is_established(cluster: Cluster, name: str) -> bool:
+    """`kubectl wait` cannot be asked: it fails where the server has not written any condition yet."""
+    conditions = cluster.kubectl.get(DEFINITION, name).get("status", {}).get("conditions") or []
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
 @pytest.fixture(scope="module")
