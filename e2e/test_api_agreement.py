@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def definitions(cluster: Cluster) -> Iterator[None]:
         if missing:
             cluster.kubectl.text("apply", "--server-side", "-f", str(CRDS))
         for name in names:
-            wait_until(lambda name=name: _is_established(cluster, name), 60, f"{name} is established")
+            wait_until(partial(_is_established, cluster, name), 60, f"{name} is established")
         yield
     finally:
         for name in missing:
