@@ -6,7 +6,7 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,7 +14,6 @@ from ballast_core.model import Endpoint, RejectReason, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
-from ballast_gateway.tallies import Count, Counts, Spread, Spreads
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _GAPS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
@@ -26,54 +25,61 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, *, in_flight: Callable[[], int]) -> None:
         self.registry = registry
-        self._requests = Counts(
-            registry, "ballast_gateway_requests", "Requests that have ended.", ("model", "outcome", "reason")
+        self._requests = Counter(
+            "ballast_gateway_requests", "Requests that have ended.", ("model", "outcome", "reason"), registry=registry
         )
-        self._ttft = _seconds(registry, "time_to_first_token", "Arrival to first token of streams.", _SECONDS)
-        self._tpot = _seconds(
+        self._ttft = _histogram(registry, "time_to_first_token", "Arrival to first token of streams.", _SECONDS)
+        self._tpot = _histogram(
             registry, "time_per_output_token", "Mean gap between tokens after the first, by stream.", _GAPS
         )
-        self._e2e = _seconds(registry, "request_duration", "Arrival to end of completed requests.", _SECONDS)
-        self._prompt = Counts(
-            registry, "ballast_gateway_prompt_tokens", "Prompt tokens, estimated for text.", ("model",)
+        self._e2e = _histogram(registry, "request_duration", "Arrival to end of completed requests.", _SECONDS)
+        self._prompt = Counter(
+            "ballast_gateway_prompt_tokens", "Prompt tokens, estimated for text.", ("model",), registry=registry
         )
-        self._output = Counts(registry, "ballast_gateway_output_tokens", "Output tokens.", ("model",))
-        self._decisions = Spreads(
-            registry,
+        self._output = Counter("ballast_gateway_output_tokens", "Output tokens.", ("model",), registry=registry)
+        self._decisions = Histogram(
             "ballast_gateway_decision_seconds",
             "Wall time of the Director for an event that had effects.",
-            bounds=_DECISIONS,
-        ).of()
-        self._dispatches = Counts(
-            registry, "ballast_gateway_dispatches", "Legs placed on an endpoint.", ("stage", "role", "pool")
+            buckets=_DECISIONS,
+            registry=registry,
         )
-        self._handoffs = Counts(
-            registry,
+        self._dispatches = Counter(
+            "ballast_gateway_dispatches", "Legs placed on an endpoint.", ("stage", "role", "pool"), registry=registry
+        )
+        self._handoffs = Counter(
             "ballast_gateway_handoffs",
             "Second looks at the decode endpoint when prefill had ended (late binding).",
-        ).of()
-        self._retries = Counts(
-            registry, "ballast_gateway_retries", "Requests sent to another endpoint after a leg failed."
-        ).of()
-        self._migrations = Counts(
-            registry, "ballast_gateway_migrations", "Orders to move a running decode, by outcome.", ("outcome",)
+            registry=registry,
+        )
+        self._retries = Counter(
+            "ballast_gateway_retries", "Requests sent to another endpoint after a leg failed.", registry=registry
+        )
+        self._migrations = Counter(
+            "ballast_gateway_migrations",
+            "Orders to move a running decode, by outcome.",
+            ("outcome",),
+            registry=registry,
         )
         for outcome in MoveOutcome:
-            self._migrations.of(str(outcome))
-        self._pauses = Spreads(
-            registry,
+            self._migrations.labels(str(outcome))
+        self._pauses = Histogram(
             "ballast_gateway_migration_pause_seconds",
             "From the cut of a stream to the target's first token.",
-            bounds=_GAPS,
-        ).of()
-        self._rescues = Counts(
-            registry, "ballast_gateway_rescues", "Streams that went on at another endpoint after theirs failed."
-        ).of()
-        self._rejections = Counts(registry, "ballast_gateway_rejections", "Requests that got no endpoint.", ("reason",))
+            buckets=_GAPS,
+            registry=registry,
+        )
+        self._rescues = Counter(
+            "ballast_gateway_rescues",
+            "Streams that went on at another endpoint after theirs failed.",
+            registry=registry,
+        )
+        self._rejections = Counter(
+            "ballast_gateway_rejections", "Requests that got no endpoint.", ("reason",), registry=registry
+        )
         for reason in RejectReason:
-            self._rejections.of(str(reason))  # a series must exist, at zero, before an alert can count its increase
-        self._scrape_failures = Counts(
-            registry, "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role")
+            self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
+        self._scrape_failures = Counter(
+            "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
         Gauge("ballast_gateway_requests_in_flight", "Requests in the ledger.", registry=registry).set_function(
             in_flight
@@ -82,7 +88,8 @@ class Metrics:
             version("ballast")
         ).set(1)
         ProcessCollector(registry=registry)
-        self._by_model: dict[str, tuple[Spread, Spread, Spread, Count, Count]] = {}
+        self._children: dict[tuple[str, ...], Counter] = {}
+        self._by_model: dict[str, tuple[Histogram, Histogram, Histogram, Counter, Counter]] = {}
 
     def effect(self, effect: Effect, now_s: float) -> None:
         """An effect listener of the driver."""
@@ -94,7 +101,7 @@ class Metrics:
             case Handoff():
                 self._handoffs.inc()
             case Reject(reason=reason):
-                self._rejections.of(str(reason)).inc()
+                self._child(self._rejections, str(reason)).inc()
             case _:
                 pass
 
@@ -105,11 +112,11 @@ class Metrics:
     def request(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         model = record.model
-        self._requests.of(model, record.outcome, record.reason).inc()
+        self._child(self._requests, model, record.outcome, record.reason).inc()
         if record.retries:
             self._retries.inc(record.retries)
         for move in record.moves:
-            self._migrations.of(str(move.outcome)).inc()
+            self._child(self._migrations, str(move.outcome)).inc()
             if move.pause_s is not None:
                 self._pauses.observe(move.pause_s)
         if record.rescues:
@@ -128,24 +135,32 @@ class Metrics:
 
     def scrape_failed(self, member: Member) -> None:
         """Count a failed scrape."""
-        self._scrape_failures.of(member.endpoint.pool, str(member.endpoint.role)).inc()
+        self._child(self._scrape_failures, member.endpoint.pool, str(member.endpoint.role)).inc()
 
     def watch_fleet(self, fleet: Fleet, now_s: Callable[[], float]) -> None:
         """Export the state of the fleet, read anew at each export."""
         self.registry.register(_FleetCollector(fleet, now_s))
 
     def _dispatched(self, stage: Stage, endpoint: Endpoint) -> None:
-        self._dispatches.of(str(stage), str(endpoint.role), endpoint.pool).inc()
+        self._child(self._dispatches, str(stage), str(endpoint.role), endpoint.pool).inc()
 
-    def _of_model(self, model: str) -> tuple[Spread, Spread, Spread, Count, Count]:
+    def _child(self, counter: Counter, *labels: str) -> Counter:
+        """A cache: `labels()` validates on each call, and the byte path uses the same few labels again and again."""
+        key = (counter._name, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = counter.labels(*labels)
+        return child
+
+    def _of_model(self, model: str) -> tuple[Histogram, Histogram, Histogram, Counter, Counter]:
         found = self._by_model.get(model)
         if found is None:
             found = self._by_model[model] = (
-                self._ttft.of(model),
-                self._tpot.of(model),
-                self._e2e.of(model),
-                self._prompt.of(model),
-                self._output.of(model),
+                self._ttft.labels(model),
+                self._tpot.labels(model),
+                self._e2e.labels(model),
+                self._prompt.labels(model),
+                self._output.labels(model),
             )
         return found
 
@@ -179,5 +194,5 @@ class _FleetCollector(Collector):
         return [endpoints, ages]
 
 
-def _seconds(registry: CollectorRegistry, name: str, text: str, bounds: tuple[float, ...]) -> Spreads:
-    return Spreads(registry, f"ballast_gateway_{name}_seconds", text, ("model",), bounds=bounds)
+def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(f"ballast_gateway_{name}_seconds", text, ("model",), buckets=buckets, registry=registry)

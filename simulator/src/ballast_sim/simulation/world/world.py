@@ -159,10 +159,6 @@ class World:
             np.array([server.kv_usage_ratio(now_s) for server in up]) if kv else np.zeros(len(up)),
         )
 
-    def is_up(self, endpoint_id: EndpointId) -> bool:
-        """Whether an engine is not down after a crash."""
-        return self._servers[endpoint_id].up
-
     def decode_loads(self) -> list[tuple[Machine, int, float]]:
         """Of each engine that decodes and is up: its running requests and its KV tokens in use."""
         now_s = self._clock.now_s
