@@ -173,7 +173,7 @@ class Engine:
         kv_usage_ratio = state.kv.pool.usage_ratio if now_s is None else self.kv_usage_ratio(now_s)
         if state.waiting or state.skipped_waiting or loop.inbox:
             return engine_load(state, loop.added(), kv_usage_ratio)
-        return EngineLoad(len(state.running), 0, 0, kv_usage_ratio, 0)
+        return EngineLoad(len(state.running), 0, 0, kv_usage_ratio)
 
     def transfer_stages(self) -> dict[str, int]:
         """Waiting requests by the stage of their pull."""

@@ -8,21 +8,19 @@ from ballast_sim.engine.vllm.state import SchedulerState
 
 
 class EngineLoad(NamedTuple):
-    """Requests by state (`deferred` ones, whose KV is being pulled, wait too), KV usage, prompt tokens that wait."""
+    """Requests by state (`deferred` ones, whose KV is being pulled, wait too), KV usage."""
 
     running: int
     waiting: int
     deferred: int
     kv_usage_ratio: float
-    queued_input_tokens: int
 
 
 def engine_load(state: SchedulerState, new: Sequence[RequestState], kv_usage_ratio: float) -> EngineLoad:
     """`new` requests were not taken in by the scheduler yet; they count as waiting."""
     running, waiting = len(state.running), len(state.waiting) + len(state.skipped_waiting)
     deferred = sum(1 for request in state.skipped_waiting if request.status is Status.PULLING)
-    queued = sum(request.input_tokens for request in state.waiting) + sum(request.input_tokens for request in new)
-    return EngineLoad(running, waiting + len(new), deferred, kv_usage_ratio, queued)
+    return EngineLoad(running, waiting + len(new), deferred, kv_usage_ratio)
 
 
 def transfer_stages(state: SchedulerState) -> dict[str, int]:

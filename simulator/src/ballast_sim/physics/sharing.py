@@ -343,7 +343,6 @@ class SharingEngine:
             waiting=len(self._waiting),
             deferred=0,
             kv_usage_ratio=min(1.0, self.kv_usage_ratio(self._batch.at_s if now_s is None else now_s)),
-            queued_input_tokens=sum(sequence.request.input_tokens for sequence in self._waiting),
         )
 
     def check_blocks(self) -> None:

@@ -67,7 +67,7 @@ class Server:
         """What a scrape would find now; None while the engine is down."""
         if not self.up:
             return None
-        running, waiting, _, kv_usage_ratio, _ = self.engine.load(now_s)
+        running, waiting, _, kv_usage_ratio = self.engine.load(now_s)
         return Observation(now_s, running, waiting, kv_usage_ratio, self.engine.preemptions)
 
     def counts(self, now_s: float) -> tuple[int, int]:
