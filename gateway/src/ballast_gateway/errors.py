@@ -38,16 +38,19 @@ class ApiError:
         return (("content-type", "application/json"), (REASON_HEADER, self.code), *retry)
 
 
-_REJECTED: Final[dict[RejectReason, tuple[int, str, int]]] = {
+_REJECTED: Final[dict[RejectReason, tuple[int, str, int | None]]] = {
     RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error", 1),
     RejectReason.SATURATED: (429, "rate_limit_error", 1),
     RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error", 1),
+    RejectReason.UPSTREAM_REFUSED: (502, "service_unavailable_error", None),
+    RejectReason.RETRY_BUDGET: (503, "service_unavailable_error", 1),
+    RejectReason.BREAKS_ENGINES: (502, "service_unavailable_error", None),
 }
-"""Status, type, and the seconds of Retry-After."""
+"""Status, type, and the seconds of Retry-After; None: the same request would fail again."""
 
 
 def rejected(reason: RejectReason, message: str) -> ApiError:
-    """The Director rejected the request: 429 or 503."""
+    """The Director rejected the request: 429, 502 or 503."""
     status, kind, retry_after_s = _REJECTED[reason]
     return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=retry_after_s)
 
