@@ -4,7 +4,7 @@ The lowest layer of the core: of the other packages it imports only the array ty
 """
 
 from ballast_core.model.endpoints import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
-from ballast_core.model.requests import Binding, Outcome, RejectReason, Request, RequestId
+from ballast_core.model.requests import Binding, Outcome, RejectReason, Request, RequestId, ShedCause
 
 __all__ = [
     "STAGE_ROLES",
@@ -17,5 +17,6 @@ __all__ = [
     "Request",
     "RequestId",
     "Role",
+    "ShedCause",
     "Stage",
 ]
