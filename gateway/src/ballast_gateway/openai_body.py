@@ -99,10 +99,22 @@ def priority(document: JsonObject) -> int:
 
 
 def without_control_fields(document: JsonObject, dropped: frozenset[str] = CONTROL_FIELDS) -> JsonObject | None:
-    """A copy without the fields that clients may not set, or None if there are none."""
-    if dropped.isdisjoint(document):
+    """A copy without the fields that clients may not set, or None if there are none.
+
+    vLLM keeps `vllm_xargs` where it keeps these fields, so an entry of such a name would pass for one.
+    """
+    arguments = document.get("vllm_xargs")
+    cleaned = _without(arguments, CONTROL_FIELDS) if isinstance(arguments, dict) else None
+    kept = _without(document, dropped)
+    if cleaned is None:
+        return kept
+    return {**(document if kept is None else kept), "vllm_xargs": cleaned}
+
+
+def _without(fields: JsonObject, dropped: frozenset[str]) -> JsonObject | None:
+    if dropped.isdisjoint(fields):
         return None
-    return {key: value for key, value in document.items() if key not in dropped}
+    return {key: value for key, value in fields.items() if key not in dropped}
 
 
 def load(raw: bytes) -> object:

@@ -75,6 +75,7 @@ async def serve(
         served_models=tuple(settings.model.served_names),
         prompts=PromptReader(driver.abilities.beliefs),
         trusted=Trusted(settings.trust),
+        extra_paths=frozenset(settings.extra_paths),
     )
     face = PickerFace(
         driver,
