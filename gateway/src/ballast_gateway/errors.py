@@ -7,6 +7,7 @@ endpoint-picker protocol of the Gateway API Inference Extension (503 no eligible
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,21 +39,25 @@ class ApiError:
         return (("content-type", "application/json"), (REASON_HEADER, self.code), *retry)
 
 
-_REJECTED: Final[dict[RejectReason, tuple[int, str, int | None]]] = {
-    RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error", 1),
-    RejectReason.SATURATED: (429, "rate_limit_error", 1),
-    RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error", 1),
-    RejectReason.UPSTREAM_REFUSED: (502, "service_unavailable_error", None),
-    RejectReason.RETRY_BUDGET: (503, "service_unavailable_error", 1),
-    RejectReason.BREAKS_ENGINES: (502, "service_unavailable_error", None),
+_REJECTED: Final[dict[RejectReason, tuple[int, str]]] = {
+    RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error"),
+    RejectReason.SATURATED: (429, "rate_limit_error"),
+    RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error"),
+    RejectReason.UPSTREAM_REFUSED: (502, "service_unavailable_error"),
+    RejectReason.RETRY_BUDGET: (503, "service_unavailable_error"),
+    RejectReason.BREAKS_ENGINES: (502, "service_unavailable_error"),
 }
-"""Status, type, and the seconds of Retry-After; None: the same request would fail again."""
+"""Status and type."""
 
 
-def rejected(reason: RejectReason, message: str) -> ApiError:
-    """The Director rejected the request: 429, 502 or 503."""
-    status, kind, retry_after_s = _REJECTED[reason]
-    return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=retry_after_s)
+def rejected(reason: RejectReason, message: str, retry_after_s: float) -> ApiError:
+    """The Director rejected the request: 429, 503, or 502 where the same request would fail again.
+
+    Retry-After has whole seconds (RFC 9110).
+    """
+    status, kind = _REJECTED[reason]
+    after_s = None if status == 502 else max(1, round(retry_after_s))
+    return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=after_s)
 
 
 def invalid_request(message: str, *, param: str | None = None, code: str = "invalid-request") -> ApiError:
@@ -89,13 +94,11 @@ def internal_error() -> ApiError:
     )
 
 
-def not_found(path: str) -> ApiError:
+def not_found(path: str, known: Sequence[str] = ()) -> ApiError:
     """No route: 404."""
+    hint = f"; known: {', '.join(known)}" if known else ""
     return ApiError(
-        status=404,
-        type="invalid_request_error",
-        code="not-found",
-        message=f"there is no {path!r} here; known: /v1/models, /v1/completions, /v1/chat/completions",
+        status=404, type="invalid_request_error", code="not-found", message=f"there is no {path!r} here{hint}"
     )
 
 

@@ -398,7 +398,7 @@ class Run:
         if (reply := answers.shared(rejection.reason, self._failed)) is not None:
             answers.pass_on(self._job, reply)
             return
-        answers.refuse(self._job, rejected(rejection.reason, str(rejection)))
+        answers.refuse(self._job, rejected(rejection.reason, str(rejection), rejection.retry_after_s))
 
     def _pass_on(self) -> None:
         completed = answers.pass_on(self._job, self._answer)
