@@ -97,9 +97,11 @@ class Outcomes:
                 self.health.failed(slot, entry.request.id, fault, now_s)
         if self.health.probes:
             self.health.left(entry.request.id)
-        return self._final(entry, leg, now_s) or self._over_budget(leg, slot, now_s)
+        others = self._placer.exist_for(entry)
+        final = self._final(entry, leg, now_s, others=others)
+        return self._over_budget(leg, slot, now_s) if final is None and others else final
 
-    def _final(self, entry: Entry, leg: FailedLeg, now_s: float) -> tuple[RejectReason, str] | None:
+    def _final(self, entry: Entry, leg: FailedLeg, now_s: float, *, others: bool) -> tuple[RejectReason, str] | None:
         """Why no other endpoint is asked, whatever the budget."""
         where = f"{leg.endpoint_id} ({leg.stage})"
         alike = [other for other in entry.failed_legs if (other.fault, other.status) == (leg.fault, leg.status)]
@@ -107,7 +109,7 @@ class Outcomes:
         if only_refused and len(alike) == 1 and self._credit.believes(leg.endpoint_id, leg.status, now_s):
             self._clear(alike)
             return RejectReason.UPSTREAM_REFUSED, f"{where} answered {leg.status}, as others did to requests before"
-        last = entry.failures > self._max_retries or not self._placer.exist_for(entry)
+        last = entry.failures > self._max_retries or not others
         if only_refused and (last or (len(alike) > 1 and leg.status in _OF_CONTENT)):
             self._agree(alike, now_s)
             return RejectReason.UPSTREAM_REFUSED, f"{len(alike)} endpoints answered {leg.status}, the last {where}"
@@ -154,6 +156,10 @@ class Outcomes:
             slot = self._inventory.slot_of(leg.endpoint_id)
             if slot is not None:
                 self.health.cleared(slot)
+
+    def retries_left(self, now_s: float) -> int:
+        """How many retries the budget allows at the moment, 0 or more."""
+        return max(0, self.budget.left(len(self._ledger), now_s))
 
     # --- endpoints ----------------------------------------------------------------------------------------------
 

@@ -100,13 +100,16 @@ class Placer:
         return Placed(int(candidates.slots[best]), best, view, trace)
 
     def _with_errors_as_load(self, costs: FloatArray, candidates: Candidates, now_s: float) -> FloatArray:
-        """Candidates whose last leg failed cost as much as the dearest other: errors are quick, and look like room."""
+        """Candidates whose last leg failed cost as much as the dearest other: errors are quick, and look like room.
+
+        Where most of them have failed, that says nothing of one of them.
+        """
         dear = self._health.dear(now_s)
         if not dear:
             return costs
         failing = np.array([slot in dear for slot in candidates.slots.tolist()], np.bool_)
         others = costs[~failing & np.isfinite(costs)]
-        if not (failing.any() and len(others)):
+        if not 0 < 2 * failing.sum() <= len(costs) or not len(others):
             return costs
         return np.where(failing, np.maximum(costs, others.max()), costs)
 

@@ -28,7 +28,10 @@ FAR: Final = 0.25
 """By how much the share of failures must exceed that of the other endpoints."""
 LONGEST_S: Final = 300.0
 """The longest ejection."""
+EJECTED_BY: Final = ("in-a-row", "share", "probe")
 _MOST_PAST: Final = 1024
+_DEAR_S: Final = 1.0
+"""How long a failure counts as load, doubled by each one in a row, as long as a first ejection at most."""
 
 
 class HealthState(StrEnum):
@@ -62,7 +65,7 @@ class HealthChange:
     endpoint_id: EndpointId
     state: HealthState
     cause: str
-    """One of a few words, for metrics: `in-a-row`, `share`, `probe`, `time`, `role`."""
+    """One of a few words, for metrics: for ejections one of `EJECTED_BY`."""
     reason: str
     """In plain words."""
 
@@ -144,7 +147,7 @@ class Health:
         self._failed[slot] += 1
         record = self._record(slot)
         record.in_a_row += in_a_row
-        record.dear_until_s = now_s + self._settings.ejection_s
+        self._make_dear(record, now_s)
         if record.state is HealthState.PROBING:
             if record.probe == request_id:
                 self._eject(slot, record, now_s, "probe", f"a probe failed: {fault}")
@@ -153,7 +156,11 @@ class Health:
 
     def suspected(self, slot: int, now_s: float) -> None:
         """A leg was refused, and it is not known yet whether others would refuse it: that counts as load only."""
-        self._record(slot).dear_until_s = now_s + self._settings.ejection_s
+        self._make_dear(self._record(slot), now_s)
+
+    def _make_dear(self, record: _Record, now_s: float) -> None:
+        lasting_s = min(_DEAR_S * 2.0 ** min(record.in_a_row, 16), self._settings.ejection_s)
+        record.dear_until_s = max(record.dear_until_s, now_s + lasting_s)
 
     def cleared(self, slot: int) -> None:
         """Others refused the same."""
@@ -277,6 +284,13 @@ class Health:
     def dear(self, now_s: float) -> set[int]:
         """Slots whose last leg failed a short time ago: to place by cost, they are as loaded as the most loaded."""
         return {slot for slot, record in self._records.items() if now_s < record.dear_until_s}
+
+    def states(self) -> list[tuple[Role, HealthState]]:
+        """Role and state of each ready endpoint."""
+        known = {slot: record.state for slot, record in self._records.items()}
+        return [
+            (role, known.get(slot, HealthState.HEALTHY)) for role in Role for slot in self._inventory.ready_of(role)
+        ]
 
     @property
     def troubled(self) -> bool:
