@@ -59,14 +59,14 @@ class Admitter:
     def serve(self, now_s: float) -> list[Effect]:
         """Dispatch waiting requests in the queue's order while there is capacity; reject those that waited too long."""
         effects: list[Effect] = []
-        queue, capacity = self._queue, self._capacity
-        if len(queue) and capacity.any_free():
+        queue = self._queue
+        if len(queue) and self._any_free():
             for entry in queue.in_turn(now_s):
                 dispatch = self._dispatcher.dispatch(entry, now_s)
                 if dispatch is not None:
                     queue.remove(entry.request.id)
                     effects.append(dispatch)
-                    if not capacity.any_free():
+                    if not self._any_free():
                         break
         for entry in queue.expired(now_s):
             until_s = now_s if entry.failures else self._may_wait_until_s(entry, now_s)
@@ -77,6 +77,11 @@ class Admitter:
                 queue.remove(entry.request.id)
                 effects += self._give_up(entry)
         return effects
+
+    def _any_free(self) -> bool:
+        """Whether a waiting request may be dispatched now, as far as that is known without placing it."""
+        placer = self._placer
+        return self._capacity.any_free() or any(placer.stand_ins(entry) for entry in self._queue.restricted())
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
         """Until when it may wait: for capacity if there are endpoints, otherwise for an endpoint to appear.
@@ -103,5 +108,4 @@ class Admitter:
             return [
                 Reject(request_id, RejectReason.UPSTREAM_FAILED, f"no endpoint is left to try after {tried} failed")
             ]
-        missing = self._placer.missing_stage(entry.request)
-        return [Reject(request_id, RejectReason.NO_ENDPOINTS, f"no {missing} endpoint is ready; retry later")]
+        return [Reject(request_id, RejectReason.NO_ENDPOINTS, "no endpoint that may serve it is ready; retry later")]
