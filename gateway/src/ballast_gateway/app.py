@@ -84,6 +84,7 @@ class Gateway:
             self.pool,
             interval_s=settings.scrape.interval_s,
             timeout_s=settings.scrape.timeout_s,
+            served=settings.model.served_names,
             now_s=self.driver.now_s,
             on_failure=self.metrics.scrape_failed,
         )
@@ -107,6 +108,8 @@ class Gateway:
                 self.settings,
                 new_id=lambda: secrets.token_hex(16),
                 created_s=int(time.time()),
+                max_model_len=self.fleet.max_model_len,
+                not_ready=self.not_ready,
                 on_record=self._ended,
             )
             self._closing.push_async_callback(self.proxy.close)

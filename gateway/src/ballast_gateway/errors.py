@@ -7,6 +7,7 @@ endpoint-picker protocol of the Gateway API Inference Extension (503 no eligible
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,13 +87,11 @@ def internal_error() -> ApiError:
     )
 
 
-def not_found(path: str) -> ApiError:
+def not_found(path: str, known: Sequence[str] = ()) -> ApiError:
     """No route: 404."""
+    hint = f"; known: {', '.join(known)}" if known else ""
     return ApiError(
-        status=404,
-        type="invalid_request_error",
-        code="not-found",
-        message=f"there is no {path!r} here; known: /v1/models, /v1/completions, /v1/chat/completions",
+        status=404, type="invalid_request_error", code="not-found", message=f"there is no {path!r} here{hint}"
     )
 
 

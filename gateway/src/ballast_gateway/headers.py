@@ -35,8 +35,16 @@ _REWRITTEN: Final = frozenset(
     {b"host", b"content-length", b"content-type", b"content-encoding", b"expect", b"accept-encoding", REQUEST_ID}
 )
 """Set anew for each leg. Engines get no `accept-encoding`: the gateway reads the stream as it passes."""
-_NOT_UP: Final = HOP_BY_HOP | _CONTROL | _REWRITTEN
-_NOT_DOWN: Final = HOP_BY_HOP | {b"content-length", REQUEST_ID, wire_names.LOAD_REPORT.encode()}
+_NOT_UP: Final = HOP_BY_HOP | _CONTROL | _REWRITTEN | {b"origin"}
+_NOT_DOWN: Final = HOP_BY_HOP | {
+    b"content-length",
+    REQUEST_ID,
+    wire_names.LOAD_REPORT.encode(),
+    b"access-control-allow-origin",
+    b"access-control-allow-credentials",
+    b"access-control-expose-headers",
+}
+"""Which origins may read an answer is the gateway's to say (`http.cors`), so engines see none and say nothing."""
 
 
 def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: bytes = b"") -> bytes:

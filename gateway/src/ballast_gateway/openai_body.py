@@ -93,10 +93,22 @@ def prompt_tokens(document: JsonObject) -> int:
 
 
 def without_control_fields(document: JsonObject) -> JsonObject | None:
-    """A copy without the fields that only the gateway may set, or None if there are none."""
-    if CONTROL_FIELDS.isdisjoint(document):
+    """A copy without the fields that only the gateway may set, or None if there are none.
+
+    vLLM keeps `vllm_xargs` where it keeps these fields, so an entry of such a name would pass for one.
+    """
+    arguments = document.get("vllm_xargs")
+    cleaned = _without_control(arguments) if isinstance(arguments, dict) else None
+    kept = _without_control(document)
+    if cleaned is None:
+        return kept
+    return {**(document if kept is None else kept), "vllm_xargs": cleaned}
+
+
+def _without_control(fields: JsonObject) -> JsonObject | None:
+    if CONTROL_FIELDS.isdisjoint(fields):
         return None
-    return {key: value for key, value in document.items() if key not in CONTROL_FIELDS}
+    return {key: value for key, value in fields.items() if key not in CONTROL_FIELDS}
 
 
 def load(raw: bytes) -> object:

@@ -48,6 +48,18 @@ Address = Annotated[str, AfterValidator(_address)]
 """`host:port`; an IPv6 host stands in brackets."""
 
 
+def _origin(value: str) -> str:
+    if value != "*" and not re.fullmatch(r"https?://[^\s/:?#@]+(:[0-9]{1,5})?", value):
+        raise PydanticCustomError("origin", 'must be "*", or scheme://host or scheme://host:port with http or https')
+    return value.lower()
+
+
+Path = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$", max_length=256)]
+"""An absolute path without query."""
+Origin = Annotated[str, AfterValidator(_origin)]
+"""`*`, or the origin of a page as browsers write it (RFC 6454 section 6.2)."""
+
+
 class KubernetesDiscovery(ApiModel):
     """Endpoints are the ready pods that a label selector finds; roles come from their labels."""
 
@@ -90,6 +102,9 @@ class Listeners(ApiModel):
     """gRPC health, for the faces Picker and Both."""
     admin: PortOrAny = names.PORT_ADMIN
     """Prometheus metrics, /healthz, /readyz and the admin API."""
+    cors_origins: Annotated[Seq[Origin], Field(max_length=64)] = ()
+    """Origins whose pages may call the proxy face from a browser (CORS), such as https://chat.example.org; "*" admits
+    all. By default none. Cookies are never admitted."""
 
 
 class Scrape(ApiModel):
@@ -183,6 +198,9 @@ class GatewaySettings(ApiModel):
     profiles: dict[str, EngineProfile] = Field(default_factory=dict)
     """What the gateway believes of the hardware, by HardwareProfile name. An entry replaces the shipped profile of its
     name; the other shipped profiles are known, too."""
+    extra_paths: Annotated[Seq[Path], Field(max_length=64)] = ()
+    """Paths that the picker face lets through to engines beside vLLM's inference API, each exactly as clients write it.
+    All others are answered 404: engines have routes that put them to sleep or load files."""
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
     scrape: Scrape = Field(default_factory=Scrape)

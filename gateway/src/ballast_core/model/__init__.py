@@ -4,6 +4,7 @@ The lowest layer of the core: of the other packages it imports only the array ty
 """
 
 from ballast_core.model.endpoints import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
+from ballast_core.model.faults import Fault
 from ballast_core.model.requests import Binding, Outcome, RejectReason, Request, RequestId
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Binding",
     "Endpoint",
     "EndpointId",
+    "Fault",
     "Observation",
     "Outcome",
     "RejectReason",

@@ -23,6 +23,7 @@ from ballast_api import wire_names
 from ballast_core.model import Outcome
 from ballast_gateway import errors
 from ballast_gateway.errors import ApiError
+from ballast_gateway.picker import paths
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
     NO_HEADERS,
@@ -54,6 +55,8 @@ class ExchangeSettings:
     """Names that clients may ask for; empty accepts any."""
     prompts: PromptReader | None = None
     """Reads as much of a prompt as the policies need; None where they need nothing."""
+    extra_paths: frozenset[str] = frozenset()
+    """What clients may ask engines for beside `paths.INFERENCE`."""
     default_modes: Modes = _PROTOCOL_MODES
     """For a proxy that sends no modes: those of the endpoint-picker protocol."""
 
@@ -185,6 +188,8 @@ class Exchange:
     def _begin(self, message: Inbound) -> list[Action]:
         self._headers = message.headers
         self._has_body = not message.end_of_stream
+        if self.path and not paths.passes(self.path, self._settings.extra_paths):
+            raise InvalidRequest(errors.not_found(self.path[:200]))
         length = self._content_length()
         if length is not None and length > self._settings.max_body_bytes:
             raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))

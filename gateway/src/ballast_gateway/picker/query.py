@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Self
 
-from ballast_gateway import errors, openai_body
+from ballast_gateway import errors, lax, openai_body
 from ballast_gateway.errors import ApiError
 from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
 
@@ -76,11 +76,12 @@ def read_body(
     if must_be_json and served_models and model not in served_models:
         raise InvalidRequest(errors.model_not_found(model, served_models))
     cleaned = openai_body.without_control_fields(document)
+    read = lax.plain(document, chat=True) or document
     return BodyFacts(
         model=model,
         prompt_tokens=openai_body.prompt_tokens(document),
-        max_output_tokens=openai_body.max_output_tokens(document),
-        stream=document.get("stream") is True,
+        max_output_tokens=openai_body.max_output_tokens(read),
+        stream=read.get("stream") is True,
         prompt=NO_FACTS if prompts is None else prompts.read(document, model=model, objective=objective),
         cleaned=None if cleaned is None else openai_body.dump(cleaned),
     )

@@ -73,6 +73,7 @@ async def serve(
         max_body_bytes=limits.max_body_bytes,
         served_models=tuple(settings.model.served_names),
         prompts=PromptReader(driver.abilities.beliefs),
+        extra_paths=frozenset(settings.extra_paths),
     )
     face = PickerFace(
         driver,

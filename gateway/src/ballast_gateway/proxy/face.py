@@ -21,6 +21,7 @@ from ballast_gateway.errors import (
     not_found,
 )
 from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import InvalidBody
@@ -39,7 +40,9 @@ _log = logging.getLogger(__name__)
 _MODELS = b"/v1/models"
 _COMPLETIONS = b"/v1/completions"
 _CHAT = b"/v1/chat/completions"
-_ALLOWED = {_MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
+_HEALTH = b"/health"
+_ALLOWED = {_HEALTH: "GET", _MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
+_KNOWN = tuple(path.decode() for path in _ALLOWED)
 _SWEEP_S = 0.25
 _BACKLOG = 2048
 
@@ -48,6 +51,7 @@ class ProxyFace:
     """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
 
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
+    `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class ProxyFace:
         *,
         new_id: Callable[[], str],
         created_s: int,
+        max_model_len: Callable[[], int | None] = lambda: None,
+        not_ready: Callable[[], list[str]] = list,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         limits = settings.limits
@@ -66,6 +72,8 @@ class ProxyFace:
         self.request_timeout_s = limits.request_timeout_s
         self.keep_alive_timeout_s = limits.keep_alive_timeout_s
         self.client_stall_timeout_s = limits.client_stall_timeout_s
+        origins = settings.listeners.cors_origins
+        self.cors = Cors(origins) if origins else None
         self.connections: set[ClientConnection] = set()
         self.closing = False
         self._emptied = asyncio.Event()
@@ -79,7 +87,9 @@ class ProxyFace:
         self._served = settings.model.served_names
         self._prompts = PromptReader(driver.abilities.beliefs)
         self._not_forwarded = headers.PRIORITY if driver.abilities.sets_priority else b""
-        self._models = _models_body(self._served, created_s)
+        self._created_s = created_s
+        self._max_model_len = max_model_len
+        self._not_ready = not_ready
         self._resources = Resources(
             pool,
             self._loop,
@@ -165,16 +175,23 @@ class ProxyFace:
     def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
         allowed = _ALLOWED.get(path)
         method = request.method.decode("latin-1")
-        if allowed is None:
+        preflight = None if self.cors is None or allowed is None else self.cors.preflight(request, allowed)
+        if preflight is not None:
+            client.respond(200, preflight, b"")
+        elif allowed is None:
             record.path = ""  # what clients write is not repeated in metrics
-            self._refuse(client, record, not_found(path[:200].decode("latin-1")))
+            self._refuse(client, record, not_found(path[:200].decode("latin-1"), _KNOWN))
         elif method != allowed and not (allowed == "GET" and method == "HEAD"):
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
         elif path == _MODELS:
-            headers_ = [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())]
+            models = _models_body(self._served, self._created_s, self._max_model_len())
             record.status = 200
-            client.respond(200, headers_, self._models)
+            client.respond(
+                200, [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())], models
+            )
             self._ended(record)
+        elif path == _HEALTH:
+            client.respond(503 if self._not_ready() else 200, (), b"")  # load balancers ask often: no entry in the log
         else:
             return self._admit(client, request, path, record)
         return None
@@ -260,6 +277,8 @@ def _path(target: bytes) -> bytes:
     return target.partition(b"?")[0]
 
 
-def _models_body(served: tuple[str, ...], created_s: int) -> bytes:
-    models = [{"id": name, "object": "model", "created": created_s, "owned_by": "ballast"} for name in served]
-    return json.dumps({"object": "list", "data": models}).encode()
+def _models_body(served: tuple[str, ...], created_s: int, max_model_len: int | None) -> bytes:
+    """As vLLM answers; without `max_model_len` where no engine has said it."""
+    limit = {} if max_model_len is None else {"max_model_len": max_model_len}
+    card = {"object": "model", "created": created_s, "owned_by": "ballast", **limit}
+    return json.dumps({"object": "list", "data": [{"id": name, **card} for name in served]}).encode()
