@@ -187,7 +187,7 @@ def _is_a_fault_of_ours(outcome: Outcome) -> bool:
     match outcome.fate:
         case Fate.WRONG | Fate.STUCK:
             return True
-        case Fate.BROKEN:
+        case Fate.BROKEN | Fate.GARBLED:
             return outcome.ask.replayable or not outcome.ask.stream or outcome.first_s is None
         case Fate.REFUSED:
             return outcome.status not in (429, 503)

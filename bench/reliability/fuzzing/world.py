@@ -32,6 +32,7 @@ from bench.reliability.fuzzing import answers, mutations
 from bench.reliability.fuzzing.answers import Reply, WrongIds
 from bench.reliability.fuzzing.wires import Wire, WiredLoop
 
+MODELS = b'{"object":"list","data":[{"id":"tiny","object":"model","max_model_len":4096}]}'
 METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
 ENDPOINTS = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode", "d2": "decode", "f0": "flexible"}
 PATIENCE_S = 5.0
@@ -79,7 +80,8 @@ class Engine:
 
     def _answer(self, head: bytes, body: bytes) -> None:
         if head.startswith(b"GET "):
-            self._send((b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(METRICS), METRICS),), "")
+            page = MODELS if b"/v1/models" in head.partition(b"\r\n")[0] else METRICS
+            self._send((b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page),), "")
             return
         delivery = self._world.answer(self._address, head, body)
         self._send(delivery.pieces, delivery.ends)
