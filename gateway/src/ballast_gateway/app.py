@@ -32,6 +32,7 @@ from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
+from ballast_gateway.stand_ins import StandIns
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Gateway:
         self.driver = Driver(
             director,
             clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens
-            listeners=(self.decisions, self.metrics.effect),
+            listeners=(self.decisions, self.metrics.effect, StandIns(director.inventory, self.registry).effect),
             on_decision_s=self.metrics.decision,
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
