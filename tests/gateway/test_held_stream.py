@@ -206,7 +206,7 @@ def test_reasoning_stays_where_it_is() -> None:
         ({"logprobs": 0}, False),
         ({"logprobs": True}, False),
         ({"n": 2}, False),
-        ({"stream": False}, False),
+        ({"stream": False}, True),
         ({"tools": [{"type": "function"}]}, False),
         ({"response_format": {"type": "json_object"}}, False),
         ({"response_format": {"type": "text"}}, True),
