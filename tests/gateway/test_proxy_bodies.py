@@ -56,17 +56,17 @@ BAD: dict[str, tuple[str, object, str | None]] = {
         {**OK_CHAT, "messages": [{"role": "user", "content": "x"}, {"role": "user", "content": 3}]},
         "messages[1].content",
     ),
-    "stream as text": (COMPLETIONS, {**OK, "stream": "true"}, "stream"),
-    "stream as number": (CHAT, {**OK_CHAT, "stream": 1}, "stream"),
+    "stream as text": (COMPLETIONS, {**OK, "stream": "maybe"}, "stream"),
+    "stream as number": (CHAT, {**OK_CHAT, "stream": 2}, "stream"),
     "stream_options without stream": (COMPLETIONS, {**OK, "stream_options": {"include_usage": True}}, "stream_options"),
     "stream_options that are a list": (COMPLETIONS, {**OK, "stream": True, "stream_options": []}, "stream_options"),
     "max_tokens zero": (COMPLETIONS, {**OK, "max_tokens": 0}, "max_tokens"),
     "max_tokens negative": (COMPLETIONS, {**OK, "max_tokens": -5}, "max_tokens"),
-    "max_tokens as text": (COMPLETIONS, {**OK, "max_tokens": "5"}, "max_tokens"),
+    "max_tokens as text": (COMPLETIONS, {**OK, "max_tokens": "five"}, "max_tokens"),
     "max_tokens as fraction": (COMPLETIONS, {**OK, "max_tokens": 1.5}, "max_tokens"),
-    "max_completion_tokens as text": (CHAT, {**OK_CHAT, "max_completion_tokens": "5"}, "max_completion_tokens"),
+    "max_completion_tokens as text": (CHAT, {**OK_CHAT, "max_completion_tokens": "5.5"}, "max_completion_tokens"),
     "n zero": (CHAT, {**OK_CHAT, "n": 0}, "n"),
-    "n as boolean": (CHAT, {**OK_CHAT, "n": True}, "n"),
+    "n as boolean": (CHAT, {**OK_CHAT, "n": False}, "n"),
     "temperature as text": (COMPLETIONS, {**OK, "temperature": "hot"}, "temperature"),
     "top_p as list": (COMPLETIONS, {**OK, "top_p": [1]}, "top_p"),
 }
@@ -235,9 +235,11 @@ def test_any_bytes_are_refused_without_another_exception(raw: bytes) -> None:
         read_generation(raw, chat=False)
 
 
-@pytest.mark.parametrize(("value", "own"), [(3, 3), (-2, -2), (True, 0), ("1", 0), (1.5, 0), (None, 0), ([1], 0)])
+@pytest.mark.parametrize(
+    ("value", "own"), [(3, 3), (-2, -2), (True, 1), ("1", 1), (2.0, 2), ("x", 0), (1.5, 0), (None, 0), ([1], 0)]
+)
 def test_a_clients_own_priority_is_known(value: object, own: int) -> None:
     """It ranks before the queue's order; what is no whole number is the engine's to refuse."""
     made = generation({**OK, "priority": value})
     assert made.priority == own
-    assert json.loads(made.decode_body(None))["priority"] == value
+    assert json.loads(made.decode_body(None))["priority"] == (own or value)

@@ -235,6 +235,20 @@ async def test_an_offered_upgrade_is_ignored(gateway: RunningGateway, engine: Sc
     assert "upgrade" not in engine.asked[0].headers
 
 
+@pytest.mark.parametrize("options", ["close, Upgrade", "Upgrade, close", "upgrade,  CLOSE , x-mine"])
+async def test_what_stands_beside_an_offered_upgrade_is_kept(
+    gateway: RunningGateway, engine: ScriptedEngine, options: str
+) -> None:
+    """`close` closes, and a header of this connection only goes no further."""
+    raw = json.dumps(COMPLETION).encode()
+    offer = f"connection: {options}\r\nupgrade: h2c\r\nx-mine: 1\r\nx-empty:\r\n".encode()
+    (answer,) = await raw_exchange(gateway.port, HEAD + offer + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+    assert answer.status == 200
+    assert answer.headers["connection"] == "close"
+    assert ("x-mine" in engine.asked[0].headers) is ("x-mine" not in options)
+    assert engine.asked[0].headers["x-empty"] == ""
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [

@@ -23,8 +23,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.model import Endpoint, EndpointId, Outcome, RejectReason, Request, RequestId, Role, Stage
-from ballast_core.model.effects import Dispatch, Handoff, Migrate
+from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, RejectReason, Request, RequestId, Role, Stage
+from ballast_core.model.effects import Dispatch, Handoff, Migrate, Reject
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.http.client import Exchange, Over, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
@@ -190,7 +190,7 @@ class Director:
         dispatch = self.dispatches.pop()
         if dispatch is None:
             self.ends.append(Outcome.FAILED)
-            raise Rejected(RejectReason.UPSTREAM_FAILED, "no endpoint is left")
+            raise Rejected(Reject(RequestId("r"), RejectReason.UPSTREAM_FAILED, "no endpoint is left"))
         return dispatch
 
     def when_arrived(self, call: Callable[[], object]) -> None:
@@ -205,7 +205,7 @@ class Director:
     def prefill_done(self) -> Handoff:
         return Handoff(self.request.id, ENDPOINTS[1])
 
-    def failed(self, stage: Stage, endpoint_id: EndpointId) -> None:
+    def failed(self, stage: Stage, endpoint_id: EndpointId, fault: Fault, status: int = 0) -> None:
         assert not self.ends
 
     def first_token(self) -> None:
@@ -221,7 +221,7 @@ class Director:
     def migration_failed(self, target: EndpointId) -> None:
         self.failed_moves += 1
 
-    def end(self, outcome: Outcome, output_tokens: int = 0) -> None:
+    def end(self, outcome: Outcome, output_tokens: int = 0, fault: Fault | None = None) -> None:
         if not self.ends:
             self.ends.append(outcome)
 

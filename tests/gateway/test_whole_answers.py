@@ -133,8 +133,8 @@ async def test_with_no_engine_left_it_is_an_error_with_a_status(line: Line) -> N
     ledger = gateway.gateway.driver.director.ledger
     await until(lambda: sum(entry.generated_tokens for entry in ledger) > 20)
     while not asking.done():
-        line.kill("d0")
-        line.kill("d1")
+        for name in line.engines:
+            line.kill(name)
         await asyncio.sleep(0.02)
     (answer,) = await asking
     assert answer.whole

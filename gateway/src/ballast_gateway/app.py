@@ -31,6 +31,7 @@ from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
+from ballast_gateway.stand_ins import StandIns
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Gateway:
         self.driver = Driver(
             director,
             clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens
-            listeners=(self.decisions, self.metrics.effect),
+            listeners=(self.decisions, self.metrics.effect, StandIns(director.inventory, self.registry).effect),
             on_decision_s=self.metrics.decision,
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
@@ -84,6 +85,7 @@ class Gateway:
             self.pool,
             interval_s=settings.scrape.interval_s,
             timeout_s=settings.scrape.timeout_s,
+            served=settings.model.served_names,
             now_s=self.driver.now_s,
             on_failure=self.metrics.scrape_failed,
         )
@@ -107,6 +109,8 @@ class Gateway:
                 self.settings,
                 new_id=lambda: secrets.token_hex(16),
                 created_s=int(time.time()),
+                max_model_len=self.fleet.max_model_len,
+                not_ready=self.not_ready,
                 on_record=self._ended,
             )
             self._closing.push_async_callback(self.proxy.close)

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ballast_core.directing.director import Director
-from ballast_core.model import EndpointId, Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.model import EndpointId, Fault, Outcome, Request, RequestId, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.model.events import (
     ClientGone,
@@ -59,9 +59,10 @@ Mover: TypeAlias = Callable[[Migrate], None]
 class Rejected(Exception):
     """The Director rejects a request. The faces map `reason` to a status code."""
 
-    def __init__(self, reason: RejectReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.message)
+        self.reason = reject.reason
+        self.retry_after_s = reject.retry_after_s
 
 
 class Ticket:
@@ -101,9 +102,9 @@ class Ticket:
         match self._effects.popleft():
             case Dispatch() as dispatch:
                 return dispatch
-            case Reject(reason=reason, message=message):
+            case Reject() as reject:
                 self._close()
-                raise Rejected(reason, message)
+                raise Rejected(reject)
             case Handoff():
                 raise RuntimeError("a hand-off came before prefill was done")
 
@@ -134,9 +135,9 @@ class Ticket:
         """Report that the decode stays on its endpoint."""
         self._driver.feed(MigrationFailed(self.request.id, target))
 
-    def failed(self, stage: Stage, endpoint_id: EndpointId) -> None:
-        """Report a failed leg; then `await dispatched()` for the next dispatch."""
-        self._driver.feed(DispatchFailed(self.request.id, stage, endpoint_id))
+    def failed(self, stage: Stage, endpoint_id: EndpointId, fault: Fault, status: int = 0) -> None:
+        """Report a failed leg, with the status of its answer if it gave one; then await the next dispatch."""
+        self._driver.feed(DispatchFailed(self.request.id, stage, endpoint_id, fault, status))
 
     def first_token(self) -> None:
         """Report the first token."""
@@ -146,14 +147,14 @@ class Ticket:
         """Report the tokens generated so far."""
         self._driver.progressed(self.request.id, generated_tokens)
 
-    def end(self, outcome: Outcome, output_tokens: int = 0) -> None:
-        """Report the end; further calls change nothing."""
+    def end(self, outcome: Outcome, output_tokens: int = 0, fault: Fault | None = None) -> None:
+        """Report the end; further calls change nothing. `fault`: of its engine, unless `failed` has reported it."""
         if self._open:
             self._close()
             if outcome is Outcome.CANCELLED:
                 self._driver.feed(ClientGone(self.request.id))
             else:
-                self._driver.feed(RequestEnded(self.request.id, outcome, output_tokens))
+                self._driver.feed(RequestEnded(self.request.id, outcome, output_tokens, fault))
 
     def take(self, effect: Dispatch | Handoff | Reject) -> None:
         """Deliver an effect. Called by the driver."""

@@ -7,6 +7,7 @@ endpoint-picker protocol of the Gateway API Inference Extension (503 no eligible
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,18 +39,20 @@ class ApiError:
         return (("content-type", "application/json"), (REASON_HEADER, self.code), *retry)
 
 
-_REJECTED: Final[dict[RejectReason, tuple[int, str, int]]] = {
-    RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error", 1),
-    RejectReason.SATURATED: (429, "rate_limit_error", 1),
-    RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error", 1),
+_REJECTED: Final[dict[RejectReason, tuple[int, str]]] = {
+    RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error"),
+    RejectReason.SATURATED: (429, "rate_limit_error"),
+    RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error"),
 }
-"""Status, type, and the seconds of Retry-After."""
+"""Status and type."""
 
 
-def rejected(reason: RejectReason, message: str) -> ApiError:
-    """The Director rejected the request: 429 or 503."""
-    status, kind, retry_after_s = _REJECTED[reason]
-    return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=retry_after_s)
+def rejected(reason: RejectReason, message: str, retry_after_s: float) -> ApiError:
+    """The Director rejected the request: 429 or 503. Retry-After has whole seconds (RFC 9110)."""
+    status, kind = _REJECTED[reason]
+    return ApiError(
+        status=status, type=kind, code=str(reason), message=message, retry_after_s=max(1, round(retry_after_s))
+    )
 
 
 def invalid_request(message: str, *, param: str | None = None, code: str = "invalid-request") -> ApiError:
@@ -86,13 +89,11 @@ def internal_error() -> ApiError:
     )
 
 
-def not_found(path: str) -> ApiError:
+def not_found(path: str, known: Sequence[str] = ()) -> ApiError:
     """No route: 404."""
+    hint = f"; known: {', '.join(known)}" if known else ""
     return ApiError(
-        status=404,
-        type="invalid_request_error",
-        code="not-found",
-        message=f"there is no {path!r} here; known: /v1/models, /v1/completions, /v1/chat/completions",
+        status=404, type="invalid_request_error", code="not-found", message=f"there is no {path!r} here{hint}"
     )
 
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ballast_core.model import Endpoint, RejectReason, Stage
+from ballast_core.model import Endpoint, Fault, RejectReason, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
@@ -54,6 +54,11 @@ class Metrics:
         self._retries = Counter(
             "ballast_gateway_retries", "Requests sent to another endpoint after a leg failed.", registry=registry
         )
+        self._failed_legs = Counter(
+            "ballast_gateway_failed_legs", "Legs that failed, by what the engine did.", ("fault",), registry=registry
+        )
+        for fault in Fault:
+            self._failed_legs.labels(str(fault))
         self._migrations = Counter(
             "ballast_gateway_migrations",
             "Orders to move a running decode, by outcome.",
@@ -115,6 +120,8 @@ class Metrics:
         self._child(self._requests, model, record.outcome, record.reason).inc()
         if record.retries:
             self._retries.inc(record.retries)
+        for fault in record.faults:
+            self._child(self._failed_legs, str(fault)).inc()
         for move in record.moves:
             self._child(self._migrations, str(move.outcome)).inc()
             if move.pause_s is not None:

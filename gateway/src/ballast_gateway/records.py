@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as _text  # what `json` itself writes texts with
 
+from ballast_core.model import Fault
+
 
 class MoveOutcome(StrEnum):
     """How the move of a running decode ended."""
@@ -56,6 +58,8 @@ class RequestRecord:
     detail: str = ""
     moves: tuple[MoveRecord, ...] = ()
     """Each order to move it, with its outcome."""
+    faults: tuple[Fault, ...] = ()
+    """Why its legs failed, in turn."""
     rescues: int = 0
     """How often its engine failed after the first token and the stream continued."""
 

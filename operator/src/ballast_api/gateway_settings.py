@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from ballast_api import names
 from ballast_api.common import (
+    HEADER_NAME,
     ApiModel,
     KeyedBy,
     NonEmptyStr,
@@ -46,6 +47,18 @@ def _address(value: str) -> str:
 
 Address = Annotated[str, AfterValidator(_address)]
 """`host:port`; an IPv6 host stands in brackets."""
+
+
+def _origin(value: str) -> str:
+    if value != "*" and not re.fullmatch(r"https?://[^\s/:?#@]+(:[0-9]{1,5})?", value):
+        raise PydanticCustomError("origin", 'must be "*", or scheme://host or scheme://host:port with http or https')
+    return value.lower()
+
+
+Path = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$", max_length=256)]
+"""An absolute path without query."""
+Origin = Annotated[str, AfterValidator(_origin)]
+"""`*`, or the origin of a page as browsers write it (RFC 6454 section 6.2)."""
 
 
 class KubernetesDiscovery(ApiModel):
@@ -90,6 +103,9 @@ class Listeners(ApiModel):
     """gRPC health, for the faces Picker and Both."""
     admin: PortOrAny = names.PORT_ADMIN
     """Prometheus metrics, /healthz, /readyz and the admin API."""
+    cors_origins: Annotated[Seq[Origin], Field(max_length=64)] = ()
+    """Origins whose pages may call the proxy face from a browser (CORS), such as https://chat.example.org; "*" admits
+    all. By default none. Cookies are never admitted."""
 
 
 class Scrape(ApiModel):
@@ -142,6 +158,18 @@ class Streams(ApiModel):
     with all of their state in their tokens can."""
 
 
+class Trust(ApiModel):
+    """What the gateway believes of what a request says about itself. Change it only where an edge in front of the
+    gateway sets or removes these headers and fields."""
+
+    priorities: bool = False
+    """Whether clients may set priorities, by the field `priority` and the header `x-vllm-priority`, in the gateway's
+    queue and in engines. If not, both are removed, and every request has priority 0."""
+    tenant_header: Annotated[str, Field(min_length=1, max_length=256, pattern=HEADER_NAME)] | None = None
+    """Name of a header, in lower case, that says whose request it is: waiting requests of different tenants take turns.
+    Left out, requests are told apart by API key (`authorization`, else `x-api-key`)."""
+
+
 class Admin(ApiModel):
     """The admin API."""
 
@@ -183,6 +211,9 @@ class GatewaySettings(ApiModel):
     profiles: dict[str, EngineProfile] = Field(default_factory=dict)
     """What the gateway believes of the hardware, by HardwareProfile name. An entry replaces the shipped profile of its
     name; the other shipped profiles are known, too."""
+    extra_paths: Annotated[Seq[Path], Field(max_length=64)] = ()
+    """Paths that the picker face lets through to engines beside vLLM's inference API, each exactly as clients write it.
+    All others are answered 404: engines have routes that put them to sleep or load files."""
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
     scrape: Scrape = Field(default_factory=Scrape)
@@ -191,6 +222,8 @@ class GatewaySettings(ApiModel):
     """Limits and timeouts."""
     streams: Streams = Field(default_factory=Streams)
     """Going on elsewhere."""
+    trust: Trust = Field(default_factory=Trust)
+    """What is believed of clients."""
     admin: Admin = Field(default_factory=Admin)
     """The admin API."""
     logs: Logs = Field(default_factory=Logs)

@@ -19,6 +19,7 @@ from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
 from ballast_core.state.view import View
 
+_STAGES = tuple(Stage)
 _ONE_STAGE = frozenset({Role.PREFILL, Role.DECODE})
 
 
@@ -67,13 +68,23 @@ class Placer:
         return int(placed.view.matched_tokens[placed.position])
 
     def place(
-        self, stage: Stage, entry: Entry, now_s: float, *, keep: int | None = None, handoff_s: float | None = None
+        self,
+        stage: Stage,
+        entry: Entry,
+        now_s: float,
+        *,
+        among: Candidates | None = None,
+        keep: int | None = None,
+        handoff_s: float | None = None,
     ) -> Placed | None:
         """The best candidate that has capacity for one more request of this stage, or None if there is none.
 
-        Ties go to slot `keep` if it is among them, then to the least recently chosen, then to the smallest id.
+        `among`: the candidates, if they are not those of the stage. Ties go to slot `keep` if it is among them, then to
+        the least recently chosen, then to the smallest id.
         """
-        candidates = self._capacity.free(stage, self.allowed(self._inventory.candidates(stage), entry))
+        candidates = among
+        if candidates is None:
+            candidates = self._capacity.free(stage, self.allowed(self._inventory.candidates(stage), entry))
         if not candidates.endpoints:
             return None
         request, policy = entry.request, self.placements[stage]
@@ -151,17 +162,23 @@ class Placer:
         self._turn += 1
         self._turns[stage][slot] = self._turn
 
-    def missing_stage(self, request: Request) -> Stage:
-        """The stage for which no endpoint is ready and allowed."""
-        decode = self._among(self._inventory.candidates(Stage.DECODE), request.subset, frozenset())
-        return Stage.PREFILL if decode.endpoints else Stage.DECODE
+    def stand_ins(self, entry: Entry) -> Candidates | None:
+        """The endpoints of one role that serve a request whole, as no endpoint may serve its other stage.
+
+        None if there are endpoints for both stages, or for none; full or not.
+        """
+        prefill, decode = (self.allowed(self._inventory.candidates(stage), entry) for stage in _STAGES)
+        if bool(prefill.endpoints) is bool(decode.endpoints):
+            return None
+        return prefill if prefill.endpoints else decode
 
     def exist_for(self, entry: Entry) -> bool:
-        """Whether there are endpoints for both stages of a request, full or not."""
-        decode = self.allowed(self._inventory.candidates(Stage.DECODE), entry).endpoints
-        if Role.PREFILL not in self._inventory.ready_roles() and any(one.role is Role.FLEXIBLE for one in decode):
-            return True
-        return bool(decode and self.allowed(self._inventory.candidates(Stage.PREFILL), entry).endpoints)
+        """Whether there are endpoints for a request, full or not: one role can serve it alone (`stand_ins`)."""
+        return any(self.allowed(self._inventory.candidates(stage), entry).endpoints for stage in _STAGES)
+
+    def exist(self) -> bool:
+        """Whether any endpoint is ready."""
+        return any(self._inventory.candidates(stage).endpoints for stage in _STAGES)
 
     def may_hand_off(self) -> bool:
         """Whether a request may be prefilled and decoded on two endpoints: not if every endpoint is flexible."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Stage
+from ballast_core.model import Endpoint, EndpointId, Fault, Observation, Outcome, Request, RequestId, Stage
 from ballast_core.model.observations import Observations
 
 
@@ -93,13 +93,15 @@ class LengthPredicted:
 class DispatchFailed:
     """A leg failed, and another endpoint may succeed: with a fresh start, or with the tokens so far replayed.
 
-    The connection broke, or the endpoint was too busy or shutting down. An error that every endpoint would return (a
-    bad request) is no failed dispatch: the driver passes it to the client and reports `RequestEnded`.
+    Also for an answer of 4xx, which every endpoint may give: the Director decides whether another one is asked.
     """
 
     request_id: RequestId
     stage: Stage
     endpoint_id: EndpointId
+    fault: Fault = Fault.BROKE
+    status: int = 0
+    """The status of the engine's answer; 0 if it gave none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class RequestEnded:
     request_id: RequestId
     outcome: Outcome
     output_tokens: int = 0
+    fault: Fault | None = None
+    """What its engine did to a request of outcome FAILED, unless a `DispatchFailed` has told it."""
 
 
 @dataclass(frozen=True, slots=True)

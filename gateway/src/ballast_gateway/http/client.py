@@ -16,6 +16,7 @@ from typing import TypeAlias, cast
 
 import httptools
 
+from ballast_core.model import Fault
 from ballast_gateway.http.responses import Headers, ResponseReader
 
 POOL_IDLE_S = 4.0
@@ -24,6 +25,20 @@ POOL_IDLE_S = 4.0
 
 class UpstreamError(Exception):
     """The exchange failed: no connection, a broken one, no HTTP, or silence for too long."""
+
+    fault = Fault.BROKE
+
+
+class NoConnection(UpstreamError):
+    """The engine could not be reached: the request was not sent."""
+
+    fault = Fault.UNREACHABLE
+
+
+class Silence(UpstreamError):
+    """Nothing came for too long."""
+
+    fault = Fault.SILENT
 
 
 class StaleConnection(UpstreamError):
@@ -305,7 +320,7 @@ class UpstreamPool:
         """Called periodically: fail exchanges past their deadline, close connections that are idle for too long."""
         for exchange in [exchange for exchange in self._running if exchange.deadline_s < now_s]:
             if exchange.connection is not None:
-                exchange.connection.fail(UpstreamError(f"{exchange.connection.address} was silent for too long"))
+                exchange.connection.fail(Silence(f"{exchange.connection.address} was silent for too long"))
         for address, idle in list(self._idle.items()):
             while idle and now_s - idle[0].idle_since_s > POOL_IDLE_S:
                 idle.popleft().hang_up()
@@ -343,9 +358,9 @@ class UpstreamPool:
                     lambda: UpstreamConnection(self, address), host, port
                 )
         except TimeoutError:
-            self.ended(turn, UpstreamError(f"{address}: no connection within {self._connect_timeout_s:g} s"))
+            self.ended(turn, NoConnection(f"{address}: no connection within {self._connect_timeout_s:g} s"))
         except (OSError, ValueError) as error:  # ValueError: an address that is none
-            self.ended(turn, UpstreamError(f"{address}: {getattr(error, 'strerror', None) or error}"))
+            self.ended(turn, NoConnection(f"{address}: {getattr(error, 'strerror', None) or error}"))
         else:
             connection.begin(turn)
         finally:

@@ -34,6 +34,9 @@ class HttpRequest:
     http11: bool
 
 
+_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
+
+
 class Reading(Enum):
     """What the next byte belongs to."""
 
@@ -96,8 +99,8 @@ class RequestReader:
         if method == b"CONNECT":
             self._refuse(unsupported(405, "CONNECT is not supported"))
             return b""
-        dropped = {b"upgrade", b"connection", b"http2-settings"}
-        lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] not in dropped]
+        kept = [(name, _without_offer(name, value)) for name, value in self._headers]
+        lines = [b"%b: %b\r\n" % (name, value) for name, value in kept if value is not None]
         self._parser = httptools.HttpRequestParser(self)
         self._upgrading = False
         return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self._target, b"".join(lines))
@@ -196,3 +199,13 @@ class RequestReader:
             self.continue_wanted = True
         else:
             self._refuse(unsupported(417, "the only expectation here is 100-continue"))
+
+
+def _without_offer(name: bytes, value: bytes) -> bytes | None:
+    """What is left of a header when the offer of an upgrade is ignored; None: nothing."""
+    if name in _UPGRADES:
+        return None
+    if name != b"connection":
+        return value
+    options = [option.strip() for option in value.split(b",")]
+    return b", ".join(option for option in options if option.lower() not in _UPGRADES) or None

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Protocol, cast
 
 from ballast_gateway.errors import ApiError, request_timeout
+from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest, Reading, RequestReader
 
 Header = tuple[bytes, bytes]
@@ -45,6 +46,8 @@ class Server(Protocol):
     request_timeout_s: float
     keep_alive_timeout_s: float
     client_stall_timeout_s: float
+    cors: Cors | None
+    """Rules for browsers of other origins; None admits none."""
     closing: bool
     """No further request is taken: connections close after the one that they serve."""
     connections: set[ClientConnection]
@@ -236,6 +239,9 @@ class ClientConnection(asyncio.Protocol):
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d -\r\n" % status]
         lines += [b"%b: %b\r\n" % header for header in headers]
         lines.append(framing)
+        cors = self._server.cors
+        if cors is not None and self._request is not None:
+            lines += cors.answer_lines(self._request)
         if self._closes():
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ballast_core.model import Endpoint, EndpointId, Observation
 from ballast_core.model.events import EndpointObserved, Event
 from ballast_core.state.liveness import Liveness, news
+from ballast_gateway.observe.model_card import ModelCard
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class Member:
     observation: Observation | None = None
     problem: str = ""
     """Why the last scrape failed; empty if it did not."""
+    card: ModelCard | None = None
+    """What it says of its model; None until asked."""
 
     @property
     def state(self) -> str:
@@ -61,6 +64,11 @@ class Fleet:
         """Discovery is synced, and each of its first endpoints has been scraped once. Stays true."""
         self._settled = self._settled or (self.synced and all(member.tried for member in self.members.values()))
         return self._settled
+
+    def max_model_len(self) -> int | None:
+        """Tokens of prompt and output that every endpoint takes that has said its limit; None if none has."""
+        cards = [member.card for member in self.members.values() if member.card is not None]
+        return min((card.max_model_len for card in cards if card.max_model_len is not None), default=None)
 
     def ready(self, endpoint: Endpoint, *, incarnation: str = "", proven: bool) -> None:
         """Discovery reports this endpoint as ready. Unless `proven`, it must first answer a scrape."""

@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ballast_core.model import EndpointId, Observation
 from ballast_gateway.http.client import UpstreamError, UpstreamPool
 from ballast_gateway.observe.exposition import BadExposition, read_gauges
 from ballast_gateway.observe.fleet import Fleet, Member
+from ballast_gateway.observe.model_card import UNKNOWN, read_card
 
 _log = logging.getLogger(__name__)
 _MAX_AT_ONCE = 64
 
 
 class Scraper:
-    """Scrapes every member. Call `sync` when members have come or gone; `on_failure` gets each failed scrape."""
+    """Scrapes every member. Call `sync` when members have come or gone; `on_failure` gets each failed scrape.
+
+    Each is asked once for its models, too; one that serves none of `served` is logged.
+    """
 
     def __init__(
         self,
@@ -30,6 +34,7 @@ class Scraper:
         *,
         interval_s: float,
         timeout_s: float,
+        served: Sequence[str],
         now_s: Callable[[], float],
         on_failure: Callable[[Member], None] = lambda member: None,
     ) -> None:
@@ -37,6 +42,7 @@ class Scraper:
         self._pool = pool
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._served = served
         self._now_s = now_s
         self._on_failure = on_failure
         self._tasks: dict[EndpointId, tuple[Member, asyncio.Task[None]]] = {}
@@ -93,6 +99,20 @@ class Scraper:
                         preemptions=gauges.preemptions,
                     ),
                 )
+                if member.card is None:
+                    await self._ask_for_models(member)
+
+    async def _ask_for_models(self, member: Member) -> None:
+        try:
+            reply = await self._pool.get(member.endpoint.address, "/v1/models", timeout_s=self._timeout_s)
+        except UpstreamError:
+            return  # the next scrape asks again
+        card = member.card = read_card(reply.body, self._served) if reply.status == 200 else UNKNOWN
+        if card.names and not set(card.names) & set(self._served):
+            _log.warning(
+                "an engine serves other models: it will refuse what it is sent",
+                extra={"endpoint": member.endpoint.id, "serves": list(card.names), "served": list(self._served)},
+            )
 
     def _failed(self, member: Member, problem: str) -> None:
         if member.liveness.failures == 0:

@@ -20,9 +20,11 @@ from enum import StrEnum, auto
 from typing import Final
 
 from ballast_api import wire_names
+from ballast_api.gateway_settings import Trust
 from ballast_core.model import Outcome
 from ballast_gateway import errors
 from ballast_gateway.errors import ApiError
+from ballast_gateway.picker import paths
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
     NO_HEADERS,
@@ -40,6 +42,7 @@ from ballast_gateway.picker.messages import (
 from ballast_gateway.picker.query import BodyFacts, InvalidRequest, Query, read_body
 from ballast_gateway.picker.response import ResponseHalf
 from ballast_gateway.prompts import PromptReader
+from ballast_gateway.trust import Trusted
 
 _NO_BODY: Final = BodyFacts()
 _PROTOCOL_MODES: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -52,8 +55,12 @@ class ExchangeSettings:
     max_body_bytes: int
     served_models: tuple[str, ...] = ()
     """Names that clients may ask for; empty accepts any."""
+    trusted: Trusted = Trusted(Trust())  # noqa: RUF009
+    """What is believed of clients."""
     prompts: PromptReader | None = None
     """Reads as much of a prompt as the policies need; None where they need nothing."""
+    extra_paths: frozenset[str] = frozenset()
+    """What clients may ask engines for beside `paths.INFERENCE`."""
     default_modes: Modes = _PROTOCOL_MODES
     """For a proxy that sends no modes: those of the endpoint-picker protocol."""
 
@@ -185,6 +192,8 @@ class Exchange:
     def _begin(self, message: Inbound) -> list[Action]:
         self._headers = message.headers
         self._has_body = not message.end_of_stream
+        if self.path and not paths.passes(self.path, self._settings.extra_paths):
+            raise InvalidRequest(errors.not_found(self.path[:200]))
         length = self._content_length()
         if length is not None and length > self._settings.max_body_bytes:
             raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))
@@ -217,7 +226,9 @@ class Exchange:
     def _ask(self, message: Inbound) -> list[Action]:
         self.state = State.PICKING
         self._asked_by = message.kind
-        return [Pick(Query(self.request_id, self._subset, self._facts))]
+        headers, trusted = self._headers or NO_HEADERS, self._settings.trusted
+        priority = trusted.priority(headers.get, self._facts.priority)
+        return [Pick(Query(self.request_id, self._subset, self._facts, trusted.tenant(headers.get), priority))]
 
     # --- after the pick -----------------------------------------------------------------------------------------
 
@@ -246,6 +257,8 @@ class Exchange:
             ours["content-length"] = str(len(self._facts.cleaned))
         from_client = wire_names.CONTROL_HEADERS if headers is None else wire_names.control_headers(headers)
         remove = [name for name in from_client if name not in ours]
+        dropped = self._settings.trusted.dropped_headers
+        remove += [name for name in dropped if name not in ours and (headers is None or name in headers)]
         if self.state is State.SCREEN:
             remove.append("content-length")  # the cleaned body may be shorter
         return HeaderChange(tuple(ours.items()), tuple(remove))
@@ -314,6 +327,7 @@ class Exchange:
             served_models=self._settings.served_models,
             prompts=prompts,
             objective=_objective(headers),
+            dropped=self._settings.trusted.dropped_fields,
         )
 
     def _screens_body(self) -> bool:

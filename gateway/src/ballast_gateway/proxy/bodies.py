@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ballast_gateway import openai_body
+from ballast_gateway import lax, openai_body
 from ballast_gateway.openai_body import InvalidBody, JsonObject
 
 ASK_FOR_HANDLE: Final[JsonObject] = {
@@ -78,15 +78,18 @@ class Generation:
         return b"%b,%b" % (self.raw[:end], handle[1:])  # no second encoding of a prompt of many token ids
 
 
-def read_generation(raw: bytes, *, chat: bool) -> Generation:
-    """Check a body. Raises `InvalidBody`, which names the field."""
+def read_generation(raw: bytes, *, chat: bool, dropped: frozenset[str] = openai_body.CONTROL_FIELDS) -> Generation:
+    """Check a body, and take out the `dropped` fields. Raises `InvalidBody`, which names the field."""
     document = openai_body.parse_object(raw)
     model = openai_body.model_of(document)
+    plain = lax.plain(document, chat=chat)
+    document = document if plain is None else plain
     _check_common(document)
     (_check_messages if chat else _check_prompt)(document)
-    stripped = openai_body.without_control_fields(document)
-    if stripped is not None:
-        document, raw = stripped, openai_body.dump(stripped)
+    stripped = openai_body.without_control_fields(document, dropped)
+    document = document if stripped is None else stripped
+    if plain is not None or stripped is not None:
+        raw = openai_body.dump(document)
     elif not raw.lstrip(b" \t\r\n").startswith(b"{") or b"\0" in raw[:4]:
         raw = openai_body.dump(document)  # UTF-16, UTF-32 or a byte order mark: JSON to us, not to every engine
     n, best_of = document.get("n") or 1, document.get("best_of") or 1
@@ -101,14 +104,8 @@ def read_generation(raw: bytes, *, chat: bool) -> Generation:
         choices=max(n, best_of) * batch,
         document=document,
         raw=raw,
-        priority=_priority(document),
+        priority=openai_body.priority(document),
     )
-
-
-def _priority(document: JsonObject) -> int:
-    """The client's priority; 0 without one. The engine refuses one that is no whole number."""
-    value = document.get("priority")
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _check_common(document: JsonObject) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import Request, RequestId
@@ -21,6 +22,7 @@ from ballast_gateway.errors import (
     not_found,
 )
 from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import InvalidBody
@@ -34,13 +36,16 @@ from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
 
 _MODELS = b"/v1/models"
 _COMPLETIONS = b"/v1/completions"
 _CHAT = b"/v1/chat/completions"
-_ALLOWED = {_MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
+_HEALTH = b"/health"
+_ALLOWED = {_HEALTH: "GET", _MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
+_KNOWN = tuple(path.decode() for path in _ALLOWED)
 _SWEEP_S = 0.25
 _BACKLOG = 2048
 
@@ -49,6 +54,7 @@ class ProxyFace:
     """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
 
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
+    `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from.
     """
 
     def __init__(
@@ -59,6 +65,8 @@ class ProxyFace:
         *,
         new_id: Callable[[], str],
         created_s: int,
+        max_model_len: Callable[[], int | None] = lambda: None,
+        not_ready: Callable[[], list[str]] = list,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         limits = settings.limits
@@ -67,6 +75,8 @@ class ProxyFace:
         self.request_timeout_s = limits.request_timeout_s
         self.keep_alive_timeout_s = limits.keep_alive_timeout_s
         self.client_stall_timeout_s = limits.client_stall_timeout_s
+        origins = settings.listeners.cors_origins
+        self.cors = Cors(origins) if origins else None
         self.connections: set[ClientConnection] = set()
         self.closing = False
         self._emptied = asyncio.Event()
@@ -79,8 +89,12 @@ class ProxyFace:
         self._on_record = on_record
         self._served = settings.model.served_names
         self._prompts = PromptReader(driver.abilities.beliefs)
-        self._not_forwarded = headers.PRIORITY if driver.abilities.sets_priority else b""
-        self._models = _models_body(self._served, created_s)
+        self._trusted = Trusted(settings.trust)
+        own_turns = driver.abilities.sets_priority or not self._trusted.priorities
+        self._not_forwarded = headers.PRIORITY if own_turns else b""
+        self._created_s = created_s
+        self._max_model_len = max_model_len
+        self._not_ready = not_ready
         self._resources = Resources(
             pool,
             self._loop,
@@ -166,23 +180,30 @@ class ProxyFace:
     def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
         allowed = _ALLOWED.get(path)
         method = request.method.decode("latin-1")
-        if allowed is None:
+        preflight = None if self.cors is None or allowed is None else self.cors.preflight(request, allowed)
+        if preflight is not None:
+            client.respond(200, preflight, b"")
+        elif allowed is None:
             record.path = ""  # what clients write is not repeated in metrics
-            self._refuse(client, record, not_found(path[:200].decode("latin-1")))
+            self._refuse(client, record, not_found(path[:200].decode("latin-1"), _KNOWN))
         elif method != allowed and not (allowed == "GET" and method == "HEAD"):
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
         elif path == _MODELS:
-            headers_ = [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())]
+            models = _models_body(self._served, self._created_s, self._max_model_len())
             record.status = 200
-            client.respond(200, headers_, self._models)
+            client.respond(
+                200, [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())], models
+            )
             self._ended(record)
+        elif path == _HEALTH:
+            client.respond(503 if self._not_ready() else 200, (), b"")  # load balancers ask often: no entry in the log
         else:
             return self._admit(client, request, path, record)
         return None
 
     def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
         try:
-            generation = read_generation(request.body, chat=path == _CHAT)
+            generation = read_generation(request.body, chat=path == _CHAT, dropped=self._trusted.dropped_fields)
         except InvalidBody as error:
             self._refuse(client, record, invalid_request(str(error), param=error.param))
             return None
@@ -202,7 +223,7 @@ class ProxyFace:
         facts = self._prompts.read(
             generation.document, model=generation.model, objective=headers.objective(request.headers)
         )
-        named = headers.priority(request.headers)
+        header = partial(headers.first, request.headers)
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = self._job(client, path, forwarded, generation, record)
         generation, held = job.generation, job.held
@@ -216,7 +237,8 @@ class ProxyFace:
                 block_hashes=facts.block_hashes,
                 block_size=facts.block_size,
                 traffic_class=facts.traffic_class,
-                priority=generation.priority if named is None else named,
+                priority=self._trusted.priority(header, generation.priority),
+                tenant=self._trusted.tenant(header),
                 movable=movable,
                 divisible=self._cuts and is_divisible(generation),
             )
@@ -275,6 +297,8 @@ def _path(target: bytes) -> bytes:
     return target.partition(b"?")[0]
 
 
-def _models_body(served: tuple[str, ...], created_s: int) -> bytes:
-    models = [{"id": name, "object": "model", "created": created_s, "owned_by": "ballast"} for name in served]
-    return json.dumps({"object": "list", "data": models}).encode()
+def _models_body(served: tuple[str, ...], created_s: int, max_model_len: int | None) -> bytes:
+    """As vLLM answers; without `max_model_len` where no engine has said it."""
+    limit = {} if max_model_len is None else {"max_model_len": max_model_len}
+    card = {"object": "model", "created": created_s, "owned_by": "ballast", **limit}
+    return json.dumps({"object": "list", "data": [{"id": name, **card} for name in served]}).encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ballast_core.model import Endpoint, Stage
+from ballast_core.model import Endpoint, Fault, Stage
 from ballast_gateway import headers, openai_body
 from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.openai_body import JsonObject
@@ -18,10 +18,13 @@ from ballast_gateway.records import RequestRecord
 class LegFailed(Exception):
     """A leg failed in a way that another endpoint may mend: before the client got a byte, or with its tokens held."""
 
-    def __init__(self, stage: Stage, endpoint: Endpoint, problem: str) -> None:
+    def __init__(self, stage: Stage, endpoint: Endpoint, problem: str, fault: Fault, status: int = 0) -> None:
+        """`status`: of the engine's answer; 0 if it gave none."""
         super().__init__(f"{stage} on {endpoint.id}: {problem}")
         self.stage = stage
         self.endpoint = endpoint
+        self.fault = fault
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,25 @@ async def perform(pool: UpstreamPool, stage: Stage, endpoint: Endpoint, request:
 def failure_of(stage: Stage, endpoint: Endpoint, reply: Collect, error: UpstreamError | None) -> LegFailed | None:
     """How a leg that has ended failed, where another endpoint may mend it; a 4xx is an answer."""
     if error is not None:
-        return LegFailed(stage, endpoint, str(error))
+        return LegFailed(stage, endpoint, str(error), error.fault)
     if reply.status != 200 and not 400 <= reply.status < 500:
-        return LegFailed(stage, endpoint, refusal(reply))
+        return refused(stage, endpoint, reply)
     return None
+
+
+def refused(stage: Stage, endpoint: Endpoint, reply: Collect) -> LegFailed:
+    """The failure of a leg that was answered with another status than 200."""
+    return LegFailed(stage, endpoint, refusal(reply), fault_of(reply), reply.status)
+
+
+def fault_of(reply: Collect) -> Fault:
+    """What an answer with another status than 200 says of its engine."""
+    status = reply.status
+    if status == 429 or (status == 503 and any(name == b"retry-after" for name, _ in reply.headers)):
+        return Fault.BUSY
+    if 400 <= status < 500:
+        return Fault.REFUSED
+    return Fault.ERROR if status >= 500 else Fault.BROKE
 
 
 def refusal(reply: Collect) -> str:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ballast_core.model import Endpoint, Outcome, Stage
+from ballast_core.model import Endpoint, Fault, Outcome, Stage
 from ballast_core.model.effects import Handoff, Migrate
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.errors import internal_error, rejected
@@ -25,7 +25,7 @@ from ballast_gateway.proxy import answers
 from ballast_gateway.proxy.course import NEVER_S, Course, Resources
 from ballast_gateway.proxy.cutting import Remainder
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, payload, refusal
+from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, payload, refused
 from ballast_gateway.proxy.life import Action, Event, Life, State
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
@@ -272,7 +272,7 @@ class Run:
         endpoint, reply = self._prefiller, self._answer
         failure = failure_of(Stage.PREFILL, endpoint, reply, error)
         if failure is None and reply.status != 200:
-            failure = LegFailed(Stage.PREFILL, endpoint, f"answered {reply.status}")
+            failure = refused(Stage.PREFILL, endpoint, reply)
         if failure is not None:
             self._failure = failure
             return Event.ENGINE_FAILED
@@ -309,7 +309,7 @@ class Run:
         if failure is None and not leg.continues and not leg.relays:
             self._answer = leg
             return Event.ANSWERED
-        self._failure = failure or LegFailed(Stage.DECODE, endpoint, _without_end(leg))
+        self._failure = failure or _without_end(endpoint, leg)
         return self._kind_of_failure()
 
     def _end_leg(self, leg: Relay) -> None:
@@ -379,7 +379,8 @@ class Run:
         record.detail = str(failure)
         _log.warning("a leg failed", extra={"request_id": record.id, "problem": str(failure)})
         self._resources.cutter.forget(failure.endpoint)
-        self._ticket.failed(failure.stage, failure.endpoint.id)
+        record.faults += (failure.fault,)
+        self._ticket.failed(failure.stage, failure.endpoint.id, failure.fault, failure.status)
 
     def _rescue(self) -> None:
         self._job.record.rescues += 1
@@ -423,7 +424,7 @@ class Run:
     def _refuse_request(self) -> None:
         rejection = self._failure
         assert isinstance(rejection, Rejected)
-        answers.refuse(self._job, rejected(rejection.reason, str(rejection)))
+        answers.refuse(self._job, rejected(rejection.reason, str(rejection), rejection.retry_after_s))
 
     def _pass_on(self) -> None:
         completed = answers.pass_on(self._job, self._answer)
@@ -436,8 +437,12 @@ class Run:
         self._ticket.end(Outcome.COMPLETED, record.output_tokens)
 
     def _break(self) -> None:
-        answers.break_off(self._job, self._failure, between_events=self._leg.between_events)
-        self._ticket.end(Outcome.FAILED, self._leg.tokens)
+        failure, fault = self._failure, None
+        if isinstance(failure, LegFailed):
+            fault = failure.fault
+            self._job.record.faults += (fault,)
+        answers.break_off(self._job, failure, between_events=self._leg.between_events)
+        self._ticket.end(Outcome.FAILED, self._leg.tokens, fault)
 
     def _cancel(self) -> None:
         self._ticket.end(Outcome.CANCELLED)
@@ -461,8 +466,10 @@ class Run:
         record.prefill, record.prefilled_s = endpoint.id, self._ticket.now_s()
 
 
-def _without_end(leg: Relay) -> str:
-    return refusal(leg) if leg.status != 200 else "the stream ended before its end"
+def _without_end(endpoint: Endpoint, leg: Relay) -> LegFailed:
+    if leg.status != 200:
+        return refused(Stage.DECODE, endpoint, leg)
+    return LegFailed(Stage.DECODE, endpoint, "the stream ended before its end", Fault.BROKE)
 
 
 def _about_a_move(action: Action) -> Callable[[Run], None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
-from ballast_core.model import EndpointId, Outcome, Stage
+from ballast_core.model import EndpointId, Fault, Outcome, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.model.events import (
     DispatchFailed,
@@ -312,7 +312,7 @@ class Fleet:
                 endpoint_id = record.split.segment.endpoint.id
             assert endpoint_id is not None
             self.book.decoding.pop(record.index, None)
-            self.report(record, DispatchFailed(self.book.id_of(record), stage, endpoint_id))
+            self.report(record, DispatchFailed(self.book.id_of(record), stage, endpoint_id, Fault.BROKE))
             return
         record.broken, record.generated_tokens = True, output_tokens
         self._end(record, Outcome.FAILED)

@@ -1,0 +1,33 @@
+"""What an engine says of its model at `GET /v1/models` (vLLM `entrypoints/openai/models`): names, longest context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The models of one engine."""
+
+    names: tuple[str, ...] = ()
+    """The names that it answers to; empty if it does not say."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together, at most; None if it does not say."""
+
+
+UNKNOWN = ModelCard()
+
+
+def read_card(body: bytes, served: Sequence[str]) -> ModelCard:
+    """The first model that clients may ask for, else the engine's first; `UNKNOWN` if this is no list."""
+    try:
+        found = json.loads(body)["data"]
+        models = {model["id"]: model.get("max_model_len") for model in found if isinstance(model["id"], str)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return UNKNOWN
+    names = tuple(models)
+    name = next((each for each in served if each in models), names[0] if names else "")
+    length = models.get(name)
+    return ModelCard(names, length if type(length) is int and length > 0 else None)

@@ -1,0 +1,223 @@
+"""What clients find at the edges: routes that exist, the model's limit, health, browsers of other origins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ballast_api.gateway_settings import Listeners
+from ballast_gateway.observe.model_card import UNKNOWN, ModelCard, read_card
+from ballast_gateway.picker import paths
+from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
+from ballast_gateway.picker.messages import Immediate, Inbound, Kind
+from ballast_sim.engine_sim.server import EngineSimServer
+from tests.support.engine_sim import engine_sim
+from tests.support.gateway_kit import Answer, assert_openai_error, post, raw_exchange, running_gateway, until
+from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
+
+BODY = {"model": "tiny", "prompt": "hello"}
+PAGE = "https://chat.example.org"
+
+
+def get(path: str, *headers: str, method: str = "GET") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "host: g", *headers, "", ""]).encode()
+
+
+# --- /v1/models and /health -----------------------------------------------------------------------------------------
+
+
+def sim_at(server: EngineSimServer) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+async def test_models_say_the_longest_context_that_every_engine_takes(tmp_path: Path) -> None:
+    """As the engines themselves say it."""
+    async with (
+        engine_sim() as (long, _),
+        engine_sim(max_model_len=2048) as (short, _),
+        running_gateway(
+            tmp_path, {"f0": sim_at(long), "f1": sim_at(short)}, model={"servedNames": ["m", "alias"]}
+        ) as gateway,
+    ):
+        assert long.config.max_model_len > 2048
+        await until(lambda: all(m.card is not None for m in gateway.gateway.fleet.members.values()))
+        (answer,) = await raw_exchange(gateway.port, get("/v1/models"), answers=1)
+    assert [(card["id"], card["max_model_len"]) for card in answer.json()["data"]] == [("m", 2048), ("alias", 2048)]
+
+
+async def test_models_without_a_known_limit_name_none(tmp_path: Path) -> None:
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}) as gateway,
+    ):
+        (answer,) = await raw_exchange(gateway.port, get("/v1/models"), answers=1)
+    assert all("max_model_len" not in card for card in answer.json()["data"])
+
+
+@pytest.mark.parametrize(
+    ("body", "card"),
+    [
+        ({"data": [{"id": "lora", "max_model_len": 5}, {"id": "m", "max_model_len": 9}]}, ModelCard(("lora", "m"), 9)),
+        ({"data": [{"id": "other", "max_model_len": 5}]}, ModelCard(("other",), 5)),
+        ({"data": [{"id": "m", "max_model_len": True}]}, ModelCard(("m",), None)),
+        ({"data": [{"id": "m"}]}, ModelCard(("m",), None)),
+        ({"data": []}, ModelCard()),
+        ({"data": [{}]}, UNKNOWN),
+        ({"data": [5]}, UNKNOWN),
+        ({}, UNKNOWN),
+        ([], UNKNOWN),
+        ("x", UNKNOWN),
+    ],
+)
+def test_a_card_is_read_or_unknown(body: Any, card: ModelCard) -> None:
+    assert read_card(json.dumps(body).encode(), ["m"]) == card
+
+
+async def test_an_engine_that_serves_other_models_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Before clients find out."""
+    async with engine_sim() as (engine, _), running_gateway(tmp_path, {"f0": sim_at(engine)}) as gateway:
+        await until(lambda: all(m.card is not None for m in gateway.gateway.fleet.members.values()))
+    (record,) = [each for each in caplog.records if "serves other models" in each.message]
+    assert (record.__dict__["endpoint"], record.__dict__["serves"]) == ("f0", ["m"])
+
+
+async def test_health_is_that_of_the_whole_gateway(tmp_path: Path) -> None:
+    """As vLLM's: no body; and load balancers leave nothing in the request log."""
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}) as gateway,
+    ):
+        (healthy,) = await raw_exchange(gateway.port, get("/health"), answers=1)
+        gateway.gateway._draining = True
+        (draining,) = await raw_exchange(gateway.port, get("/health"), answers=1)
+        gateway.gateway._draining = False
+        assert gateway.requests() == []
+    assert (healthy.status, healthy.body, draining.status) == (200, b"", 503)
+
+
+# --- browsers -------------------------------------------------------------------------------------------------------
+
+
+def names(answer: Answer) -> set[str]:
+    return {name for name in answer.headers if name.startswith("access-control")}
+
+
+async def test_a_page_of_an_admitted_origin_reads_answers_errors_and_streams(tmp_path: Path) -> None:
+    listeners = {"corsOrigins": [PAGE]}
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}, listeners=listeners) as gateway,
+    ):
+        origin = f"Origin: {PAGE}"
+        asks = (origin, "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,x-a")
+        preflight, whole, stream, error, models = await raw_exchange(
+            gateway.port,
+            get("/v1/chat/completions", *asks, method="OPTIONS"),
+            post("/v1/completions", BODY, origin),
+            post("/v1/completions", {**BODY, "stream": True}, origin),
+            post("/v1/completions", {"model": "tiny"}, origin),
+            get("/v1/models", origin),
+            answers=5,
+        )
+        assert preflight.status == 200
+        assert preflight.headers["access-control-allow-methods"] == "POST"
+        assert preflight.headers["access-control-allow-headers"] == "authorization,x-a"
+        for answer in (preflight, whole, stream, error, models):
+            assert answer.headers["access-control-allow-origin"] == PAGE
+            assert answer.headers["vary"] == "origin"
+            assert "access-control-allow-credentials" not in answer.headers
+        assert (whole.status, stream.status, error.status) == (200, 200, 400)
+        assert all("origin" not in asked.headers for asked in engine.asked)
+
+
+async def open_to_all(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """As vLLM answers by default."""
+    writer.write(json_reply(completion(), extra=b"access-control-allow-origin: *\r\n"))
+
+
+@pytest.mark.parametrize("origins", [[], ["https://other.example.org"]])
+async def test_a_page_of_another_origin_reads_nothing(tmp_path: Path, origins: list[str]) -> None:
+    """Also not by what an engine says of origins itself."""
+    async with (
+        scripted_engine(open_to_all) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}, listeners={"corsOrigins": origins}) as gateway,
+    ):
+        asks = (f"Origin: {PAGE}", "Access-Control-Request-Method: POST")
+        preflight, whole = await raw_exchange(
+            gateway.port,
+            get("/v1/completions", *asks, method="OPTIONS"),
+            post("/v1/completions", BODY, f"Origin: {PAGE}"),
+            answers=2,
+        )
+    assert not names(preflight)
+    assert not names(whole)
+    assert whole.status == 200
+
+
+async def test_every_origin_may_be_admitted(tmp_path: Path) -> None:
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}, listeners={"corsOrigins": ["*"]}) as gateway,
+    ):
+        (answer,) = await raw_exchange(gateway.port, post("/v1/completions", BODY, f"Origin: {PAGE}"), answers=1)
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "vary" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["chat.example.org", "https://a/b", "https://a/", "ftp://a", "null", "https://*.a b"]
+)
+def test_a_wrong_origin_is_refused_by_name(origin: str) -> None:
+    with pytest.raises(ValidationError, match="scheme://host"):
+        Listeners(cors_origins=(origin,))
+
+
+# --- routes through the picker --------------------------------------------------------------------------------------
+
+CLOSED = [
+    *("/sleep", "/wake_up", "/collective_rpc", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights"),
+    *("/reset_prefix_cache", "/pause", "/abort_requests", "/scale_elastic_ep", "/start_profile", "/metrics", "/docs"),
+    *("/openapi.json", "/inference/v1/generate", "/invocations", "/v1", "/", "", "/v1/completions/", "//sleep"),
+    *("/%73leep", "/v1/../sleep", "/v1/completions/../../sleep", "/v1/responses/a/../../sleep", "/v1/responses/"),
+    *("/V1/completions", "/v1/completions;x", "/v1/completions%2f..", "/v1/responses/a/cancel/b"),
+]
+
+
+@pytest.mark.parametrize("path", [path for path in CLOSED if path])
+def test_what_runs_engines_never_reaches_them(path: str) -> None:
+    """However it is written, query and all."""
+    for shown in (path, f"{path}?a=/v1/completions"):
+        exchange = Exchange(ExchangeSettings(max_body_bytes=1000))
+        (answer,) = exchange.receive(
+            Inbound(Kind.REQUEST_HEADERS, {":path": shown, ":method": "POST"}, b"", end_of_stream=False)
+        )
+        assert isinstance(answer, Immediate)
+        assert answer.status == 404
+
+
+@pytest.mark.parametrize("path", [*sorted(paths.INFERENCE), "/v1/responses/resp_1-a", "/v1/responses/resp_1/cancel"])
+def test_the_inference_api_passes(path: str) -> None:
+    assert paths.passes(path)
+
+
+def test_settings_add_paths() -> None:
+    assert not paths.passes("/mine")
+    assert paths.passes("/mine", frozenset({"/mine"}))
+
+
+async def test_the_proxy_face_has_its_routes_only(tmp_path: Path) -> None:
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}) as gateway,
+    ):
+        asked = [post(path or "*", {}) for path in CLOSED]
+        answers = await raw_exchange(gateway.port, *asked, answers=len(asked))
+        assert engine.asked == []
+    for answer in answers:
+        assert answer.status == 404
+        assert "known: /health, /v1/models" in assert_openai_error(answer)["message"]
