@@ -22,7 +22,8 @@ IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
 FINISHED: Final = b'"finish_reason":"'
 ABORTED: Final = b'"finish_reason":"abort"'
-ERROR: Final = b'data: {"error"'
+_ERROR_EVENTS: Final = (b'data: {"error":', b'data: {"object":"error"')
+"""How vLLM's error events begin, those of today and those of before."""
 USAGE: Final = b'"usage":{'
 _FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 _IDS: Final = re.compile(rb"\d{1,18}(?:,\d{1,18})*")
@@ -34,6 +35,11 @@ _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":(\d{1,15})')
 def are_ids(ids: bytes) -> bool:
     """Whether this is a list of token ids as vLLM writes it, empty or not: whole numbers, commas, nothing else."""
     return not ids or (ids.isdigit() and len(ids) <= 18) or _IDS.fullmatch(ids) is not None
+
+
+def has_error(events: bytes) -> bool:
+    """Whether an error event is among these events. In a text, the second quote would be escaped."""
+    return b'"error"' in events and any(begin in events for begin in _ERROR_EVENTS)
 
 
 def count(ids: bytes) -> int:

@@ -18,7 +18,6 @@ from ballast_gateway.proxy.events import (
     CHOICES,
     CR_SEPARATOR,
     DONE,
-    ERROR,
     FINISHED,
     IDS,
     NO_CHOICES,
@@ -27,6 +26,7 @@ from ballast_gateway.proxy.events import (
     USAGE,
     are_ids,
     count,
+    has_error,
     ids_of,
     is_parsed,
     is_well_formed,
@@ -230,6 +230,9 @@ class HeldStream:
         if not event.startswith(b"data: {"):
             return self._without_data(event)
         choices = event.find(CHOICES)
+        if choices < 0 and has_error(event):
+            leg.broken = "the engine sent an error event"
+            return None
         if choices < 0:
             return self._give_up(event, f"an event without choices: {event[6:206].decode(errors='replace')}")
         leg.head = leg.head or event[:choices]
@@ -257,9 +260,9 @@ class HeldStream:
     def _without_data(self, event: bytes) -> bytes | None:
         """The end of the stream, a comment to keep it alive, or nothing; anything else is not vLLM's."""
         if event == DONE:
-            self.done = self.finished or not (self._unseen or self.may_go_on)
+            self.done = self.finished or (self.leg.tokens > 0 and not (self._unseen or self.may_go_on))
             if not self.done:
-                self.leg.broken = "the stream ended without a reason"
+                self.leg.broken = f"the stream ended without a {'reason' if self.leg.tokens else 'token'}"
             return event
         if not event or (event.startswith(b":") and b"\n" not in event):
             return event if self._head else None  # a comment is no reason to begin an answer
@@ -271,7 +274,7 @@ class HeldStream:
         if free and not self._unseen:
             self.lost = True
             return event
-        self.unfit = self.unfit or (free and not event.startswith(ERROR))
+        self.unfit = self.unfit or free
         self.leg.broken = problem
         return None
 
