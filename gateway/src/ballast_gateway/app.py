@@ -69,7 +69,12 @@ class Gateway:
         )
         self.registry = CollectorRegistry()
         director = Director(director_settings(settings))
-        self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
+        self.metrics = Metrics(
+            self.registry,
+            in_flight=lambda: len(director.ledger),
+            waiting=lambda: len(director.queue),
+            expected_wait_s=lambda: director.expected_wait_s,
+        )
         self.driver = Driver(
             director,
             clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ballast_core.model import Endpoint, Fault, RejectReason, Stage
+from ballast_core.model import Endpoint, Fault, RejectReason, ShedCause, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
@@ -23,7 +23,14 @@ _DECISIONS = (0.00002, 0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.001, 
 class Metrics:
     """Listens to the driver's effects, to ended requests and to scrapes. One per process and registry."""
 
-    def __init__(self, registry: CollectorRegistry, *, in_flight: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        in_flight: Callable[[], int],
+        waiting: Callable[[], int],
+        expected_wait_s: Callable[[], float],
+    ) -> None:
         self.registry = registry
         self._requests = Counter(
             "ballast_gateway_requests", "Requests that have ended.", ("model", "outcome", "reason"), registry=registry
@@ -83,12 +90,28 @@ class Metrics:
         )
         for reason in RejectReason:
             self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
+        self._shed = Counter(
+            "ballast_gateway_shed",
+            "Requests rejected as saturated, by what made them one too many.",
+            ("cause",),
+            registry=registry,
+        )
+        for cause in ShedCause:
+            self._shed.labels(str(cause))
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
         Gauge("ballast_gateway_requests_in_flight", "Requests in the ledger.", registry=registry).set_function(
             in_flight
         )
+        Gauge("ballast_gateway_requests_waiting", "Requests that wait for capacity.", registry=registry).set_function(
+            waiting
+        )
+        Gauge(
+            "ballast_gateway_expected_wait_seconds",
+            "Expected time until what waits now has been dispatched.",
+            registry=registry,
+        ).set_function(expected_wait_s)
         Gauge("ballast_gateway_build_info", "Always 1.", ("version",), registry=registry).labels(
             version("ballast")
         ).set(1)
@@ -105,8 +128,10 @@ class Metrics:
                 self._dispatched(Stage.DECODE, decode)
             case Handoff():
                 self._handoffs.inc()
-            case Reject(reason=reason):
+            case Reject(reason=reason, cause=cause):
                 self._child(self._rejections, str(reason)).inc()
+                if cause is not None:
+                    self._child(self._shed, str(cause)).inc()
             case _:
                 pass
 
