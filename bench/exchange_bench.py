@@ -178,12 +178,7 @@ class Picker:
         self._fleet = fleet(DEFAULT if director == STUB else director, endpoints, in_flight)
         deciding: Any = StubDirector(self._fleet.director) if director == STUB else self._fleet.director
         start_s = time.monotonic()
-        self._metrics = metrics = Metrics(
-            CollectorRegistry(),
-            in_flight=lambda: len(deciding.ledger),
-            waiting=lambda: len(deciding.queue),
-            expected_wait_s=lambda: deciding.expected_wait_s,
-        )
+        self._metrics = metrics = Metrics(CollectorRegistry(), in_flight=lambda: len(deciding.ledger))
         self.driver = Driver(
             deciding,
             clock=lambda: time.monotonic() - start_s + 1.0,
