@@ -26,6 +26,7 @@ from ballast_core.model.effects import Dispatch, Handoff, Migrate
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.http.client import Exchange, Over, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
+from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.proxy.bodies import read_generation
 from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
@@ -227,7 +228,7 @@ class World:
         self.director = Director(Request(RequestId("r"), 3, TOKENS))
         pool = cast("UpstreamPool", self.engines)
         cutter = Cutter(pool, loop, prefill_timeout_s=60)
-        resources = Resources(pool, loop, cutter, prefill_timeout_s=60, idle_timeout_s=60, rescue=rescue)
+        resources = Resources(pool, loop, cutter, LifeSigns(), prefill_timeout_s=60, idle_timeout_s=60, rescue=rescue)
         self.record = RequestRecord("r", 0.0)
         held = HeldStream(generation)
         client = cast("ClientConnection", self.client)

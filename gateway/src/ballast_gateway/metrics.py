@@ -11,7 +11,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ballast_core.model import Endpoint, Fault, RejectReason, Stage
-from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
+from ballast_core.model.effects import Dispatch, Effect, Handoff, Leave, PulseChanged, Reject
+from ballast_core.model.life_signs import Pulse
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
 
@@ -83,6 +84,17 @@ class Metrics:
         )
         for reason in RejectReason:
             self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
+        self._pulses = Counter(
+            "ballast_gateway_watch_changes",
+            "Endpoints that the progress watch began to think otherwise of.",
+            ("pulse",),
+            registry=registry,
+        )
+        for pulse in Pulse:
+            self._pulses.labels(str(pulse))
+        self._left = Counter(
+            "ballast_gateway_legs_left", "Legs that were left because their engine was silent.", registry=registry
+        )
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
@@ -107,6 +119,10 @@ class Metrics:
                 self._handoffs.inc()
             case Reject(reason=reason):
                 self._child(self._rejections, str(reason)).inc()
+            case Leave():
+                self._left.inc()
+            case PulseChanged(pulse=pulse):
+                self._child(self._pulses, str(pulse)).inc()
             case _:
                 pass
 

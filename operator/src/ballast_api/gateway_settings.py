@@ -157,6 +157,26 @@ class Streams(ApiModel):
     with all of their state in their tokens can."""
 
 
+class Watch(ApiModel):
+    """The progress watch of the proxy face: engines that owe something and are silent. An endpoint is suspected, and
+    gets no new work, after `patience` times the silence that is expected of it, or after a floor if that is longer;
+    after twice that time it is lost, and its requests go on elsewhere."""
+
+    enabled: bool = True
+    """Whether engines are watched. If not, a silent one is noticed by its scrapes and by the timeouts of `limits`."""
+    patience: Annotated[float, Field(ge=1)] = 3.0
+    """How many times the expected silence is granted before an endpoint is suspected."""
+    step_floor_s: PositiveFloat = 0.6
+    """Least seconds until a suspicion while streams there get tokens."""
+    prefill_floor_s: PositiveFloat = 1.0
+    """Least seconds until a suspicion where only prefills are due; five times that before the first answer ever."""
+    first_token_floor_s: PositiveFloat = 5.0
+    """Least seconds until a suspicion where only first tokens after a hand-off are due: a first NIXL handshake takes
+    some 5 s."""
+    request_floor_s: PositiveFloat = 30.0
+    """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
+
+
 class Admin(ApiModel):
     """The admin API."""
 
@@ -209,6 +229,8 @@ class GatewaySettings(ApiModel):
     """Limits and timeouts."""
     streams: Streams = Field(default_factory=Streams)
     """Going on elsewhere."""
+    watch: Watch = Field(default_factory=Watch)
+    """Silent engines."""
     admin: Admin = Field(default_factory=Admin)
     """The admin API."""
     logs: Logs = Field(default_factory=Logs)

@@ -40,6 +40,8 @@ class Bookings:
     def assign(self, entry: Entry, prefill: Placed | None, decode: Placed, now_s: float) -> None:
         """Book a whole request on these endpoints; without `prefill`, the decode endpoint serves both stages."""
         first = decode if prefill is None else prefill
+        if self._inventory.probed:
+            self._probe(first.slot)
         self._ledger.assign(
             entry,
             None if prefill is None else prefill.slot,
@@ -54,11 +56,19 @@ class Bookings:
 
     def assign_decode(self, entry: Entry, decode_slot: int, now_s: float) -> None:
         """Book the decode, in this slot, of a request whose prefill is over and which has no booking."""
+        if self._inventory.probed:
+            self._probe(decode_slot)
         self._ledger.assign_decode(entry, decode_slot, now_s, class_slot=self._learner.class_slot(entry.request, now_s))
         self._partitioner.unplanned(entry)
 
+    def _probe(self, slot: int) -> None:
+        if slot in self._inventory.probed:
+            self._inventory.booked(slot)
+
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill has ended; it decodes on the endpoint on which it is booked."""
+        if self._inventory.probed and entry.decode_slot is not None:
+            self._probe(entry.decode_slot)
         self._learner.prefilled(entry, now_s)
         self._ledger.prefilled(entry, now_s)
         self.release_lost()

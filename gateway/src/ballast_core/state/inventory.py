@@ -15,6 +15,7 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray, HashArray, IntArray
 from ballast_core.model import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
+from ballast_core.model.life_signs import Pulse
 from ballast_core.model.observations import Observations
 
 _FIRST_CAPACITY = 16
@@ -63,6 +64,10 @@ class Inventory:
         self._roles: frozenset[Role] | None = None
         self.lost: set[int] = set()
         """Slots of lost endpoints that have not been released."""
+        self._shunned: dict[int, Pulse] = {}
+        """Slots that get new work only where no better ones are left."""
+        self.probed: set[int] = set()
+        """Slots that get one request to prove themselves."""
         self._asked: tuple[Endpoint, ...] | None = None
         """What `slots_as` was last asked for, while its answer holds."""
         self._asked_slots: IntArray = np.zeros(0, np.int64)
@@ -78,6 +83,10 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def known(self) -> set[EndpointId]:
+        """The endpoints that have a slot."""
+        return set(self._slots)
 
     def slot_of(self, endpoint_id: EndpointId) -> int | None:
         """The endpoint's slot, or None if it is not known."""
@@ -167,9 +176,30 @@ class Inventory:
         del self._slots[self.endpoint(slot).id]
         self._endpoints[slot] = None
         self.lost.remove(slot)
+        self._shunned.pop(slot, None)
+        self.probed.discard(slot)
+
+    def shun(self, slot: int, pulse: Pulse) -> None:
+        """What the watch thinks of the endpoint in this slot from now on."""
+        if pulse is Pulse.STEADY:
+            self._shunned.pop(slot, None)
+        else:
+            self._shunned[slot] = pulse
+        self.probed.discard(slot)
+        self._changed()
+
+    def probe(self, slot: int) -> None:
+        """Let a lost endpoint have one request like any other one (half open)."""
+        self.probed.add(slot)
+        self._changed()
+
+    def booked(self, slot: int) -> None:
+        """The endpoint in this slot gets its one request."""
+        self.probed.discard(slot)
+        self._changed()
 
     def candidates(self, stage: Stage) -> Candidates:
-        """The ready endpoints whose role may serve the stage."""
+        """The ready endpoints whose role may serve the stage; of those that are shunned, only where all are."""
         found = self._candidates.get(stage)
         if found is None:
             roles = STAGE_ROLES[stage]
@@ -178,9 +208,16 @@ class Inventory:
                 for slot, endpoint in enumerate(self._endpoints)
                 if endpoint is not None and self._readiness[slot] is Readiness.READY and endpoint.role in roles
             )
+            if self._shunned:
+                chosen = self._best_of(chosen)
             found = Candidates.of([endpoint for _, _, endpoint in chosen], [slot for _, slot, _ in chosen])
             self._candidates[stage] = found
         return found
+
+    def _best_of(self, chosen: list[tuple[EndpointId, int, Endpoint]]) -> list[tuple[EndpointId, int, Endpoint]]:
+        """Those that are not shunned, or else those that are only suspected, or else all."""
+        open_ = [one for one in chosen if one[1] not in self._shunned or one[1] in self.probed]
+        return open_ or [one for one in chosen if self._shunned[one[1]] is Pulse.SUSPECTED] or chosen
 
     def draining(self, stage: Stage) -> list[int]:
         """Slots of draining endpoints whose role may serve the stage, ordered by id."""

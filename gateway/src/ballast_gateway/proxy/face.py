@@ -94,6 +94,7 @@ class ProxyFace:
             pool,
             self._loop,
             Cutter(pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
+            driver.life_signs,
             prefill_timeout_s=limits.prefill_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
