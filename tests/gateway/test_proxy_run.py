@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, RejectReason, Request, RequestId, Role, Stage
-from ballast_core.model.effects import Dispatch, Handoff, Migrate, Reject
+from ballast_core.model.effects import Dispatch, Handoff, Leave, Migrate, Reject
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.http.client import Exchange, Over, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
@@ -193,6 +193,7 @@ class Client:
 
     def start_stream(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.heads += 1
+        self.head_sent = True
 
     def write(self, data: bytes) -> None:
         assert not self.ends
@@ -228,7 +229,10 @@ class World:
         self.director = Director(Request(RequestId("r"), 3, TOKENS))
         pool = cast("UpstreamPool", self.engines)
         cutter = Cutter(pool, loop, prefill_timeout_s=60)
-        resources = Resources(pool, loop, cutter, LifeSigns(), prefill_timeout_s=60, idle_timeout_s=60, rescue=rescue)
+        self.life_signs = LifeSigns()
+        resources = Resources(
+            pool, loop, cutter, self.life_signs, prefill_timeout_s=60, idle_timeout_s=60, rescue=rescue
+        )
         self.record = RequestRecord("r", 0.0)
         held = HeldStream(generation)
         client = cast("ClientConnection", self.client)
@@ -250,7 +254,7 @@ class World:
 
     def steps(self) -> dict[str, int]:
         """What can happen now, and how often it does beside the others."""
-        found = {"order": 3, "leave": 1} if self.run.life.state is not State.ENDED else {}
+        found = {"order": 3, "leave": 1, "silent": 3, "late": 1} if self.run.life.state is not State.ENDED else {}
         if self.run.life.state is State.WARM:
             found["patience"] = 2
         if self.director.wanted:
@@ -291,6 +295,16 @@ class World:
                 waiting.give(10_000)
             case "refuse" if waiting is not None:
                 waiting.fail(UpstreamError("refused"))
+            case _:
+                self.take_of_time(step, ENDPOINTS[size % 2].id)
+
+    def take_of_time(self, step: str, silent: EndpointId) -> None:
+        match step:
+            case "silent":
+                self.run.order_leave(Leave(RequestId("r"), silent, "silent"))
+            case "late":
+                self.left = True
+                self.run._expired(1.0)
 
     async def finish(self) -> None:
         """Nothing goes wrong any more."""
@@ -306,13 +320,15 @@ class World:
         assert WHOLE.startswith(self.client.text)
         assert len(self.director.ends) == 1
         assert len(self.client.ends) == (not cancelled) or cancelled
-        assert (self.client.text == WHOLE) or self.client.ends != ["end"]
+        expired = b"deadline-exceeded" in self.client.sent
+        assert (self.client.text == WHOLE) or expired or self.client.ends != ["end"]
         assert (self.client.ends == ["end"]) == (self.director.ends == [Outcome.COMPLETED]) or cancelled
         assert self.client.heads == bool(self.client.sent)
         assert self.director.first_tokens == bool(self.client.text)
         assert len(self.record.moves) == self.orders
         assert sum(move.pause_s is not None for move in self.record.moves) == self.director.moved
         assert not self.engines.calls
+        assert not any(self.life_signs.of(endpoint.id).legs for endpoint in ENDPOINTS), "something is due for ever"
         assert self.run.life.state is State.ENDED
         assert self.over == 1
 

@@ -138,6 +138,10 @@ class Limits(ApiModel):
     """Seconds until the answer to a prefill."""
     idle_timeout_s: PositiveFloat = 300.0
     """Seconds that an engine may send nothing in the middle of a stream."""
+    deadline_s: PositiveFloat | None = None
+    """Seconds from a request's last byte to the last byte of its answer, time in the gateway's queue included; then
+    504, or an error event in a stream that has begun. Left out, there is no deadline but what a client or proxy asks
+    for with `x-envoy-expected-rq-timeout-ms`. Of two the sooner one holds. For the proxy face."""
     request_timeout_s: PositiveFloat = 30.0
     """Seconds that a client may take for the headers of a request, and for each part of its body."""
     keep_alive_timeout_s: PositiveFloat = 75.0

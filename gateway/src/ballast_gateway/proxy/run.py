@@ -48,8 +48,10 @@ class Run:
         ticket: Ticket,
         *,
         movable: bool,
+        deadline_s: float | None = None,
         on_over: Callable[[RequestRecord], None],
     ) -> None:
+        """`deadline_s`: seconds from now until the answer must be whole."""
         self.life = Life()
         self._resources = resources
         self._job = job
@@ -59,6 +61,9 @@ class Run:
         if movable:
             ticket.mover = self.order_move
         ticket.leaver = self.order_leave
+        self._deadline = None
+        if deadline_s is not None:
+            self._deadline = resources.loop.call_later(deadline_s, self._expired, deadline_s)
         self._closed = False
         self._orders: Orders | None = None
         self._asked: Collect | None = None
@@ -73,6 +78,7 @@ class Run:
         self._leg: Relay
         self._answer: Collect
         self._failure: LegFailed | Rejected
+        self._deadline_s: float
 
     def start(self) -> None:
         """Answer the client, trying other endpoints as long as the Director gives some."""
@@ -125,8 +131,18 @@ class Run:
         self._leave()
         record = self._job.record
         record.outcome, record.reason = "cancelled", "client-gone"
+        self._end_by(Event.CLIENT_GONE)
+
+    def _expired(self, deadline_s: float) -> None:
+        """Leave the engines: the time of the request is over."""
+        if self.life.state is not State.ENDED:
+            self._leave()
+            self._deadline_s = deadline_s
+            self._end_by(Event.DEADLINE_PASSED)
+
+    def _end_by(self, event: Event) -> None:
         try:
-            self.on(Event.CLIENT_GONE)
+            self.on(event)
             self._close()
         except Exception as fault:
             self._fail(fault)
@@ -225,6 +241,8 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        if self._deadline is not None:
+            self._deadline.cancel()
         self._ticket.mover = self._ticket.leaver = None
         if self._orders is not None:
             self._orders.close()
@@ -465,6 +483,11 @@ class Run:
         answers.break_off(self._job, failure, between_events=self._leg.between_events)
         self._ticket.end(Outcome.FAILED, self._leg.tokens, fault)
 
+    def _expire(self) -> None:
+        begun = self._job.client.head_sent
+        answers.expire(self._job, self._deadline_s, between_events=begun and self._leg.between_events)
+        self._ticket.end(Outcome.FAILED, self._job.record.output_tokens)
+
     def _cancel(self) -> None:
         self._ticket.end(Outcome.CANCELLED)
 
@@ -528,5 +551,6 @@ _DOES: Final[Mapping[Action, Callable[[Run], None]]] = {
     Action.FINISH: Run._finish,
     Action.BREAK: Run._break,
     Action.CANCEL: Run._cancel,
+    Action.EXPIRE: Run._expire,
     **{action: _about_a_move(action) for action in ACTIONS},
 }
