@@ -298,3 +298,20 @@ def test_an_unreadable_script_is_refused(tmp_path: Path, content: bytes, message
     path.write_bytes(content)
     with pytest.raises(FailureScriptError, match=message):
         read_failures(path, [])
+
+
+@pytest.mark.parametrize(
+    ("lost", "served_by"), [(("p000", "p001"), {"d000", "d001"}), (("d000", "d001"), {"p000", "p001"})]
+)
+def test_when_one_role_is_lost_the_other_one_serves_whole_requests(lost: tuple[str, ...], served_by: set[str]) -> None:
+    """No request is rejected, and after the return they are split again."""
+    log: list[tuple[float, Effect]] = []
+    script = [{"at_s": 2.0, "endpoint": name, "kind": "crash", "down_s": 6.0} for name in lost]
+    arrivals_s = [*range(2), *(5.0 + 0.1 * k for k in range(20)), *range(30, 33)]
+    workload = [WorkloadRequest(arrival_s=at_s, input_tokens=500, output_tokens=20) for at_s in arrivals_s]
+    fleet = simulate("2P2D@a100-qwen3-32b", workload, script, log=log)
+    assert all(record.completed for record in fleet.records)
+    dispatches = {at_s: effect for at_s, effect in log if isinstance(effect, Dispatch)}
+    meanwhile = [effect for at_s, effect in dispatches.items() if 5.0 <= at_s < 7.5]
+    assert {(effect.prefill, effect.decode.id in served_by) for effect in meanwhile} == {(None, True)}
+    assert all(effect.prefill is not None for at_s, effect in dispatches.items() if not 2.0 <= at_s < 20.0)

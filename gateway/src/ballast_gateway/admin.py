@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query
 
 from ballast_core.directing.watch import Watch
+from ballast_core.model import EndpointId
+from ballast_core.state.health import HealthReport
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.observe.fleet import Fleet, Member
 
@@ -17,6 +20,7 @@ from ballast_gateway.observe.fleet import Fleet, Member
 def build_admin(
     *,
     fleet: Fleet,
+    health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
     watch: Watch | None,
     now_s: Callable[[], float],
@@ -31,9 +35,13 @@ def build_admin(
 
     @app.get("/ballast/v1/endpoints", dependencies=[Depends(authorised)])
     async def endpoints() -> dict[str, Any]:
-        """The discovered endpoints, each with its last observation."""
+        """The discovered endpoints, each with its last observation and its health by the outcomes of its legs."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
-        return {"endpoints": [_member(member, now_s()) | _watched(watch, member) for member in members]}
+        return {
+            "endpoints": [
+                _member(member, health(member.endpoint.id), now_s()) | _watched(watch, member) for member in members
+            ]
+        }
 
     @app.get("/ballast/v1/decisions", dependencies=[Depends(authorised)])
     async def last_decisions(
@@ -61,7 +69,7 @@ def _watched(watch: Watch | None, member: Member) -> dict[str, Any]:
     return {"watch": {"pulse": str(pulse), "reason": reason}}
 
 
-def _member(member: Member, now_s: float) -> dict[str, Any]:
+def _member(member: Member, health: HealthReport, now_s: float) -> dict[str, Any]:
     endpoint, seen = member.endpoint, member.observation
     return {
         "name": endpoint.id,
@@ -72,6 +80,7 @@ def _member(member: Member, now_s: float) -> dict[str, Any]:
         "state": member.state,
         "failed_scrapes": member.liveness.failures,
         "problem": member.problem,
+        "health": asdict(health),
         "observation": None
         if seen is None
         else {

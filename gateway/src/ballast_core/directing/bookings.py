@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ballast_core.directing.learning import Learner
+from ballast_core.directing.outcomes import Outcomes
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placed, Placer
 from ballast_core.model import Outcome, RequestId
@@ -30,7 +31,9 @@ class Bookings:
         learner: Learner,
         placer: Placer,
         partitioner: Partitioner | NoPartitioner,
+        outcomes: Outcomes,
     ) -> None:
+        self._outcomes = outcomes
         self._inventory = inventory
         self._ledger = ledger
         self._learner = learner
@@ -40,8 +43,6 @@ class Bookings:
     def assign(self, entry: Entry, prefill: Placed | None, decode: Placed, now_s: float) -> None:
         """Book a whole request on these endpoints; without `prefill`, the decode endpoint serves both stages."""
         first = decode if prefill is None else prefill
-        if self._inventory.probed:
-            self._probe(first.slot)
         self._ledger.assign(
             entry,
             None if prefill is None else prefill.slot,
@@ -56,19 +57,11 @@ class Bookings:
 
     def assign_decode(self, entry: Entry, decode_slot: int, now_s: float) -> None:
         """Book the decode, in this slot, of a request whose prefill is over and which has no booking."""
-        if self._inventory.probed:
-            self._probe(decode_slot)
         self._ledger.assign_decode(entry, decode_slot, now_s, class_slot=self._learner.class_slot(entry.request, now_s))
         self._partitioner.unplanned(entry)
 
-    def _probe(self, slot: int) -> None:
-        if slot in self._inventory.probed:
-            self._inventory.booked(slot)
-
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill has ended; it decodes on the endpoint on which it is booked."""
-        if self._inventory.probed and entry.decode_slot is not None:
-            self._probe(entry.decode_slot)
         self._learner.prefilled(entry, now_s)
         self._ledger.prefilled(entry, now_s)
         self.release_lost()
@@ -117,6 +110,7 @@ class Bookings:
         lost = self._inventory.lost
         if lost:
             for slot in [slot for slot in lost if self._ledger.is_idle(slot)]:
+                self._outcomes.forget(slot)
                 self._inventory.release(slot)
                 self._learner.forget(slot)
                 self._placer.forget(slot)

@@ -7,7 +7,8 @@ be silent. The deadline is `patience` times that, and never below a floor:
 - past twice the deadline it is *lost*: every leg there is left (`Leave`), so that its request goes on elsewhere.
 
 A scrape without an answer is evidence of its own: it makes an endpoint suspected at once, and one that is silent as
-long lost. A leg's byte heals either state. A lost endpoint is half open again after a pause: it gets one request.
+long lost. A leg's byte heals either state. A lost endpoint is ejected (`state.health`): it gets one request at a time
+after a pause, and others when one of them has had an answer.
 One request that hangs on an engine that lives is left alone, after a far more generous time.
 """
 
@@ -24,6 +25,7 @@ from ballast_core.beliefs.silence import Owed, Silence, Silences, Slowness
 from ballast_core.model import EndpointId, RequestId, Stage
 from ballast_core.model.effects import Effect, Leave, PulseChanged
 from ballast_core.model.life_signs import LifeSign, Pulse
+from ballast_core.state.health import Health
 from ballast_core.state.inventory import Inventory, Readiness
 from ballast_core.state.ledger import Entry, Ledger, Phase
 
@@ -39,8 +41,6 @@ _FULL_RATIO = 0.9
 """From this share of its KV cache on, an engine may preempt, or wait for KV to be pulled."""
 _FULL_FLOOR_S = 30.0
 """A prefill or a first token may wait for so long for KV that others hold."""
-_PROBE_AFTER_S = 5.0
-_PROBE_AFTER_AT_MOST_S = 60.0
 _REQUESTS_EVERY_S = 1.0
 
 
@@ -74,8 +74,6 @@ class _Seen:
     slowness: Slowness = field(default_factory=Slowness)
     left: set[RequestId] = field(default_factory=set)
     """Requests whose legs there were left, or should have been."""
-    probe_at_s: float = math.inf
-    probe_pause_s: float = _PROBE_AFTER_S
 
 
 class Watch:
@@ -88,6 +86,7 @@ class Watch:
         ledger: Ledger,
         beliefs: Beliefs,
         *,
+        health: Health,
         max_retries: int,
         follows_progress: bool,
     ) -> None:
@@ -96,6 +95,7 @@ class Watch:
         self.settings = settings
         self._inventory = inventory
         self._ledger = ledger
+        self._health = health
         self._max_retries = max_retries
         self._silences = Silences(beliefs)
         self._kv_tokens = beliefs.hardware.kv_tokens
@@ -134,9 +134,9 @@ class Watch:
             elif sign.legs:
                 work = work or _Work(self._ledger)
                 self._grant(seen, slot, self._owed(slot, work, now_s), now_s)
-            self._judge(seen, slot, silent_s, unanswered_s, now_s)
+            self._judge(seen, slot, silent_s, unanswered_s)
             if seen.pulse is not before:
-                effects += self._changed(seen, slot, now_s)
+                effects += self._changed(seen, slot)
             if seen.pulse is Pulse.LOST:
                 work = work or _Work(self._ledger)
                 effects += self._leave(seen, slot, work, now_s, all_of_them=before is not Pulse.LOST)
@@ -154,7 +154,7 @@ class Watch:
             seen.slowness.ended(silent_s, seen.expected, now_s)
         seen.heard_s, seen.due_s, seen.expected = sign.heard_s, 0.0, None
         if seen.pulse is Pulse.LOST:
-            seen.pulse, seen.probe_pause_s = Pulse.SUSPECTED, _PROBE_AFTER_S
+            seen.pulse = Pulse.SUSPECTED
 
     def _grant(self, seen: _Seen, slot: int, owed: Owed, now_s: float) -> None:
         """Set until when it may be silent."""
@@ -173,16 +173,13 @@ class Watch:
         if due_s > seen.due_s:
             seen.due_s, seen.expected = due_s, expected
 
-    def _judge(self, seen: _Seen, slot: int, silent_s: float, unanswered_s: float, now_s: float) -> None:
+    def _judge(self, seen: _Seen, slot: int, silent_s: float, unanswered_s: float) -> None:
+        if seen.pulse is Pulse.LOST:
+            return
         due_s = seen.due_s
         late = 0 < due_s <= silent_s
         gone = self._inventory.readiness(slot) is Readiness.GONE
-        if seen.pulse is Pulse.LOST:
-            if now_s >= seen.probe_at_s and not gone:
-                self._inventory.probe(slot)
-                seen.probe_pause_s = min(2 * seen.probe_pause_s, _PROBE_AFTER_AT_MOST_S)
-                seen.probe_at_s = now_s + seen.probe_pause_s
-        elif late and silent_s >= _LOST * due_s:
+        if late and silent_s >= _LOST * due_s:
             seen.pulse = Pulse.LOST
             seen.reason = f"nothing came for {silent_s:.2f} s, twice the {due_s:.2f} s that it may take"
         elif late and gone:
@@ -199,17 +196,17 @@ class Watch:
         elif seen.pulse is Pulse.SUSPECTED:
             seen.pulse, seen.reason = Pulse.STEADY, ""
 
-    def _changed(self, seen: _Seen, slot: int, now_s: float) -> Iterable[Effect]:
-        self._inventory.shun(slot, seen.pulse)
-        if seen.pulse is Pulse.LOST:
-            seen.probe_at_s = now_s + seen.probe_pause_s
-        else:
+    def _changed(self, seen: _Seen, slot: int) -> Iterable[Effect]:
+        self._inventory.suspect(slot, seen.pulse is not Pulse.STEADY)
+        if seen.pulse is not Pulse.LOST:
             seen.left.clear()
         return [PulseChanged(self._inventory.endpoint(slot), seen.pulse, seen.reason or "it gave a sign of life")]
 
     def _leave(self, seen: _Seen, slot: int, work: _Work, now_s: float, *, all_of_them: bool) -> Iterable[Effect]:
-        """Leave the legs on a lost endpoint: at once, or each that came later when its own time is over."""
+        """Leave the legs on a lost endpoint: at once, or each that came later (a probe) when its own time is over."""
         endpoint_id = self._inventory.endpoint(slot).id
+        if all_of_them:
+            self._health.lose(slot, seen.reason, now_s)
         entries = work.on(slot)
         seen.left &= {entry.request.id for entry in entries}
         due_s = _LOST * (seen.due_s or self.settings.opening_floor_s)
@@ -217,6 +214,7 @@ class Watch:
             late = all_of_them or now_s - entry.prefill.dispatched_s >= due_s
             if late and entry.request.id not in seen.left:
                 seen.left.add(entry.request.id)
+                self._health.lose(slot, seen.reason, now_s)
                 yield Leave(entry.request.id, endpoint_id, seen.reason)
 
     def _owed(self, slot: int, work: _Work, now_s: float) -> Owed:

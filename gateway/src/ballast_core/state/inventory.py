@@ -15,7 +15,6 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray, HashArray, IntArray
 from ballast_core.model import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
-from ballast_core.model.life_signs import Pulse
 from ballast_core.model.observations import Observations
 
 _FIRST_CAPACITY = 16
@@ -61,13 +60,16 @@ class Inventory:
         self._endpoints: list[Endpoint | None] = []
         self._readiness: list[Readiness] = []
         self._candidates: dict[Stage, Candidates] = {}
+        self._ready: dict[Stage, Candidates] = {}
         self._roles: frozenset[Role] | None = None
         self.lost: set[int] = set()
         """Slots of lost endpoints that have not been released."""
-        self._shunned: dict[int, Pulse] = {}
-        """Slots that get new work only where no better ones are left."""
-        self.probed: set[int] = set()
-        """Slots that get one request to prove themselves."""
+        self.shunned: set[int] = set()
+        """Slots that get new requests only where nothing else is left."""
+        self.on_trial: set[int] = set()
+        """Slots that are half-open: they get one request at a time, and no moves."""
+        self.suspected: set[int] = set()
+        """Slots that the progress watch suspects or has lost: the same, but for those on trial."""
         self._asked: tuple[Endpoint, ...] | None = None
         """What `slots_as` was last asked for, while its answer holds."""
         self._asked_slots: IntArray = np.zeros(0, np.int64)
@@ -124,6 +126,21 @@ class Inventory:
             self._changed()
         return slot, changed
 
+    def shun(self, slot: int) -> None:
+        """Give it new requests only where nothing else is left."""
+        self.shunned.add(slot)
+        self._candidates.clear()
+
+    def unshun(self, slot: int) -> None:
+        """It is a candidate like the others again."""
+        self.shunned.discard(slot)
+        self._candidates.clear()
+
+    def suspect(self, slot: int, suspected: bool) -> None:
+        """What the progress watch thinks of it."""
+        (self.suspected.add if suspected else self.suspected.discard)(slot)
+        self._candidates.clear()
+
     def slots_as(self, endpoints: tuple[Endpoint, ...]) -> IntArray | None:
         """The slots of endpoints that are present and unchanged; None if `put` would change something of one."""
         if endpoints is not self._asked:
@@ -176,31 +193,31 @@ class Inventory:
         del self._slots[self.endpoint(slot).id]
         self._endpoints[slot] = None
         self.lost.remove(slot)
-        self._shunned.pop(slot, None)
-        self.probed.discard(slot)
-
-    def shun(self, slot: int, pulse: Pulse) -> None:
-        """What the watch thinks of the endpoint in this slot from now on."""
-        if pulse is Pulse.STEADY:
-            self._shunned.pop(slot, None)
-        else:
-            self._shunned[slot] = pulse
-        self.probed.discard(slot)
-        self._changed()
-
-    def probe(self, slot: int) -> None:
-        """Let a lost endpoint have one request like any other one (half open)."""
-        self.probed.add(slot)
-        self._changed()
-
-    def booked(self, slot: int) -> None:
-        """The endpoint in this slot gets its one request."""
-        self.probed.discard(slot)
-        self._changed()
+        self.shunned.discard(slot)
+        self.on_trial.discard(slot)
+        self.suspected.discard(slot)
 
     def candidates(self, stage: Stage) -> Candidates:
-        """The ready endpoints whose role may serve the stage; of those that are shunned, only where all are."""
+        """The ready endpoints whose role may serve the stage, without shunned ones unless there are no others."""
         found = self._candidates.get(stage)
+        if found is None:
+            found = self.ready(stage)
+            if self.shunned or self.suspected:
+                found = self._best_of(found)
+            self._candidates[stage] = found
+        return found
+
+    def _best_of(self, ready: Candidates) -> Candidates:
+        """Those that nothing is said against; else those that are only suspected; else all."""
+        for avoided in (self.shunned | (self.suspected - self.on_trial), self.shunned):
+            kept = [k for k, slot in enumerate(ready.slots.tolist()) if slot not in avoided]
+            if kept:
+                return ready.take(kept) if len(kept) < len(ready.endpoints) else ready
+        return ready
+
+    def ready(self, stage: Stage) -> Candidates:
+        """The ready endpoints whose role may serve the stage, shunned or not."""
+        found = self._ready.get(stage)
         if found is None:
             roles = STAGE_ROLES[stage]
             chosen = sorted(
@@ -208,16 +225,17 @@ class Inventory:
                 for slot, endpoint in enumerate(self._endpoints)
                 if endpoint is not None and self._readiness[slot] is Readiness.READY and endpoint.role in roles
             )
-            if self._shunned:
-                chosen = self._best_of(chosen)
             found = Candidates.of([endpoint for _, _, endpoint in chosen], [slot for _, slot, _ in chosen])
-            self._candidates[stage] = found
+            self._ready[stage] = found
         return found
 
-    def _best_of(self, chosen: list[tuple[EndpointId, int, Endpoint]]) -> list[tuple[EndpointId, int, Endpoint]]:
-        """Those that are not shunned, or else those that are only suspected, or else all."""
-        open_ = [one for one in chosen if one[1] not in self._shunned or one[1] in self.probed]
-        return open_ or [one for one in chosen if self._shunned[one[1]] is Pulse.SUSPECTED] or chosen
+    def ready_of(self, role: Role) -> list[int]:
+        """Slots of the ready endpoints of a role."""
+        return [
+            slot
+            for slot, endpoint in enumerate(self._endpoints)
+            if endpoint is not None and endpoint.role is role and self._readiness[slot] is Readiness.READY
+        ]
 
     def draining(self, stage: Stage) -> list[int]:
         """Slots of draining endpoints whose role may serve the stage, ordered by id."""
@@ -243,6 +261,7 @@ class Inventory:
 
     def _changed(self) -> None:
         self._candidates.clear()
+        self._ready.clear()
         self._roles = self._asked = None
 
     def _free_slot(self) -> int:
