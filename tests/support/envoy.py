@@ -15,6 +15,8 @@ from typing import Any, Literal
 import httpx
 import pytest
 
+from ballast_operator.specs.routes import UNAVAILABLE
+
 BINARY = Path(__file__).parents[2] / ".tools/envoy/bin/envoy"
 """Installed by `make envoy`."""
 
@@ -128,6 +130,8 @@ def bootstrap(pickers: int | Sequence[PickerAt] | None, setup: EnvoySetup) -> di
         filters.append(_subset_filter(setup.subset))
     clusters = [_destination(setup)]
     if at:
+        if setup.survives:
+            filters.append(_unavailable())
         filters.append(_ext_proc(setup))
         if setup.observer is not None:
             filters.append(_observer(setup.observer))
@@ -182,11 +186,43 @@ def _ext_proc(setup: EnvoySetup) -> dict[str, Any]:
             "receiving_namespaces": {"untyped": ["envoy.lb"]},
             "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
         },
-        **({"status_on_error": {"code": 503}} if setup.survives else {}),
         **({"failure_mode_allow": True} if setup.fail_open else {}),
         **setup.extra,
     }
     return {"name": "picker", "typed_config": config}
+
+
+def _unavailable() -> dict[str, Any]:
+    """Envoy's own empty 500 becomes a 503 that says what is missing; answers of pickers and engines pass."""
+
+    def has(name: str, kind: str, value: str) -> dict[str, Any]:
+        source = {"name": name, "typed_config": {"@type": f"type.googleapis.com/envoy.type.matcher.v3.{kind}"}}
+        return {"single_predicate": {"input": source, "value_match": {"exact": value}}}
+
+    both = [
+        has("status", "HttpResponseStatusCodeMatchInput", "500"),
+        has("local", "HttpResponseLocalReplyMatchInput", "true"),
+    ]
+    answer = {
+        "@type": f"{_TYPE}.http.custom_response.local_response_policy.v3.LocalResponsePolicy",
+        "status_code": 503,
+        "body_format": {"text_format": json.dumps(UNAVAILABLE)},
+        "response_headers_to_add": [
+            {
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+                "header": {"key": "content-type", "value": "application/json"},
+            }
+        ],
+    }
+    matcher = {
+        "predicate": {"and_matcher": {"predicate": both}},
+        "on_match": {"action": {"name": "unavailable", "typed_config": answer}},
+    }
+    config = {
+        "@type": f"{_TYPE}.filters.http.custom_response.v3.CustomResponse",
+        "custom_response_matcher": {"matcher_list": {"matchers": [matcher]}},
+    }
+    return {"name": "unavailable", "typed_config": config}
 
 
 def _observer(response_body: str) -> dict[str, Any]:
@@ -259,7 +295,9 @@ def _picker(pickers: Sequence[PickerAt], *, survives: bool) -> dict[str, Any]:
         "common_lb_config": {"healthy_panic_threshold": {"value": 1}},
         "circuit_breakers": {"thresholds": [limits]},
         "outlier_detection": {
-            "consecutive_5xx": 3,
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 1,
+            "consecutive_5xx": 5,
             "interval": "1s",
             "base_ejection_time": "5s",
             "max_ejection_percent": 50,

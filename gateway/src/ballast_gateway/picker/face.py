@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from ballast_api import names
 from ballast_core.model import Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
 from ballast_gateway import errors, openai_body
@@ -31,6 +32,7 @@ from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
 
+_ANSWER_S: Final = 0.9 * names.PICKER_MESSAGE_TIMEOUT_S
 _AT_ONCE_S: Final = 0.05
 """A stream that Envoy closes so soon after a response's headers says nothing of the response's end."""
 
@@ -77,8 +79,9 @@ class PickerFace:
     """Serves ext_proc streams.
 
     `new_id` makes an id for a request that has none. `settle_s`: how long the endpoint's metrics may take to show a
-    request; one whose end the proxy does not show stays in the ledger for that long at least, see `unseen`. `on_record`
-    gets each request when it is over, as the proxy face's does; output tokens are not counted here.
+    request; one whose end the proxy does not show stays in the ledger for that long at least, see `unseen`. A request
+    that is held for `answer_s` is answered 429: in full duplex the proxy itself would wait for ever. `on_record` gets
+    each request when it is over, as the proxy face's does; output tokens are not counted here.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class PickerFace:
         *,
         new_id: Callable[[], str],
         settle_s: float = 0.2,
+        answer_s: float = _ANSWER_S,
         listeners: tuple[PickerListener, ...] = (),
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
@@ -95,6 +99,7 @@ class PickerFace:
         self.settings = settings
         self.new_id = new_id
         self.settle_s = settle_s
+        self.answer_s = answer_s
         self.unseen = UnseenRequests(settle_s=settle_s, now_s=driver.now_s)
         self.listeners = listeners
         self.on_record = on_record
@@ -189,7 +194,13 @@ class _StreamSession:
     async def _hold(self, ticket: Ticket, query: Query) -> None:
         """Wait for the pick, and answer late."""
         try:
-            actions = self._routed(await ticket.dispatched(), query.body)
+            async with asyncio.timeout(self._face.answer_s):
+                dispatch = await ticket.dispatched()
+            actions = self._routed(dispatch, query.body)
+        except TimeoutError:
+            ticket.end(Outcome.CANCELLED)
+            late = Rejected(RejectReason.SATURATED, f"no endpoint had room within {self._face.answer_s:g} s")
+            actions = self._rejected(late)
         except Rejected as rejected:
             actions = self._rejected(rejected)
         except Exception:
