@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ballast_core.directing.director import Director
-from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.model import EndpointId, Fault, Outcome, Request, RequestId, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.model.events import (
     ClientGone,
@@ -60,9 +60,10 @@ Mover: TypeAlias = Callable[[Migrate], None]
 class Rejected(Exception):
     """The Director rejects a request. The faces map `reason` to a status code."""
 
-    def __init__(self, reason: RejectReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.message)
+        self.reason = reject.reason
+        self.retry_after_s = reject.retry_after_s
 
 
 class Ticket:
@@ -102,15 +103,18 @@ class Ticket:
         match self._effects.popleft():
             case Dispatch() as dispatch:
                 return dispatch
-            case Reject(reason=reason, message=message):
+            case Reject() as reject:
                 self._close()
-                raise Rejected(reason, message)
+                raise Rejected(reject)
             case Handoff():
                 raise RuntimeError("a hand-off came before prefill was done")
 
-    def prefill_done(self) -> Handoff:
-        """Report the end of prefill; returns the hand-off, with the decode endpoint to use."""
-        self._driver.feed(PrefillDone(self.request.id))
+    def prefill_done(self, *, computed: bool = True) -> Handoff:
+        """Report the end of prefill; returns the hand-off, with the decode endpoint to use.
+
+        `computed`: False if there was no prefill leg.
+        """
+        self._driver.feed(PrefillDone(self.request.id, computed))
         return self._handoff("prefill")
 
     def segment_done(self, generated_tokens: int, *, computed: bool = True) -> Handoff:
@@ -224,8 +228,8 @@ class Driver:
 
     def addresses(self) -> set[str]:
         """Addresses of the endpoints that take new requests, of any role."""
-        candidates = [self.director.inventory.candidates(stage) for stage in Stage]
-        return {endpoint.address for each in candidates for endpoint in each.endpoints}
+        ready = [self.director.inventory.ready(stage) for stage in Stage]
+        return {endpoint.address for each in ready for endpoint in each.endpoints}
 
     def in_flight(self, request_id: RequestId) -> bool:
         """Whether a request of this id is open."""

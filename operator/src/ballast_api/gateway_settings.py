@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from ballast_api import names
 from ballast_api.common import (
+    HEADER_NAME,
     ApiModel,
     KeyedBy,
     NonEmptyStr,
@@ -25,6 +26,7 @@ from ballast_api.common import (
     PositiveInt,
     Rule,
     Seq,
+    ShareRatio,
     raise_at,
 )
 from ballast_api.faces import Face, FaceField
@@ -149,12 +151,41 @@ class Limits(ApiModel):
     """Seconds that running requests get after that."""
 
 
+class Health(ApiModel):
+    """What the outcomes of engines' answers mean for who gets the next requests."""
+
+    failures_in_a_row: PositiveInt = 5
+    """Failed answers in a row that eject an endpoint, while others of its role serve; as many in all, if they are a far
+    larger share of its answers than of the others'."""
+    ejection_s: PositiveFloat = 10.0
+    """Seconds of an endpoint's first ejection, after which it gets one request at a time until one succeeds. Each
+    further one lasts twice as long, 300 s at most."""
+    max_ejected_ratio: ShareRatio = 0.5
+    """Share of a role's ready endpoints that may be ejected at a time, rounded down; one is always left. 0 ejects
+    none."""
+    retry_ratio: NonNegativeFloat = 0.2
+    """Requests that may be sent to another endpoint, as a share of all requests; in 10 s, ten more than that. Requests
+    that leave an ejected endpoint do not count, nor do those to which no connection came about."""
+
+
 class Streams(ApiModel):
     """Streams of the proxy face."""
 
     rescue: bool = True
     """Whether a stream whose engine fails after the first token goes on at another one, from its tokens. Only streams
     with all of their state in their tokens can."""
+
+
+class Trust(ApiModel):
+    """What the gateway believes of what a request says about itself. Change it only where an edge in front of the
+    gateway sets or removes these headers and fields."""
+
+    priorities: bool = False
+    """Whether clients may set priorities, by the field `priority` and the header `x-vllm-priority`, in the gateway's
+    queue and in engines. If not, both are removed, and every request has priority 0."""
+    tenant_header: Annotated[str, Field(min_length=1, max_length=256, pattern=HEADER_NAME)] | None = None
+    """Name of a header, in lower case, that says whose request it is: waiting requests of different tenants take turns.
+    Left out, requests are told apart by API key (`authorization`, else `x-api-key`)."""
 
 
 class Admin(ApiModel):
@@ -207,8 +238,12 @@ class GatewaySettings(ApiModel):
     """Reading of the engines' metrics."""
     limits: Limits = Field(default_factory=Limits)
     """Limits and timeouts."""
+    health: Health = Field(default_factory=Health)
+    """Ejection of failing endpoints, and retries."""
     streams: Streams = Field(default_factory=Streams)
     """Going on elsewhere."""
+    trust: Trust = Field(default_factory=Trust)
+    """What is believed of clients."""
     admin: Admin = Field(default_factory=Admin)
     """The admin API."""
     logs: Logs = Field(default_factory=Logs)

@@ -11,20 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.admitter import Admitter
 from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.capacity import Capacity
 from ballast_core.directing.dispatcher import Dispatcher
 from ballast_core.directing.learning import Learner
+from ballast_core.directing.outcomes import Outcomes
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
 from ballast_core.directing.rescheduler import NoRescheduler, Rescheduler
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.timers import Timers
-from ballast_core.model import Outcome, RejectReason, Stage
-from ballast_core.model.effects import Cancel, Effect, Reject
+from ballast_core.model import Outcome, RejectReason, ShedCause, Stage
+from ballast_core.model.effects import Cancel, Effect
 from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
@@ -47,6 +50,7 @@ from ballast_core.model.events import (
 )
 from ballast_core.policies.admission import Open
 from ballast_core.policies.queue.orders import Fcfs
+from ballast_core.state.health import Health
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
 
@@ -67,9 +71,15 @@ class Director:
         inventory, ledger, timers = self.inventory, self.ledger, Timers()
         self._timers = timers
         self._learner = learner = Learner(self.beliefs, inventory, ledger)
-        self.capacity = Capacity(admission, inventory, ledger)
+        self.capacity = Capacity(admission, inventory, ledger, self.beliefs)
         placements = {stage: settings.placement(stage) for stage in Stage}
-        self.placer = placer = Placer(placements, inventory, ledger, self.beliefs, self.capacity)
+        self.health = health = Health(settings.health, inventory)
+        self.placer = placer = Placer(
+            placements, inventory, ledger, self.beliefs, capacity=self.capacity, health=health
+        )
+        self.outcomes = outcomes = Outcomes(
+            settings.health, settings.max_retries, inventory, ledger, health=health, placer=placer
+        )
         self.queue = Queue(settings.queue or Fcfs(), self.beliefs, inventory)
         self.partitioner = (
             NoPartitioner()
@@ -96,7 +106,9 @@ class Director:
                 partitioner=self.partitioner,
             )
         )
-        self._bookings = Bookings(inventory, ledger, learner=learner, placer=placer, partitioner=self.partitioner)
+        self._bookings = Bookings(
+            inventory, ledger, learner=learner, placer=placer, partitioner=self.partitioner, outcomes=outcomes
+        )
         self._dispatcher = Dispatcher(
             settings.binding,
             inventory,
@@ -104,6 +116,7 @@ class Director:
             partitioner=self.partitioner,
             queue=self.queue,
             bookings=self._bookings,
+            health=health,
         )
         self._admitter = Admitter(
             admission,
@@ -144,6 +157,8 @@ class Director:
 
         Raises ValueError for a request whose id is in flight already.
         """
+        if now_s >= self.health.wakes_s:
+            self.health.wake(now_s)
         kind = type(event)
         of_request = self._of_request.get(kind)
         if of_request is not None:
@@ -157,32 +172,43 @@ class Director:
             effects += self._admitter.serve(now_s)
         return effects
 
+    @property
+    def expected_wait_s(self) -> float:
+        """Expected seconds until what waits now has been dispatched; 0 if nothing waits."""
+        return self._admitter.expected_wait_s
+
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _arrived(self, event: RequestArrived, now_s: float) -> list[Effect]:
         request, limit = event.request, self.settings.max_in_flight
         if limit is not None and len(self.ledger) >= limit:
-            effects: list[Effect] = [
-                Reject(request.id, RejectReason.SATURATED, f"{limit} requests are in flight, the limit; retry later")
-            ]
+            message = f"{limit} requests are in flight, the limit; retry later"
+            reason, cause = RejectReason.SATURATED, ShedCause.IN_FLIGHT
+            effects: list[Effect] = [self._admitter.rejected(request, reason, message, now_s, cause)]
         else:
             entry = self.ledger.open(request, now_s)
             self._learner.arrived(request, now_s)
+            self.outcomes.budget.arrived(now_s)
             effects = self._admitter.serve(now_s) if self._bounded and self._admitter.serves else []
             effects += self._admitter.admit(entry, now_s)
         effects += self.rescheduler.wake(now_s)
         return effects
 
     def _prefill_done(self, entry: Entry, event: PrefillDone, now_s: float) -> list[Effect]:
+        if event.computed:
+            self.outcomes.prefilled(entry, now_s)
         handoff = self._dispatcher.prefill_done(entry, now_s)
         return [] if handoff is None else [handoff]
 
     def _segment_done(self, entry: Entry, event: SegmentDone, now_s: float) -> list[Effect]:
+        if event.computed:
+            self.outcomes.prefilled(entry, now_s)
         handoff = self._dispatcher.segment_done(entry, event.generated_tokens, now_s, computed=event.computed)
         return [] if handoff is None else [handoff]
 
     def _first_token(self, entry: Entry, event: FirstToken, now_s: float) -> list[Effect]:
         self.queue.first_token(entry, now_s)
+        self.outcomes.decoded(entry, now_s)
         if entry.phase is not _DECODING:
             self._bookings.prefilled(entry, now_s)
         self._bookings.progressed(entry, 1, now_s)
@@ -209,14 +235,15 @@ class Director:
         self.queue.remove(event.request_id)
         entry.failures += 1
         entry.avoid |= {event.endpoint_id}
+        final = self.outcomes.failed(entry, event, now_s)
         self._bookings.failed(entry)
-        if entry.failures > self.settings.max_retries:
+        if final is not None:
             self.ledger.close(event.request_id)
-            tried = f"{entry.failures} attempts failed, the last on {event.endpoint_id} ({event.stage})"
-            return [Reject(event.request_id, RejectReason.UPSTREAM_FAILED, tried)]
+            return [self._admitter.rejected(entry.request, *final, now_s)]
         return self._admitter.admit(entry, now_s)
 
     def _ended(self, entry: Entry, event: RequestEnded, now_s: float) -> list[Effect]:
+        self.outcomes.ended(entry, event, now_s)
         self._close(entry, event.outcome, event.output_tokens, now_s)
         return []
 
@@ -227,7 +254,9 @@ class Director:
     def _close(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         self.queue.remove(entry.request.id)
         if outcome is Outcome.COMPLETED:
-            self.queue.completed(entry, now_s)
+            self.queue.completed(entry, output_tokens, now_s)
+        if self.health.probes:
+            self.health.left(entry.request.id)
         self._bookings.ended(entry, outcome, output_tokens, now_s)
 
     def _timer_fired(self, event: TimerFired, now_s: float) -> list[Effect]:
@@ -243,12 +272,16 @@ class Director:
             self.ledger.resize(self.inventory.capacity)
             self.placer.grow(self.inventory.capacity)
             self._learner.grow(self.inventory.capacity)
+            self.health.grow(self.inventory.capacity)
         if changed:
             self.beliefs.add(slot, event.endpoint.profile)
+            self.health.appeared(slot, event.endpoint)
         if event.observation is not None:
             self.inventory.observe(slot, event.observation)
             self.ledger.observed(slot, event.observation)
             self._learner.observed(slot, now_s)
+        if changed or event.observation is not None:
+            self.capacity.observed(np.array([slot]))
         return self._admitter.serve(now_s) if changed else []
 
     def _scraped(self, event: EndpointsScraped, now_s: float) -> list[Effect]:
@@ -261,12 +294,14 @@ class Director:
         self.inventory.observe_all(slots, answers)
         self.ledger.observed_all(slots, answers)
         self._learner.observed_all(slots, now_s)
+        self.capacity.observed(slots)
         return self._admitter.serve(now_s) if self._admitter.serves else []
 
     def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:
         slot = self.inventory.slot_of(event.endpoint_id)
         if slot is not None:
             self.inventory.drain(slot)
+            self.health.keep_share()
         return []
 
     def _lost(self, event: EndpointLost, now_s: float) -> list[Effect]:
@@ -275,5 +310,6 @@ class Director:
             self.inventory.lose(slot)
             self.ledger.forget(slot)
             self.beliefs.lose_cache(slot)
+            self.health.keep_share()
             self._bookings.release_lost()
         return []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from ballast_api import names
-from ballast_core.model import Outcome, RejectReason, Request, RequestId
+from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
 from ballast_gateway import errors, openai_body
 from ballast_gateway.driver import Driver, Rejected, Ticket
@@ -210,7 +210,7 @@ class _StreamSession:
         self._answer_late(self._carry_out(actions))
 
     def _rejected(self, rejected: Rejected) -> list[Action]:
-        return self._exchange.refused(errors.rejected(rejected.reason, str(rejected)))
+        return self._exchange.refused(errors.rejected(rejected.reason, str(rejected), rejected.retry_after_s))
 
     def _routed(self, dispatch: Dispatch, body: BodyFacts) -> list[Action]:
         record = self._record
@@ -242,6 +242,8 @@ class _StreamSession:
             block_hashes=body.prompt.block_hashes,
             block_size=body.prompt.block_size,
             traffic_class=body.prompt.traffic_class,
+            tenant=query.tenant,
+            priority=query.priority,
             subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
         )
         try:
@@ -286,16 +288,35 @@ class _StreamSession:
 
     def _end(self, ended: Ended) -> None:
         ticket, record = self._ticket, self._record
+        elsewhere = ended.served is not None and ended.served != self._decode
         at_once = not ended.shown and self._face.driver.now_s() - self._began_s < _AT_ONCE_S
-        unseen = ended.outcome is Outcome.COMPLETED and (ended.status is None or at_once)
-        if ticket is not None and not unseen:
-            ticket.end(ended.outcome)
+        succeeds = ended.outcome is Outcome.COMPLETED and (ended.status or 0) < 400
+        unseen = succeeds and not elsewhere and (ended.status is None or at_once)
+        if ticket is not None and elsewhere:
+            ticket.end(Outcome.FAILED, fault=Fault.UNREACHABLE)
+        elif ticket is not None and not unseen:
+            status = ended.status or 0
+            ticket.end(Outcome.FAILED if status >= 400 else ended.outcome, fault=_fault_of(status))
         elif ticket is not None:
             self._lingers = True
             self._linger(ticket)
-        if ended.served is not None and ended.served != self._decode:
+        if elsewhere:
             _log.warning("request %s was picked for %s but %s served", record.id, self._decode, ended.served)
         record.status, record.outcome = ended.status or 0, "routed" if unseen else str(ended.outcome)
+        if 400 <= record.status < 500:
+            record.outcome, record.reason = "invalid", f"upstream-{record.status}"
         self._recorded()
         for listen in self._face.listeners:
             listen(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served))
+
+
+def _fault_of(status: int) -> Fault | None:
+    """What a response's status says of its endpoint; None: nothing.
+
+    A 400 is the client's fault as far as can be seen here: the proxy asks no second endpoint.
+    """
+    if status >= 500:
+        return Fault.ERROR
+    if status == 429:
+        return Fault.BUSY
+    return Fault.REFUSED if status in {401, 403, 404, 408} else None
