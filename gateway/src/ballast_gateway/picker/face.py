@@ -199,8 +199,8 @@ class _StreamSession:
             actions = self._routed(dispatch, query.body)
         except TimeoutError:
             ticket.end(Outcome.CANCELLED)
-            late = Rejected(RejectReason.SATURATED, f"no endpoint had room within {self._face.answer_s:g} s")
-            actions = self._rejected(late)
+            said = f"no endpoint had room within {self._face.answer_s:g} s"
+            actions = self._exchange.refused(errors.rejected(RejectReason.SATURATED, said, 1.0))
         except Rejected as rejected:
             actions = self._rejected(rejected)
         except Exception:
