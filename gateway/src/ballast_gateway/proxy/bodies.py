@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from ballast_gateway import lax, openai_body
 from ballast_gateway.openai_body import InvalidBody, JsonObject
+from ballast_gateway.strict_json import Size
 
 ASK_FOR_HANDLE: Final[JsonObject] = {
     "do_remote_decode": True,
@@ -71,9 +72,9 @@ class Generation:
         return b"%b,%b" % (self.raw[:end], handle[1:])  # no second encoding of a prompt of many token ids
 
 
-def read_generation(raw: bytes, *, chat: bool) -> Generation:
-    """Check a body. Raises `InvalidBody`, which names the field."""
-    document = openai_body.parse_object(raw)
+def read_generation(raw: bytes, *, chat: bool, size: Size | None = None) -> Generation:
+    """Check a body; `size`, if it was measured. Raises `InvalidBody`, which names the field."""
+    document = openai_body.parse_object(raw, size)
     model = openai_body.model_of(document)
     plain = lax.plain(document, chat=chat)
     document = document if plain is None else plain
@@ -143,7 +144,7 @@ def _check_prompt(document: JsonObject) -> None:
 
 
 def _are_ids(items: list[object]) -> bool:
-    return all(type(item) is int and item >= 0 for item in items)
+    return set(map(type, items)) == {int} and min(cast("list[int]", items)) >= 0
 
 
 def _check_messages(document: JsonObject) -> None:
@@ -175,5 +176,5 @@ def _shown(value: object) -> str:
         case list():
             return "an empty list" if not value else "a list"
         case _:
-            text = repr(value)
+            text = repr(value[:40] if isinstance(value, str) else value)
             return text if len(text) <= 40 else f"{text[:37]}..."
