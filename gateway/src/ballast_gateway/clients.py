@@ -1,33 +1,44 @@
 """What each client has of the gateway: connections, and memory for request bodies. Does no I/O.
 
-A client is an address, and also an API key where a request brings one. Both are counted and the fuller one decides: one
-who invents keys gains nothing by it, nor does one who uses a key from many addresses. The gateway does not know which
-keys are valid, so it keeps no key, only Python's hash of it.
+A client is an address, and also a tenant (an API key, say) where a request names one. Both are counted and the fuller
+one decides: the gateway does not know which keys are valid, so one who invents keys must gain nothing by it, nor one
+who uses a key from many addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from typing import Final
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final, TypeAlias
 
 from ballast_gateway.errors import ApiError, bodies_full, client_limit
 
-Names = tuple[Hashable, ...]
-"""The accounts that a request is booked on."""
-_KEYS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""Names in lower case."""
+Names: TypeAlias = tuple[Hashable, ...]
+"""The accounts that a request is booked on: the address, and the tenant if there is one."""
 _FORWARDED: Final = b"x-forwarded-for"
 
 
 class Clients:
-    """Books of all clients of one gateway. `trusted_hops`: proxies in front that append to X-Forwarded-For."""
+    """Books of all clients of one gateway.
+
+    `trusted_hops`: proxies in front that append to X-Forwarded-For. `tenant_of` names the tenant of a request, or "".
+    """
 
     def __init__(
-        self, *, most_bytes: int, most_client_bytes: int, most_client_connections: int, trusted_hops: int = 0
+        self,
+        *,
+        most_bytes: int,
+        most_client_bytes: int,
+        most_client_connections: int,
+        trusted_hops: int = 0,
+        tenant_of: Callable[[Headers], str] = lambda headers: "",
     ) -> None:
         self._most_bytes = most_bytes
         self._most_client_bytes = most_client_bytes
         self._most_connections = most_client_connections
         self._trusted_hops = trusted_hops
+        self._tenant_of = tenant_of
         self._bytes: dict[Hashable, int] = {}
         self._connections: dict[str, int] = {}
         self.held_bytes = 0
@@ -48,19 +59,14 @@ class Clients:
         else:
             del self._connections[address]
 
-    def names(self, address: str, headers: Iterable[tuple[bytes, bytes]]) -> Names:
-        """Who sends a request with these headers (names in lower case) over a connection from this address."""
-        key: int | None = None
-        hops: list[bytes] = []
-        for name, value in headers:
-            if name in _KEYS:
-                key = hash(value)
-            elif name == _FORWARDED and self._trusted_hops:
-                hops += value.split(b",")
+    def names(self, address: str, headers: Headers) -> Names:
+        """Who sends a request with these headers over a connection from this address."""
         who: Hashable = address
-        if self._trusted_hops and hops:
-            who = hops[-min(self._trusted_hops, len(hops))].strip()
-        return (who,) if key is None else (who, key)
+        if self._trusted_hops:
+            hops = [hop.strip() for name, value in headers if name == _FORWARDED for hop in value.split(b",")]
+            who = hops[-min(self._trusted_hops, len(hops))] if hops else address
+        tenant = self._tenant_of(headers)
+        return (who, tenant) if tenant else (who,)
 
     def hold(self, names: Names) -> Held:
         """A booking of nothing yet."""

@@ -163,6 +163,10 @@ class Placer:
             return True
         return bool(decode and self.allowed(self._inventory.candidates(Stage.PREFILL), entry).endpoints)
 
+    def exist(self) -> bool:
+        """Whether any endpoint that may decode is ready."""
+        return bool(self._inventory.candidates(Stage.DECODE).endpoints)
+
     def may_hand_off(self) -> bool:
         """Whether a request may be prefilled and decoded on two endpoints: not if every endpoint is flexible."""
         return not _ONE_STAGE.isdisjoint(self._inventory.ready_roles())

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from ballast_api.gateway_settings import GatewaySettings
@@ -38,6 +39,7 @@ from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
+from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class ProxyFace:
             most_client_bytes=limits.max_client_bodies_bytes,
             most_client_connections=limits.max_client_connections,
             trusted_hops=limits.trusted_hops,
+            tenant_of=lambda lines: self._trusted.tenant(partial(headers.first, lines)),
         )
         self.keep_alive_timeout_s = limits.keep_alive_timeout_s
         self.client_stall_timeout_s = limits.client_stall_timeout_s
@@ -99,7 +102,9 @@ class ProxyFace:
         self._on_record = on_record
         self._served = settings.model.served_names
         self._prompts = PromptReader(driver.abilities.beliefs)
-        self._not_forwarded = headers.PRIORITY if driver.abilities.sets_priority else b""
+        self._trusted = Trusted(settings.trust)
+        own_turns = driver.abilities.sets_priority or not self._trusted.priorities
+        self._not_forwarded = headers.PRIORITY if own_turns else b""
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
@@ -224,7 +229,7 @@ class ProxyFace:
         ask = _Ask(client, request, path, record, held)
         if size is not None and size.work <= INLINE_WORK:
             try:
-                generation = read_generation(body, chat=chat, size=size)
+                generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
             except InvalidBody as error_:
                 self._refuse_body(ask, error_)
                 return None
@@ -236,7 +241,7 @@ class ProxyFace:
     def _read_large(self, body: bytes, chat: bool) -> _Read:
         """On the thread."""
         size = strict_json.measure(body)
-        generation = read_generation(body, chat=chat, size=size)
+        generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
         return _Read(generation, size, self._prompts.blocks(generation.document, generation.model))
 
     def _refuse_body(self, ask: _Ask, error: InvalidBody) -> None:
@@ -261,7 +266,7 @@ class ProxyFace:
         facts = self._prompts.read(
             generation.document, model=generation.model, objective=headers.objective(request.headers), blocks=blocks
         )
-        named = headers.priority(request.headers)
+        header = partial(headers.first, request.headers)
         held = HeldStream(generation) if self._holds and is_replayable(generation) else None
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = Job(client, path, forwarded, generation, record, held)
@@ -275,7 +280,8 @@ class ProxyFace:
                 block_hashes=facts.block_hashes,
                 block_size=facts.block_size,
                 traffic_class=facts.traffic_class,
-                priority=generation.priority if named is None else named,
+                priority=self._trusted.priority(header, generation.priority),
+                tenant=self._trusted.tenant(header),
                 movable=movable,
                 divisible=self._cuts and is_divisible(generation),
             )
