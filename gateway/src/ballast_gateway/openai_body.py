@@ -6,7 +6,6 @@ The gateway reads few fields; the engine checks all others. Shared by both faces
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
@@ -25,9 +24,8 @@ CHARS_PER_TOKEN: Final = 4
 """Estimated length of a token in text."""
 _MOST_TOKENS: Final = 2**31 - 1
 """More than any model generates: a bound for what a client may write."""
-_MEDIA: Final = re.compile(
-    rb'"(?:(?:input_)?(?:image|audio|video)(?:_url|_embeds)?|prompt_embeds|file|data)"[ \t\r\n]*:'
-)
+_MEDIA: Final = (b'_url"', b'data"', b'_embeds"')
+"""Ends of the names of fields for images, audio, video, files and embeddings."""
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
 
 
@@ -64,7 +62,8 @@ def parse_object(raw: bytes, size: Size | None = None) -> JsonObject:
 
 def may_hold_media(parts: Iterable[bytes]) -> bool:
     """Whether the beginning of a body names a field for images, audio, video, files or embeddings."""
-    return _MEDIA.search(b"".join(parts)) is not None
+    begun = b"".join(parts)
+    return any(end in begun for end in _MEDIA)
 
 
 def model_of(document: JsonObject) -> str:

@@ -10,23 +10,31 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
-MOST_WORK: Final = 1_200_000
-"""Values that one body may hold; each list, object and name counts as `_HEAVY`. A million token ids fit."""
+JsonObject: TypeAlias = dict[str, Any]
+
+MOST_WORK: Final = 400_000
+"""Values that one body may hold; each list, object and name counts as `_HEAVY`."""
+MOST_NUMBERS: Final = 1_200_000
+"""Values in a field that is one list of numbers, such as token ids; a million of them fit."""
 MOST_DEPTH: Final = 128
 """Levels of lists and objects."""
 _HEAVY: Final = 20
 """A list, an object or a name takes some ten times as long as a number, and garbage collection adds to that."""
+_WHOLE_WORK: Final = 100_000
+"""Up to this a body is parsed by one call; beyond, field by field and lists of numbers in pieces. A call holds the
+interpreter's lock, and the event loop waits for it several times in each answer."""
 _WINDOW_BYTES: Final = 256 * 1024
 _NAMED_BYTES: Final = 64 * 1024
 """In bodies up to this size an error names what stands twice: that takes a slow parser."""
 
 _QUOTE, _BACKSLASH = b'"\\'
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b",:[{"))
+_OF_NUMBERS: Final = b"0123456789+-.eE, \t\r\n"
 _ESCAPED_COLON: Final = b"\\u003"
 _CONSTANT: Final = re.compile(rb"-?(?:NaN|Infinity)")
 _POSITION: Final = re.compile(r" \(byte ([0-9]+)\)$")
@@ -58,7 +66,12 @@ class Size(NamedTuple):
     @property
     def work(self) -> int:
         """What parsing costs, in values; one is some 40 ns."""
-        return 1 + self.commas + _HEAVY * (self.brackets + self.colons)
+        return 1 + self.commas + self.heavy
+
+    @property
+    def heavy(self) -> int:
+        """The share of lists, objects and names in `work`."""
+        return _HEAVY * (self.brackets + self.colons)
 
     @property
     def held_bytes(self) -> int:
@@ -68,21 +81,29 @@ class Size(NamedTuple):
 
 def measure(raw: bytes) -> Size:
     """The size of a body, whatever its bytes. Takes about 0.5 ns a byte."""
-    return _count(len(raw), raw.translate(None, _NO_STRUCTURE))
+    size = _count(len(raw), raw[:_WINDOW_BYTES].translate(None, _NO_STRUCTURE))
+    for start in range(_WINDOW_BYTES, len(raw), _WINDOW_BYTES):
+        size = _sum(size, raw[start : start + _WINDOW_BYTES])
+    return size
 
 
 def parse(raw: bytes, size: Size | None = None) -> Any:
-    """The value of a JSON text in UTF-8; `size` is that of `measure`. Raises `InvalidJson`.
+    """The value of a JSON text in UTF-8, which must be an object where it is large; `size` is that of `measure`.
 
-    Whole numbers are exact. NaN, infinities, numbers beyond a double, lone surrogates, names that stand twice in an
-    object, more than `MOST_DEPTH` levels and more than `MOST_WORK` values are refused.
+    Raises `InvalidJson`. Whole numbers are exact. NaN, infinities, numbers beyond a double, lone surrogates, names that
+    stand twice in an object, more than `MOST_DEPTH` levels, `MOST_WORK` or `MOST_NUMBERS` are refused.
     """
     size = measure(raw) if size is None else size
-    if size.work > MOST_WORK and measure_exactly(raw).work > MOST_WORK:
-        rule = f"a list, an object or a name counts as {_HEAVY}"
-        raise InvalidJson(f"the body holds too many values: more than {MOST_WORK}, where {rule}")
     try:
-        document = _decode(raw)
+        if size.work <= _WHOLE_WORK:
+            document = _decode(raw)
+            again = dump(document)
+            if again == raw and size.brackets <= MOST_DEPTH:
+                return document  # most clients write without blanks: nothing was dropped
+            doubled = again.count(b":") != size.colons
+        else:
+            document, colons = _by_fields(raw, size)
+            doubled = colons != size.colons
     except UnicodeDecodeError:
         raise InvalidJson(_not_utf8(raw)) from None
     except RecursionError:
@@ -96,8 +117,45 @@ def parse(raw: bytes, size: Size | None = None) -> Any:
         raise InvalidJson(f"the body is not valid JSON: {_reason(raw, str(error))}") from None
     if size.brackets > MOST_DEPTH and _is_deeper(document, MOST_DEPTH):
         raise _too_deep()
-    _refuse_doubles(raw, document, size)
+    if doubled or _ESCAPED_COLON in raw:
+        _refuse_doubles(raw, document)
     return document
+
+
+def _by_fields(raw: bytes, size: Size) -> tuple[JsonObject, int]:
+    """The document, and the colons in it when it is written anew."""
+    if not raw.lstrip(b" \t\r\n").startswith(b"{"):
+        raise InvalidJson("the body must be a JSON object")
+    if size.work > MOST_WORK:
+        exact = measure_exactly(raw)
+        if exact.heavy > MOST_WORK or exact.commas > MOST_NUMBERS:
+            raise _too_many()
+    document: JsonObject = {}
+    colons = 0
+    for name, part in _decode_fields(raw).items():
+        value = bytes(part)
+        if len(value) > _WINDOW_BYTES and value.startswith(b"[") and not value[1:-1].strip(_OF_NUMBERS):
+            document[name] = _numbers(value)
+            more = 0
+        else:
+            if value.count(b",") > MOST_WORK and measure_exactly(value).work > MOST_WORK:
+                raise _too_many()
+            document[name] = _decode(value)
+            more = dump(document[name]).count(b":")
+        colons += 1 + name.count(":") + more
+    return document, colons
+
+
+def _numbers(text: bytes) -> list[Any]:
+    """A list of numbers, read in pieces: each comma in it parts two."""
+    values: list[Any] = []
+    start, end = 1, len(text) - 1
+    while True:
+        cut = text.find(b",", start + _WINDOW_BYTES, end)
+        values += _decode(b"[%b]" % text[start : end if cut < 0 else cut])
+        if cut < 0:
+            return values
+        start = cut + 1
 
 
 def dump(document: object) -> bytes:
@@ -126,9 +184,8 @@ def measure_exactly(raw: bytes) -> Size:
         quotes[0] ^= inside
         within = np.bitwise_xor.accumulate(quotes)
         inside = within[-1]
-        kept = window[within == 0].tobytes().translate(None, _NO_STRUCTURE)
-        size = Size(len(raw), *(a + b for a, b in zip(size[1:], _count(0, kept)[1:], strict=True)))
-        if size.work > MOST_WORK:
+        size = _sum(size, window[within == 0].tobytes())
+        if size.heavy > MOST_WORK or size.commas > MOST_NUMBERS:
             break
     return size
 
@@ -136,6 +193,12 @@ def measure_exactly(raw: bytes) -> Size:
 def _count(length: int, structure: bytes) -> Size:
     commas, colons = structure.count(b","), structure.count(b":")
     return Size(length, commas, colons, len(structure) - commas - colons)
+
+
+def _sum(size: Size, more: bytes) -> Size:
+    length, commas, colons, brackets = size
+    added = _count(0, more.translate(None, _NO_STRUCTURE))
+    return Size(length, commas + added.commas, colons + added.colons, brackets + added.brackets)
 
 
 def _escapes(window: np.ndarray[Any, np.dtype[np.uint8]], escaped: bool) -> np.ndarray[Any, np.dtype[np.intp]]:
@@ -153,15 +216,12 @@ def _escapes(window: np.ndarray[Any, np.dtype[np.uint8]], escaped: bool) -> np.n
     return escapes
 
 
-def _refuse_doubles(raw: bytes, document: object, size: Size) -> None:
+def _refuse_doubles(raw: bytes, document: object) -> None:
     """Raise if a name stands twice in an object, of which the parser has kept one.
 
-    Written without blanks the document is the text itself, or has as many colons as the text: a dropped field takes
-    its colon along. Only a colon that a string writes as an escape spoils the count; then names are counted one by one.
+    Written anew the document has as many colons as the text: a field that was dropped took its colon along. Only a
+    colon that a string writes as an escape spoils that count, so then names are counted one by one.
     """
-    again = dump(document)
-    if again == raw or (again.count(b":") == size.colons and _ESCAPED_COLON not in raw):
-        return
     if measure_exactly(raw).colons != _names(document):
         name = _first_double(raw) if len(raw) <= _NAMED_BYTES else None
         raise InvalidJson(f"{'a name' if name is None else json.dumps(name[:100])} stands twice in one object", name)
@@ -217,6 +277,11 @@ def _field_at_fault(raw: bytes) -> str | None:
         except msgspec.ValidationError:
             return name
     return None
+
+
+def _too_many() -> InvalidJson:
+    rule = f"{MOST_WORK}, where a list, an object or a name counts as {_HEAVY}, or {MOST_NUMBERS} numbers in one list"
+    return InvalidJson(f"the body holds too many values: more than {rule}")
 
 
 def _too_deep() -> InvalidJson:

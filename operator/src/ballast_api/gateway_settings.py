@@ -154,7 +154,8 @@ class Limits(ApiModel):
     body_timeout_s: PositiveFloat = 300.0
     """Seconds that a client may take for a whole body; 408."""
     min_body_bytes_per_s: NonNegativeInt = 8192
-    """Bytes a second that a body must come at in the mean, once `requestTimeoutS` has passed; 408. 0 asks for none."""
+    """Bytes a second that a body must come at: each `requestTimeoutS` must bring as many, or its end; 408. 0 asks for
+    any progress."""
     keep_alive_timeout_s: PositiveFloat = 75.0
     """Seconds that a client's connection may lie idle between two requests."""
     client_stall_timeout_s: PositiveFloat = 300.0

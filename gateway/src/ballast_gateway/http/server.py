@@ -84,8 +84,9 @@ class ClientConnection(asyncio.Protocol):
         self._held: Held | None = None
         """What lies in the reader, if anything does between two reads."""
         self._body = 0
-        """The number of the body that is read, and when it began."""
-        self._body_since_s = 0.0
+        """The number of the body that is read; when it began; when its last share of bytes began, and at which one."""
+        self._body_since_s = self._share_since_s = 0.0
+        self._share_from = 0
         self._late = ""
         """Which limit `_deadline_s` is, while a request is read."""
         self._request: HttpRequest | None = None
@@ -286,8 +287,9 @@ class ClientConnection(asyncio.Protocol):
         elif closes:
             self._close()
         else:
-            self._deadline_s = self._body_since_s = self._loop.time()  # a body that has begun could not end until now
-            self._deadline_s += self._server.keep_alive_timeout_s
+            now_s = self._loop.time()
+            self._deadline_s = now_s + self._server.keep_alive_timeout_s
+            self._body_since_s = self._share_since_s = now_s  # a body that has begun may have been kept waiting by us
             if self._reader.requests or self._reader.error is not None:
                 self._loop.call_soon(self._advance)  # what answers this one may have more to do at its end
 
@@ -300,7 +302,8 @@ class ClientConnection(asyncio.Protocol):
     # --- time -------------------------------------------------------------------------------------------------------
 
     def _set_deadline(self, reading: Reading) -> None:
-        """A head has `request_timeout_s` in all, a body so long for each part; besides, a total and a least rate."""
+        """A head has `request_timeout_s` in all. A body has so long for each share of bytes that the least rate asks
+        for in that time, or for its end; and a total."""
         server, reader, now_s = self._server, self._reader, self._loop.time()
         self._deadline_s = now_s + server.request_timeout_s
         self._late = f"limits.requestTimeoutS is {server.request_timeout_s:g}"
@@ -308,14 +311,15 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._body != reader.bodies:
             self._body, self._body_since_s = reader.bodies, now_s
-        due_s, late = self._body_since_s + server.body_timeout_s, f"limits.bodyTimeoutS is {server.body_timeout_s:g}"
-        if server.min_body_bytes_per_s:
-            earned_s = server.request_timeout_s + reader.body_bytes / server.min_body_bytes_per_s
-            if self._body_since_s + earned_s < due_s:
-                due_s = self._body_since_s + earned_s
-                late = f"limits.minBodyBytesPerS is {server.min_body_bytes_per_s}"
+            self._share_since_s, self._share_from = now_s, 0
+        elif reader.body_bytes - self._share_from >= server.min_body_bytes_per_s * server.request_timeout_s:
+            self._share_since_s, self._share_from = now_s, reader.body_bytes
+        else:
+            self._deadline_s = self._share_since_s + server.request_timeout_s
+            self._late = f"limits.minBodyBytesPerS is {server.min_body_bytes_per_s}"
+        due_s = self._body_since_s + server.body_timeout_s
         if due_s < self._deadline_s:
-            self._deadline_s, self._late = due_s, late
+            self._deadline_s, self._late = due_s, f"limits.bodyTimeoutS is {server.body_timeout_s:g}"
 
     def sweep(self, now_s: float) -> None:
         """Called periodically: close the connection if it has been silent for too long."""

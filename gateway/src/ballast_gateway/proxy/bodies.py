@@ -28,6 +28,8 @@ ASK_FOR_HANDLE: Final[JsonObject] = {
 COMPLETION_TOKENS: Final = 16
 """The default of `max_tokens` in `/v1/completions`."""
 _POSITIVE_INTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
+_PIECE: Final = 50_000
+"""Token ids that are looked at in one go, while other threads wait."""
 _ROLES_HINT: Final = "such as user"
 
 
@@ -143,7 +145,8 @@ def _check_prompt(document: JsonObject) -> None:
 
 
 def _are_ids(items: list[object]) -> bool:
-    return set(map(type, items)) == {int} and min(cast("list[int]", items)) >= 0
+    pieces = (items[start : start + _PIECE] for start in range(0, len(items), _PIECE))
+    return all(set(map(type, piece)) == {int} and min(cast("list[int]", piece)) >= 0 for piece in pieces)
 
 
 def _check_messages(document: JsonObject) -> None:

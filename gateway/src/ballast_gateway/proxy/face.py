@@ -119,7 +119,7 @@ class ProxyFace:
         self._moves = driver.abilities.moves
         self._cuts = driver.abilities.cuts
         self._holds = self._moves or settings.streams.rescue
-        self._large = LargeBodies[_Read](self._loop)
+        self._large = LargeBodies[_Read | InvalidBody](self._loop)
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -238,10 +238,13 @@ class ProxyFace:
         pending.reading = self._large.read(held.names, lambda: self._read_large(body, chat), pending.read)
         return pending
 
-    def _read_large(self, body: bytes, chat: bool) -> _Read:
+    def _read_large(self, body: bytes, chat: bool) -> _Read | InvalidBody:
         """On the thread."""
         size = strict_json.measure(body)
-        generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+        try:
+            generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+        except InvalidBody as error:
+            return InvalidBody(str(error), error.param)  # the raised one holds frames, and these the body
         return _Read(generation, size, self._prompts.blocks(generation.document, generation.model))
 
     def _refuse_body(self, ask: _Ask, error: InvalidBody) -> None:
@@ -343,21 +346,23 @@ class _Pending:
         self._face = face
         self._ask = ask
         self._run: Run | None = None
-        self.reading: Reading[_Read] | None = None
+        self.reading: Reading[_Read | InvalidBody] | None = None
 
-    def read(self, outcome: asyncio.Future[_Read]) -> None:
+    def read(self, outcome: asyncio.Future[_Read | InvalidBody]) -> None:
         """Take what the thread has read, or why it could not. Never raises."""
         face, ask = self._face, self._ask
+        self.reading = None  # which knows this method: a circle would keep the body until a full collection
         try:
-            generation, size, blocks = outcome.result()
-            error = ask.held.set(size.held_bytes)
+            found = outcome.result()
+            if isinstance(found, InvalidBody):
+                face._refuse_body(ask, found)
+                return
+            error = ask.held.set(found.size.held_bytes)
             if error is not None:
                 ask.held.set(0)
                 face._refuse(ask.client, ask.record, error, outcome="rejected")
             else:
-                self._run = face._admitted(ask, generation, blocks)
-        except InvalidBody as error_:
-            face._refuse_body(ask, error_)
+                self._run = face._admitted(ask, found.generation, found.blocks)
         except Exception:
             _log.exception("a large body could not be read", extra={"request_id": ask.record.id})
             ask.held.set(0)
@@ -370,6 +375,7 @@ class _Pending:
             return
         if self.reading is not None:
             self.reading.dropped = True
+            self.reading = None
         self._ask.held.set(0)
         record = self._ask.record
         record.outcome, record.reason = "cancelled", "client-gone"
