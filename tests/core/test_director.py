@@ -128,18 +128,72 @@ def test_a_flexible_endpoint_prefills_its_own_requests() -> None:
     assert dispatch.decode.id == "f0"
 
 
-@pytest.mark.parametrize(("names", "missing"), [((), "decode"), (("p0",), "decode"), (("d0",), "prefill")])
-def test_without_endpoints_a_request_is_rejected_with_the_missing_role(names: tuple[str, ...], missing: str) -> None:
-    """The message says which kind of endpoint is missing."""
-    (effect,) = director(names=names).on_event(RequestArrived(request()), 0.0)
+def test_without_endpoints_a_request_is_rejected() -> None:
+    """Nothing is booked."""
+    (effect,) = director(names=()).on_event(RequestArrived(request()), 0.0)
     assert isinstance(effect, Reject)
     assert effect.reason is RejectReason.NO_ENDPOINTS
-    assert missing in effect.message
+
+
+@pytest.mark.parametrize(
+    ("names", "lost", "served_by"),
+    [
+        (("d0",), (), "d0"),
+        (("p0", "p1", "d0"), ("p0", "p1"), "d0"),
+        (("p0",), (), "p0"),
+        (("p0", "d0", "d1"), ("d0", "d1"), "p0"),
+    ],
+)
+def test_when_all_endpoints_of_one_role_are_gone_the_other_role_serves_whole_requests(
+    names: tuple[str, ...], lost: tuple[str, ...], served_by: str
+) -> None:
+    """Without a hand-off; booked for both stages. Once one is back, requests are split again."""
+    d = director(names=names)
+    for name in lost:
+        d.on_event(EndpointLost(EndpointId(name)), 0.0)
+    dispatch = only_dispatch(d.on_event(RequestArrived(request("a")), 1.0))
+    assert (dispatch.prefill, dispatch.decode.id) == (None, served_by)
+    slot = d.inventory.slot_of(EndpointId(served_by))
+    assert [d.ledger.requests[stage][slot] for stage in Stage] == [1, 1]
+    d.on_event(EndpointObserved(endpoint(names[0] if lost else "p9" if served_by == "d0" else "d9")), 2.0)
+    if lost:
+        d.on_event(EndpointObserved(endpoint(lost[0])), 2.0)
+    assert only_dispatch(d.on_event(RequestArrived(request("b")), 3.0)).prefill is not None
+
+
+def test_a_request_whose_prefill_failed_goes_on_at_a_decode_endpoint_if_no_other_prefill_is_left() -> None:
+    """Others are still split: the endpoint answers scrapes."""
+    d = director(names=("p0", "d0"))
+    assert only_dispatch(d.on_event(RequestArrived(request()), 0.0)).prefill is not None
+    dispatch = only_dispatch(d.on_event(DispatchFailed(RequestId("r"), Stage.PREFILL, EndpointId("p0")), 1.0))
+    assert (dispatch.prefill, dispatch.decode.id) == (None, "d0")
+    assert only_dispatch(d.on_event(RequestArrived(request("b")), 1.0)).prefill is not None
+
+
+def test_draining_prefills_take_no_new_request_though_they_are_the_last_of_their_role() -> None:
+    """Neither prefill nor, when the decodes have gone, whole ones."""
+    d = director(names=("p0", "d0"))
+    d.on_event(EndpointDraining(EndpointId("p0")), 0.0)
+    assert only_dispatch(d.on_event(RequestArrived(request("a")), 1.0)).decode.id == "d0"
+    d.on_event(EndpointLost(EndpointId("d0")), 2.0)
+    (effect,) = d.on_event(RequestArrived(request("b")), 3.0)
+    assert isinstance(effect, Reject)
+
+
+def test_a_prefill_endpoint_decodes_what_it_has_prefilled_when_no_decode_endpoint_is_left() -> None:
+    """Its KV is there. Late binding only: early-bound engines have sent it elsewhere."""
+    d = director(names=("p0", "d0"))
+    d.on_event(RequestArrived(request()), 0.0)
+    d.on_event(EndpointLost(EndpointId("d0")), 0.5)
+    (handoff,) = d.on_event(PrefillDone(RequestId("r")), 1.0)
+    assert isinstance(handoff, Handoff)
+    assert handoff.decode.id == "p0"
+    assert len(d.inventory) == 1
 
 
 def test_a_held_request_is_dispatched_when_an_endpoint_appears() -> None:
     """With hold_s a request survives the moment in which a fleet has no endpoint."""
-    d = director(names=("p0",), hold_s=5.0)
+    d = director(names=(), hold_s=5.0)
     assert d.on_event(RequestArrived(request()), 1.0) == [Hold(RequestId("r")), WakeAt(6.0)]
     dispatch = only_dispatch(d.on_event(EndpointObserved(endpoint("d0")), 2.0))
     assert dispatch.decode.id == "d0"
@@ -147,7 +201,7 @@ def test_a_held_request_is_dispatched_when_an_endpoint_appears() -> None:
 
 def test_a_held_request_is_rejected_when_its_time_is_over() -> None:
     """It is held no longer than hold_s after its arrival."""
-    d = director(names=("p0",), hold_s=5.0)
+    d = director(names=(), hold_s=5.0)
     d.on_event(RequestArrived(request()), 1.0)
     assert d.on_event(TimerFired(), 5.9995) == [WakeAt(6.0)]  # a timer that fires too soon is asked for again
     (effect,) = d.on_event(TimerFired(), 6.0)

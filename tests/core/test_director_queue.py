@@ -252,10 +252,21 @@ def test_all_endpoints_gone_while_many_wait() -> None:
     d = bounded()
     arrive(d, "a", 0.0)
     arrive(d, "b", 0.0)
-    d.on_event(EndpointDraining(EndpointId("p0")), 1.0)
+    for name in ("d0", "p0"):
+        d.on_event(EndpointDraining(EndpointId(name)), 1.0)
     (effect,) = d.on_event(TimerFired(), 8.0)
     assert isinstance(effect, Reject)
     assert effect.reason is RejectReason.NO_ENDPOINTS
+
+
+def test_who_waits_for_a_prefill_goes_to_a_decode_endpoint_when_all_prefills_are_gone() -> None:
+    """At once, as far as there is room for both stages."""
+    d = bounded(("p0", "d0", "d1"))
+    arrive(d, "a", 0.0)
+    arrive(d, "b", 0.0)
+    effect = only_dispatch(d.on_event(EndpointLost(EndpointId("p0")), 1.0))
+    assert (effect.prefill, effect.decode.id) == (None, "d1")
+    assert len(d.queue) == 0
 
 
 def test_what_is_waited_for_in_vain_is_forgotten() -> None:

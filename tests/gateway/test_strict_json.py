@@ -170,6 +170,7 @@ def test_depth_is_bounded_alike_on_every_python() -> None:
         (b'{"a":NaN}', "NaN is no JSON number (byte 5)", None),
         (b'{"a":[-Infinity]}', "-Infinity is no JSON number (byte 6)", None),
         (b'{"a":1,"b":{"c":1e999}}', "b: the number is too large", "b"),
+        (b'{"b":1e999,"a":}', "the body: the number is too large", None),
         (b'{"a":"\\ud83d"}', "half of a surrogate pair", None),
         (b'{"a":"\xff"}', "not UTF-8 text (byte 6)", None),
         (b'{"a":1', "Input data was truncated", None),

@@ -238,10 +238,19 @@ class Watch:
             and (subset is None or endpoint.address in subset)
         )
 
+    def _may_stand_in(self, life: Life, endpoint: Endpoint, stage: Stage) -> bool:
+        """Whether it may take the other stage, and no endpoint may take this one."""
+        (other,) = set(Stage) - {stage}
+        states = (self.ready, self._was_ready) if isinstance(self.log[-1][0], EndpointsScraped) else (self.ready,)
+        return self._may_take(life, endpoint, other) and any(
+            not any(self._may_take(life, one, stage) for one in state.values()) for state in states
+        )
+
     def _check_dispatch(self, life: Life, dispatch: Dispatch) -> None:
         first = dispatch.decode if dispatch.prefill is None else dispatch.prefill
-        assert self._may_take(life, first, Stage.PREFILL), f"2: prefill on {first}"
-        assert self._may_take(life, dispatch.decode, Stage.DECODE), f"2: decode on {dispatch.decode}"
+        alone = dispatch.prefill is None and any(self._may_stand_in(life, first, stage) for stage in Stage)
+        assert alone or self._may_take(life, first, Stage.PREFILL), f"2: prefill on {first}"
+        assert alone or self._may_take(life, dispatch.decode, Stage.DECODE), f"2: decode on {dispatch.decode}"
         for segment in dispatch.segments:
             assert self._may_take(life, segment.endpoint, Stage.DECODE), f"2: a segment on {segment.endpoint}"
             assert segment.endpoint.role is Role.FLEXIBLE, f"2: a segment on {segment.endpoint}"
@@ -254,7 +263,9 @@ class Watch:
         if not self._may_take(life, target, Stage.DECODE):
             early = self.settings.binding is Binding.EARLY and target.id == planned
             if not early:
-                assert target.id == (life.endpoint if cut else life.decode), f"2: handed on to {target}"
+                prefill, gone = life.dispatch.prefill, life.decode not in self.ready
+                back = not cut and gone and prefill is not None and target.id == prefill.id
+                assert back or target.id == (life.endpoint if cut else life.decode), f"2: handed on to {target}"
                 others = [
                     one
                     for one in self.ready.values()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query
 
+from ballast_core.model import EndpointId
+from ballast_core.state.health import HealthReport
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.observe.fleet import Fleet, Member
 
@@ -16,6 +19,7 @@ from ballast_gateway.observe.fleet import Fleet, Member
 def build_admin(
     *,
     fleet: Fleet,
+    health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
     now_s: Callable[[], float],
     token_file: Path | None = None,
@@ -29,9 +33,9 @@ def build_admin(
 
     @app.get("/ballast/v1/endpoints", dependencies=[Depends(authorised)])
     async def endpoints() -> dict[str, Any]:
-        """The discovered endpoints, each with its last observation."""
+        """The discovered endpoints, each with its last observation and its health by the outcomes of its legs."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
-        return {"endpoints": [_member(member, now_s()) for member in members]}
+        return {"endpoints": [_member(member, health(member.endpoint.id), now_s()) for member in members]}
 
     @app.get("/ballast/v1/decisions", dependencies=[Depends(authorised)])
     async def last_decisions(
@@ -52,7 +56,7 @@ def _check_token(authorization: str, token_file: Path) -> None:
         raise HTTPException(401, "this needs the bearer token of admin.tokenFile", {"WWW-Authenticate": "Bearer"})
 
 
-def _member(member: Member, now_s: float) -> dict[str, Any]:
+def _member(member: Member, health: HealthReport, now_s: float) -> dict[str, Any]:
     endpoint, seen = member.endpoint, member.observation
     return {
         "name": endpoint.id,
@@ -63,6 +67,7 @@ def _member(member: Member, now_s: float) -> dict[str, Any]:
         "state": member.state,
         "failed_scrapes": member.liveness.failures,
         "problem": member.problem,
+        "health": asdict(health),
         "observation": None
         if seen is None
         else {

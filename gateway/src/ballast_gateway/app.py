@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core import kernel
 from ballast_core.directing.director import Director
+from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
@@ -31,6 +32,7 @@ from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
+from ballast_gateway.stand_ins import StandIns
 
 _log = logging.getLogger(__name__)
 
@@ -70,10 +72,13 @@ class Gateway:
         self.registry = CollectorRegistry()
         director = Director(director_settings(settings))
         self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
+        self.metrics.watch_queue(director)
+        self.metrics.watch_health(director, now_s=time.monotonic)
+        director.health.on_change = self._health_changed
         self.driver = Driver(
             director,
             clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens
-            listeners=(self.decisions, self.metrics.effect),
+            listeners=(self.decisions, self.metrics.effect, StandIns(director.inventory, self.registry).effect),
             on_decision_s=self.metrics.decision,
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
@@ -176,6 +181,16 @@ class Gateway:
             self._closing.enter_context(opening.pop_all())
         return file
 
+    def _health_changed(self, change: HealthChange) -> None:
+        self.metrics.health_changed(change)
+        level = logging.WARNING if change.state is HealthState.EJECTED else logging.INFO
+        _log.log(
+            level,
+            "an endpoint is %s",
+            change.state,
+            extra={"event": "health", "endpoint": change.endpoint_id, "state": change.state, "reason": change.reason},
+        )
+
     def _ended(self, record: RequestRecord) -> None:
         self.metrics.request(record)
         if self.settings.logs.requests:
@@ -212,6 +227,7 @@ class Gateway:
 
             return build_admin(
                 fleet=self.fleet,
+                health=self.driver.director.health.report,
                 decisions=self.decisions,
                 now_s=self.driver.now_s,
                 token_file=None if token_file is None else Path(token_file),

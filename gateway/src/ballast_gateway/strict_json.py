@@ -271,11 +271,18 @@ def _first_double(raw: bytes) -> str | None:
 
 
 def _field_at_fault(raw: bytes) -> str | None:
-    for name, value in _decode_fields(raw).items() if raw.lstrip(b" \t\r\n").startswith(b"{") else ():
+    """The field with a number out of range; None in JSON that is wrong further on, too."""
+    try:
+        fields = _decode_fields(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    for name, value in fields.items():
         try:
             _decode(value)
         except msgspec.ValidationError:
             return name
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
     return None
 
 

@@ -55,7 +55,7 @@ class Admitter:
 
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
-        if not self.serves or self._capacity.any_free():
+        if not self.serves or (self._capacity.any_free() and not self._queue.has_like(entry)):
             dispatch = self._dispatcher.dispatch(entry, now_s)
             if dispatch is not None:
                 return [dispatch]
@@ -71,16 +71,16 @@ class Admitter:
     def serve(self, now_s: float) -> list[Effect]:
         """Dispatch waiting requests in turn while there is capacity; reject those for which it comes too late."""
         effects: list[Effect] = []
-        queue, capacity = self._queue, self._capacity
+        queue = self._queue
         if len(queue):
             queue.backlog.passes(now_s)
-            if capacity.any_free():
+            if self._any_free():
                 for entry in queue.in_turn(now_s):
                     dispatch = self._dispatcher.dispatch(entry, now_s)
                     if dispatch is not None:
                         queue.dispatched(entry.request.id)
                         effects.append(dispatch)
-                        if not capacity.any_free():
+                        if not self._any_free():
                             break
         for entry in queue.expired(now_s):
             until_s = now_s if entry.failures else self._may_wait_until_s(entry, now_s)
@@ -154,8 +154,17 @@ class Admitter:
 
     def _saturated(self, entry: Entry, cause: ShedCause, now_s: float) -> Reject:
         self._ledger.close(entry.request.id)
-        message = f"every endpoint is full and {len(self._queue)} other requests wait; retry later"
-        return self.rejected(entry.request, RejectReason.SATURATED, message, now_s, cause)
+        message = f"every endpoint is full and {len(self._queue)} other requests wait"
+        if cause is ShedCause.BACKLOG:
+            message += f" for about {self.expected_wait_s:.1f} s"
+        elif cause is ShedCause.WAITED:
+            message += f"; it waited {now_s - entry.arrived_s:.1f} s itself"
+        return self.rejected(entry.request, RejectReason.SATURATED, f"{message}; retry later", now_s, cause)
+
+    def _any_free(self) -> bool:
+        """Whether a waiting request may be dispatched now, as far as that is known without placing it."""
+        placer = self._placer
+        return self._capacity.any_free() or any(placer.stand_ins(entry) for entry in self._queue.restricted())
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
         """Until when it may wait: for capacity if there are endpoints, otherwise for an endpoint to appear.
@@ -175,6 +184,5 @@ class Admitter:
             tried = ", ".join(sorted(entry.avoid))
             message = f"no endpoint is left to try after {tried} failed"
             return [self.rejected(entry.request, RejectReason.UPSTREAM_FAILED, message, now_s)]
-        missing = self._placer.missing_stage(entry.request)
-        message = f"no {missing} endpoint is ready; retry later"
+        message = "no endpoint that may serve it is ready; retry later"
         return [self.rejected(entry.request, RejectReason.NO_ENDPOINTS, message, now_s)]

@@ -64,13 +64,17 @@ class Capacity:
 
     def any_free(self) -> bool:
         """Whether a request without a subset could be dispatched now."""
-        decode = self.free(Stage.DECODE, self._inventory.candidates(Stage.DECODE))
+        prefills, decodes = self._inventory.candidates(Stage.PREFILL), self._inventory.candidates(Stage.DECODE)
+        if not (prefills.endpoints and decodes.endpoints):  # the endpoints of one role serve both stages
+            alone = decodes if decodes.endpoints else prefills
+            return bool(self.free(Stage.PREFILL, self.free(Stage.DECODE, alone)).endpoints)
+        decode = self.free(Stage.DECODE, decodes)
         if not decode.endpoints:
             return False
         roles = self._inventory.ready_roles()
         if Role.PREFILL not in roles and any(one.role is Role.FLEXIBLE for one in decode.endpoints):
             return True
-        return bool(self.free(Stage.PREFILL, self._inventory.candidates(Stage.PREFILL)).endpoints)
+        return bool(self.free(Stage.PREFILL, prefills).endpoints)
 
     def free_decodes(self, slots: IntArray) -> IntArray | None:
         """How many more decodes each slot takes, 0 or more; None if no endpoint can be full."""

@@ -8,9 +8,10 @@ from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
-from ballast_core.model import Binding, Role, Stage
+from ballast_core.model import Binding, EndpointId, Role, Stage
 from ballast_core.model.effects import Dispatch, Handoff
-from ballast_core.state.inventory import Inventory
+from ballast_core.state.health import Health
+from ballast_core.state.inventory import Inventory, Readiness
 from ballast_core.state.ledger import Entry, Phase
 
 
@@ -26,6 +27,7 @@ class Dispatcher:
         partitioner: Partitioner | NoPartitioner,
         queue: Queue,
         bookings: Bookings,
+        health: Health,
     ) -> None:
         """`queue`: computes the priority that is sent to engines."""
         self._placer = placer
@@ -34,9 +36,23 @@ class Dispatcher:
         self._partitioner = partitioner
         self._queue = queue
         self._bookings = bookings
+        self._health = health
 
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
         """Dispatch a held request, cut or whole; None if no endpoint has capacity for it."""
+        dispatch = self._dispatch(entry, now_s)
+        if self._inventory.on_trial and dispatch is not None:
+            self._sent(entry, dispatch.decode.id)
+            if dispatch.prefill is not None:
+                self._sent(entry, dispatch.prefill.id)
+        return dispatch
+
+    def _sent(self, entry: Entry, endpoint_id: EndpointId) -> None:
+        slot = self._inventory.slot_of(endpoint_id)
+        if slot in self._inventory.on_trial:
+            self._health.sent(entry.request.id, slot)
+
+    def _dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
         cut = self._partitioner.dispatch(entry, now_s)
         if cut is None:
             return self._whole(entry, now_s)
@@ -51,12 +67,12 @@ class Dispatcher:
         handoff_s = None if prefill is None else placer.prefill_s(prefill)
         decode = placer.place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
         if decode is None:
-            return None
+            return self._alone(entry, now_s)
         endpoint = self._inventory.endpoint(decode.slot)
         if endpoint.role is Role.FLEXIBLE and Role.PREFILL not in self._inventory.ready_roles():
             prefill = None
         elif prefill is None:
-            return None
+            return self._alone(entry, now_s)
         elif prefill.slot == decode.slot:
             prefill = None
         placer.chosen(Stage.DECODE, decode.slot)
@@ -71,31 +87,66 @@ class Dispatcher:
             priority=self._queue.priority(entry, (prefill or decode).slot, now_s),
         )
 
+    def _alone(self, entry: Entry, now_s: float) -> Dispatch | None:
+        """Where no endpoint may serve one of the stages, one of the other role serves both; its costs count both."""
+        candidates = self._placer.stand_ins(entry)
+        if candidates is None:
+            return None
+        placed = self._placer.place(Stage.DECODE, entry, now_s, among=self._placer.with_capacity(candidates))
+        if placed is None:
+            return None
+        self._placer.chosen(Stage.DECODE, placed.slot)
+        self._bookings.assign(entry, None, placed, now_s)
+        return Dispatch(
+            entry.request.id,
+            prefill=None,
+            decode=self._inventory.endpoint(placed.slot),
+            traces=(placed.trace,),
+            priority=self._queue.priority(entry, placed.slot, now_s),
+        )
+
     def prefill_done(self, entry: Entry, now_s: float) -> Handoff | None:
         """Choose where it decodes; None if it was not prefilling.
 
-        Late binding keeps the provisional endpoint unless another one is strictly better now, or it has been lost.
+        Late binding keeps the provisional endpoint unless another one is strictly better now, or it has been lost. If
+        it was lost and no other one is left, the endpoint that prefilled the request has its KV, and decodes it.
         """
         old_slot = entry.decode_slot
         if old_slot is None or entry.phase is not Phase.PREFILLING:
             return None
         if self._partitioner.planned(entry.request.id):
             return self.segment_done(entry, 0, now_s)
+        handoff = self._hand_off(entry, old_slot, now_s)
+        if self._inventory.on_trial:
+            self._sent(entry, handoff.decode.id)
+        return handoff
+
+    def _hand_off(self, entry: Entry, old_slot: int, now_s: float) -> Handoff:
         kept = self._inventory.endpoint(old_slot)
         if self._binding is Binding.EARLY:
             self._bookings.prefilled(entry, now_s)
             return Handoff(entry.request.id, kept)
+        prefill_slot = entry.prefill_slot
         self._bookings.prefilled_and_withdrawn(entry, now_s)
+        if self._health.probes:
+            self._health.left(entry.request.id)  # it may go elsewhere; else it is the probe again
         placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
-        if placed is None:  # no ready endpoint is left: the provisional one may still answer
-            self._bookings.assign_decode(entry, old_slot, now_s)
+        if placed is None:
+            left_slot = old_slot if prefill_slot is None else self._left(old_slot, prefill_slot)
+            self._bookings.assign_decode(entry, left_slot, now_s)
             self._bookings.release_lost()
-            return Handoff(entry.request.id, kept)
+            return Handoff(entry.request.id, self._inventory.endpoint(left_slot))
         if placed.slot != old_slot:
             self._placer.chosen(Stage.DECODE, placed.slot)
         self._bookings.assign_decode(entry, placed.slot, now_s)
         self._bookings.release_lost()
         return Handoff(entry.request.id, self._inventory.endpoint(placed.slot), (placed.trace,))
+
+    def _left(self, decode_slot: int, prefill_slot: int) -> int:
+        """The provisional slot, which may still answer; the prefill's if that is ready and the other one is gone."""
+        readiness = self._inventory.readiness
+        gone = readiness(decode_slot) is Readiness.GONE
+        return prefill_slot if gone and readiness(prefill_slot) is Readiness.READY else decode_slot
 
     def segment_done(
         self, entry: Entry, generated_tokens: int, now_s: float, *, computed: bool = True
@@ -106,4 +157,6 @@ class Dispatcher:
         self._bookings.progressed(entry, generated_tokens, now_s)
         handoff = self._partitioner.segment_done(entry, now_s, computed=computed)
         self._bookings.release_lost()
+        if self._inventory.on_trial:
+            self._sent(entry, handoff.decode.id)
         return handoff

@@ -140,6 +140,16 @@ class Queue:
             if request_id in self._waiting:
                 stuck.add(reach)
 
+    def has_like(self, entry: Entry) -> bool:
+        """Whether another request waits that may go to the same endpoints: its turn may come first."""
+        return (entry.request.subset, entry.avoid) in self._rooms
+
+    def restricted(self) -> Iterator[Entry]:
+        """One request of each room whose requests may not go everywhere."""
+        for (subset, avoid), room in self._rooms.items():
+            if subset is not None or avoid:
+                yield self._waiting[next(iter(room))].entry
+
     def expired(self, now_s: float) -> list[Entry]:
         """The requests that have waited too long, by the end of their wait; they stay in the queue."""
         over: dict[RequestId, Entry] = {}  # one that left and came back at the same time has two items with one end

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ballast_core.model import RejectReason
 from ballast_gateway import headers
 from ballast_gateway.errors import ApiError, upstream_broke
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
-from ballast_gateway.proxy.legs import Job
+from ballast_gateway.proxy.legs import Job, LegFailed
 from ballast_gateway.proxy.sse import completion_tokens
 from ballast_gateway.records import RequestRecord
 
 
 def begin(job: Job, reply: Collect) -> None:
-    """Send status and headers of a stream."""
-    job.record.status = reply.status
+    """Send status and headers of a stream; for a whole answer they are kept."""
+    if job.whole is None:
+        job.record.status = reply.status
     job.client.start_stream(reply.status, _headers(reply.headers, job.record))
+
+
+def end(job: Job, reply: Collect) -> None:
+    """The stream is whole."""
+    job.record.status = reply.status
+    job.client.end()
 
 
 def pass_on(job: Job, reply: Collect) -> bool:
@@ -23,9 +33,23 @@ def pass_on(job: Job, reply: Collect) -> bool:
     record.status = reply.status
     record.output_tokens = completion_tokens(body)
     if reply.status >= 400:
-        record.outcome, record.reason = "invalid", f"upstream-{reply.status}"
+        record.outcome = "rejected" if reply.status == 429 else "invalid"
+        record.reason = f"upstream-{reply.status}"
     job.client.respond(reply.status, _headers(reply.headers, record), body)
     return reply.status < 400
+
+
+def shared(reason: RejectReason, failed: Sequence[LegFailed]) -> Collect | None:
+    """The answer of the engines that were asked, where it is the client's: a 4xx that all of them gave.
+
+    Where no further engine was asked for the sake of the retry budget, it is the last one's.
+    """
+    last = failed[-1] if failed else None
+    if last is None or last.reply is None or not 400 <= last.status < 500:
+        return None
+    if reason is RejectReason.RETRY_BUDGET or all(leg.status == last.status for leg in failed):
+        return last.reply
+    return None
 
 
 def refuse(job: Job, error: ApiError) -> None:
@@ -37,10 +61,16 @@ def refuse(job: Job, error: ApiError) -> None:
 
 
 def break_off(job: Job, failure: Exception, *, between_events: bool) -> None:
-    """Too late for a status: put an error event into the stream, where one fits, and cut the connection."""
+    """Put an error event into the stream, where one fits, and cut the connection; it is too late for a status, unless
+    the client waits for a whole answer.
+    """
     error = upstream_broke("the engine failed in the middle of the answer")
     record = job.record
     record.outcome, record.reason, record.detail = "failed", error.code, str(failure)
+    if job.whole is not None:
+        record.status = error.status
+        job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
+        return
     if between_events:
         job.client.write(b"data: %b\n\n" % error.body())
     job.client.abort()

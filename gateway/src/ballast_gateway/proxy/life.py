@@ -82,7 +82,7 @@ class Event(_Name):
     HANDED_OFF = "handed off"
     """The Director names the decode endpoint."""
     ANSWERED = "answered"
-    """A whole answer for the client: a result that does not stream, or a 4xx. Only before the first byte."""
+    """A whole answer for the client: a result that does not stream. Only before the first byte."""
     BEGUN = "begun"
     """The first bytes of a stream whose tokens are kept."""
     BEGUN_UNHELD = "begun, unheld"
@@ -97,8 +97,12 @@ class Event(_Name):
     """No answer, a broken one, silence or an error; another engine could go on from the tokens so far."""
     ENGINE_FAILED_UNRESCUED = "engine failed, unrescued"
     """The same, where settings leave streams with their engines."""
+    ENGINE_FAILED_ANEW = "engine failed, anew"
+    """The same, where nothing was sent of what has come, and none of it is carried over."""
     ENGINE_BROKE = "engine broke"
     """The same, but no other engine could go on."""
+    UNFIT = "unfit"
+    """No whole answer can be put together from the stream that it comes as."""
     MOVE_ORDERED = "move ordered"
     """The Director orders a move, and the stream's tokens can be carried over."""
     MOVE_UNFIT = "move unfit"
@@ -120,13 +124,15 @@ class Action(_Name):
 
     RETRY = "report the failed leg"
     RESCUE = "count a rescue, report the failed leg"
+    START_OVER = "forget what has come"
+    ASK_WHOLE = "have the engine give a whole answer"
     REPORT_PREFILLED = "report the prefill"
     REPORT_PART = "report the segment"
     REPORT_NO_PART = "report the segment as skipped"
     REPORT_TOKEN = "report the token"
     REPORT_MOVED = "report the move"
     BEGIN_ANSWER = "send status and headers"
-    REFUSE_REQUEST = "answer with the error"
+    REFUSE_REQUEST = "answer with the error, or as the engines did"
     PASS_ON = "answer with the engine's answer"
     FINISH = "end the stream, report the end"
     BREAK = "break the stream off, report the failure"
@@ -174,7 +180,6 @@ _PLACED: Final[dict[State, dict[Event, Step]]] = {
     },
     State.PREFILLING: {
         Event.PREFILLED: Step(State.HANDING_OFF, (Action.REPORT_PREFILLED,)),
-        Event.ANSWERED: Step(State.ENDED, (Action.PASS_ON,)),
         Event.ENGINE_FAILED: Step(State.PLACING, (Action.RETRY,)),
     },
     State.HANDING_OFF: {
@@ -185,6 +190,7 @@ _PLACED: Final[dict[State, dict[Event, Step]]] = {
         Event.BEGUN_UNHELD: Step(State.PASSING, (Action.BEGIN_ANSWER,)),
         Event.ANSWERED: Step(State.ENDED, (Action.PASS_ON,)),
         Event.ENGINE_FAILED: Step(State.PLACING, (Action.RETRY,)),
+        Event.UNFIT: Step(State.OPENING, (Action.ASK_WHOLE,)),
     },
 }
 """Before the first byte."""
@@ -196,7 +202,9 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH,)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.RESCUE,)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK,)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK,)),
+        Event.UNFIT: Step(State.OPENING, (Action.ASK_WHOLE,)),
         Event.MOVE_ORDERED: Step(State.WARMING, (Action.WARM_UP,)),
     },
     State.PASSING: {
@@ -210,6 +218,8 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.DROP_MOVE, Action.RESCUE)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
+        Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
         Event.WARMED_UP: Step(State.WARM, (Action.AWAIT_CUT,)),
         Event.WARM_UP_FAILED: Step(State.FLOWING, (Action.GIVE_MOVE_UP,)),
@@ -220,6 +230,8 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
+        Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
         Event.CUT_REACHED: Step(State.CROSSING, (Action.FOLLOW_TARGET, Action.LIMIT_TARGET)),
         Event.PATIENCE_OVER: Step(State.FLOWING, (Action.GIVE_MOVE_UP,)),
@@ -228,7 +240,9 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.TOKEN: Step(State.FLOWING, (Action.REPORT_MOVED, Action.REPORT_TOKEN)),
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.FLOWING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.FLOWING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP)),
+        Event.UNFIT: Step(State.OPENING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
     },
     State.REPLACING: {
         Event.DISPATCHED: Step(State.FLOWING),

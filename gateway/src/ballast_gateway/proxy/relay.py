@@ -7,13 +7,17 @@ from typing import Final, Protocol
 
 from ballast_gateway.http.client import Collect, UpstreamError
 from ballast_gateway.http.responses import Headers
-from ballast_gateway.http.server import ClientConnection
-from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.clients import Client
+from ballast_gateway.proxy.held_stream import HeldStream, Leg
 from ballast_gateway.proxy.life import Event
 from ballast_gateway.proxy.sse import TokenMeter
 
 PROGRESS_TOKENS: Final = 16
 """Output is reported to the Director in steps of this many tokens."""
+
+
+_MOST_FIRST_BYTES: Final = 64 * 1024
+"""What is longer without a token is no stream that we know, and goes to the client."""
 
 
 class Holder(Protocol):
@@ -40,6 +44,7 @@ class Relay(Collect):
 
     __slots__ = (
         "_client",
+        "_first",
         "_holder",
         "_idle_timeout_s",
         "_loop",
@@ -53,7 +58,7 @@ class Relay(Collect):
     def __init__(
         self,
         holder: Holder,
-        client: ClientConnection,
+        client: Client,
         loop: asyncio.AbstractEventLoop,
         *,
         streams: bool,
@@ -69,6 +74,8 @@ class Relay(Collect):
         self._idle_timeout_s = idle_timeout_s
         self._meter = TokenMeter()
         self._reported = 0
+        self._first: list[bytes] = []
+        """What came before the first token: if an error follows, another endpoint is tried."""
         self.relays = streams
         """The answer is a stream of events."""
         self.continues = continues
@@ -96,20 +103,33 @@ class Relay(Collect):
             super().on_data(data)
             return
         self.deadline_s = self._loop.time() + self._idle_timeout_s
-        if not self.shows:
-            self._begin(Event.BEGUN_UNHELD)
-        self._client.write(data)
         meter = self._meter
         was_started = meter.started
         meter.feed(data)
+        if meter.failed:
+            raise UpstreamError("the engine sent an error event")
+        if not self.shows:
+            self._first.append(data)
+            if not meter.started and sum(map(len, self._first)) <= _MOST_FIRST_BYTES:
+                return
+            data = self._show()
+        self._client.write(data)
         if meter.started:
             self._report(meter.tokens, first=not was_started)
 
     def on_end(self) -> None:
-        if self.relays:
-            if not self.shows:
-                self._begin(Event.BEGUN_UNHELD)
+        if not self.relays:
+            return
+        if not self.shows and any(b"data: {" in part for part in self._first):
+            self._client.write(self._show())
+        if self.shows:
             self._holder.on(Event.END)
+
+    def _show(self) -> bytes:
+        """Begin the client's stream. Returns what it is to be sent first."""
+        self._begin(Event.BEGUN_UNHELD)
+        first, self._first = b"".join(self._first), []
+        return first
 
     def _begin(self, begun: Event) -> None:
         self.shows = True
@@ -150,7 +170,7 @@ class HeldRelay(Relay):
     def __init__(
         self,
         holder: Holder,
-        client: ClientConnection,
+        client: Client,
         loop: asyncio.AbstractEventLoop,
         held: HeldStream,
         *,
@@ -184,14 +204,19 @@ class HeldRelay(Relay):
         return not self._unheld or super().between_events
 
     def on_data(self, data: bytes) -> None:
-        held = self._held
         if not self.relays or self._unheld:
             super().on_data(data)
             return
-        leg = held.leg
-        had_tokens = leg.tokens
-        shown = held.feed(data)
-        self._unheld = held.lost
+        leg = self._held.leg
+        self._pass_on(leg, leg.tokens, self._held.feed(data))
+        if leg.broken:
+            raise UpstreamError(leg.broken)
+        if self._movable and not self._unheld:
+            self._holder.between_events()
+
+    def _pass_on(self, leg: Leg, had_tokens: int, shown: bytes) -> None:
+        """What has just been fed: to the client what it is to see of it, to the holder how far that is."""
+        self._unheld = self._held.lost
         if self._unheld:
             if self.shows:
                 self._holder.on(Event.TIED)
@@ -207,13 +232,16 @@ class HeldRelay(Relay):
             tokens = leg.earlier_tokens + leg.tokens
             if not had_tokens or tokens - self._reported >= PROGRESS_TOKENS:
                 self._report(tokens, first=not had_tokens)
-        if leg.broken:
-            raise UpstreamError(leg.broken)
-        if self._movable:
-            self._holder.between_events()
 
     def on_end(self) -> None:
+        held = self._held
+        if self.relays and not self._unheld and not held.leg.broken:
+            leg, had_tokens, shown = held.leg, held.leg.tokens, held.close()
+            try:
+                self._pass_on(leg, had_tokens, shown)
+            except UpstreamError as error:
+                leg.broken = str(error)
         if not self.relays or self._unheld:
             super().on_end()
-        elif self._held.is_whole:
+        elif held.is_whole and not held.leg.broken:
             self._holder.on(Event.END)

@@ -29,6 +29,7 @@ from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, pa
 from ballast_gateway.proxy.life import Action, Event, Life, State
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
+from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Run:
         self._leg: Relay
         self._answer: Collect
         self._failure: LegFailed | Rejected
+        self._failed: list[LegFailed] = []
+        """The legs that have been reported as failed."""
 
     def start(self) -> None:
         """Answer the client, trying other endpoints as long as the Director gives some."""
@@ -262,16 +265,12 @@ class Run:
             self._failure = failure
             return Event.ENGINE_FAILED
         self._note_prefill(endpoint)
-        if reply.status != 200:
-            return Event.ANSWERED
         self._course.handle = handle_of(reply.body)
         return Event.PREFILLED
 
     def _refilled(self, error: UpstreamError | None) -> Event:
         endpoint, reply = self._prefiller, self._answer
         failure = failure_of(Stage.PREFILL, endpoint, reply, error)
-        if failure is None and reply.status != 200:
-            failure = refused(Stage.PREFILL, endpoint, reply)
         if failure is not None:
             self._failure = failure
             return Event.ENGINE_FAILED
@@ -349,13 +348,26 @@ class Run:
 
     def _kind_of_failure(self) -> Event:
         """Whether another engine could go on, and whether that is wanted."""
-        held, leg = self._job.held, self._leg
+        held, leg, whole = self._job.held, self._leg, self._job.whole
+        if held is not None and held.unfit:
+            return Event.UNFIT
         if not (leg.continues or leg.shows):
             return Event.ENGINE_FAILED
+        if whole is not None:
+            return self._kind_of_whole_failure(whole)
         if held is None or not held.may_go_on or not held.rewind():
             return Event.ENGINE_BROKE
         rescued = self._resources.rescue or self._course.crossed
         return Event.ENGINE_FAILED if rescued else Event.ENGINE_FAILED_UNRESCUED
+
+    def _kind_of_whole_failure(self, whole: WholeAnswer) -> Event:
+        """There is always a way on: nothing has been sent."""
+        held = self._held
+        if held.finished and not whole.spoiled:
+            return Event.END  # it broke after its last token
+        rescued = self._resources.rescue or self._course.crossed
+        goes_on = rescued and not whole.spoiled and held.may_go_on and held.rewind()
+        return Event.ENGINE_FAILED if goes_on else Event.ENGINE_FAILED_ANEW
 
     # --- what is done: legs -------------------------------------------------------------------------------------
 
@@ -366,14 +378,29 @@ class Run:
         _log.warning("a leg failed", extra={"request_id": record.id, "problem": str(failure)})
         self._resources.cutter.forget(failure.endpoint)
         record.faults += (failure.fault,)
+        self._failed.append(failure)
         self._ticket.failed(failure.stage, failure.endpoint.id, failure.fault, failure.status)
 
     def _rescue(self) -> None:
         self._job.record.rescues += 1
         self._retry()
 
+    def _start_over(self) -> None:
+        whole = self._job.whole
+        assert whole is not None
+        whole.start_over()
+        self._held.start_over()
+        self._job.record.output_tokens = 0
+
+    def _ask_whole(self) -> None:
+        resources, whole = self._resources, self._job.whole
+        assert whole is not None
+        resources.unfit.note(whole.asked, resources.loop.time())
+        self._job = self._job.as_asked()
+        self._movable = False
+
     def _report_prefilled(self) -> None:
-        self._handoff = self._ticket.prefill_done()
+        self._handoff = self._ticket.prefill_done(computed=self._job.generation.can_hand_off)
 
     def _report_part(self) -> None:
         self._note_prefill(self._prefiller)
@@ -396,6 +423,9 @@ class Run:
     def _refuse_request(self) -> None:
         rejection = self._failure
         assert isinstance(rejection, Rejected)
+        if (reply := answers.shared(rejection.reason, self._failed)) is not None:
+            answers.pass_on(self._job, reply)
+            return
         answers.refuse(self._job, rejected(rejection.reason, str(rejection), rejection.retry_after_s))
 
     def _pass_on(self) -> None:
@@ -405,7 +435,7 @@ class Run:
     def _finish(self) -> None:
         record = self._job.record
         record.output_tokens = max(record.output_tokens, self._leg.tokens)
-        self._job.client.end()
+        answers.end(self._job, self._leg)
         self._ticket.end(Outcome.COMPLETED, record.output_tokens)
 
     def _break(self) -> None:
@@ -468,6 +498,8 @@ _BEGINS: Final[Mapping[State, Callable[[Run], Event | None]]] = {
 _DOES: Final[Mapping[Action, Callable[[Run], None]]] = {
     Action.RETRY: Run._retry,
     Action.RESCUE: Run._rescue,
+    Action.START_OVER: Run._start_over,
+    Action.ASK_WHOLE: Run._ask_whole,
     Action.REPORT_PREFILLED: Run._report_prefilled,
     Action.REPORT_PART: Run._report_part,
     Action.REPORT_NO_PART: Run._report_no_part,

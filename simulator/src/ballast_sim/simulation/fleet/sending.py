@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ballast_core.model import EndpointId
+from ballast_core.model import EndpointId, Role
 from ballast_core.model.effects import Dispatch, Handoff
 from ballast_sim.engine import EngineRequest
 from ballast_sim.simulation.fleet.book import Book
@@ -59,7 +59,8 @@ class Sender:
         if record.split is not None:
             self._send_segment(record, record.split, planned=record.split.go_on(effect.decode))
         else:
-            self._send_whole(record, prefill=False, planned=planned)
+            # A prefill endpoint decodes only what it has prefilled itself: the KV is in its prefix cache.
+            self._send_whole(record, prefill=False, planned=planned, pulls=effect.decode.role is not Role.PREFILL)
 
     def later(
         self, record: Record, kind: LegKind, endpoint_id: EndpointId, tokens: int, *, pull: bool, source: Source | None
@@ -82,11 +83,11 @@ class Sender:
         self._submit(record, endpoint_id, request, source)
         return leg
 
-    def _send_whole(self, record: Record, *, prefill: bool, planned: bool = True) -> None:
+    def _send_whole(self, record: Record, *, prefill: bool, planned: bool = True, pulls: bool = True) -> None:
         endpoint_id = record.prefill if prefill else record.decode
         assert endpoint_id is not None
         source = None
-        if not prefill and record.prefill is not None:
+        if not prefill and record.prefill is not None and pulls:
             source = Source(record.prefill, leg_id(record.index, prefill=True, attempt=record.dispatches), planned)
         request = engine_request(
             self._book.arrivals[record.index],
