@@ -335,6 +335,9 @@ class World:
                 self.orders += 1
                 assert self.director.mover is not None
                 self.director.mover(Migrate(RequestId("r"), ENDPOINTS[0], ENDPOINTS[2]))
+            case "leave":
+                self.left = True
+                self.run.client_gone()
             case "dispatch":
                 self.director.give(Dispatch(RequestId("r"), None, ENDPOINTS[0]))
             case "split":
@@ -362,9 +365,6 @@ class World:
 
     def take_of_time(self, step: str, silent: EndpointId) -> None:
         match step:
-            case "leave":
-                self.left = True
-                self.run.client_gone()
             case "patience":
                 assert self.run._orders is not None
                 assert self.run._orders.move is not None

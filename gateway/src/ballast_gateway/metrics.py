@@ -94,6 +94,14 @@ class Metrics:
         )
         for reason in set(RejectReason) - {RejectReason.UPSTREAM_REFUSED}:
             self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
+        self._shed = Counter(
+            "ballast_gateway_shed",
+            "Requests rejected as saturated, by what made them one too many.",
+            ("cause",),
+            registry=registry,
+        )
+        for cause in ShedCause:
+            self._shed.labels(str(cause))
         self._pulses = Counter(
             "ballast_gateway_watch_changes",
             "Endpoints that the progress watch began to think otherwise of.",
@@ -105,14 +113,6 @@ class Metrics:
         self._left = Counter(
             "ballast_gateway_legs_left", "Legs that were left because their engine was silent.", registry=registry
         )
-        self._shed = Counter(
-            "ballast_gateway_shed",
-            "Requests rejected as saturated, by what made them one too many.",
-            ("cause",),
-            registry=registry,
-        )
-        for cause in ShedCause:
-            self._shed.labels(str(cause))
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
