@@ -55,7 +55,7 @@ class Admitter:
 
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
-        if not self.serves or self._capacity.any_free() or self._placer.stand_ins(entry):
+        if not self.serves or (self._capacity.any_free() and not self._queue.has_like(entry)):
             dispatch = self._dispatcher.dispatch(entry, now_s)
             if dispatch is not None:
                 return [dispatch]
