@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core import kernel
 from ballast_core.directing.director import Director
+from ballast_core.model import EndpointId, Observation
 from ballast_core.model.effects import Effect, PulseChanged
 from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import HealthChange, HealthState
@@ -48,6 +49,7 @@ class PickerServer(Protocol):
     def health_port(self) -> int: ...
     @property
     def drain(self) -> Callable[[], None]: ...
+    def observed(self, endpoint_id: EndpointId, observation: Observation) -> None: ...
     async def aclose(self, grace_s: float | None = None) -> None: ...
 
 
@@ -134,6 +136,7 @@ class Gateway:
             self.picker = await picker.serve(
                 self.driver, self.settings, ready=lambda: not self.not_ready(), on_record=self._ended
             )
+            self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
             self.ports |= {"ext_proc": self.picker.port, "grpc_health": self.picker.health_port}
         if not kernel.installed():

@@ -49,6 +49,7 @@ from ballast_core.model.events import (
     Migrated,
     MigrationFailed,
     PrefillDone,
+    Progress,
     ProgressBatch,
     RequestArrived,
     RequestEnded,
@@ -166,6 +167,10 @@ class Ticket:
     def first_token(self) -> None:
         """Report the first token."""
         self._driver.feed(FirstToken(self.request.id))
+
+    def began(self) -> None:
+        """Report that the prefill is over, at a time too coarse to learn from."""
+        self._driver.feed(Progress(self.request.id, 1))
 
     def progress(self, generated_tokens: int) -> None:
         """Report the tokens generated so far."""

@@ -26,7 +26,7 @@ from ballast_gateway.proxy import answers
 from ballast_gateway.proxy.course import NEVER_S, Course, Resources
 from ballast_gateway.proxy.cutting import Remainder
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, payload, refused
+from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, is_answer, payload, refused
 from ballast_gateway.proxy.life import Action, Event, Life, State
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
@@ -362,7 +362,7 @@ class Run:
         if isinstance(error, StoppedReading) or self.life.state is State.ENDED:
             return None  # with the stream's last event, in the relay
         failure = failure_of(Stage.DECODE, endpoint, leg, error)
-        if failure is None and not leg.continues and not leg.relays:
+        if failure is None and not leg.continues and not leg.relays and is_answer(leg):
             self._answer = leg
             return Event.ANSWERED
         self._failure = failure or _without_end(endpoint, leg)
