@@ -134,7 +134,7 @@ class Relay(Collect):
             return
         if not self.shows and any(b"data: {" in part for part in self._first):
             self._client.write(self._show())
-        if self.shows:
+        if self.shows and (self._meter.is_whole or self._meter.failed):
             self._holder.on(Event.END)
 
     def _show(self) -> bytes:
