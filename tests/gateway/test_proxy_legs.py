@@ -124,12 +124,15 @@ async def test_a_client_that_asks_for_one_token_is_decoded_all_the_same(tmp_path
 
 @pytest.mark.parametrize("reply", [completion("a"), completion("a", kv_transfer_params=None), ["odd"]])
 async def test_without_a_handle_decode_computes_the_prompt_itself(tmp_path: Path, reply: object) -> None:
-    """Byte for byte what the client sent."""
+    """Byte for byte what the client sent, and what the gateway asks for beside that."""
     async with Fleet(tmp_path) as fleet:
         gateway = await fleet.serve(p0=answers(200, reply), d0=decode_script)
-        (answer,) = await raw_exchange(gateway.port, post(PATH, COMPLETION), answers=1)
-        assert answer.status == 200
-        assert fleet.engines["d0"].asked[0].raw == json.dumps(COMPLETION).encode()
+        for body in (STREAM, {**COMPLETION, "n": 2}):
+            (answer,) = await raw_exchange(gateway.port, post(PATH, body), answers=1)
+            assert answer.status == 200
+        streamed, whole = (asked.raw for asked in fleet.engines["d0"].asked)
+        assert streamed == json.dumps(STREAM).encode()[:-1] + b',"return_token_ids":true}'
+        assert whole == json.dumps({**COMPLETION, "n": 2}).encode()
 
 
 async def test_several_choices_skip_the_prefill_leg(tmp_path: Path) -> None:
@@ -302,12 +305,20 @@ async def test_an_endpoint_that_refuses_connections_is_replaced_by_another(tmp_p
         assert (line["decode"], line["retries"]) == ("d0", 1)
 
 
+def failing(stage: str, script: Script) -> dict[str, Script]:
+    """Two engines: one fails at its stage, and then the other one, which would serve the request alone."""
+
+    async def prefills_only(asked: Asked, writer: Writer) -> None:
+        await (prefill_script if "kv_transfer_params" in asked.body else script)(asked, writer)
+
+    return {"p0": script, "d0": script} if stage == "p0" else {"p0": prefills_only, "d0": script}
+
+
 @pytest.mark.parametrize("stage", ["p0", "d0"])
 async def test_when_every_engine_fails_the_client_gets_503(tmp_path: Path, stage: str) -> None:
     """With a reason and a time to come back after."""
-    scripts: dict[str, Script] = {"p0": prefill_script, "d0": decode_script, stage: hang_up}
     async with Fleet(tmp_path) as fleet:
-        gateway = await fleet.serve(**scripts)
+        gateway = await fleet.serve(**failing(stage, answers(500)))
         (answer,) = await raw_exchange(gateway.port, post(PATH, STREAM), answers=1)
         error = assert_openai_error(answer)
         assert (answer.status, error["code"]) == (503, "upstream-failed")
@@ -319,14 +330,9 @@ async def test_when_every_engine_fails_the_client_gets_503(tmp_path: Path, stage
 @pytest.mark.parametrize("stage", ["p0", "d0"])
 @pytest.mark.parametrize("status", [400, 404, 422, 429])
 async def test_a_4xx_of_an_engine_reaches_the_client_as_it_is(tmp_path: Path, stage: str, status: int) -> None:
-    """Any engine would answer the same, so no other is tried."""
-    scripts: dict[str, Script] = {
-        "p0": prefill_script,
-        "d0": decode_script,
-        stage: answers(status, {"error": {"message": "too long"}}),
-    }
+    """The engine that stands in for it answers the same."""
     async with Fleet(tmp_path) as fleet:
-        gateway = await fleet.serve(**scripts)
+        gateway = await fleet.serve(**failing(stage, answers(status, {"error": {"message": "too long"}})))
         (answer,) = await raw_exchange(gateway.port, post(PATH, STREAM), answers=1)
         assert (answer.status, answer.json()) == (status, {"error": {"message": "too long"}})
         assert len(fleet.engines[stage].asked) == 1

@@ -11,8 +11,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ballast_core.directing.director import Director
-from ballast_core.model import Endpoint, Fault, RejectReason, Stage
-from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
+from ballast_core.model import Endpoint, Fault, RejectReason, ShedCause, Stage
+from ballast_core.model.effects import Dispatch, Effect, Handoff, Leave, PulseChanged, Reject
+from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import EJECTED_BY, Health, HealthChange, HealthState
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
@@ -93,6 +94,25 @@ class Metrics:
         )
         for reason in set(RejectReason) - {RejectReason.UPSTREAM_REFUSED}:
             self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
+        self._shed = Counter(
+            "ballast_gateway_shed",
+            "Requests rejected as saturated, by what made them one too many.",
+            ("cause",),
+            registry=registry,
+        )
+        for cause in ShedCause:
+            self._shed.labels(str(cause))
+        self._pulses = Counter(
+            "ballast_gateway_watch_changes",
+            "Endpoints that the progress watch began to think otherwise of.",
+            ("pulse",),
+            registry=registry,
+        )
+        for pulse in Pulse:
+            self._pulses.labels(str(pulse))
+        self._left = Counter(
+            "ballast_gateway_legs_left", "Legs that were left because their engine was silent.", registry=registry
+        )
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
@@ -117,8 +137,14 @@ class Metrics:
                 self._handoffs.inc()
             case Reject(reason=RejectReason.UPSTREAM_REFUSED):
                 pass  # the client's fault: its request counts as invalid
-            case Reject(reason=reason):
+            case Reject(reason=reason, cause=cause):
                 self._child(self._rejections, str(reason)).inc()
+                if cause is not None:
+                    self._child(self._shed, str(cause)).inc()
+            case Leave():
+                self._left.inc()
+            case PulseChanged(pulse=pulse):
+                self._child(self._pulses, str(pulse)).inc()
             case _:
                 pass
 
@@ -164,6 +190,17 @@ class Metrics:
         """Count an ejection."""
         if change.state is HealthState.EJECTED:
             self._child(self._ejections, change.cause).inc()
+
+    def watch_queue(self, director: Director) -> None:
+        """Export what waits, read anew at each export."""
+        Gauge(
+            "ballast_gateway_requests_waiting", "Requests that wait for capacity.", registry=self.registry
+        ).set_function(lambda: len(director.queue))
+        Gauge(
+            "ballast_gateway_expected_wait_seconds",
+            "Expected time until what waits now has been dispatched.",
+            registry=self.registry,
+        ).set_function(lambda: director.expected_wait_s)
 
     def watch_health(self, director: Director, now_s: Callable[[], float]) -> None:
         """Export the health of endpoints and the retry budget, read anew at each export."""

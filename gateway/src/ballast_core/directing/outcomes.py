@@ -121,8 +121,8 @@ class Outcomes:
         return None
 
     def _over_budget(self, leg: FailedLeg, slot: int | None, now_s: float) -> tuple[RejectReason, str] | None:
-        if slot is None or self.health.is_ejected(slot):
-            return None
+        if slot is None or leg.fault is Fault.UNREACHABLE or self.health.is_ejected(slot):
+            return None  # no engine had work of it, or it had to leave
         if self.budget.left(len(self._ledger), now_s) <= 0:
             return RejectReason.RETRY_BUDGET, f"{leg.endpoint_id} failed ({leg.fault}), and retries are too many by now"
         self.budget.spend()

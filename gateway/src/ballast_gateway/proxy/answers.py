@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ballast_core.model import RejectReason
 from ballast_gateway import headers
-from ballast_gateway.errors import ApiError, upstream_broke
+from ballast_gateway.errors import ApiError, deadline_exceeded, upstream_broke
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
 from ballast_gateway.proxy.legs import Job, LegFailed
@@ -15,9 +15,16 @@ from ballast_gateway.records import RequestRecord
 
 
 def begin(job: Job, reply: Collect) -> None:
-    """Send status and headers of a stream."""
-    job.record.status = reply.status
+    """Send status and headers of a stream; for a whole answer they are kept."""
+    if job.whole is None:
+        job.record.status = reply.status
     job.client.start_stream(reply.status, _headers(reply.headers, job.record))
+
+
+def end(job: Job, reply: Collect) -> None:
+    """The stream is whole."""
+    job.record.status = reply.status
+    job.client.end()
 
 
 def pass_on(job: Job, reply: Collect) -> bool:
@@ -53,11 +60,31 @@ def refuse(job: Job, error: ApiError) -> None:
     job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
 
 
+def expire(job: Job, seconds: float, *, between_events: bool) -> None:
+    """The deadline has passed: an error, or in a stream that has begun an error event and the end."""
+    error, record, client = deadline_exceeded(seconds), job.record, job.client
+    record.outcome, record.reason, record.detail = "failed", error.code, error.message
+    if not client.head_sent:
+        record.status = error.status
+        client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
+    elif between_events:
+        client.write(b"data: %b\n\n" % error.body())
+        client.end()
+    else:
+        client.abort()
+
+
 def break_off(job: Job, failure: Exception, *, between_events: bool) -> None:
-    """Too late for a status: put an error event into the stream, where one fits, and cut the connection."""
+    """Put an error event into the stream, where one fits, and cut the connection; it is too late for a status, unless
+    the client waits for a whole answer.
+    """
     error = upstream_broke("the engine failed in the middle of the answer")
     record = job.record
     record.outcome, record.reason, record.detail = "failed", error.code, str(failure)
+    if job.whole is not None:
+        record.status = error.status
+        job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
+        return
     if between_events:
         job.client.write(b"data: %b\n\n" % error.body())
     job.client.abort()

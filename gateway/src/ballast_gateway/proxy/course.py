@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ballast_core.model import Endpoint
 from ballast_core.model.effects import Dispatch
 from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.cutting import Cutter, Remainder
+from ballast_gateway.proxy.whole_answers import Unfit
 
 NEVER_S: Final = float("inf")
 
@@ -22,11 +24,13 @@ class Resources:
     pool: UpstreamPool
     loop: asyncio.AbstractEventLoop
     cutter: Cutter
+    life_signs: LifeSigns
     prefill_timeout_s: float
     """For a whole prefill, and for the first byte of a decode."""
     idle_timeout_s: float
     rescue: bool
     """Whether a stream goes on elsewhere when its engine fails."""
+    unfit: Unfit = field(default_factory=Unfit)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from ballast_api import wire_names
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import Request, RequestId
 from ballast_gateway import headers
@@ -34,6 +35,7 @@ from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.run import Run
+from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.trust import Trusted
 
@@ -81,6 +83,7 @@ class ProxyFace:
         self._emptied = asyncio.Event()
         self.in_flight = 0
         """Generations that have not ended."""
+        self._deadline_s = limits.deadline_s
         self._driver = driver
         self._pool = pool
         self._loop = asyncio.get_running_loop()
@@ -98,6 +101,7 @@ class ProxyFace:
             pool,
             self._loop,
             Cutter(pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
+            driver.life_signs,
             prefill_timeout_s=limits.prefill_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
@@ -211,10 +215,23 @@ class ProxyFace:
             return None
         record.model, record.stream = generation.model, generation.stream
         record.prompt_tokens = generation.prompt_tokens
-        return self._generate(client, request, path, generation, record)
+        try:
+            asked_s = headers.deadline_s(request.headers)
+        except ValueError as error:
+            self._refuse(client, record, invalid_request(str(error), param=wire_names.DEADLINE))
+            return None
+        deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
+        return self._generate(client, request, path, generation, record, deadline_s=deadline_s)
 
     def _generate(
-        self, client: ClientConnection, request: HttpRequest, path: bytes, generation: Generation, record: RequestRecord
+        self,
+        client: ClientConnection,
+        request: HttpRequest,
+        path: bytes,
+        generation: Generation,
+        record: RequestRecord,
+        *,
+        deadline_s: float | None,
     ) -> Run:
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
@@ -223,9 +240,9 @@ class ProxyFace:
             generation.document, model=generation.model, objective=headers.objective(request.headers)
         )
         header = partial(headers.first, request.headers)
-        held = HeldStream(generation) if self._holds and is_replayable(generation) else None
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
-        job = Job(client, path, forwarded, generation, record, held)
+        job = self._job(client, path, forwarded, generation, record)
+        generation, held = job.generation, job.held
         movable = self._moves and held is not None
         ticket = self._driver.open(
             Request(
@@ -243,9 +260,23 @@ class ProxyFace:
             )
         )
         self.in_flight += 1
-        run = Run(self._resources, job, ticket, movable=movable, on_over=self._over)
+        run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=self._over)
         run.start()
         return run
+
+    def _job(
+        self, client: ClientConnection, path: bytes, forwarded: bytes, asked: Generation, record: RequestRecord
+    ) -> Job:
+        if not (self._holds and is_replayable(asked)):
+            return Job(client, path, forwarded, asked, record)
+        if asked.stream:
+            return Job(client, path, forwarded, asked, record, HeldStream(asked))
+        if self._resources.unfit.holds(asked, self._loop.time()):
+            return Job(client, path, forwarded, asked, record)
+        generation = asked.as_stream()
+        held = HeldStream(generation, unseen=True)
+        whole = WholeAnswer(client, asked, held)
+        return Job(whole, path, forwarded, generation, record, held, whole)
 
     def _over(self, record: RequestRecord) -> None:
         self.in_flight -= 1

@@ -97,8 +97,12 @@ class Event(_Name):
     """No answer, a broken one, silence or an error; another engine could go on from the tokens so far."""
     ENGINE_FAILED_UNRESCUED = "engine failed, unrescued"
     """The same, where settings leave streams with their engines."""
+    ENGINE_FAILED_ANEW = "engine failed, anew"
+    """The same, where nothing was sent of what has come, and none of it is carried over."""
     ENGINE_BROKE = "engine broke"
     """The same, but no other engine could go on."""
+    UNFIT = "unfit"
+    """No whole answer can be put together from the stream that it comes as."""
     MOVE_ORDERED = "move ordered"
     """The Director orders a move, and the stream's tokens can be carried over."""
     MOVE_UNFIT = "move unfit"
@@ -113,6 +117,8 @@ class Event(_Name):
     """The timer of a warm target: no such event came."""
     CLIENT_GONE = "client gone"
     """The client has closed its connection."""
+    DEADLINE_PASSED = "deadline passed"
+    """The request has taken as long as it may."""
 
 
 class Action(_Name):
@@ -120,6 +126,8 @@ class Action(_Name):
 
     RETRY = "report the failed leg"
     RESCUE = "count a rescue, report the failed leg"
+    START_OVER = "forget what has come"
+    ASK_WHOLE = "have the engine give a whole answer"
     REPORT_PREFILLED = "report the prefill"
     REPORT_PART = "report the segment"
     REPORT_NO_PART = "report the segment as skipped"
@@ -131,6 +139,7 @@ class Action(_Name):
     FINISH = "end the stream, report the end"
     BREAK = "break the stream off, report the failure"
     CANCEL = "report that the client is gone"
+    EXPIRE = "say that the deadline has passed, report the end"
     WARM_UP = "ask the target to warm up"
     AWAIT_CUT = "start the timer"
     FOLLOW_TARGET = "follow the target"
@@ -141,7 +150,9 @@ class Action(_Name):
     DROP_MOVE = "record how the move ended"
 
 
-ENDS: Final = frozenset({Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL})
+ENDS: Final = frozenset(
+    {Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL, Action.EXPIRE}
+)
 """The ends of a request: one of them comes, once, with the transition to ENDED."""
 
 
@@ -184,6 +195,7 @@ _PLACED: Final[dict[State, dict[Event, Step]]] = {
         Event.BEGUN_UNHELD: Step(State.PASSING, (Action.BEGIN_ANSWER,)),
         Event.ANSWERED: Step(State.ENDED, (Action.PASS_ON,)),
         Event.ENGINE_FAILED: Step(State.PLACING, (Action.RETRY,)),
+        Event.UNFIT: Step(State.OPENING, (Action.ASK_WHOLE,)),
     },
 }
 """Before the first byte."""
@@ -195,7 +207,9 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH,)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.RESCUE,)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK,)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK,)),
+        Event.UNFIT: Step(State.OPENING, (Action.ASK_WHOLE,)),
         Event.MOVE_ORDERED: Step(State.WARMING, (Action.WARM_UP,)),
     },
     State.PASSING: {
@@ -209,6 +223,8 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.DROP_MOVE, Action.RESCUE)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
+        Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
         Event.WARMED_UP: Step(State.WARM, (Action.AWAIT_CUT,)),
         Event.WARM_UP_FAILED: Step(State.FLOWING, (Action.GIVE_MOVE_UP,)),
@@ -219,6 +235,8 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
+        Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
         Event.CUT_REACHED: Step(State.CROSSING, (Action.FOLLOW_TARGET, Action.LIMIT_TARGET)),
         Event.PATIENCE_OVER: Step(State.FLOWING, (Action.GIVE_MOVE_UP,)),
@@ -227,7 +245,9 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.TOKEN: Step(State.FLOWING, (Action.REPORT_MOVED, Action.REPORT_TOKEN)),
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.FLOWING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.FLOWING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP)),
+        Event.UNFIT: Step(State.OPENING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
     },
     State.REPLACING: {
         Event.DISPATCHED: Step(State.FLOWING),
@@ -245,14 +265,18 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
 }
 """After the first byte."""
 
+_ANYWHERE: Final = frozenset({Event.CLIENT_GONE, Event.DEADLINE_PASSED})
 _MOVING: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
 
 
 def _whole_rows(state: State, rows: Rows) -> Rows:
-    """The rows of a live state with those that all of them share: the client may go, and orders may come too late."""
-    gone = Step(State.ENDED, (Action.CANCEL, Action.DROP_MOVE) if state in _MOVING else (Action.CANCEL,))
+    """The rows of a live state with those that all of them share: the client may go, time passes, and orders may come
+    too late."""
+    dropped = (Action.DROP_MOVE,) if state in _MOVING else ()
+    gone, expired = (Step(State.ENDED, (end, *dropped)) for end in (Action.CANCEL, Action.EXPIRE))
     refused = Step(state, (Action.REFUSE_MOVE,))
-    return {Event.CLIENT_GONE: gone, Event.MOVE_UNFIT: refused, Event.MOVE_ORDERED: refused, **rows}
+    shared = {Event.CLIENT_GONE: gone, Event.DEADLINE_PASSED: expired}
+    return {**shared, Event.MOVE_UNFIT: refused, Event.MOVE_ORDERED: refused, **rows}
 
 
 TABLE: Final[Mapping[State, Rows]] = {
@@ -279,12 +303,13 @@ class Life:
 
 
 def diagram() -> str:
-    """The table in Mermaid's language: one arrow for each change of state, without `client gone` and refused orders."""
+    """The table in Mermaid's language: one arrow for each change of state, without `client gone`, `deadline passed` and
+    refused orders."""
     lines = ["stateDiagram-v2", f"    [*] --> {_name(State.PLACING)}"]
     for state, rows in TABLE.items():
         arrows: dict[State, list[str]] = {}
         for event, step in rows.items():
-            if event is not Event.CLIENT_GONE and step.state is not state:
+            if event not in _ANYWHERE and step.state is not state:
                 arrows.setdefault(step.state, []).append(event.value)
         lines += [f"    {_name(state)} --> {_name(to)}: {'; '.join(events)}" for to, events in arrows.items()]
     return "\n".join([*lines, f"    {_name(State.ENDED)} --> [*]"])
