@@ -11,6 +11,7 @@ import pytest
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Role
 from ballast_core.model.events import DispatchFailed, EndpointObserved, Event, RequestEnded
+from ballast_gateway.http.client import UpstreamError, UpstreamPool
 from tests.gateway.test_proxy_legs import COMPLETION, PATH, STREAM, Fleet, Writer, answers, hang_up
 from tests.support.gateway_kit import RunningGateway, post, raw_exchange
 from tests.support.scripted_engine import (
@@ -176,3 +177,30 @@ async def test_a_whole_answer_with_an_error_in_its_body_has_failed(
         assert answer.json()["choices"]
         failed = [event for event in events if isinstance(event, DispatchFailed)]
         assert [(event.endpoint_id, event.fault) for event in failed] == [(name, Fault.BROKE)]
+
+
+async def test_an_engine_that_dies_of_a_request_on_a_pooled_connection_broke_off() -> None:
+    """The connection closes without a byte, and there is no new one: it was not merely an old connection."""
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        while await reader.readuntil(b"\r\n\r\n"):
+            asked += 1
+            if asked == 2:
+                server.close()
+                writer.transport.abort()
+                return
+            writer.write(json_reply({}))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5.0)
+    assert (await pool.get(address, "/", timeout_s=5.0)).status == 200
+    with pytest.raises(UpstreamError) as broke:
+        await pool.get(address, "/", timeout_s=5.0)
+    assert broke.value.fault is Fault.BROKE
+    with pytest.raises(UpstreamError) as refused:
+        await pool.get(address, "/", timeout_s=5.0)
+    assert refused.value.fault is Fault.UNREACHABLE
+    pool.close()
