@@ -124,7 +124,18 @@ class Limits(ApiModel):
     """Bounds on requests, and timeouts."""
 
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    """Bytes of one request body; more is answered 413."""
+    """Bytes of one request body with images, audio, video, files or embeddings in it; more is answered 413."""
+    max_text_body_bytes: PositiveInt = 8 * 1024 * 1024
+    """Bytes of one request body without those; more is answered 413. A million token ids fit."""
+    max_bodies_bytes: PositiveInt = 1024 * 1024 * 1024
+    """Memory of all request bodies that are read or served, as estimated; more are answered 503. Proxy face."""
+    max_client_bodies_bytes: PositiveInt = 512 * 1024 * 1024
+    """The same for one client, which is an address or an API key: each is counted; more are answered 429."""
+    max_client_connections: PositiveInt = 10_000
+    """Connections of one address; more are answered 429 and closed. With `trustedHops` there is no limit."""
+    trusted_hops: NonNegativeInt = 0
+    """Proxies in front of the gateway that append to X-Forwarded-For. Above 0 a client's address is the entry that the
+    first of them wrote, so that clients behind them are told apart."""
     max_header_bytes: PositiveInt = 64 * 1024
     """Bytes of one request's headers; more is answered 431."""
     max_in_flight: PositiveInt = 10_000
@@ -144,7 +155,12 @@ class Limits(ApiModel):
     504, or an error event in a stream that has begun. Left out, there is no deadline but what a client or proxy asks
     for with `x-envoy-expected-rq-timeout-ms`. Of two the sooner one holds. For the proxy face."""
     request_timeout_s: PositiveFloat = 30.0
-    """Seconds that a client may take for the headers of a request, and for each part of its body."""
+    """Seconds that a client may take for the headers of a request, and for each part of its body; 408."""
+    body_timeout_s: PositiveFloat = 300.0
+    """Seconds that a client may take for a whole body; 408."""
+    min_body_bytes_per_s: NonNegativeInt = 8192
+    """Bytes a second that a body must come at: each `requestTimeoutS` must bring as many, or its end; 408. 0 asks for
+    any progress."""
     keep_alive_timeout_s: PositiveFloat = 75.0
     """Seconds that a client's connection may lie idle between two requests."""
     client_stall_timeout_s: PositiveFloat = 300.0
