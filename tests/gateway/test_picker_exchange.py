@@ -325,7 +325,7 @@ def test_a_cleaned_body_has_the_right_length() -> None:
         (b"[1]", 400, "invalid-request", None),
         (b"\xff\xfe\xff", 400, "invalid-request", None),
         (b"[" * 100_000, 400, "invalid-request", None),
-        (b'{"model":"m","n":' + b"9" * 5_000 + b"}", 400, "invalid-request", None),
+        (b'{"model":"m","n":' + b"9" * 5_000 + b"}", 400, "invalid-request", "n"),
         (b'{"prompt":"x"}', 400, "invalid-request", "model"),
         (b'{"model":7}', 400, "invalid-request", "model"),
         (b'{"model":"other"}', 404, "model-not-found", "model"),
