@@ -113,7 +113,7 @@ def test_a_content_length_of_63_bits_is_refused_before_the_body() -> None:
         (b'{"temperature": NaN}', "NaN is no JSON number"),
         (b'{"top_p": -Infinity}', "-Infinity is no JSON number"),
         (b'{"prompt": "\xed\xa0\x80"}', "not UTF-8 text (byte 12)"),
-        (b'{"max_tokens": 1%b}' % (b"0" * 5000), "thousands of digits"),
+        (b'{"max_tokens": 1%b}' % (b"0" * 5000), "max_tokens: the number is too large"),
     ],
 )
 def test_what_python_parses_but_is_no_json_is_refused(raw: bytes, says: str) -> None:

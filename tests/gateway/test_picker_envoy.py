@@ -108,7 +108,7 @@ async def test_every_request_lands_on_the_endpoint_that_was_picked(setup: EnvoyS
         for address, seen in on.seen:
             assert seen.headers["x-gateway-destination-endpoint"] == address
             assert "x-gateway-destination-endpoint-subset" not in seen.headers
-        await until(lambda: on.picker.in_flight == 0)
+        await until(on.picker.all_idle)
         assert {event.outcome for event in on.picker.finished} == {Outcome.COMPLETED}
 
 
@@ -236,7 +236,7 @@ async def test_without_an_endpoint_the_client_gets_503(setup: EnvoySetup, tmp_pa
     async with stage(setup, tmp_path, hidden=3) as on:
         answer = await on.post()
         assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["retry-after"] in {"1", "2"}  # a second, with jitter
         assert answer.json()["error"]["code"] == answer.headers["x-ballast-reason"] == "no-endpoints"
         assert on.seen == []
 
@@ -259,7 +259,8 @@ async def test_beyond_the_limit_requests_are_shed(tmp_path: Path) -> None:
             one.paced = gate
         async with on.client.stream("POST", PATH, json=completion(stream=True)) as kept:
             answer = await on.post()
-            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] in ("1", "2")
             assert answer.json()["error"]["code"] == "saturated"
             for _ in range(3):
                 gate.release()
@@ -283,13 +284,12 @@ async def test_server_sent_events_pass_one_by_one(setup: EnvoySetup, tmp_path: P
         ):
             lines = answer.aiter_lines()
             for n in range(3):
-                if setup.response_body is not None:  # else Envoy has closed the stream, and the request lingers only
-                    assert on.picker.in_flight == 1
+                assert on.picker.in_flight == 1
                 gate.release()
                 assert json.loads((await anext(lines)).removeprefix("data: "))["n"] == n
                 assert await anext(lines) == ""
             assert [line async for line in lines] == []
-        await until(lambda: on.picker.in_flight == 0)
+        await until(on.picker.all_idle)
 
 
 @pytest.mark.parametrize("setup", [DUPLEX, BUFFERED], ids=["duplex", "buffered"])
