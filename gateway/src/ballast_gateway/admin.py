@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query
 
+from ballast_core.directing.watch import Watch
 from ballast_core.model import EndpointId
 from ballast_core.state.health import HealthReport
 from ballast_gateway.decisions import DecisionLog
@@ -21,6 +22,7 @@ def build_admin(
     fleet: Fleet,
     health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
+    watch: Watch | None,
     now_s: Callable[[], float],
     token_file: Path | None = None,
 ) -> FastAPI:
@@ -35,7 +37,11 @@ def build_admin(
     async def endpoints() -> dict[str, Any]:
         """The discovered endpoints, each with its last observation and its health by the outcomes of its legs."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
-        return {"endpoints": [_member(member, health(member.endpoint.id), now_s()) for member in members]}
+        return {
+            "endpoints": [
+                _member(member, health(member.endpoint.id), now_s()) | _watched(watch, member) for member in members
+            ]
+        }
 
     @app.get("/ballast/v1/decisions", dependencies=[Depends(authorised)])
     async def last_decisions(
@@ -54,6 +60,13 @@ def _check_token(authorization: str, token_file: Path) -> None:
         raise HTTPException(503, f"admin.tokenFile cannot be read: {error.strerror}") from error
     if not token or not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
         raise HTTPException(401, "this needs the bearer token of admin.tokenFile", {"WWW-Authenticate": "Bearer"})
+
+
+def _watched(watch: Watch | None, member: Member) -> dict[str, Any]:
+    if watch is None:
+        return {}
+    pulse, reason = watch.pulse(member.endpoint.id)
+    return {"watch": {"pulse": str(pulse), "reason": reason}}
 
 
 def _member(member: Member, health: HealthReport, now_s: float) -> dict[str, Any]:

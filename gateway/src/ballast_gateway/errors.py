@@ -160,6 +160,16 @@ def unsupported(status: int, message: str, *, code: str = "unsupported") -> ApiE
     return ApiError(status=status, type="invalid_request_error", code=code, message=message)
 
 
+def deadline_exceeded(seconds: float) -> ApiError:
+    """The request's deadline passed before its answer was whole: 504."""
+    return ApiError(
+        status=504,
+        type="timeout_error",
+        code="deadline-exceeded",
+        message=f"the answer was not whole within {seconds:g} s, the deadline of this request",
+    )
+
+
 def upstream_broke(message: str) -> ApiError:
     """The engine failed in the middle of an answer, too late to try another one: 502."""
     return ApiError(status=502, type="service_unavailable_error", code="upstream-broke", message=message)

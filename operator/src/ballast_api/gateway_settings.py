@@ -150,6 +150,10 @@ class Limits(ApiModel):
     """Seconds until the answer to a prefill."""
     idle_timeout_s: PositiveFloat = 300.0
     """Seconds that an engine may send nothing in the middle of a stream."""
+    deadline_s: PositiveFloat | None = None
+    """Seconds from a request's last byte to the last byte of its answer, time in the gateway's queue included; then
+    504, or an error event in a stream that has begun. Left out, there is no deadline but what a client or proxy asks
+    for with `x-envoy-expected-rq-timeout-ms`. Of two the sooner one holds. For the proxy face."""
     request_timeout_s: PositiveFloat = 30.0
     """Seconds that a client may take for the headers of a request, and for each part of its body; 408."""
     body_timeout_s: PositiveFloat = 300.0
@@ -190,6 +194,26 @@ class Streams(ApiModel):
     rescue: bool = True
     """Whether a stream whose engine fails after the first token goes on at another one, from its tokens. Only streams
     with all of their state in their tokens can."""
+
+
+class Watch(ApiModel):
+    """The progress watch of the proxy face: engines that owe something and are silent. An endpoint is suspected, and
+    gets no new work, after `patience` times the silence that is expected of it, or after a floor if that is longer;
+    after twice that time it is lost, and its requests go on elsewhere."""
+
+    enabled: bool = True
+    """Whether engines are watched. If not, a silent one is noticed by its scrapes and by the timeouts of `limits`."""
+    patience: Annotated[float, Field(ge=1)] = 3.0
+    """How many times the expected silence is granted before an endpoint is suspected."""
+    step_floor_s: PositiveFloat = 0.6
+    """Least seconds until a suspicion while streams there get tokens."""
+    prefill_floor_s: PositiveFloat = 1.0
+    """Least seconds until a suspicion where only prefills are due; five times that before the first answer ever."""
+    first_token_floor_s: PositiveFloat = 5.0
+    """Least seconds until a suspicion where only first tokens after a hand-off are due: a first NIXL handshake takes
+    some 5 s."""
+    request_floor_s: PositiveFloat = 30.0
+    """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
 
 
 class Trust(ApiModel):
@@ -258,6 +282,8 @@ class GatewaySettings(ApiModel):
     """Ejection of failing endpoints, and retries."""
     streams: Streams = Field(default_factory=Streams)
     """Going on elsewhere."""
+    watch: Watch = Field(default_factory=Watch)
+    """Silent engines."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
     admin: Admin = Field(default_factory=Admin)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_core.model import EndpointId, Observation
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import PickerFace, PickerListener
@@ -25,8 +26,15 @@ class PickerServer:
     """A running picker face. Close it with `aclose`."""
 
     def __init__(
-        self, transport: Transport, health: Transport, *, drain_timeout_s: float, stop: Callable[[], None]
+        self,
+        transport: Transport,
+        health: Transport,
+        face: PickerFace,
+        *,
+        drain_timeout_s: float,
+        stop: Callable[[], None],
     ) -> None:
+        self._face = face
         self._transport = transport
         self._health = health
         self._drain_timeout_s = drain_timeout_s
@@ -43,11 +51,16 @@ class PickerServer:
         """gRPC health."""
         return self._health.port
 
+    def observed(self, endpoint_id: EndpointId, observation: Observation) -> None:
+        """An endpoint was scraped; called before the Director learns of it."""
+        self._face.unseen.observed(endpoint_id, observation)
+
     async def aclose(self, grace_s: float | None = None) -> None:
         """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop."""
         self.drain()
         await self._transport.aclose(self._drain_timeout_s if grace_s is None else grace_s)
         await self._health.aclose(0)
+        self._face.unseen.close()
 
 
 async def serve(
@@ -82,7 +95,7 @@ async def serve(
         driver,
         exchange,
         new_id=new_id,
-        linger_s=2 * settings.scrape.interval_s,
+        settle_s=settings.scrape.interval_s,
         listeners=listeners,
         on_record=on_record,
     )
@@ -94,4 +107,4 @@ async def serve(
     except OSError:
         await transport.aclose(0)
         raise
-    return PickerServer(transport, health, drain_timeout_s=limits.drain_timeout_s, stop=stop)
+    return PickerServer(transport, health, face, drain_timeout_s=limits.drain_timeout_s, stop=stop)

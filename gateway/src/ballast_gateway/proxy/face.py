@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from ballast_api import wire_names
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import Request, RequestId
 from ballast_gateway import headers, strict_json
@@ -96,6 +97,7 @@ class ProxyFace:
         self._emptied = asyncio.Event()
         self.in_flight = 0
         """Generations that have not ended."""
+        self._deadline_s = limits.deadline_s
         self._driver = driver
         self._pool = pool
         self._loop = asyncio.get_running_loop()
@@ -113,6 +115,7 @@ class ProxyFace:
             pool,
             self._loop,
             Cutter(pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
+            driver.life_signs,
             prefill_timeout_s=limits.prefill_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
@@ -260,9 +263,18 @@ class ProxyFace:
             return None
         record.model, record.stream = generation.model, generation.stream
         record.prompt_tokens = generation.prompt_tokens
-        return self._generate(ask, generation, blocks)
+        try:
+            asked_s = headers.deadline_s(ask.request.headers)
+        except ValueError as error:
+            ask.held.set(0)
+            self._refuse(client, record, invalid_request(str(error), param=wire_names.DEADLINE))
+            return None
+        deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
+        return self._generate(ask, generation, blocks, deadline_s=deadline_s)
 
-    def _generate(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Run:
+    def _generate(
+        self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None, *, deadline_s: float | None
+    ) -> Run:
         client, request, path, record, memory = ask
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
@@ -291,7 +303,8 @@ class ProxyFace:
             )
         )
         self.in_flight += 1
-        run = Run(self._resources, job, ticket, movable=movable, on_over=lambda ended: self._over(ended, memory))
+        over = partial(self._over, memory=memory)
+        run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)
         run.start()
         return run
 

@@ -122,6 +122,16 @@ def refusal(reply: Collect) -> str:
     return f"answered {reply.status}: {reply.body[:200].decode(errors='replace')}"
 
 
+def is_answer(reply: Collect) -> bool:
+    """Whether it is a refusal, or a result that is whole: one without a length may have lost its end."""
+    if reply.status != 200:
+        return True
+    try:
+        return isinstance(openai_body.load(reply.body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def handle_of(body: bytes) -> JsonObject | None:
     """The KV handle in a prefill's answer; None where the engine gave none (it then computes the prompt again)."""
     try:

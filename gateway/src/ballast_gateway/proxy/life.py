@@ -117,6 +117,8 @@ class Event(_Name):
     """The timer of a warm target: no such event came."""
     CLIENT_GONE = "client gone"
     """The client has closed its connection."""
+    DEADLINE_PASSED = "deadline passed"
+    """The request has taken as long as it may."""
 
 
 class Action(_Name):
@@ -137,6 +139,7 @@ class Action(_Name):
     FINISH = "end the stream, report the end"
     BREAK = "break the stream off, report the failure"
     CANCEL = "report that the client is gone"
+    EXPIRE = "say that the deadline has passed, report the end"
     WARM_UP = "ask the target to warm up"
     AWAIT_CUT = "start the timer"
     FOLLOW_TARGET = "follow the target"
@@ -147,7 +150,9 @@ class Action(_Name):
     DROP_MOVE = "record how the move ended"
 
 
-ENDS: Final = frozenset({Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL})
+ENDS: Final = frozenset(
+    {Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL, Action.EXPIRE}
+)
 """The ends of a request: one of them comes, once, with the transition to ENDED."""
 
 
@@ -260,14 +265,18 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
 }
 """After the first byte."""
 
+_ANYWHERE: Final = frozenset({Event.CLIENT_GONE, Event.DEADLINE_PASSED})
 _MOVING: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
 
 
 def _whole_rows(state: State, rows: Rows) -> Rows:
-    """The rows of a live state with those that all of them share: the client may go, and orders may come too late."""
-    gone = Step(State.ENDED, (Action.CANCEL, Action.DROP_MOVE) if state in _MOVING else (Action.CANCEL,))
+    """The rows of a live state with those that all of them share: the client may go, time passes, and orders may come
+    too late."""
+    dropped = (Action.DROP_MOVE,) if state in _MOVING else ()
+    gone, expired = (Step(State.ENDED, (end, *dropped)) for end in (Action.CANCEL, Action.EXPIRE))
     refused = Step(state, (Action.REFUSE_MOVE,))
-    return {Event.CLIENT_GONE: gone, Event.MOVE_UNFIT: refused, Event.MOVE_ORDERED: refused, **rows}
+    shared = {Event.CLIENT_GONE: gone, Event.DEADLINE_PASSED: expired}
+    return {**shared, Event.MOVE_UNFIT: refused, Event.MOVE_ORDERED: refused, **rows}
 
 
 TABLE: Final[Mapping[State, Rows]] = {
@@ -294,12 +303,13 @@ class Life:
 
 
 def diagram() -> str:
-    """The table in Mermaid's language: one arrow for each change of state, without `client gone` and refused orders."""
+    """The table in Mermaid's language: one arrow for each change of state, without `client gone`, `deadline passed` and
+    refused orders."""
     lines = ["stateDiagram-v2", f"    [*] --> {_name(State.PLACING)}"]
     for state, rows in TABLE.items():
         arrows: dict[State, list[str]] = {}
         for event, step in rows.items():
-            if event is not Event.CLIENT_GONE and step.state is not state:
+            if event not in _ANYWHERE and step.state is not state:
                 arrows.setdefault(step.state, []).append(event.value)
         lines += [f"    {_name(state)} --> {_name(to)}: {'; '.join(events)}" for to, events in arrows.items()]
     return "\n".join([*lines, f"    {_name(State.ENDED)} --> [*]"])
