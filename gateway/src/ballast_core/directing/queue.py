@@ -108,6 +108,11 @@ class Queue:
             heapq.heapify(self._ends)
         return True
 
+    @property
+    def tenants(self) -> int:
+        """How many tenants wait."""
+        return len(self._turns)
+
     def dispatched(self, request_id: RequestId) -> None:
         """Remove a waiting request because it has been dispatched: its tenant had its turn."""
         waiting = self._waiting[request_id]
