@@ -259,7 +259,8 @@ async def test_beyond_the_limit_requests_are_shed(tmp_path: Path) -> None:
             one.paced = gate
         async with on.client.stream("POST", PATH, json=completion(stream=True)) as kept:
             answer = await on.post()
-            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] in {"1", "2"}
             assert answer.json()["error"]["code"] == "saturated"
             for _ in range(3):
                 gate.release()
