@@ -141,7 +141,7 @@ async def test_a_drain_lets_running_requests_end(tmp_path: Path) -> None:
 
 
 async def test_a_drain_ends_at_its_time_limit(tmp_path: Path) -> None:
-    """It returns that a request was cut off."""
+    """It returns that a request was cut off; the client is told why."""
 
     async def never(asked: object, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
@@ -153,7 +153,8 @@ async def test_a_drain_ends_at_its_time_limit(tmp_path: Path) -> None:
         call = asyncio.create_task(raw_exchange(gateway.port, post(PATH, COMPLETION)))
         await until(lambda: len(engine.asked) == 1)
         assert await gateway.gateway.drain() is False
-        assert await call == []
+        (answer,) = await call
+        assert (answer.status, answer.headers["x-ballast-reason"]) == (503, "gateway-shutdown")
         async with asyncio.timeout(20):
             await engine.hung_up.wait()
 

@@ -202,7 +202,7 @@ def test_any_possible_life(data: st.DataObject) -> None:
 FOLLOWED = {State.OPENING, State.FLOWING, State.PASSING, *MOVES}
 DISPATCHES = {Event.DISPATCHED, Event.DISPATCHED_SPLIT, Event.DISPATCHED_UNSPLITTABLE, Event.DISPATCHED_CUT}
 LEAVES = {Event.ENGINE_FAILED, Event.ENGINE_FAILED_UNRESCUED, Event.ENGINE_BROKE, Event.CUT_REACHED}
-OVER = {Event.END, Event.ANSWERED, Event.CLIENT_GONE}
+OVER = {Event.END, Event.ANSWERED, Event.CLIENT_GONE, Event.SHUT_DOWN}
 
 
 def _owner(owner: str | None, was: State, event: Event, actions: tuple[Action, ...]) -> str | None:

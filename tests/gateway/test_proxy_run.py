@@ -192,6 +192,7 @@ class Client:
 
     def start_stream(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.heads += 1
+        self.head_sent = True
 
     def write(self, data: bytes) -> None:
         assert not self.ends
@@ -237,6 +238,7 @@ class World:
         self.run.start()
         self.orders = 0
         self.left = False
+        self.gateway_ends = False
 
     def ended(self, record: RequestRecord) -> None:
         assert record is self.record
@@ -249,7 +251,7 @@ class World:
 
     def steps(self) -> dict[str, int]:
         """What can happen now, and how often it does beside the others."""
-        found = {"order": 3, "leave": 1} if self.run.life.state is not State.ENDED else {}
+        found = {"order": 3, "leave": 1, "shut down": 1} if self.run.life.state is not State.ENDED else {}
         if self.run.life.state is State.WARM:
             found["patience"] = 2
         if self.director.wanted:
@@ -269,6 +271,9 @@ class World:
             case "leave":
                 self.left = True
                 self.run.client_gone()
+            case "shut down":
+                self.gateway_ends = True
+                self.run.shut_down()
             case "patience":
                 assert self.run._orders is not None
                 assert self.run._orders.move is not None
@@ -309,6 +314,11 @@ class World:
         assert (self.client.ends == ["end"]) == (self.director.ends == [Outcome.COMPLETED]) or cancelled
         assert self.client.heads == bool(self.client.sent)
         assert self.director.first_tokens == bool(self.client.text)
+        assert (self.record.reason == "gateway-shutdown") == self.gateway_ends
+        if self.gateway_ends:
+            assert self.client.ends == ["abort" if self.client.head_sent else "error"]
+            assert self.client.head_sent == (b'"gateway-shutdown"' in self.client.sent)
+            assert self.director.ends == [Outcome.FAILED]
         assert len(self.record.moves) == self.orders
         assert sum(move.pause_s is not None for move in self.record.moves) == self.director.moved
         assert not self.engines.calls

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ballast_core.model import EndpointId
 from tests.support.engine_sim import engine_sim, misbehave
 from tests.support.gateway_kit import RunningGateway, endpoints_text, post, raw_exchange, running_gateway, until
 from tests.support.scripted_engine import Asked, decode_script, json_reply, prefill_script, scripted_engine
@@ -94,7 +95,7 @@ async def test_no_request_is_lost_while_every_prefill_comes_and_goes(tmp_path: P
         addresses["d0"] = f"127.0.0.1:{decode.port}"
         more = {"model": {"servedNames": ["m"]}, "scrape": {"intervalS": 0.05, "failuresUntilLost": 2}}
         async with running_gateway(tmp_path, addresses, wait=False, **more) as gateway:
-            await until(lambda: gateway.gateway.fleet.members["d0"].state == "ready")
+            await until(lambda: gateway.gateway.fleet.members[EndpointId("d0")].state == "ready")
             body = {"model": "m", "prompt": [1, 2, 3, 4], "max_tokens": 8, "ignore_eos": True, "stream": True}
             for _ in range(60):
                 [answer] = await raw_exchange(gateway.port, post(PATH, body), answers=1)

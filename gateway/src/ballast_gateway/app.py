@@ -146,6 +146,8 @@ class Gateway:
         """Report not ready, serve for the grace period, then finish the running requests. False if one was cut off."""
         limits = self.settings.limits
         self._draining = True
+        if self.proxy is not None:
+            self.proxy.prepare_drain()
         if self.picker is not None:
             self.picker.drain()
         await asyncio.sleep(limits.drain_grace_s)
@@ -155,6 +157,15 @@ class Gateway:
         if self.picker is not None:
             waits.append(self.picker.aclose(limits.drain_timeout_s))
         return False not in await asyncio.gather(*waits)
+
+    async def shut_down(self) -> None:
+        """End a drain, and tell the clients of the requests that still run."""
+        waits: list[Awaitable[object]] = []
+        if self.proxy is not None:
+            waits.append(self.proxy.shut_down())
+        if self.picker is not None:
+            waits.append(self.picker.aclose(0.0))
+        await asyncio.gather(*waits)
 
     async def close(self) -> None:
         """Stop everything at once, without a drain."""

@@ -130,6 +130,17 @@ def unsupported(status: int, message: str, *, code: str = "unsupported") -> ApiE
     return ApiError(status=status, type="invalid_request_error", code=code, message=message)
 
 
+def gateway_shutdown() -> ApiError:
+    """This gateway ends; another one, or its successor, answers: 503, or an event in a stream that has begun."""
+    return ApiError(
+        status=503,
+        type="service_unavailable_error",
+        code="gateway-shutdown",
+        message="this gateway is shutting down; retry",
+        retry_after_s=1,
+    )
+
+
 def upstream_broke(message: str) -> ApiError:
     """The engine failed in the middle of an answer, too late to try another one: 502."""
     return ApiError(status=502, type="service_unavailable_error", code="upstream-broke", message=message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Final
@@ -18,17 +19,27 @@ from ballast_gateway.records import RequestRecord
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
 """Room in a message for all but the body: headers, metadata."""
+_TELL_S: Final = 0.2
+"""How long the last answers may take."""
 
 
 class PickerServer:
     """A running picker face. Close it with `aclose`."""
 
     def __init__(
-        self, transport: Transport, health: Transport, *, drain_timeout_s: float, stop: Callable[[], None]
+        self,
+        transport: Transport,
+        health: Transport,
+        *,
+        drain_timeout_s: float,
+        stop: Callable[[], None],
+        tell: Callable[[], None],
     ) -> None:
+        """`stop`: report NOT_SERVING from now on. `tell`: answer the requests that are held, the picker ends."""
         self._transport = transport
         self._health = health
         self._drain_timeout_s = drain_timeout_s
+        self._tell = tell
         self.drain = stop
         """Report NOT_SERVING from now on; go on serving streams."""
 
@@ -43,9 +54,16 @@ class PickerServer:
         return self._health.port
 
     async def aclose(self, grace_s: float | None = None) -> None:
-        """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop."""
+        """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop.
+
+        A request that is still held then is answered 503; other streams are broken off.
+        """
         self.drain()
-        await self._transport.aclose(self._drain_timeout_s if grace_s is None else grace_s)
+        limit_s = self._drain_timeout_s if grace_s is None else grace_s
+        stopping = asyncio.create_task(self._transport.aclose(limit_s + _TELL_S))
+        await asyncio.wait({stopping}, timeout=limit_s)
+        self._tell()
+        await stopping
         await self._health.aclose(0)
 
 
@@ -91,4 +109,4 @@ async def serve(
     except OSError:
         await transport.aclose(0)
         raise
-    return PickerServer(transport, health, drain_timeout_s=limits.drain_timeout_s, stop=stop)
+    return PickerServer(transport, health, drain_timeout_s=limits.drain_timeout_s, stop=stop, tell=face.shut_down)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ballast_gateway import headers
-from ballast_gateway.errors import ApiError, upstream_broke
+from ballast_gateway.errors import ApiError
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
 from ballast_gateway.proxy.legs import Job
@@ -36,11 +36,9 @@ def refuse(job: Job, error: ApiError) -> None:
     job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
 
 
-def break_off(job: Job, failure: Exception, *, between_events: bool) -> None:
+def break_off(job: Job, error: ApiError, *, between_events: bool) -> None:
     """Too late for a status: put an error event into the stream, where one fits, and cut the connection."""
-    error = upstream_broke("the engine failed in the middle of the answer")
-    record = job.record
-    record.outcome, record.reason, record.detail = "failed", error.code, str(failure)
+    job.record.outcome, job.record.reason = "failed", error.code
     if between_events:
         job.client.write(b"data: %b\n\n" % error.body())
     job.client.abort()

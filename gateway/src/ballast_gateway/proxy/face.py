@@ -8,12 +8,13 @@ import json
 import logging
 from collections.abc import Callable
 
-from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
 from ballast_gateway import headers
 from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
     ApiError,
+    gateway_shutdown,
     internal_error,
     invalid_request,
     method_not_allowed,
@@ -76,6 +77,10 @@ class ProxyFace:
         self.cors = Cors(origins) if origins else None
         self.connections: set[ClientConnection] = set()
         self.closing = False
+        self._stopping = False
+        """No further request is served."""
+        self._ended_all = asyncio.Event()
+        """Set at each end after which no generation is in flight."""
         self._emptied = asyncio.Event()
         self.in_flight = 0
         """Generations that have not ended."""
@@ -123,28 +128,57 @@ class ProxyFace:
         self._pool.sweep(now_s)
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Take no new requests and let the running ones end. Returns False if one was cut off at the time limit."""
-        if self._server is not None:
-            self._server.close()
+    def prepare_drain(self) -> None:
+        """Close connections that wait for a further request; those that have one close with its answer."""
         self.closing = True
         for connection in list(self.connections):
-            connection.close_if_idle()
+            connection.close_if_idle(fresh=False)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Let running requests end, refuse new ones; then `shut_down`. Returns False if that cut one off."""
+        self.prepare_drain()
+        self._stopping = True
+        for connection in list(self.connections):
+            connection.close_if_idle(fresh=True)
+        ends_s = self._loop.time() + timeout_s
+        if self.in_flight:
+            self._ended_all.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended_all.wait(), timeout_s)
+        cut = self.in_flight
+        await self.shut_down(flush_s=max(LAST_BYTES_S, ends_s - self._loop.time()))
+        return cut == 0
+
+    async def shut_down(self, flush_s: float = LAST_BYTES_S) -> None:
+        """Tell the clients of running requests that the gateway ends, and stop listening.
+
+        `flush_s`: how long clients may take for what is left of their answers.
+        """
+        self._tell_all()
         if self.connections:
             self._emptied.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), timeout_s)
-        cut = self.in_flight
-        for connection in list(self.connections):
-            connection.abort()
-        return cut == 0
+                await asyncio.wait_for(self._emptied.wait(), flush_s)
+        self._abort_all()
 
     async def close(self) -> None:
         """Close the listener and every connection at once."""
-        await self.drain(0.0)
+        self._tell_all()
+        self._abort_all()
         await asyncio.sleep(0)
         if self._sweeper is not None:
             self._sweeper.cancel()
+
+    def _tell_all(self) -> None:
+        self.closing = self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.shut_down(gateway_shutdown())
+
+    def _abort_all(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -152,6 +186,9 @@ class ProxyFace:
         """Answer at once, or return what will. Never raises."""
         path = _path(request.target)
         record = RequestRecord(id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"))
+        if self._stopping:
+            self._refuse(client, record, gateway_shutdown(), outcome="rejected")
+            return None
         try:
             return self._route(client, request, path, record)
         except Exception:
@@ -244,6 +281,8 @@ class ProxyFace:
 
     def _over(self, record: RequestRecord) -> None:
         self.in_flight -= 1
+        if not self.in_flight:
+            self._ended_all.set()
         self._ended(record)
 
     def _refuse(

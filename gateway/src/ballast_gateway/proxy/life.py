@@ -111,6 +111,8 @@ class Event(_Name):
     """An event that ends with a whole character."""
     PATIENCE_OVER = "patience over"
     """The timer of a warm target: no such event came."""
+    SHUT_DOWN = "gateway ends"
+    """Its time to drain is over."""
     CLIENT_GONE = "client gone"
     """The client has closed its connection."""
 
@@ -131,6 +133,7 @@ class Action(_Name):
     FINISH = "end the stream, report the end"
     BREAK = "break the stream off, report the failure"
     CANCEL = "report that the client is gone"
+    TELL_END = "tell the client that the gateway ends"
     WARM_UP = "ask the target to warm up"
     AWAIT_CUT = "start the timer"
     FOLLOW_TARGET = "follow the target"
@@ -141,7 +144,9 @@ class Action(_Name):
     DROP_MOVE = "record how the move ended"
 
 
-ENDS: Final = frozenset({Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL})
+ENDS: Final = frozenset(
+    {Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL, Action.TELL_END}
+)
 """The ends of a request: one of them comes, once, with the transition to ENDED."""
 
 
@@ -250,10 +255,18 @@ _MOVING: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
 
 
 def _whole_rows(state: State, rows: Rows) -> Rows:
-    """The rows of a live state with those that all of them share: the client may go, and orders may come too late."""
-    gone = Step(State.ENDED, (Action.CANCEL, Action.DROP_MOVE) if state in _MOVING else (Action.CANCEL,))
+    """The rows of a live state with those that all share: client or gateway may go, and orders may come too late."""
+    dropped = (Action.DROP_MOVE,) if state in _MOVING else ()
+    gone = Step(State.ENDED, (Action.CANCEL, *dropped))
+    ends = Step(State.ENDED, (Action.TELL_END, *dropped))
     refused = Step(state, (Action.REFUSE_MOVE,))
-    return {Event.CLIENT_GONE: gone, Event.MOVE_UNFIT: refused, Event.MOVE_ORDERED: refused, **rows}
+    return {
+        Event.CLIENT_GONE: gone,
+        Event.SHUT_DOWN: ends,
+        Event.MOVE_UNFIT: refused,
+        Event.MOVE_ORDERED: refused,
+        **rows,
+    }
 
 
 TABLE: Final[Mapping[State, Rows]] = {
@@ -280,12 +293,12 @@ class Life:
 
 
 def diagram() -> str:
-    """The table in Mermaid's language: one arrow for each change of state, without `client gone` and refused orders."""
+    """The table in Mermaid's language: one arrow for each change of state, but for those that every state shares."""
     lines = ["stateDiagram-v2", f"    [*] --> {_name(State.PLACING)}"]
     for state, rows in TABLE.items():
         arrows: dict[State, list[str]] = {}
         for event, step in rows.items():
-            if event is not Event.CLIENT_GONE and step.state is not state:
+            if event not in (Event.CLIENT_GONE, Event.SHUT_DOWN) and step.state is not state:
                 arrows.setdefault(step.state, []).append(event.value)
         lines += [f"    {_name(state)} --> {_name(to)}: {'; '.join(events)}" for to, events in arrows.items()]
     return "\n".join([*lines, f"    {_name(State.ENDED)} --> [*]"])

@@ -19,7 +19,7 @@ from typing import Final
 from ballast_core.model import Endpoint, Fault, Outcome, Stage
 from ballast_core.model.effects import Handoff, Migrate
 from ballast_gateway.driver import Rejected, Ticket
-from ballast_gateway.errors import internal_error, rejected
+from ballast_gateway.errors import gateway_shutdown, internal_error, rejected, upstream_broke
 from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError
 from ballast_gateway.proxy import answers
 from ballast_gateway.proxy.course import NEVER_S, Course, Resources
@@ -100,6 +100,17 @@ class Run:
         record.outcome, record.reason = "cancelled", "client-gone"
         try:
             self.on(Event.CLIENT_GONE)
+            self._close()
+        except Exception as fault:
+            self._fail(fault)
+
+    def shut_down(self) -> None:
+        """Leave the engines, and tell the client that the gateway ends."""
+        if self.life.state is State.ENDED:
+            return
+        self._leave()
+        try:
+            self.on(Event.SHUT_DOWN)
             self._close()
         except Exception as fault:
             self._fail(fault)
@@ -413,8 +424,17 @@ class Run:
         if isinstance(failure, LegFailed):
             fault = failure.fault
             self._job.record.faults += (fault,)
-        answers.break_off(self._job, failure, between_events=self._leg.between_events)
+        self._job.record.detail = str(failure)
+        error = upstream_broke("the engine failed in the middle of the answer")
+        answers.break_off(self._job, error, between_events=self._leg.between_events)
         self._ticket.end(Outcome.FAILED, self._leg.tokens, fault)
+
+    def _tell_end(self) -> None:
+        if self._job.client.head_sent:
+            answers.break_off(self._job, gateway_shutdown(), between_events=self._leg.between_events)
+        else:
+            answers.refuse(self._job, gateway_shutdown())
+        self._ticket.end(Outcome.FAILED, self._job.record.output_tokens)
 
     def _cancel(self) -> None:
         self._ticket.end(Outcome.CANCELLED)
@@ -478,5 +498,6 @@ _DOES: Final[Mapping[Action, Callable[[Run], None]]] = {
     Action.FINISH: Run._finish,
     Action.BREAK: Run._break,
     Action.CANCEL: Run._cancel,
+    Action.TELL_END: Run._tell_end,
     **{action: _about_a_move(action) for action in ACTIONS},
 }
