@@ -32,6 +32,7 @@ from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
+from ballast_gateway.who_may_ask import WhoMayAsk
 
 _log = logging.getLogger(__name__)
 
@@ -226,15 +227,21 @@ class Gateway:
                 fleet=self.fleet,
                 decisions=self.decisions,
                 now_s=self.driver.now_s,
-                token_file=None if token_file is None else Path(token_file),
             )
 
-        probes = Probes(self.registry, not_ready=self.not_ready, build=build)
+        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
+        probes = Probes(self.registry, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self.ports["admin"] = listener.getsockname()[1]
         config = uvicorn.Config(
-            probes, interface="asgi3", log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            probes,
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,  # a peer is who connects, not who it says it speaks for
+            timeout_graceful_shutdown=1,
         )
         server = _AdminServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
