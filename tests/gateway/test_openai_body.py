@@ -92,7 +92,7 @@ def test_which_paths_must_carry_json(path: str, expected: bool) -> None:
 @pytest.mark.parametrize(("reason", "status"), [("no-endpoints", 503), ("saturated", 429), ("upstream-failed", 503)])
 def test_every_rejection_has_a_status_and_a_time_to_retry(reason: str, status: int) -> None:
     """OpenAI's shape, and a reason for machines in body and header."""
-    error = errors.rejected(RejectReason(reason), "why")
+    error = errors.rejected(RejectReason(reason), "why", 1.0)
     assert error.status == status
     assert set(RejectReason) == {"no-endpoints", "saturated", "upstream-failed"}
     headers = dict(error.headers())

@@ -270,6 +270,7 @@ def test_control_headers_of_the_client_do_not_pass() -> None:
         "x-encoder-hosts-ports": "evil:1",
         "x-data-parallel-host-port": "evil:1",
         "x-kv-cache-source-host-port": "evil:1",
+        "x-vllm-priority": "-99",
     }
     proxy.send(Kind.REQUEST_HEADERS, headers=HEADERS | spoofed | {"x-harmless": "1"})
     proxy.send(Kind.REQUEST_BODY, body=CLEAN, end=True)
@@ -374,7 +375,7 @@ def test_a_body_that_grows_too_large_is_refused() -> None:
 @pytest.mark.parametrize("mode", list(BodyMode))
 def test_a_refused_pick_answers_the_client(mode: BodyMode) -> None:
     """503 with Retry-After for no endpoint; nothing is ended that never began."""
-    proxy = Proxy(mode, error=errors.rejected(RejectReason.NO_ENDPOINTS, "none ready"))
+    proxy = Proxy(mode, error=errors.rejected(RejectReason.NO_ENDPOINTS, "none ready", 1.0))
     proxy.send(Kind.REQUEST_HEADERS, headers=HEADERS)
     if mode is not BodyMode.NONE:
         proxy.send(Kind.REQUEST_BODY, body=CLEAN, end=True)

@@ -258,7 +258,8 @@ async def test_engines_get_the_queue_orders_priority_in_both_legs(tmp_path: Path
         placement = {"type": "least-requests"}
         queue = {"type": "uniboost", "parameters": {"enginePriority": True}}
         policy = {"prefill": placement, "decode": placement, "queue": queue}
-        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy))
+        trust = {"priorities": True}
+        gateway = await stack.enter_async_context(running_gateway(tmp_path, addresses, policy=policy, trust=trust))
         async with httpx.AsyncClient(timeout=60) as client:
             for own, header in ((None, None), (0, None), (5, None), (None, "-2")):
                 body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3}

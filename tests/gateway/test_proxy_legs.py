@@ -143,14 +143,26 @@ async def test_several_choices_skip_the_prefill_leg(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 async def test_engines_get_the_priority_of_a_request_where_the_policy_sets_it(tmp_path: Path, told: bool) -> None:
-    """On both legs, in place of the client's own; without such a policy the client's own passes."""
+    """On both legs, in place of the client's own; otherwise that of a client that is trusted passes."""
     queue = {"type": "shortest-prompt", "parameters": {"enginePriority": True}}
-    async with Fleet(tmp_path, **({"policy": {"queue": queue}} if told else {})) as fleet:
+    trust = {"priorities": True}
+    async with Fleet(tmp_path, trust=trust, **({"policy": {"queue": queue}} if told else {})) as fleet:
         gateway = await fleet.serve(p0=prefill_script, d0=decode_script)
         await raw_exchange(gateway.port, post(PATH, COMPLETION, "x-vllm-priority: -99"), answers=1)
         seen = [fleet.engines[name].asked[0].headers["x-vllm-priority"] for name in ("p0", "d0")]
         assert seen[0] == seen[1]
         assert (seen[0] == "-99") is not told
+
+
+async def test_no_client_sets_a_priority_by_default(tmp_path: Path) -> None:
+    """Neither in the gateway's queue nor in an engine's: not by header, not by field."""
+    async with Fleet(tmp_path) as fleet:
+        gateway = await fleet.serve(p0=prefill_script, d0=decode_script)
+        await raw_exchange(gateway.port, post(PATH, COMPLETION | {"priority": "-9"}, "x-vllm-priority: -9"), answers=1)
+        for name in ("p0", "d0"):
+            (asked,) = fleet.engines[name].asked
+            assert "x-vllm-priority" not in asked.headers
+            assert "priority" not in asked.body
 
 
 async def test_control_fields_and_headers_of_clients_are_stripped(tmp_path: Path) -> None:

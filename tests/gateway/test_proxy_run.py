@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, RejectReason, Request, RequestId, Role, Stage
-from ballast_core.model.effects import Dispatch, Handoff, Migrate
+from ballast_core.model.effects import Dispatch, Handoff, Migrate, Reject
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.http.client import Exchange, Over, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
@@ -146,7 +146,7 @@ class Director:
         dispatch = self.dispatches.pop()
         if dispatch is None:
             self.ends.append(Outcome.FAILED)
-            raise Rejected(RejectReason.UPSTREAM_FAILED, "no endpoint is left")
+            raise Rejected(Reject(RequestId("r"), RejectReason.UPSTREAM_FAILED, "no endpoint is left"))
         return dispatch
 
     def when_arrived(self, call: Callable[[], object]) -> None:

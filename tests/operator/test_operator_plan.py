@@ -46,6 +46,7 @@ GIE = frozenset({GATEWAY, HTTP_ROUTE, INFERENCE_POOL})
 PARENT = {"parentRefs": [{"name": "front"}]}
 FLEXIBLE = (pool("all", "Flexible", replicas=4),)
 PROMPT_CUTS = {"type": "libra", "parameters": {"cuts": "prompt"}}
+OPEN = {"type": "open"}
 READS_PARTS = {
     "image": "registry.test/engine:1",
     "kvConnector": {"config": {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}},
@@ -429,7 +430,7 @@ CONDITIONS: list[tuple[str, Observed, dict[str, tuple[str, str]]]] = [
     ),
     (
         "policy-that-makes-no-sense",
-        observed(serving_pool(policyRef={"name": "fair"}), policy=policy(queue={"type": "las"})),
+        observed(serving_pool(policyRef={"name": "fair"}), policy=policy(queue={"type": "las"}, admission=OPEN)),
         {"Degraded": ("True", "PolicyInvalid"), "ResolvedRefs": ("False", "PolicyInvalid")},
     ),
     (

@@ -260,6 +260,8 @@ def _of(kind: str, *rows: tuple[str, Mapping[str, Any], str | None, str]) -> tup
     return tuple(Mutation(id_, kind, edits, field_, message) for id_, edits, field_, message in rows)
 
 
+OPEN = {"type": "open"}
+
 OTHER_KINDS: tuple[Mutation, ...] = (
     *_of(
         "HardwareProfile",
@@ -351,7 +353,7 @@ OTHER_KINDS: tuple[Mutation, ...] = (
             "policy-admission-unknown",
             {"spec.admission": {"type": "x"}},
             "spec.admission.type",
-            "known: bounded, open",
+            "known: bounded, expected-ttft, open",
         ),
         ("policy-partition-unknown", {"spec.partition": {"type": "ares"}}, "spec.partition.type", "unknown partition"),
         (
@@ -373,6 +375,7 @@ OTHER_KINDS: tuple[Mutation, ...] = (
             "only `ballast simulate --policy` can do that",
         ),
         ("policy-queue-fcfs", {"spec.queue": {"type": "fcfs"}}, None, ""),
+        ("policy-queue-default-admission", {"spec.queue": {"type": "uniboost"}}, None, ""),
         ("policy-queue-bounded", {"spec.queue": {"type": "sjf"}, "spec.admission": {"type": "bounded"}}, None, ""),
         ("policy-queue-turns", {"spec.queue": {"type": "uniboost", "parameters": {"enginePriority": True}}}, None, ""),
         ("policy-queue-null", {"spec.queue": {"type": "fcfs", "parameters": None}, "spec.admission": None}, None, ""),
@@ -382,10 +385,16 @@ OTHER_KINDS: tuple[Mutation, ...] = (
     *(
         Mutation(id_, "SchedulingPolicy", edits, "spec.queue", _NOTHING_WAITS, server_message=_NOTHING_WAITS)
         for id_, edits in (
-            ("policy-nothing-waits", {"spec.queue": {"type": "uniboost"}}),
-            ("policy-nothing-waits-open", {"spec.queue": {"type": "las"}, "spec.admission": {"type": "open"}}),
-            ("policy-nothing-waits-untold", {"spec.queue": {"type": "sjf", "parameters": {"enginePriority": False}}}),
-            ("policy-nothing-waits-null", {"spec.queue": {"type": "sjf", "parameters": {"enginePriority": None}}}),
+            ("policy-nothing-waits", {"spec.queue": {"type": "uniboost"}, "spec.admission": OPEN}),
+            ("policy-nothing-waits-open", {"spec.queue": {"type": "las"}, "spec.admission": OPEN}),
+            (
+                "policy-nothing-waits-untold",
+                {"spec.queue": {"type": "sjf", "parameters": {"enginePriority": False}}, "spec.admission": OPEN},
+            ),
+            (
+                "policy-nothing-waits-null",
+                {"spec.queue": {"type": "sjf", "parameters": {"enginePriority": None}}, "spec.admission": OPEN},
+            ),
         )
     ),
 )

@@ -45,8 +45,9 @@ def as_dict(decision: Decision, unix_s: float) -> dict[str, object]:
     """One decision as plain JSON values."""
     shared: dict[str, object] = {"unix_s": round(unix_s, 6), "request_id": decision.request_id}
     match decision:
-        case Reject(reason=reason, message=message):
-            return shared | {"decision": "reject", "reason": str(reason), "message": message}
+        case Reject(reason=reason, message=message, cause=cause, retry_after_s=after_s):
+            shared |= {"decision": "reject", "reason": str(reason), "message": message}
+            return shared | ({} if cause is None else {"cause": str(cause)}) | {"retry_after_s": round(after_s, 3)}
         case Migrate(source=source, target=target, trace=trace):
             shared |= {"decision": "migrate", "source": source.id, "target": target.id}
             return shared | {"round": None if trace is None else trace.as_dict()}

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ballast_core.directing.director import Director
-from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Request, RequestId, Stage
+from ballast_core.model import EndpointId, Fault, Outcome, Request, RequestId, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.model.events import (
     ClientGone,
@@ -59,9 +59,10 @@ Mover: TypeAlias = Callable[[Migrate], None]
 class Rejected(Exception):
     """The Director rejects a request. The faces map `reason` to a status code."""
 
-    def __init__(self, reason: RejectReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.message)
+        self.reason = reject.reason
+        self.retry_after_s = reject.retry_after_s
 
 
 class Ticket:
@@ -101,9 +102,9 @@ class Ticket:
         match self._effects.popleft():
             case Dispatch() as dispatch:
                 return dispatch
-            case Reject(reason=reason, message=message):
+            case Reject() as reject:
                 self._close()
-                raise Rejected(reason, message)
+                raise Rejected(reject)
             case Handoff():
                 raise RuntimeError("a hand-off came before prefill was done")
 

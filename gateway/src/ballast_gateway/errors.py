@@ -39,18 +39,20 @@ class ApiError:
         return (("content-type", "application/json"), (REASON_HEADER, self.code), *retry)
 
 
-_REJECTED: Final[dict[RejectReason, tuple[int, str, int]]] = {
-    RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error", 1),
-    RejectReason.SATURATED: (429, "rate_limit_error", 1),
-    RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error", 1),
+_REJECTED: Final[dict[RejectReason, tuple[int, str]]] = {
+    RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error"),
+    RejectReason.SATURATED: (429, "rate_limit_error"),
+    RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error"),
 }
-"""Status, type, and the seconds of Retry-After."""
+"""Status and type."""
 
 
-def rejected(reason: RejectReason, message: str) -> ApiError:
-    """The Director rejected the request: 429 or 503."""
-    status, kind, retry_after_s = _REJECTED[reason]
-    return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=retry_after_s)
+def rejected(reason: RejectReason, message: str, retry_after_s: float) -> ApiError:
+    """The Director rejected the request: 429 or 503. Retry-After has whole seconds (RFC 9110)."""
+    status, kind = _REJECTED[reason]
+    return ApiError(
+        status=status, type=kind, code=str(reason), message=message, retry_after_s=max(1, round(retry_after_s))
+    )
 
 
 def invalid_request(message: str, *, param: str | None = None, code: str = "invalid-request") -> ApiError:

@@ -11,7 +11,6 @@ from ballast_api import wire_names
 REQUEST_ID: Final = wire_names.REQUEST_ID.encode()
 PRIORITY: Final = wire_names.PRIORITY.encode()
 _OBJECTIVES: Final = tuple(name.encode() for name in wire_names.OBJECTIVES)
-_PRIORITY = re.compile(rb"[+-]?[0-9]{1,18}")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 HOP_BY_HOP: Final = frozenset(
@@ -72,11 +71,12 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     return None
 
 
-def priority(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """The priority in the client's header; None if there is none, or if it is no number."""
-    for name, value in headers:
-        if name == PRIORITY:
-            return int(value) if _PRIORITY.fullmatch(value.strip()) else None
+def first(headers: Iterable[tuple[bytes, bytes]], wanted: str) -> str | None:
+    """The first value of a header; None without it."""
+    name = wanted.encode()
+    for each, value in headers:
+        if each == name:
+            return value.decode("latin-1")
     return None
 
 

@@ -92,23 +92,29 @@ def prompt_tokens(document: JsonObject) -> int:
     return ids + -(-chars // CHARS_PER_TOKEN)
 
 
-def without_control_fields(document: JsonObject) -> JsonObject | None:
-    """A copy without the fields that only the gateway may set, or None if there are none.
+def priority(document: JsonObject) -> int:
+    """The client's priority, lower first; 0 without one. The engine refuses one that is no whole number."""
+    value = document.get("priority")
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def without_control_fields(document: JsonObject, dropped: frozenset[str] = CONTROL_FIELDS) -> JsonObject | None:
+    """A copy without the fields that clients may not set, or None if there are none.
 
     vLLM keeps `vllm_xargs` where it keeps these fields, so an entry of such a name would pass for one.
     """
     arguments = document.get("vllm_xargs")
-    cleaned = _without_control(arguments) if isinstance(arguments, dict) else None
-    kept = _without_control(document)
+    cleaned = _without(arguments, CONTROL_FIELDS) if isinstance(arguments, dict) else None
+    kept = _without(document, dropped)
     if cleaned is None:
         return kept
     return {**(document if kept is None else kept), "vllm_xargs": cleaned}
 
 
-def _without_control(fields: JsonObject) -> JsonObject | None:
-    if CONTROL_FIELDS.isdisjoint(fields):
+def _without(fields: JsonObject, dropped: frozenset[str]) -> JsonObject | None:
+    if dropped.isdisjoint(fields):
         return None
-    return {key: value for key, value in fields.items() if key not in CONTROL_FIELDS}
+    return {key: value for key, value in fields.items() if key not in dropped}
 
 
 def load(raw: bytes) -> object:

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from ballast_api import names
 from ballast_api.common import (
+    HEADER_NAME,
     ApiModel,
     KeyedBy,
     NonEmptyStr,
@@ -165,6 +166,18 @@ class Streams(ApiModel):
     with all of their state in their tokens can."""
 
 
+class Trust(ApiModel):
+    """What the gateway believes of what a request says about itself. Change it only where an edge in front of the
+    gateway sets or removes these headers and fields."""
+
+    priorities: bool = False
+    """Whether clients may set priorities, by the field `priority` and the header `x-vllm-priority`, in the gateway's
+    queue and in engines. If not, both are removed, and every request has priority 0."""
+    tenant_header: Annotated[str, Field(min_length=1, max_length=256, pattern=HEADER_NAME)] | None = None
+    """Name of a header, in lower case, that says whose request it is: waiting requests of different tenants take turns.
+    Left out, requests are told apart by API key (`authorization`, else `x-api-key`)."""
+
+
 class Admin(ApiModel):
     """The admin API."""
 
@@ -218,6 +231,8 @@ class GatewaySettings(ApiModel):
     """Limits and timeouts."""
     streams: Streams = Field(default_factory=Streams)
     """Going on elsewhere."""
+    trust: Trust = Field(default_factory=Trust)
+    """What is believed of clients."""
     admin: Admin = Field(default_factory=Admin)
     """The admin API."""
     logs: Logs = Field(default_factory=Logs)

@@ -126,9 +126,9 @@ class SchedulingPolicySpec(ApiModel):
     queue: QueueOrderSpec | None = None
     """Orders the requests that wait, in the gateway or, as priorities, in the engines. Left out, first come, first
     served (fcfs)."""
-    admission: AdmissionSpec | None = None
-    """Limits the requests that an endpoint gets at a time; the others wait in the gateway. Left out, there is no
-    limit."""
+    admission: AdmissionSpec = Field(default_factory=lambda: AdmissionSpec(type="expected-ttft"))
+    """Limits what an endpoint gets at a time; other requests wait in the gateway or are shed. Left out, expected-ttft
+    does; open sets no limit."""
     partition: PartitionSpec | None = None
     """Cuts requests into parts for several endpoints that both prefill and decode. Left out, requests stay whole."""
     rescheduling: ReschedulingSpec | None = None
@@ -137,7 +137,7 @@ class SchedulingPolicySpec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         _composition_rule(
             "queue",
-            "!has(self.queue) || self.queue.type == 'fcfs' || (has(self.admission) && self.admission.type != 'open')"
+            "!has(self.queue) || self.queue.type == 'fcfs' || !has(self.admission) || self.admission.type != 'open'"
             " || (has(self.queue.parameters) && has(self.queue.parameters.enginePriority)"
             " && self.queue.parameters.enginePriority)",
             NOTHING_WAITS,

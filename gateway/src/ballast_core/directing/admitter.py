@@ -1,4 +1,4 @@
-"""Admits requests: dispatches, holds or rejects each one, and dispatches held ones when capacity frees up."""
+"""Admits requests: dispatches, holds or sheds each one, and dispatches held ones when capacity frees up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from ballast_core.directing.capacity import Capacity
 from ballast_core.directing.dispatcher import Dispatcher
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
+from ballast_core.directing.returns import Returns, jittered_s
 from ballast_core.directing.timers import Timers
-from ballast_core.model import RejectReason
+from ballast_core.model import RejectReason, Request, ShedCause
 from ballast_core.model.effects import Effect, Hold, Reject
 from ballast_core.policies.admission import Admission
 from ballast_core.state.ledger import Entry, Ledger
@@ -39,35 +40,48 @@ class Admitter:
         self._queue = queue
         self._capacity = capacity
         self._timers = timers
+        self._returns = Returns()
+        self._limits_backlog = admission.max_backlog_s(None) < np.inf
 
     @property
     def serves(self) -> bool:
         """Whether requests wait for capacity, which any event may free."""
         return self._admission.bounded and len(self._queue) > 0
 
+    @property
+    def expected_wait_s(self) -> float:
+        """Expected seconds until what waits now has been dispatched."""
+        return self._queue.backlog.wait_s(self._capacity.prefill_tokens_per_s())
+
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
-        dispatch = self._dispatcher.dispatch(entry, now_s)
-        if dispatch is not None:
-            return [dispatch]
+        if not self.serves or self._any_free() or self._placer.stand_ins(entry):
+            dispatch = self._dispatcher.dispatch(entry, now_s)
+            if dispatch is not None:
+                return [dispatch]
         until_s = self._may_wait_until_s(entry, now_s)
-        if until_s <= now_s or self._is_full(entry):
-            return self._give_up(entry)
+        if until_s <= now_s:
+            return self._give_up(entry, now_s)
         self._queue.add(entry, until_s, now_s)
-        return [Hold(entry.request.id), self._timers.ask(until_s)]
+        shed = self._shed(entry, now_s)
+        if entry.request.id not in self._queue:
+            return shed
+        return [Hold(entry.request.id), self._timers.ask(until_s), *shed]
 
     def serve(self, now_s: float) -> list[Effect]:
-        """Dispatch waiting requests in the queue's order while there is capacity; reject those that waited too long."""
+        """Dispatch waiting requests in turn while there is capacity; reject those for which it comes too late."""
         effects: list[Effect] = []
         queue = self._queue
-        if len(queue) and self._any_free():
-            for entry in queue.in_turn(now_s):
-                dispatch = self._dispatcher.dispatch(entry, now_s)
-                if dispatch is not None:
-                    queue.remove(entry.request.id)
-                    effects.append(dispatch)
-                    if not self._any_free():
-                        break
+        if len(queue):
+            queue.backlog.passes(now_s)
+            if self._any_free():
+                for entry in queue.in_turn(now_s):
+                    dispatch = self._dispatcher.dispatch(entry, now_s)
+                    if dispatch is not None:
+                        queue.dispatched(entry.request.id)
+                        effects.append(dispatch)
+                        if not self._any_free():
+                            break
         for entry in queue.expired(now_s):
             until_s = now_s if entry.failures else self._may_wait_until_s(entry, now_s)
             if until_s > now_s:  # it now waits for something else
@@ -75,13 +89,78 @@ class Admitter:
                 effects.append(self._timers.ask(until_s))
             else:
                 queue.remove(entry.request.id)
-                effects += self._give_up(entry)
+                effects += self._give_up(entry, now_s)
+        if self._limits_backlog:
+            effects += self._shed_backlog(now_s)
         return effects
 
     def _any_free(self) -> bool:
         """Whether a waiting request may be dispatched now, as far as that is known without placing it."""
         placer = self._placer
         return self._capacity.any_free() or any(placer.stand_ins(entry) for entry in self._queue.restricted())
+
+    def rejected(
+        self, request: Request, reason: RejectReason, message: str, now_s: float, cause: ShedCause | None = None
+    ) -> Reject:
+        """The rejection of a request, and when it should come back."""
+        backlog = self._queue.backlog
+        if not (self._admission.bounded and backlog.tokens):
+            return Reject(request.id, reason, message, jittered_s(request.id, 0.0), cause)
+        rate = backlog.rate(self._capacity.prefill_tokens_per_s())
+        room_s = min(self._admission.max_backlog_s(request.ttft_objective_s), self._admission.max_wait_s)
+        after_s = self._returns.after_s(
+            request.id,
+            backlog.work(request),
+            now_s,
+            wait_s=max(backlog.tokens / rate - room_s, 0.0),
+            tokens_per_s=rate,
+        )
+        return Reject(request.id, reason, message, after_s, cause)
+
+    def _shed(self, arrived: Entry, now_s: float) -> list[Effect]:
+        """Reject what is too much now that this request waits, too: itself, or another that is shed first."""
+        if arrived.failures:
+            return []
+        effects: list[Effect] = []
+        if self._admission.bounded and len(self._queue) > self._admission.max_waiting:
+            effects += self._shed_one(ShedCause.QUEUE_FULL, now_s)
+        if self._limits_backlog:
+            if arrived.request.ttft_objective_s is not None and arrived.request.id in self._queue:
+                effects += self._shed_by_objective(arrived, now_s)
+            effects += self._shed_backlog(now_s)
+        return effects
+
+    def _shed_by_objective(self, arrived: Entry, now_s: float) -> list[Effect]:
+        """Reject a request that cannot meet its own objective, which may be tighter than that of the others."""
+        request, backlog = arrived.request, self._queue.backlog
+        ahead_s = (backlog.tokens - backlog.work(request)) / backlog.rate(self._capacity.prefill_tokens_per_s())
+        if ahead_s <= self._admission.max_backlog_s(request.ttft_objective_s):
+            return []
+        self._queue.remove(request.id)
+        return [self._saturated(arrived, ShedCause.BACKLOG, now_s)]
+
+    def _shed_backlog(self, now_s: float) -> list[Effect]:
+        """Reject requests while the work before the last one takes too long."""
+        effects: list[Effect] = []
+        queue, backlog = self._queue, self._queue.backlog
+        if not backlog.tokens or not self._placer.exist():
+            return effects
+        most = self._admission.max_backlog_s(None) * backlog.rate(self._capacity.prefill_tokens_per_s())
+        while (last := queue.shed_first()) is not None and backlog.tokens - last[1] > most:
+            effects += self._shed_one(ShedCause.BACKLOG, now_s)
+        return effects
+
+    def _shed_one(self, cause: ShedCause, now_s: float) -> list[Effect]:
+        last = self._queue.shed_first()
+        if last is None:
+            return []
+        self._queue.remove(last[0].request.id)
+        return [self._saturated(last[0], cause, now_s)]
+
+    def _saturated(self, entry: Entry, cause: ShedCause, now_s: float) -> Reject:
+        self._ledger.close(entry.request.id)
+        message = f"every endpoint is full and {len(self._queue)} other requests wait; retry later"
+        return self.rejected(entry.request, RejectReason.SATURATED, message, now_s, cause)
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
         """Until when it may wait: for capacity if there are endpoints, otherwise for an endpoint to appear.
@@ -93,19 +172,13 @@ class Admitter:
             return (now_s if entry.failures else entry.arrived_s) + self._admission.max_wait_s
         return -np.inf if entry.failures else entry.arrived_s + self._hold_s
 
-    def _is_full(self, entry: Entry) -> bool:
-        """Whether the queue is full for this request; one that was dispatched before always enters."""
-        return self._admission.bounded and not entry.failures and len(self._queue) >= self._admission.max_waiting
-
-    def _give_up(self, entry: Entry) -> list[Effect]:
-        request_id = entry.request.id
-        self._ledger.close(request_id)
+    def _give_up(self, entry: Entry, now_s: float) -> list[Effect]:
         if self._admission.bounded and self._placer.exist_for(entry):
-            message = f"every endpoint is full and {len(self._queue)} other requests wait; retry later"
-            return [Reject(request_id, RejectReason.SATURATED, message)]
+            return [self._saturated(entry, ShedCause.WAITED, now_s)]
+        self._ledger.close(entry.request.id)
         if entry.failures:
             tried = ", ".join(sorted(entry.avoid))
-            return [
-                Reject(request_id, RejectReason.UPSTREAM_FAILED, f"no endpoint is left to try after {tried} failed")
-            ]
-        return [Reject(request_id, RejectReason.NO_ENDPOINTS, "no endpoint that may serve it is ready; retry later")]
+            message = f"no endpoint is left to try after {tried} failed"
+            return [self.rejected(entry.request, RejectReason.UPSTREAM_FAILED, message, now_s)]
+        message = "no endpoint that may serve it is ready; retry later"
+        return [self.rejected(entry.request, RejectReason.NO_ENDPOINTS, message, now_s)]

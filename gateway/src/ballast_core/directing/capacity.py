@@ -4,28 +4,62 @@ from __future__ import annotations
 
 import numpy as np
 
-from ballast_core.arrays import BoolArray, IntArray
+from ballast_core.arrays import BoolArray, FloatArray, IntArray
+from ballast_core.beliefs.beliefs import Beliefs
+from ballast_core.beliefs.kinds import Belief
+from ballast_core.beliefs.rates import PREFILL_RATES
 from ballast_core.model import Role, Stage
-from ballast_core.policies.admission import Admission
+from ballast_core.policies.admission import Admission, Gauges
 from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Ledger
 
 
 class Capacity:
-    """The free capacity of each endpoint."""
+    """The free capacity of each endpoint, by limits that change with its observations."""
 
-    def __init__(self, admission: Admission, inventory: Inventory, ledger: Ledger) -> None:
+    def __init__(self, admission: Admission, inventory: Inventory, ledger: Ledger, beliefs: Beliefs) -> None:
         self._admission = admission
         self._inventory = inventory
         self._ledger = ledger
+        self._beliefs = beliefs
+        self._bounded = admission.bounded
+        self._timed = admission.bounded and Belief.PREFILL_TIMES in admission.needs
+        self._limits: dict[Stage, IntArray] = {stage: np.zeros(0, np.int64) for stage in Stage}
+        """Requests from which each slot is full."""
+        self._least_tokens: FloatArray = np.zeros(0)
+        """Tokens left to prefill below which a slot is not full, however many requests they are."""
+
+    def observed(self, slots: IntArray) -> None:
+        """Compute the limits of these slots anew, after an observation."""
+        if not self._bounded:
+            return
+        inventory = self._inventory
+        more = inventory.capacity - len(self._least_tokens)
+        if more > 0:
+            for stage, limits in self._limits.items():
+                self._limits[stage] = np.concatenate([limits, np.zeros(more, np.int64)])
+            self._least_tokens = np.concatenate([self._least_tokens, np.zeros(more)])
+        gauges = Gauges(
+            inventory.running.take(slots),
+            inventory.waiting.take(slots),
+            self._ledger.foreign.take(slots),
+            inventory.kv_usage_ratio.take(slots),
+        )
+        for stage, limits in self._limits.items():
+            requests, prefill_s = self._admission.limits(stage, gauges)
+            limits[slots] = requests
+            if self._timed and stage is Stage.PREFILL:
+                self._least_tokens[slots] = prefill_s * self._beliefs.prefill_times.tokens_per_s(slots)
 
     def free(self, stage: Stage, candidates: Candidates) -> Candidates:
         """The candidates that have capacity for one more request of this stage."""
-        if not self._admission.bounded or not candidates.endpoints:
+        if not self._bounded or not candidates.endpoints:
             return candidates
-        free = self._has_capacity(stage, candidates)
-        if stage is Stage.DECODE:
-            free &= self._has_capacity(Stage.PREFILL, candidates) | ~self._prefills_too(candidates)
+        free = self._has_capacity(stage, candidates.slots)
+        if stage is Stage.DECODE and not free.any():
+            return candidates.take([])
+        if stage is Stage.DECODE and Role.PREFILL not in self._inventory.ready_roles():
+            free &= self._has_capacity(Stage.PREFILL, candidates.slots) | ~self._flexible(candidates)
         return candidates if free.all() else candidates.take(np.flatnonzero(free).tolist())
 
     def any_free(self) -> bool:
@@ -44,18 +78,31 @@ class Capacity:
 
     def free_decodes(self, slots: IntArray) -> IntArray | None:
         """How many more decodes each slot takes, 0 or more; None if no endpoint can be full."""
-        return np.maximum(self._free(Stage.DECODE, slots), 0) if self._admission.bounded else None
+        if not self._bounded:
+            return None
+        free: IntArray = self._limits[Stage.DECODE].take(slots) - self._requests(Stage.DECODE, slots)
+        return np.maximum(free, 0)
 
-    def _has_capacity(self, stage: Stage, candidates: Candidates) -> BoolArray:
-        return np.asarray(self._free(stage, candidates.slots) > 0, np.bool_)
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens per second that the ready endpoints prefill together, by their profiles."""
+        candidates = self._inventory.candidates
+        slots = candidates(Stage.PREFILL).slots
+        if not len(slots):
+            slots = candidates(Stage.DECODE).slots  # they prefill then
+        if Belief.PREFILL_TIMES not in self._beliefs.kinds or not len(slots):
+            return PREFILL_RATES.default_tokens_per_s
+        return float(self._beliefs.prefill_times.tokens_per_s(slots).sum())
 
-    def _free(self, stage: Stage, slots: IntArray) -> IntArray:
-        ledger = self._ledger
-        requests = ledger.requests[stage].take(slots) + ledger.foreign.take(slots)
-        return self._admission.free(stage, requests, self._inventory.kv_usage_ratio.take(slots))
+    def _has_capacity(self, stage: Stage, slots: IntArray) -> BoolArray:
+        free: BoolArray = self._requests(stage, slots) < self._limits[stage].take(slots)
+        if self._timed and stage is Stage.PREFILL and not free.all():
+            free |= self._ledger.uncached_tokens.take(slots) < self._least_tokens.take(slots)
+        return free
 
-    def _prefills_too(self, candidates: Candidates) -> BoolArray:
-        """Candidates that prefill what they decode: flexible ones, unless a prefill endpoint is ready."""
-        if Role.PREFILL in self._inventory.ready_roles():
-            return np.zeros(len(candidates.endpoints), np.bool_)
+    def _requests(self, stage: Stage, slots: IntArray) -> IntArray:
+        return self._ledger.requests[stage].take(slots) + self._ledger.foreign.take(slots)
+
+    @staticmethod
+    def _flexible(candidates: Candidates) -> BoolArray:
+        """Candidates that prefill what they decode, where no prefill endpoint is ready."""
         return np.array([one.role is Role.FLEXIBLE for one in candidates.endpoints], np.bool_)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.admitter import Admitter
 from ballast_core.directing.bookings import Bookings
@@ -23,8 +25,8 @@ from ballast_core.directing.queue import Queue
 from ballast_core.directing.rescheduler import NoRescheduler, Rescheduler
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.timers import Timers
-from ballast_core.model import Outcome, RejectReason, Stage
-from ballast_core.model.effects import Cancel, Effect, Reject
+from ballast_core.model import Outcome, RejectReason, ShedCause, Stage
+from ballast_core.model.effects import Cancel, Effect
 from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
@@ -67,7 +69,7 @@ class Director:
         inventory, ledger, timers = self.inventory, self.ledger, Timers()
         self._timers = timers
         self._learner = learner = Learner(self.beliefs, inventory, ledger)
-        self.capacity = Capacity(admission, inventory, ledger)
+        self.capacity = Capacity(admission, inventory, ledger, self.beliefs)
         placements = {stage: settings.placement(stage) for stage in Stage}
         self.placer = placer = Placer(placements, inventory, ledger, self.beliefs, self.capacity)
         self.queue = Queue(settings.queue or Fcfs(), self.beliefs, inventory)
@@ -162,9 +164,9 @@ class Director:
     def _arrived(self, event: RequestArrived, now_s: float) -> list[Effect]:
         request, limit = event.request, self.settings.max_in_flight
         if limit is not None and len(self.ledger) >= limit:
-            effects: list[Effect] = [
-                Reject(request.id, RejectReason.SATURATED, f"{limit} requests are in flight, the limit; retry later")
-            ]
+            message = f"{limit} requests are in flight, the limit; retry later"
+            reason, cause = RejectReason.SATURATED, ShedCause.IN_FLIGHT
+            effects: list[Effect] = [self._admitter.rejected(request, reason, message, now_s, cause)]
         else:
             entry = self.ledger.open(request, now_s)
             self._learner.arrived(request, now_s)
@@ -213,7 +215,7 @@ class Director:
         if entry.failures > self.settings.max_retries:
             self.ledger.close(event.request_id)
             tried = f"{entry.failures} attempts failed, the last on {event.endpoint_id} ({event.stage})"
-            return [Reject(event.request_id, RejectReason.UPSTREAM_FAILED, tried)]
+            return [self._admitter.rejected(entry.request, RejectReason.UPSTREAM_FAILED, tried, now_s)]
         return self._admitter.admit(entry, now_s)
 
     def _ended(self, entry: Entry, event: RequestEnded, now_s: float) -> list[Effect]:
@@ -227,7 +229,7 @@ class Director:
     def _close(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         self.queue.remove(entry.request.id)
         if outcome is Outcome.COMPLETED:
-            self.queue.completed(entry, now_s)
+            self.queue.completed(entry, output_tokens, now_s)
         self._bookings.ended(entry, outcome, output_tokens, now_s)
 
     def _timer_fired(self, event: TimerFired, now_s: float) -> list[Effect]:
@@ -249,6 +251,8 @@ class Director:
             self.inventory.observe(slot, event.observation)
             self.ledger.observed(slot, event.observation)
             self._learner.observed(slot, now_s)
+        if changed or event.observation is not None:
+            self.capacity.observed(np.array([slot]))
         return self._admitter.serve(now_s) if changed else []
 
     def _scraped(self, event: EndpointsScraped, now_s: float) -> list[Effect]:
@@ -261,6 +265,7 @@ class Director:
         self.inventory.observe_all(slots, answers)
         self.ledger.observed_all(slots, answers)
         self._learner.observed_all(slots, now_s)
+        self.capacity.observed(slots)
         return self._admitter.serve(now_s) if self._admitter.serves else []
 
     def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:

@@ -176,6 +176,10 @@ class Placer:
         """Whether there are endpoints for a request, full or not: one role can serve it alone (`stand_ins`)."""
         return any(self.allowed(self._inventory.candidates(stage), entry).endpoints for stage in _STAGES)
 
+    def exist(self) -> bool:
+        """Whether any endpoint is ready: one role can serve alone."""
+        return any(self._inventory.candidates(stage).endpoints for stage in _STAGES)
+
     def may_hand_off(self) -> bool:
         """Whether a request may be prefilled and decoded on two endpoints: not if every endpoint is flexible."""
         return not _ONE_STAGE.isdisjoint(self._inventory.ready_roles())

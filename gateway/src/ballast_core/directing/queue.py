@@ -1,7 +1,8 @@
 """The queue of a gateway: which requests wait for capacity, in which order they are dispatched, and until when.
 
-Requests that may go to the same endpoints share a waiting room. If the first request of a room finds no capacity, no
-other one of that room does. So a decision looks at one request of each room, however many wait.
+Requests that may go to the same endpoints share a room. If the first request of a room finds no capacity, no other one
+of that room does. So a decision looks at one request of each room, however many wait. In a room, turns go round between
+tenants, and the order decides within each tenant.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.rates import PREFILL_RATES
-from ballast_core.directing.waiting_room import WaitingRoom
+from ballast_core.directing.backlog import Backlog
+from ballast_core.directing.fair_room import FairRoom
+from ballast_core.directing.turns import Turns
 from ballast_core.model import EndpointId, Request, RequestId, Stage
 from ballast_core.policies.queue.engine_priority import engine_priority
 from ballast_core.policies.queue.protocol import QueueOrder, Service, Work
@@ -35,6 +38,7 @@ class _Waiting:
     entry: Entry
     until_s: float
     reach: _Reach
+    work: int
 
 
 class Queue:
@@ -45,7 +49,10 @@ class Queue:
         self._beliefs = beliefs
         self._inventory = inventory
         self._waiting: dict[RequestId, _Waiting] = {}
-        self._rooms: dict[_Reach, WaitingRoom] = {}
+        self.backlog = Backlog()
+        """The waiting work."""
+        self._turns = Turns()
+        self._rooms: dict[_Reach, FairRoom] = {}
         self._ends: list[tuple[float, RequestId]] = []
         """(until, request), a heap; outdated entries are dropped when they reach its top."""
         self._learned = order.learned()
@@ -76,9 +83,13 @@ class Queue:
         reach = request.subset, entry.avoid
         room = self._rooms.get(reach)
         if room is None:
-            room = self._rooms[reach] = WaitingRoom(self.order)
-        room.add(request.id, self._work(entry, self._cached_somewhere(request)), self.service)
-        self._waiting[request.id] = _Waiting(entry, until_s, reach)
+            room = self._rooms[reach] = FairRoom(self.order, self._turns)
+        self._turns.joins(request.tenant)
+        room.add(request.id, request.tenant, self._work(entry, self._cached_somewhere(request)), self.service)
+        work = self.backlog.work(request)
+        self._waiting[request.id] = _Waiting(entry, until_s, reach, work)
+        if not entry.failures:
+            self.backlog.add(request, work, now_s)
         heapq.heappush(self._ends, (until_s, request.id))
 
     def remove(self, request_id: RequestId) -> bool:
@@ -86,14 +97,28 @@ class Queue:
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return False
-        room = self._rooms[waiting.reach]
-        room.remove(request_id)
+        room, request = self._rooms[waiting.reach], waiting.entry.request
+        room.remove(request_id, request.tenant)
         if not room:
             del self._rooms[waiting.reach]
+        self._turns.leaves(request.tenant)
+        self.backlog.remove(request)
         if len(self._ends) > 2 * len(self._waiting) + 64:
             self._ends = [(each.until_s, each_id) for each_id, each in self._waiting.items()]
             heapq.heapify(self._ends)
         return True
+
+    def dispatched(self, request_id: RequestId) -> None:
+        """Remove a waiting request because it has been dispatched: its tenant had its turn."""
+        waiting = self._waiting[request_id]
+        self._turns.served(waiting.entry.request.tenant, waiting.work)
+        self.backlog.dispatched(waiting.work)
+        self.remove(request_id)
+
+    def shed_first(self) -> tuple[Entry, int] | None:
+        """The request that is shed first, and its work; None if none may be shed. Those that have failed may not."""
+        found = self.backlog.last()
+        return None if found is None else (self._waiting[found[0]].entry, found[1])
 
     def in_turn(self, now_s: float) -> Iterator[Entry]:
         """The requests to try next, in order. One that the caller does not remove ends the turn of its room."""
@@ -110,7 +135,7 @@ class Queue:
             if not ranked:
                 return
             rank, reach = min(ranked, key=lambda each: each[0])
-            request_id = RequestId(rank[3])
+            request_id = RequestId(rank[4])
             yield self._waiting[request_id].entry
             if request_id in self._waiting:
                 stuck.add(reach)
@@ -118,8 +143,8 @@ class Queue:
     def restricted(self) -> Iterator[Entry]:
         """One request of each room whose requests may not go everywhere."""
         for (subset, avoid), room in self._rooms.items():
-            if subset is not None or avoid:
-                yield self._waiting[next(iter(room))].entry
+            if (subset is not None or avoid) and (rank := room.first_rank()) is not None:
+                yield self._waiting[RequestId(rank[4])].entry
 
     def expired(self, now_s: float) -> list[Entry]:
         """The requests that have waited too long, by the end of their wait; they stay in the queue."""
@@ -143,8 +168,9 @@ class Queue:
         if self._learned.first_token(now_s - entry.arrived_s):
             self._service_at_s = -np.inf
 
-    def completed(self, entry: Entry, now_s: float) -> None:
-        """The request has completed."""
+    def completed(self, entry: Entry, output_tokens: int, now_s: float) -> None:
+        """The request has completed after this many output tokens; 0 if that is not known."""
+        self.backlog.completed(output_tokens)
         if self._learned.completed(now_s - entry.arrived_s):
             self._service_at_s = -np.inf
 

@@ -5,7 +5,7 @@ The lowest layer of the core: of the other packages it imports only the array ty
 
 from ballast_core.model.endpoints import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
 from ballast_core.model.faults import Fault
-from ballast_core.model.requests import Binding, Outcome, RejectReason, Request, RequestId
+from ballast_core.model.requests import Binding, Outcome, RejectReason, Request, RequestId, ShedCause
 
 __all__ = [
     "STAGE_ROLES",
@@ -19,5 +19,6 @@ __all__ = [
     "Request",
     "RequestId",
     "Role",
+    "ShedCause",
     "Stage",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ballast_core.model import Endpoint, RejectReason, RequestId
+from ballast_core.model import Endpoint, RejectReason, RequestId, ShedCause
 from ballast_core.model.segments import Segment
 from ballast_core.model.traces import PlacementTrace, RoundTrace
 
@@ -24,6 +24,10 @@ class Reject:
     request_id: RequestId
     reason: RejectReason
     message: str
+    retry_after_s: float = 1.0
+    """When the client should come back: expected, with a jitter of its own."""
+    cause: ShedCause | None = None
+    """What made it one request too many, if it is rejected as saturated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ class Request:
     """Seconds from arrival in which the first token is due; None: no objective."""
     divisible: bool = True
     """Whether its prompt may be cut. False if its driver cannot identify the tokens of a part."""
+    tenant: str = ""
+    """Whose request it is: waiting requests of different tenants take turns. Empty: of all who are not told apart."""
 
 
 class Outcome(StrEnum):
@@ -68,3 +70,16 @@ class RejectReason(StrEnum):
     """Too many requests are in flight or wait, or this one has waited too long for capacity."""
     UPSTREAM_FAILED = "upstream-failed"
     """Every endpoint that was tried failed before the first token."""
+
+
+class ShedCause(StrEnum):
+    """What made a request one too many."""
+
+    IN_FLIGHT = "in-flight"
+    """As many requests as may be are in flight."""
+    QUEUE_FULL = "queue-full"
+    """As many requests as may be wait."""
+    BACKLOG = "backlog"
+    """The work that waits would take too long."""
+    WAITED = "waited"
+    """It has waited as long as it may."""

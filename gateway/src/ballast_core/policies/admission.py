@@ -1,23 +1,45 @@
-"""What an admission policy is: how many requests an endpoint takes at a time, and how long the others may wait."""
+"""What an admission policy is: when an endpoint is full, and which requests wait for how long or are shed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Stage
 from ballast_core.policies.declaring import check_within, parameter
 
 
+class Gauges(NamedTuple):
+    """What endpoints last reported. Shapes: all (endpoints,)."""
+
+    running: IntArray
+    waiting: IntArray
+    foreign: IntArray
+    """Those of them that are not ours: of other gateways and direct clients."""
+    kv_usage_ratio: FloatArray
+
+
+class Limits(NamedTuple):
+    """An endpoint is full for a stage while it has reached both. Shapes: (endpoints,)."""
+
+    requests: IntArray
+    """Requests in flight there for the stage, foreign ones included."""
+    prefill_s: FloatArray
+    """Expected seconds until it has prefilled what is queued there; 0 where requests alone count. Prefill only."""
+
+
 class Admission(Protocol):
-    """Limits the requests in flight per endpoint and stage. Requests without capacity wait in the gateway's queue."""
+    """Decides when endpoints are full. Requests wait in the gateway's queue meanwhile, within limits of their own."""
 
     type: ClassVar[str]
+    needs: ClassVar[Belief]
+    """The beliefs that it reads."""
 
     @property
     def bounded(self) -> bool:
@@ -26,7 +48,7 @@ class Admission(Protocol):
 
     @property
     def max_waiting(self) -> int:
-        """How many requests may wait for capacity; further ones are rejected as saturated."""
+        """How many requests may wait for capacity; beyond that, requests are rejected as saturated."""
         ...
 
     @property
@@ -34,11 +56,12 @@ class Admission(Protocol):
         """Seconds that a request waits for capacity before it is rejected as saturated."""
         ...
 
-    def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
-        """How many more requests each endpoint takes; 0 or less if it is full. Shapes: all (endpoints,).
+    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
+        """Seconds of work that may wait before a request with this objective; infinite without such a limit."""
+        ...
 
-        `requests`: in flight there for the stage, foreign ones included; `kv_usage_ratio`: as last observed.
-        """
+    def limits(self, stage: Stage, gauges: Gauges) -> Limits:
+        """When each endpoint is full, by its last observation."""
         ...
 
 
@@ -47,13 +70,18 @@ class Open:
     """Every request is dispatched at once: engines queue, the gateway does not."""
 
     type: ClassVar[str] = "open"
+    needs: ClassVar[Belief] = Belief.NONE
     bounded: ClassVar[bool] = False
     max_waiting: ClassVar[int] = 0
     max_wait_s: ClassVar[float] = 0.0
 
-    def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
+    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
+        """Nothing waits."""
+        return np.inf
+
+    def limits(self, stage: Stage, gauges: Gauges) -> Limits:
         """The largest integer: no limit."""
-        return np.full(len(requests), np.iinfo(np.int64).max)
+        return Limits(np.full(len(gauges.running), np.iinfo(np.int64).max), np.zeros(len(gauges.running)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +95,7 @@ class Bounded:
     """
 
     type: ClassVar[str] = "bounded"
+    needs: ClassVar[Belief] = Belief.NONE
     bounded: ClassVar[bool] = True
     max_prefill_requests: int = parameter(4, "Requests in flight for prefill on one endpoint, 1 to 1000000.")
     max_decode_requests: int = parameter(256, "Requests in flight for decode on one endpoint, 1 to 1000000.")
@@ -86,17 +115,73 @@ class Bounded:
         if not 0 < self.max_wait_s < float("inf"):
             raise ValueError(f"max_wait_s: must be finite and above 0, not {self.max_wait_s!r}")
 
-    def free(self, stage: Stage, requests: IntArray, kv_usage_ratio: FloatArray) -> IntArray:
-        """The limit minus the requests in flight; for decode 0 if KV usage has reached its limit."""
+    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
+        """No limit by time: requests are counted."""
+        return np.inf
+
+    def limits(self, stage: Stage, gauges: Gauges) -> Limits:
+        """The parameters; for decode 0 where KV usage has reached its limit."""
+        prefill = stage is Stage.PREFILL
+        limit = np.full(len(gauges.running), self.max_prefill_requests if prefill else self.max_decode_requests)
+        if not prefill and self.max_kv_ratio < 1:
+            limit[gauges.kv_usage_ratio >= self.max_kv_ratio] = 0
+        return Limits(limit, np.zeros(len(limit)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTtft:
+    """Engines get what keeps them busy, the gateway keeps what may still start in time, and the rest is shed at once.
+
+    An endpoint is full for prefill while 16 requests and 0.05 max_ttft_s of work by its recalibrated profile are queued
+    there, and for decode while it reports max(16, running / 8) waiting requests, or while more than max(32, running)
+    are on their way to it or wait there. The second half needs no profile, and holds where engines run short of places
+    or of KV. While every endpoint is full requests wait in the gateway: the work before a request may take at most
+    0.25 max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill).
+    Beyond that the newest request of the tenant with the most waiting work is rejected. The rest of max_ttft_s is for
+    the prefill itself and for errors of the estimate; a request that has waited that long is rejected, too. A request's
+    own TTFT objective takes the place of max_ttft_s if it is shorter.
+    Example: max_ttft_s 10, 30,000 tokens wait, 10,000 tokens/s are dispatched -> 3 s, which is more than 2.5 s: shed.
+    """
+
+    type: ClassVar[str] = "expected-ttft"
+    needs: ClassVar[Belief] = Belief.PREFILL_TIMES
+    bounded: ClassVar[bool] = True
+    max_waiting: ClassVar[int] = 1_000_000
+    max_ttft_s: float = parameter(10.0, "Seconds within which every admitted request should get its first token.")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_ttft_s < float("inf"):
+            raise ValueError(f"max_ttft_s: must be finite and above 0, not {self.max_ttft_s!r}")
+
+    @property
+    def max_wait_s(self) -> float:
+        """The bound itself: what has not started by then is late."""
+        return self.max_ttft_s
+
+    def max_backlog_s(self, ttft_objective_s: float | None) -> float:
+        """A quarter of the bound, so that a burst's backlog is gone soon after the burst."""
+        bound_s = self.max_ttft_s if ttft_objective_s is None else min(self.max_ttft_s, ttft_objective_s)
+        return _GATEWAY_SHARE * bound_s
+
+    def limits(self, stage: Stage, gauges: Gauges) -> Limits:
+        """See the class."""
         if stage is Stage.PREFILL:
-            return self.max_prefill_requests - requests
-        free: IntArray = self.max_decode_requests - requests
-        if self.max_kv_ratio < 1:
-            free[kv_usage_ratio >= self.max_kv_ratio] = 0
-        return free
+            crowded = np.minimum(gauges.foreign, gauges.waiting) >= _LEAST_PREFILLS
+            requests = np.where(crowded, 0, _LEAST_PREFILLS)
+            return Limits(requests, np.where(crowded, 0.0, _ENGINE_SHARE * self.max_ttft_s))
+        running = gauges.running
+        requests = running + np.maximum(running, _LEAST_ON_THE_WAY)
+        requests[gauges.waiting >= np.maximum(running // 8, _LEAST_WAITING)] = 0
+        return Limits(requests, np.zeros(len(running)))
 
 
-_ADMISSIONS: tuple[type[Admission], ...] = (Bounded, Open)
+_LEAST_PREFILLS = 16
+_LEAST_ON_THE_WAY = 32
+_LEAST_WAITING = 16
+_ENGINE_SHARE = 0.05
+_GATEWAY_SHARE = 0.25
+
+_ADMISSIONS: tuple[type[Admission], ...] = (Bounded, ExpectedTtft, Open)
 
 ADMISSIONS: Mapping[str, type[Admission]] = MappingProxyType({one.type: one for one in _ADMISSIONS})
 """Every admission policy, by type name."""

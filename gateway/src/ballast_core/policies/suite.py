@@ -36,7 +36,7 @@ class Suite:
     @property
     def needs(self) -> Belief:
         """The beliefs that any of the policies reads."""
-        reading = (self.prefill, self.decode, self.queue, self.partition, self.rescheduling)
+        reading = (self.prefill, self.decode, self.queue, self.admission, self.partition, self.rescheduling)
         return reduce(or_, (policy.needs for policy in reading if policy is not None), Belief.NONE)
 
     def parts(self) -> Mapping[str, Any]:

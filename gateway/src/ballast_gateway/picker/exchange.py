@@ -20,6 +20,7 @@ from enum import StrEnum, auto
 from typing import Final
 
 from ballast_api import wire_names
+from ballast_api.gateway_settings import Trust
 from ballast_core.model import Outcome
 from ballast_gateway import errors
 from ballast_gateway.errors import ApiError
@@ -41,6 +42,7 @@ from ballast_gateway.picker.messages import (
 from ballast_gateway.picker.query import BodyFacts, InvalidRequest, Query, read_body
 from ballast_gateway.picker.response import ResponseHalf
 from ballast_gateway.prompts import PromptReader
+from ballast_gateway.trust import Trusted
 
 _NO_BODY: Final = BodyFacts()
 _PROTOCOL_MODES: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -53,6 +55,8 @@ class ExchangeSettings:
     max_body_bytes: int
     served_models: tuple[str, ...] = ()
     """Names that clients may ask for; empty accepts any."""
+    trusted: Trusted = Trusted(Trust())  # noqa: RUF009
+    """What is believed of clients."""
     prompts: PromptReader | None = None
     """Reads as much of a prompt as the policies need; None where they need nothing."""
     extra_paths: frozenset[str] = frozenset()
@@ -222,7 +226,9 @@ class Exchange:
     def _ask(self, message: Inbound) -> list[Action]:
         self.state = State.PICKING
         self._asked_by = message.kind
-        return [Pick(Query(self.request_id, self._subset, self._facts))]
+        headers, trusted = self._headers or NO_HEADERS, self._settings.trusted
+        priority = trusted.priority(headers.get, self._facts.priority)
+        return [Pick(Query(self.request_id, self._subset, self._facts, trusted.tenant(headers.get), priority))]
 
     # --- after the pick -----------------------------------------------------------------------------------------
 
@@ -251,6 +257,8 @@ class Exchange:
             ours["content-length"] = str(len(self._facts.cleaned))
         from_client = wire_names.CONTROL_HEADERS if headers is None else wire_names.control_headers(headers)
         remove = [name for name in from_client if name not in ours]
+        dropped = self._settings.trusted.dropped_headers
+        remove += [name for name in dropped if name not in ours and (headers is None or name in headers)]
         if self.state is State.SCREEN:
             remove.append("content-length")  # the cleaned body may be shorter
         return HeaderChange(tuple(ours.items()), tuple(remove))
@@ -319,6 +327,7 @@ class Exchange:
             served_models=self._settings.served_models,
             prompts=prompts,
             objective=_objective(headers),
+            dropped=self._settings.trusted.dropped_fields,
         )
 
     def _screens_body(self) -> bool:

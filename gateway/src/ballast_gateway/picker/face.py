@@ -201,7 +201,7 @@ class _StreamSession:
             self._held_over(self._exchange.refused(errors.gateway_shutdown()))
 
     def _rejected(self, rejected: Rejected) -> list[Action]:
-        return self._exchange.refused(errors.rejected(rejected.reason, str(rejected)))
+        return self._exchange.refused(errors.rejected(rejected.reason, str(rejected), rejected.retry_after_s))
 
     def _routed(self, dispatch: Dispatch, body: BodyFacts) -> list[Action]:
         record = self._record
@@ -233,6 +233,8 @@ class _StreamSession:
             block_hashes=body.prompt.block_hashes,
             block_size=body.prompt.block_size,
             traffic_class=body.prompt.traffic_class,
+            tenant=query.tenant,
+            priority=query.priority,
             subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
         )
         try:

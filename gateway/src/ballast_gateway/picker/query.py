@@ -27,6 +27,8 @@ class BodyFacts(NamedTuple):
     prompt_tokens: int = 0
     max_output_tokens: int | None = None
     stream: bool = False
+    priority: int = 0
+    """0 where no client is trusted with it."""
     prompt: PromptFacts = NO_FACTS
     cleaned: bytes | None = None
     """The body to forward, if fields had to be taken out."""
@@ -44,6 +46,8 @@ class Query(NamedTuple):
     """The client's or the proxy's `x-request-id`."""
     subset: tuple[str, ...] | None
     body: BodyFacts
+    tenant: str = ""
+    priority: int = 0
 
 
 def read_body(
@@ -55,6 +59,7 @@ def read_body(
     served_models: tuple[str, ...],
     prompts: PromptReader | None = None,
     objective: str = "",
+    dropped: frozenset[str] = openai_body.CONTROL_FIELDS,
 ) -> BodyFacts:
     """The facts of a whole body. Raises `InvalidRequest` if the path wants JSON and this is none.
 
@@ -75,13 +80,14 @@ def read_body(
         return BodyFacts.unseen(len(body))
     if must_be_json and served_models and model not in served_models:
         raise InvalidRequest(errors.model_not_found(model, served_models))
-    cleaned = openai_body.without_control_fields(document)
+    cleaned = openai_body.without_control_fields(document, dropped)
     read = lax.plain(document, chat=True) or document
     return BodyFacts(
         model=model,
         prompt_tokens=openai_body.prompt_tokens(document),
         max_output_tokens=openai_body.max_output_tokens(read),
         stream=read.get("stream") is True,
+        priority=0 if "priority" in dropped else openai_body.priority(read),
         prompt=NO_FACTS if prompts is None else prompts.read(document, model=model, objective=objective),
         cleaned=None if cleaned is None else openai_body.dump(cleaned),
     )

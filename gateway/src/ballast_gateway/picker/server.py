@@ -16,6 +16,7 @@ from ballast_gateway.picker.health import listen_health
 from ballast_gateway.picker.transport import Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.trust import Trusted
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
 """Room in a message for all but the body: headers, metadata."""
@@ -91,6 +92,7 @@ async def serve(
         max_body_bytes=limits.max_body_bytes,
         served_models=tuple(settings.model.served_names),
         prompts=PromptReader(driver.abilities.beliefs),
+        trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
     )
     face = PickerFace(

@@ -71,15 +71,15 @@ class Generation:
         return b"%b,%b" % (self.raw[:end], handle[1:])  # no second encoding of a prompt of many token ids
 
 
-def read_generation(raw: bytes, *, chat: bool) -> Generation:
-    """Check a body. Raises `InvalidBody`, which names the field."""
+def read_generation(raw: bytes, *, chat: bool, dropped: frozenset[str] = openai_body.CONTROL_FIELDS) -> Generation:
+    """Check a body, and take out the `dropped` fields. Raises `InvalidBody`, which names the field."""
     document = openai_body.parse_object(raw)
     model = openai_body.model_of(document)
     plain = lax.plain(document, chat=chat)
     document = document if plain is None else plain
     _check_common(document)
     (_check_messages if chat else _check_prompt)(document)
-    stripped = openai_body.without_control_fields(document)
+    stripped = openai_body.without_control_fields(document, dropped)
     document = document if stripped is None else stripped
     if plain is not None or stripped is not None:
         raw = openai_body.dump(document)
@@ -97,14 +97,8 @@ def read_generation(raw: bytes, *, chat: bool) -> Generation:
         choices=max(n, best_of) * batch,
         document=document,
         raw=raw,
-        priority=_priority(document),
+        priority=openai_body.priority(document),
     )
-
-
-def _priority(document: JsonObject) -> int:
-    """The client's priority; 0 without one. The engine refuses one that is no whole number."""
-    value = document.get("priority")
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _check_common(document: JsonObject) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
@@ -35,6 +36,7 @@ from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +93,9 @@ class ProxyFace:
         self._on_record = on_record
         self._served = settings.model.served_names
         self._prompts = PromptReader(driver.abilities.beliefs)
-        self._not_forwarded = headers.PRIORITY if driver.abilities.sets_priority else b""
+        self._trusted = Trusted(settings.trust)
+        own_turns = driver.abilities.sets_priority or not self._trusted.priorities
+        self._not_forwarded = headers.PRIORITY if own_turns else b""
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
@@ -235,7 +239,7 @@ class ProxyFace:
 
     def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
         try:
-            generation = read_generation(request.body, chat=path == _CHAT)
+            generation = read_generation(request.body, chat=path == _CHAT, dropped=self._trusted.dropped_fields)
         except InvalidBody as error:
             self._refuse(client, record, invalid_request(str(error), param=error.param))
             return None
@@ -255,7 +259,7 @@ class ProxyFace:
         facts = self._prompts.read(
             generation.document, model=generation.model, objective=headers.objective(request.headers)
         )
-        named = headers.priority(request.headers)
+        header = partial(headers.first, request.headers)
         held = HeldStream(generation) if self._holds and is_replayable(generation) else None
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = Job(client, path, forwarded, generation, record, held)
@@ -269,7 +273,8 @@ class ProxyFace:
                 block_hashes=facts.block_hashes,
                 block_size=facts.block_size,
                 traffic_class=facts.traffic_class,
-                priority=generation.priority if named is None else named,
+                priority=self._trusted.priority(header, generation.priority),
+                tenant=self._trusted.tenant(header),
                 movable=movable,
                 divisible=self._cuts and is_divisible(generation),
             )

@@ -407,7 +407,7 @@ class Run:
     def _refuse_request(self) -> None:
         rejection = self._failure
         assert isinstance(rejection, Rejected)
-        answers.refuse(self._job, rejected(rejection.reason, str(rejection)))
+        answers.refuse(self._job, rejected(rejection.reason, str(rejection), rejection.retry_after_s))
 
     def _pass_on(self) -> None:
         completed = answers.pass_on(self._job, self._answer)
