@@ -80,6 +80,9 @@ demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
+chaos: $(STAMP) ## Ten minutes of faults of engines, restarts and bursts on a real trace: no token lost, nothing stuck, nothing left behind (MINUTES=1 SEED=7)
+	@$(BIN)/python -m bench.reliability chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
 # A copy of the package with sanitizers in its kernel, and with the narrow vectors that other tests may not meet.
 # LD_PRELOAD, because python itself is built without sanitizers.
 ASAN := build/asan
@@ -180,4 +183,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: help setup envoy demo test kernel-asan lint type bench generate verify format lock
+.PHONY: help setup envoy demo test chaos kernel-asan lint type bench generate verify format lock

@@ -46,8 +46,12 @@ CHANGES: dict[str, tuple[Fate, Change]] = {
     "the last token lost": (Fate.WRONG, lambda events: [*events[:-2], events[-1] | {"choices": []}, "[DONE]"]),
     "no [DONE]": (Fate.WRONG, lambda events: events),
     "two [DONE]": (Fate.WRONG, lambda events: [*events, "[DONE]", "[DONE]"]),
+    "an empty event of another stream": (
+        Fate.GARBLED,
+        lambda events: [*events, {"id": "2", "choices": []}, "[DONE]"],
+    ),
     "another id": (Fate.WRONG, lambda events: [*events[:-1], events[-1] | {"id": "2"}, "[DONE]"]),
-    "no event": (Fate.WRONG, lambda events: [*events[:-1], [1], events[-1], "[DONE]"]),
+    "no event": (Fate.GARBLED, lambda events: [*events[:-1], [1], events[-1], "[DONE]"]),
     "an error event": (Fate.BROKEN, lambda events: [*events[:2], {"error": {"code": "upstream-broke"}}]),
     "a usage that nobody asked for": (
         Fate.WRONG,

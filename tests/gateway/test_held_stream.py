@@ -126,7 +126,7 @@ def test_later_legs_carry_the_names_and_the_counts_of_the_first() -> None:
         (event("c" * 300, [7], prompt=[*PROMPT, 100, 101]), "repeats"),
         (event("c", None, prompt=[*PROMPT, 100, 101]), "no token ids"),
         (event("", [], prompt=[*PROMPT, 100, 101], finish="abort"), "aborted"),
-        (b'data: {"error":{"message":"dead"}}\n\n', "dead"),
+        (b'data: {"error":{"message":"dead"}}\n\n', "error event"),
     ],
 )
 def test_a_leg_that_does_not_go_on_as_asked_is_broken(given: bytes, why: str) -> None:

@@ -52,9 +52,9 @@ ROADS: dict[str, tuple[list[Event], State, list[Action]]] = {
         [Action.RETRY, Action.RETRY, Action.REFUSE_REQUEST],
     ),
     "the prompt is refused": (
-        [Event.DISPATCHED_SPLIT, Event.ANSWERED],
+        [Event.DISPATCHED_SPLIT, Event.ENGINE_FAILED, Event.REJECTED],
         State.ENDED,
-        [Action.PASS_ON],
+        [Action.RETRY, Action.REFUSE_REQUEST],
     ),
     "a move": (
         [Event.DISPATCHED, Event.BEGUN, Event.MOVE_ORDERED, Event.WARMED_UP, Event.CUT_REACHED, Event.TOKEN],

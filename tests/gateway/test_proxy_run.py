@@ -158,7 +158,7 @@ class Director:
         asyncio.get_running_loop().call_soon(self.wanted)
         self.wanted = None
 
-    def prefill_done(self) -> Handoff:
+    def prefill_done(self, *, computed: bool = True) -> Handoff:
         return Handoff(self.request.id, ENDPOINTS[1])
 
     def failed(self, stage: Stage, endpoint_id: EndpointId, fault: Fault, status: int = 0) -> None:

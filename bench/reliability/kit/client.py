@@ -24,6 +24,8 @@ class Fate(StrEnum):
     """Cut off, with an error event or without; or no answer at all. What came is right."""
     WRONG = "wrong"
     """Tokens lost, doubled or foreign; or an end, a usage or an id that does not fit."""
+    GARBLED = "garbled"
+    """Whole, but for bytes in between that are no event of it."""
     STUCK = "stuck"
     """No end within the bound."""
     LEFT = "left"
@@ -81,7 +83,7 @@ class _Connection(asyncio.Protocol):
         self._ids: set[str] = set()
         self._usage: dict[str, Any] | None = None
         self._done = self._roles = 0
-        self._error = ""
+        self._error = self._garbage = ""
         self._events = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -136,18 +138,24 @@ class _Connection(asyncio.Protocol):
             if "error" in value:
                 self._error = str(value["error"].get("code") or value["error"].get("message"))
                 return
-            self._ids.add(value["id"])
+            said = [(choice, choice.get("delta") or {}) for choice in value["choices"]]
+            text = "".join(choice.get("text") or delta.get("content") or "" for choice, delta in said)
+            self._check_id(value["id"], text)
             self._usage = value.get("usage") or self._usage
-            for choice in value["choices"]:
-                delta = choice.get("delta") or {}
-                said = choice.get("text") or delta.get("content") or ""
-                self._roles += bool(delta.get("role"))
-                self._ends += [choice["finish_reason"]] if choice["finish_reason"] else []
-                if said:
-                    self._said.append(said)
-                    self.outcome.token(now_s)
+            self._roles += sum(bool(delta.get("role")) for _, delta in said)
+            self._ends += [choice["finish_reason"] for choice, _ in said if choice["finish_reason"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._finish(Fate.WRONG, f"not an event ({error!r}): {event[:80]!r}")
+            self._garbage = f"not an event ({error!r}): {event[:80]!r}"
+            return
+        if text:
+            self._said.append(text)
+            self.outcome.token(now_s)
+
+    def _check_id(self, id_: str, text: str) -> None:
+        if text or not self._ids:
+            self._ids.add(id_)
+        elif id_ not in self._ids:
+            raise ValueError(f"an event of {id_}")
 
     def _end(self, cut: str) -> None:
         """The answer is whole, or was cut off, for this reason."""
@@ -173,7 +181,8 @@ class _Connection(asyncio.Protocol):
             return Fate.WRONG, f"ends after {len(self._said)} tokens as if whole"
         if self._done != 1 or len(self._ends) != 1 or self._rest or self._roles != ask.chat:
             return Fate.WRONG, f"{self._done} [DONE], ends {self._ends}, {self._roles} roles, rest {self._rest[:80]!r}"
-        return self._judge_usage(self._usage, asked=ask.call.include_usage)
+        fate, reason = self._judge_usage(self._usage, asked=ask.call.include_usage)
+        return (Fate.GARBLED, self._garbage) if fate is Fate.WHOLE and self._garbage else (fate, reason)
 
     def _judge_whole(self, cut: str) -> tuple[Fate, str]:
         ask = self.outcome.ask

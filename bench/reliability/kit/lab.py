@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -48,13 +48,14 @@ class Lab(AsyncExitStack):
 
     @asynccontextmanager
     async def gateway(
-        self, name: str = "gateway", settings: Mapping[str, Any] | None = None
+        self, name: str = "gateway", settings: Mapping[str, Any] | None = None, engines: Sequence[Engine] | None = None
     ) -> AsyncIterator[GatewayProcess]:
-        """A fresh gateway in front of all engines, ready; in a folder of its own."""
+        """A fresh gateway in front of these engines, or of all, ready; in a folder of its own."""
         self._cases += 1
         folder = self.folder / f"{self._cases:02}-{name}"
         folder.mkdir()
-        gateway = GatewayProcess(self.installation, list(self.engines.values()), folder, name, settings)
+        behind = list(self.engines.values()) if engines is None else engines
+        gateway = GatewayProcess(self.installation, behind, folder, name, settings)
         try:
             await gateway.start()
             yield gateway

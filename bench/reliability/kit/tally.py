@@ -21,6 +21,7 @@ class Row:
     stuck: int
     refused: dict[str, int]
     """By status."""
+    garbled: int = 0
     left: int = 0
     ttft_p50_s: float | None = None
     ttft_p99_s: float | None = None
@@ -58,6 +59,7 @@ def tally(
         wrong=fates[Fate.WRONG],
         stuck=fates[Fate.STUCK],
         refused=dict(Counter(str(each.status) for each in all_ if each.fate is Fate.REFUSED)),
+        garbled=fates[Fate.GARBLED],
         left=fates[Fate.LEFT],
         ttft_p50_s=percentile(ttfts, 0.5),
         ttft_p99_s=percentile(ttfts, 0.99),

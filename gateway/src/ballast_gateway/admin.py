@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 
+from ballast_core.model import EndpointId
+from ballast_core.state.health import HealthReport
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.observe.fleet import Fleet, Member
 
@@ -14,6 +17,7 @@ from ballast_gateway.observe.fleet import Fleet, Member
 def build_admin(
     *,
     fleet: Fleet,
+    health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
     now_s: Callable[[], float],
 ) -> FastAPI:
@@ -22,9 +26,9 @@ def build_admin(
 
     @app.get("/ballast/v1/endpoints")
     async def endpoints() -> dict[str, Any]:
-        """The discovered endpoints, each with its last observation."""
+        """The discovered endpoints, each with its last observation and its health by the outcomes of its legs."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
-        return {"endpoints": [_member(member, now_s()) for member in members]}
+        return {"endpoints": [_member(member, health(member.endpoint.id), now_s()) for member in members]}
 
     @app.get("/ballast/v1/decisions")
     async def last_decisions(
@@ -36,7 +40,7 @@ def build_admin(
     return app
 
 
-def _member(member: Member, now_s: float) -> dict[str, Any]:
+def _member(member: Member, health: HealthReport, now_s: float) -> dict[str, Any]:
     endpoint, seen = member.endpoint, member.observation
     return {
         "name": endpoint.id,
@@ -47,6 +51,7 @@ def _member(member: Member, now_s: float) -> dict[str, Any]:
         "state": member.state,
         "failed_scrapes": member.liveness.failures,
         "problem": member.problem,
+        "health": asdict(health),
         "observation": None
         if seen is None
         else {

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core import kernel
 from ballast_core.directing.director import Director
+from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
@@ -72,6 +73,8 @@ class Gateway:
         self.registry = CollectorRegistry()
         director = Director(director_settings(settings))
         self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
+        self.metrics.watch_health(director, now_s=time.monotonic)
+        director.health.on_change = self._health_changed
         self.driver = Driver(
             director,
             clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens
@@ -189,6 +192,16 @@ class Gateway:
             self._closing.enter_context(opening.pop_all())
         return file
 
+    def _health_changed(self, change: HealthChange) -> None:
+        self.metrics.health_changed(change)
+        level = logging.WARNING if change.state is HealthState.EJECTED else logging.INFO
+        _log.log(
+            level,
+            "an endpoint is %s",
+            change.state,
+            extra={"event": "health", "endpoint": change.endpoint_id, "state": change.state, "reason": change.reason},
+        )
+
     def _ended(self, record: RequestRecord) -> None:
         self.metrics.request(record)
         if self.settings.logs.requests:
@@ -225,6 +238,7 @@ class Gateway:
 
             return build_admin(
                 fleet=self.fleet,
+                health=self.driver.director.health.report,
                 decisions=self.decisions,
                 now_s=self.driver.now_s,
             )

@@ -108,9 +108,12 @@ class Ticket:
             case Handoff():
                 raise RuntimeError("a hand-off came before prefill was done")
 
-    def prefill_done(self) -> Handoff:
-        """Report the end of prefill; returns the hand-off, with the decode endpoint to use."""
-        self._driver.feed(PrefillDone(self.request.id))
+    def prefill_done(self, *, computed: bool = True) -> Handoff:
+        """Report the end of prefill; returns the hand-off, with the decode endpoint to use.
+
+        `computed`: False if there was no prefill leg.
+        """
+        self._driver.feed(PrefillDone(self.request.id, computed))
         return self._handoff("prefill")
 
     def segment_done(self, generated_tokens: int, *, computed: bool = True) -> Handoff:
@@ -220,8 +223,8 @@ class Driver:
 
     def addresses(self) -> set[str]:
         """Addresses of the endpoints that take new requests, of any role."""
-        candidates = [self.director.inventory.candidates(stage) for stage in Stage]
-        return {endpoint.address for each in candidates for endpoint in each.endpoints}
+        ready = [self.director.inventory.ready(stage) for stage in Stage]
+        return {endpoint.address for each in ready for endpoint in each.endpoints}
 
     def in_flight(self, request_id: RequestId) -> bool:
         """Whether a request of this id is open."""

@@ -43,16 +43,21 @@ _REJECTED: Final[dict[RejectReason, tuple[int, str]]] = {
     RejectReason.NO_ENDPOINTS: (503, "service_unavailable_error"),
     RejectReason.SATURATED: (429, "rate_limit_error"),
     RejectReason.UPSTREAM_FAILED: (503, "service_unavailable_error"),
+    RejectReason.UPSTREAM_REFUSED: (502, "service_unavailable_error"),
+    RejectReason.RETRY_BUDGET: (503, "service_unavailable_error"),
+    RejectReason.BREAKS_ENGINES: (502, "service_unavailable_error"),
 }
 """Status and type."""
 
 
 def rejected(reason: RejectReason, message: str, retry_after_s: float) -> ApiError:
-    """The Director rejected the request: 429 or 503. Retry-After has whole seconds (RFC 9110)."""
+    """The Director rejected the request: 429, 503, or 502 where the same request would fail again.
+
+    Retry-After has whole seconds (RFC 9110).
+    """
     status, kind = _REJECTED[reason]
-    return ApiError(
-        status=status, type=kind, code=str(reason), message=message, retry_after_s=max(1, round(retry_after_s))
-    )
+    after_s = None if status == 502 else max(1, round(retry_after_s))
+    return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=after_s)
 
 
 def invalid_request(message: str, *, param: str | None = None, code: str = "invalid-request") -> ApiError:

@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, Fault, RejectReason, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
+from ballast_core.state.health import EJECTED_BY, Health, HealthChange, HealthState
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
 
@@ -59,6 +61,14 @@ class Metrics:
         )
         for fault in Fault:
             self._failed_legs.labels(str(fault))
+        self._ejections = Counter(
+            "ballast_gateway_ejections",
+            "Endpoints that were ejected, by what showed it.",
+            ("cause",),
+            registry=registry,
+        )
+        for cause in EJECTED_BY:
+            self._ejections.labels(cause)
         self._migrations = Counter(
             "ballast_gateway_migrations",
             "Orders to move a running decode, by outcome.",
@@ -81,7 +91,7 @@ class Metrics:
         self._rejections = Counter(
             "ballast_gateway_rejections", "Requests that got no endpoint.", ("reason",), registry=registry
         )
-        for reason in RejectReason:
+        for reason in set(RejectReason) - {RejectReason.UPSTREAM_REFUSED}:
             self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
@@ -105,6 +115,8 @@ class Metrics:
                 self._dispatched(Stage.DECODE, decode)
             case Handoff():
                 self._handoffs.inc()
+            case Reject(reason=RejectReason.UPSTREAM_REFUSED):
+                pass  # the client's fault: its request counts as invalid
             case Reject(reason=reason):
                 self._child(self._rejections, str(reason)).inc()
             case _:
@@ -148,6 +160,18 @@ class Metrics:
         """Export the state of the fleet, read anew at each export."""
         self.registry.register(_FleetCollector(fleet, now_s))
 
+    def health_changed(self, change: HealthChange) -> None:
+        """Count an ejection."""
+        if change.state is HealthState.EJECTED:
+            self._child(self._ejections, change.cause).inc()
+
+    def watch_health(self, director: Director, now_s: Callable[[], float]) -> None:
+        """Export the health of endpoints and the retry budget, read anew at each export."""
+        self.registry.register(_HealthCollector(director.health))
+        Gauge(
+            "ballast_gateway_retry_budget", "Retries that are allowed at the moment.", registry=self.registry
+        ).set_function(lambda: director.outcomes.retries_left(now_s()))
+
     def _dispatched(self, stage: Stage, endpoint: Endpoint) -> None:
         self._child(self._dispatches, str(stage), str(endpoint.role), endpoint.pool).inc()
 
@@ -170,6 +194,22 @@ class Metrics:
                 self._output.labels(model),
             )
         return found
+
+
+class _HealthCollector(Collector):
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def collect(self) -> Iterable[Metric]:
+        counts = Tally(self._health.states())
+        found = GaugeMetricFamily(
+            "ballast_gateway_endpoint_health",
+            "Ready endpoints by the outcomes of their legs.",
+            labels=("role", "state"),
+        )
+        for (role, state), count in sorted(counts.items()):
+            found.add_metric((str(role), str(state)), count)
+        return [found]
 
 
 class _FleetCollector(Collector):

@@ -6,6 +6,7 @@ from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_core.state.health import HealthSettings
 
 BINDINGS = {"NixlConnector": Binding.LATE}
 """NIXL pulls: the decode endpoint is only needed when prefill has ended (vLLM `nixl/pull_scheduler.py`)."""
@@ -19,6 +20,7 @@ def director_settings(settings: GatewaySettings) -> DirectorSettings:
         binding=BINDINGS[settings.connector],
         max_in_flight=settings.limits.max_in_flight,
         max_retries=settings.limits.max_retries,
+        health=HealthSettings(**dict(settings.health)),
         hold_s=settings.limits.hold_s,
         profiles={**SHIPPED_PROFILES, **own},
     )

@@ -26,6 +26,7 @@ from ballast_api.common import (
     PositiveInt,
     Rule,
     Seq,
+    ShareRatio,
     raise_at,
 )
 from ballast_api.faces import Face, FaceField
@@ -158,6 +159,23 @@ class Limits(ApiModel):
         return self.drain_grace_s + self.drain_timeout_s + LAST_BYTES_S
 
 
+class Health(ApiModel):
+    """What the outcomes of engines' answers mean for who gets the next requests."""
+
+    failures_in_a_row: PositiveInt = 5
+    """Failed answers in a row that eject an endpoint, while others of its role serve; as many in all, if they are a far
+    larger share of its answers than of the others'."""
+    ejection_s: PositiveFloat = 10.0
+    """Seconds of an endpoint's first ejection, after which it gets one request at a time until one succeeds. Each
+    further one lasts twice as long, 300 s at most."""
+    max_ejected_ratio: ShareRatio = 0.5
+    """Share of a role's ready endpoints that may be ejected at a time, rounded down; one is always left. 0 ejects
+    none."""
+    retry_ratio: NonNegativeFloat = 0.2
+    """Requests that may be sent to another endpoint, as a share of all requests; in 10 s, ten more than that. Requests
+    that leave an ejected endpoint do not count."""
+
+
 class Streams(ApiModel):
     """Streams of the proxy face."""
 
@@ -229,6 +247,8 @@ class GatewaySettings(ApiModel):
     """Reading of the engines' metrics."""
     limits: Limits = Field(default_factory=Limits)
     """Limits and timeouts."""
+    health: Health = Field(default_factory=Health)
+    """Ejection of failing endpoints, and retries."""
     streams: Streams = Field(default_factory=Streams)
     """Going on elsewhere."""
     trust: Trust = Field(default_factory=Trust)

@@ -55,7 +55,7 @@ class Admitter:
 
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
-        if not self.serves or self._any_free() or self._placer.stand_ins(entry):
+        if not self.serves or self._capacity.any_free() or self._placer.stand_ins(entry):
             dispatch = self._dispatcher.dispatch(entry, now_s)
             if dispatch is not None:
                 return [dispatch]
@@ -93,11 +93,6 @@ class Admitter:
         if self._limits_backlog:
             effects += self._shed_backlog(now_s)
         return effects
-
-    def _any_free(self) -> bool:
-        """Whether a waiting request may be dispatched now, as far as that is known without placing it."""
-        placer = self._placer
-        return self._capacity.any_free() or any(placer.stand_ins(entry) for entry in self._queue.restricted())
 
     def rejected(
         self, request: Request, reason: RejectReason, message: str, now_s: float, cause: ShedCause | None = None
@@ -161,6 +156,11 @@ class Admitter:
         self._ledger.close(entry.request.id)
         message = f"every endpoint is full and {len(self._queue)} other requests wait; retry later"
         return self.rejected(entry.request, RejectReason.SATURATED, message, now_s, cause)
+
+    def _any_free(self) -> bool:
+        """Whether a waiting request may be dispatched now, as far as that is known without placing it."""
+        placer = self._placer
+        return self._capacity.any_free() or any(placer.stand_ins(entry) for entry in self._queue.restricted())
 
     def _may_wait_until_s(self, entry: Entry, now_s: float) -> float:
         """Until when it may wait: for capacity if there are endpoints, otherwise for an endpoint to appear.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ballast_core.directing.learning import Learner
+from ballast_core.directing.outcomes import Outcomes
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placed, Placer
 from ballast_core.model import Outcome, RequestId
@@ -30,7 +31,9 @@ class Bookings:
         learner: Learner,
         placer: Placer,
         partitioner: Partitioner | NoPartitioner,
+        outcomes: Outcomes,
     ) -> None:
+        self._outcomes = outcomes
         self._inventory = inventory
         self._ledger = ledger
         self._learner = learner
@@ -107,6 +110,7 @@ class Bookings:
         lost = self._inventory.lost
         if lost:
             for slot in [slot for slot in lost if self._ledger.is_idle(slot)]:
+                self._outcomes.forget(slot)
                 self._inventory.release(slot)
                 self._learner.forget(slot)
                 self._placer.forget(slot)

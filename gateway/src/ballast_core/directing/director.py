@@ -19,6 +19,7 @@ from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.capacity import Capacity
 from ballast_core.directing.dispatcher import Dispatcher
 from ballast_core.directing.learning import Learner
+from ballast_core.directing.outcomes import Outcomes
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
@@ -49,6 +50,7 @@ from ballast_core.model.events import (
 )
 from ballast_core.policies.admission import Open
 from ballast_core.policies.queue.orders import Fcfs
+from ballast_core.state.health import Health
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
 
@@ -71,7 +73,13 @@ class Director:
         self._learner = learner = Learner(self.beliefs, inventory, ledger)
         self.capacity = Capacity(admission, inventory, ledger, self.beliefs)
         placements = {stage: settings.placement(stage) for stage in Stage}
-        self.placer = placer = Placer(placements, inventory, ledger, self.beliefs, self.capacity)
+        self.health = health = Health(settings.health, inventory)
+        self.placer = placer = Placer(
+            placements, inventory, ledger, self.beliefs, capacity=self.capacity, health=health
+        )
+        self.outcomes = outcomes = Outcomes(
+            settings.health, settings.max_retries, inventory, ledger, health=health, placer=placer
+        )
         self.queue = Queue(settings.queue or Fcfs(), self.beliefs, inventory)
         self.partitioner = (
             NoPartitioner()
@@ -98,7 +106,9 @@ class Director:
                 partitioner=self.partitioner,
             )
         )
-        self._bookings = Bookings(inventory, ledger, learner=learner, placer=placer, partitioner=self.partitioner)
+        self._bookings = Bookings(
+            inventory, ledger, learner=learner, placer=placer, partitioner=self.partitioner, outcomes=outcomes
+        )
         self._dispatcher = Dispatcher(
             settings.binding,
             inventory,
@@ -106,6 +116,7 @@ class Director:
             partitioner=self.partitioner,
             queue=self.queue,
             bookings=self._bookings,
+            health=health,
         )
         self._admitter = Admitter(
             admission,
@@ -146,6 +157,8 @@ class Director:
 
         Raises ValueError for a request whose id is in flight already.
         """
+        if now_s >= self.health.wakes_s:
+            self.health.wake(now_s)
         kind = type(event)
         of_request = self._of_request.get(kind)
         if of_request is not None:
@@ -170,21 +183,27 @@ class Director:
         else:
             entry = self.ledger.open(request, now_s)
             self._learner.arrived(request, now_s)
+            self.outcomes.budget.arrived(now_s)
             effects = self._admitter.serve(now_s) if self._bounded and self._admitter.serves else []
             effects += self._admitter.admit(entry, now_s)
         effects += self.rescheduler.wake(now_s)
         return effects
 
     def _prefill_done(self, entry: Entry, event: PrefillDone, now_s: float) -> list[Effect]:
+        if event.computed:
+            self.outcomes.prefilled(entry, now_s)
         handoff = self._dispatcher.prefill_done(entry, now_s)
         return [] if handoff is None else [handoff]
 
     def _segment_done(self, entry: Entry, event: SegmentDone, now_s: float) -> list[Effect]:
+        if event.computed:
+            self.outcomes.prefilled(entry, now_s)
         handoff = self._dispatcher.segment_done(entry, event.generated_tokens, now_s, computed=event.computed)
         return [] if handoff is None else [handoff]
 
     def _first_token(self, entry: Entry, event: FirstToken, now_s: float) -> list[Effect]:
         self.queue.first_token(entry, now_s)
+        self.outcomes.decoded(entry, now_s)
         if entry.phase is not _DECODING:
             self._bookings.prefilled(entry, now_s)
         self._bookings.progressed(entry, 1, now_s)
@@ -211,14 +230,15 @@ class Director:
         self.queue.remove(event.request_id)
         entry.failures += 1
         entry.avoid |= {event.endpoint_id}
+        final = self.outcomes.failed(entry, event, now_s)
         self._bookings.failed(entry)
-        if entry.failures > self.settings.max_retries:
+        if final is not None:
             self.ledger.close(event.request_id)
-            tried = f"{entry.failures} attempts failed, the last on {event.endpoint_id} ({event.stage})"
-            return [self._admitter.rejected(entry.request, RejectReason.UPSTREAM_FAILED, tried, now_s)]
+            return [self._admitter.rejected(entry.request, *final, now_s)]
         return self._admitter.admit(entry, now_s)
 
     def _ended(self, entry: Entry, event: RequestEnded, now_s: float) -> list[Effect]:
+        self.outcomes.ended(entry, event, now_s)
         self._close(entry, event.outcome, event.output_tokens, now_s)
         return []
 
@@ -230,6 +250,8 @@ class Director:
         self.queue.remove(entry.request.id)
         if outcome is Outcome.COMPLETED:
             self.queue.completed(entry, output_tokens, now_s)
+        if self.health.probes:
+            self.health.left(entry.request.id)
         self._bookings.ended(entry, outcome, output_tokens, now_s)
 
     def _timer_fired(self, event: TimerFired, now_s: float) -> list[Effect]:
@@ -245,8 +267,10 @@ class Director:
             self.ledger.resize(self.inventory.capacity)
             self.placer.grow(self.inventory.capacity)
             self._learner.grow(self.inventory.capacity)
+            self.health.grow(self.inventory.capacity)
         if changed:
             self.beliefs.add(slot, event.endpoint.profile)
+            self.health.appeared(slot, event.endpoint)
         if event.observation is not None:
             self.inventory.observe(slot, event.observation)
             self.ledger.observed(slot, event.observation)
@@ -272,6 +296,7 @@ class Director:
         slot = self.inventory.slot_of(event.endpoint_id)
         if slot is not None:
             self.inventory.drain(slot)
+            self.health.keep_share()
         return []
 
     def _lost(self, event: EndpointLost, now_s: float) -> list[Effect]:
@@ -280,5 +305,6 @@ class Director:
             self.inventory.lose(slot)
             self.ledger.forget(slot)
             self.beliefs.lose_cache(slot)
+            self.health.keep_share()
             self._bookings.release_lost()
         return []

@@ -8,8 +8,9 @@ from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
-from ballast_core.model import Binding, Role, Stage
+from ballast_core.model import Binding, EndpointId, Role, Stage
 from ballast_core.model.effects import Dispatch, Handoff
+from ballast_core.state.health import Health
 from ballast_core.state.inventory import Inventory, Readiness
 from ballast_core.state.ledger import Entry, Phase
 
@@ -26,6 +27,7 @@ class Dispatcher:
         partitioner: Partitioner | NoPartitioner,
         queue: Queue,
         bookings: Bookings,
+        health: Health,
     ) -> None:
         """`queue`: computes the priority that is sent to engines."""
         self._placer = placer
@@ -34,9 +36,23 @@ class Dispatcher:
         self._partitioner = partitioner
         self._queue = queue
         self._bookings = bookings
+        self._health = health
 
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
         """Dispatch a held request, cut or whole; None if no endpoint has capacity for it."""
+        dispatch = self._dispatch(entry, now_s)
+        if self._inventory.on_trial and dispatch is not None:
+            self._sent(entry, dispatch.decode.id)
+            if dispatch.prefill is not None:
+                self._sent(entry, dispatch.prefill.id)
+        return dispatch
+
+    def _sent(self, entry: Entry, endpoint_id: EndpointId) -> None:
+        slot = self._inventory.slot_of(endpoint_id)
+        if slot in self._inventory.on_trial:
+            self._health.sent(entry.request.id, slot)
+
+    def _dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
         cut = self._partitioner.dispatch(entry, now_s)
         if cut is None:
             return self._whole(entry, now_s)
@@ -100,12 +116,20 @@ class Dispatcher:
             return None
         if self._partitioner.planned(entry.request.id):
             return self.segment_done(entry, 0, now_s)
+        handoff = self._hand_off(entry, old_slot, now_s)
+        if self._inventory.on_trial:
+            self._sent(entry, handoff.decode.id)
+        return handoff
+
+    def _hand_off(self, entry: Entry, old_slot: int, now_s: float) -> Handoff:
         kept = self._inventory.endpoint(old_slot)
         if self._binding is Binding.EARLY:
             self._bookings.prefilled(entry, now_s)
             return Handoff(entry.request.id, kept)
         prefill_slot = entry.prefill_slot
         self._bookings.prefilled_and_withdrawn(entry, now_s)
+        if self._health.probes:
+            self._health.left(entry.request.id)  # it may go elsewhere; else it is the probe again
         placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
         if placed is None:
             left_slot = old_slot if prefill_slot is None else self._left(old_slot, prefill_slot)
@@ -133,4 +157,6 @@ class Dispatcher:
         self._bookings.progressed(entry, generated_tokens, now_s)
         handoff = self._partitioner.segment_done(entry, now_s, computed=computed)
         self._bookings.release_lost()
+        if self._inventory.on_trial:
+            self._sent(entry, handoff.decode.id)
         return handoff

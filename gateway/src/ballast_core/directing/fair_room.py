@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from ballast_core.directing.turns import Turns
@@ -31,6 +32,10 @@ class FairRoom:
 
     def __bool__(self) -> bool:
         return bool(self._rooms)
+
+    def __iter__(self) -> Iterator[RequestId]:
+        """The waiting requests, in no particular order."""
+        return (request_id for room in self._rooms.values() for request_id in room)
 
     def add(self, request_id: RequestId, tenant: str, work: Work, service: Service) -> None:
         """Add a request of a tenant that has joined the turns. Raises `ValueError` if it waits already."""

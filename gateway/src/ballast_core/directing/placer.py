@@ -15,6 +15,7 @@ from ballast_core.directing.capacity import Capacity
 from ballast_core.model import EndpointId, Request, Role, Stage
 from ballast_core.model.traces import PlacementTrace
 from ballast_core.policies.placement.protocol import Placement
+from ballast_core.state.health import Health
 from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
 from ballast_core.state.view import View
@@ -42,13 +43,16 @@ class Placer:
         inventory: Inventory,
         ledger: Ledger,
         beliefs: Beliefs,
+        *,
         capacity: Capacity,
+        health: Health,
     ) -> None:
         self.placements = placements
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
         self._capacity = capacity
+        self._health = health
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number, to break ties."""
         self._turn = 0
@@ -84,12 +88,14 @@ class Placer:
         """
         candidates = among
         if candidates is None:
-            candidates = self._capacity.free(stage, self.allowed(self._inventory.candidates(stage), entry))
+            candidates = self._capacity.free(stage, self.eligible(stage, entry))
         if not candidates.endpoints:
             return None
         request, policy = entry.request, self.placements[stage]
         view = self.view(stage, request, candidates, now_s, handoff_s)
         costs = policy.costs(view, request)
+        if self._health.troubled:
+            costs = self._with_errors_as_load(costs, candidates, now_s)
         if (
             self._knows_hotspots
             and request.block_hashes
@@ -103,6 +109,20 @@ class Placer:
         endpoints = candidates.endpoints
         trace = PlacementTrace(stage, policy.type, endpoints[best].id, endpoints, costs)
         return Placed(int(candidates.slots[best]), best, view, trace)
+
+    def _with_errors_as_load(self, costs: FloatArray, candidates: Candidates, now_s: float) -> FloatArray:
+        """Candidates whose last leg failed cost as much as the dearest other: errors are quick, and look like room.
+
+        Where most of them have failed, that says nothing of one of them.
+        """
+        dear = self._health.dear(now_s)
+        if not dear:
+            return costs
+        failing = np.array([slot in dear for slot in candidates.slots.tolist()], np.bool_)
+        others = costs[~failing & np.isfinite(costs)]
+        if not 0 < 2 * failing.sum() <= len(costs) or not len(others):
+            return costs
+        return np.where(failing, np.maximum(costs, others.max()), costs)
 
     @staticmethod
     def _best(costs: FloatArray, slots: IntArray, turns: IntArray, keep: int) -> int:
@@ -137,6 +157,13 @@ class Placer:
             handoff_s=handoff_s,
         )
 
+    def eligible(self, stage: Stage, entry: Entry) -> Candidates:
+        """The `allowed` candidates of a stage; of the shunned ones, too, where nothing else is left."""
+        found = self.allowed(self._inventory.candidates(stage), entry)
+        if found.endpoints or not self._inventory.shunned:
+            return found
+        return self.allowed(self._inventory.ready(stage), entry)
+
     @staticmethod
     def allowed(candidates: Candidates, entry: Entry) -> Candidates:
         """The candidates in the request's subset on which no leg of it has failed."""
@@ -167,14 +194,14 @@ class Placer:
 
         None if there are endpoints for both stages, or for none; full or not.
         """
-        prefill, decode = (self.allowed(self._inventory.candidates(stage), entry) for stage in _STAGES)
+        prefill, decode = (self.eligible(stage, entry) for stage in _STAGES)
         if bool(prefill.endpoints) is bool(decode.endpoints):
             return None
         return prefill if prefill.endpoints else decode
 
     def exist_for(self, entry: Entry) -> bool:
         """Whether there are endpoints for a request, full or not: one role can serve it alone (`stand_ins`)."""
-        return any(self.allowed(self._inventory.candidates(stage), entry).endpoints for stage in _STAGES)
+        return any(self.eligible(stage, entry).endpoints for stage in _STAGES)
 
     def exist(self) -> bool:
         """Whether any endpoint is ready: one role can serve alone."""

@@ -187,6 +187,7 @@ class Rescheduler:
                 endpoint[entry.reservation.row] = -1
                 may_move[entry.row] = False
         drains = np.arange(len(slots)) >= len(ready.slots)
+        takes = ~drains & ~np.isin(slots, list(self._inventory.on_trial))
         for row in self._rows_of(self._stays_until_s):
             may_move[row] &= endpoint[row] >= len(ready.slots)  # but it may leave a draining endpoint
         may_move[self._rows_of(self._failed_until_s)] = False
@@ -198,7 +199,7 @@ class Rescheduler:
             tokens=(flights.prompt_tokens[rows] + flights.generated_tokens[rows]).astype(np.float64),
             remaining_tokens=self._predictor.remaining_tokens(flights, rows, tables),
             may_move=may_move[rows],
-            takes=~drains,
+            takes=takes,
             tokens_per_s=self._beliefs.rates.tokens_per_s(slots, now_s),
             kv_tokens=self._beliefs.hardware.kv_tokens(slots),
             other_tokens=self._foreign_tokens(slots),

@@ -12,6 +12,7 @@ from ballast_core.policies.admission import Bounded
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.suite import Suite
 from ballast_core.profiles import HardwareProfile
+from ballast_core.state.health import HealthSettings
 
 _FROM_PROGRESS = Belief.PROGRESS | Belief.LENGTHS | Belief.STEP_TIMES | Belief.RATES
 
@@ -39,6 +40,8 @@ class DirectorSettings(Suite):
     """Requests beyond this many are rejected as saturated; None sets no limit."""
     max_retries: int = 2
     """How often a request is dispatched again after a failed leg."""
+    health: HealthSettings = field(default_factory=HealthSettings)
+    """When endpoints are ejected, and how much of the traffic may be retries."""
     hold_s: float = 0.0
     """Seconds that a request waits for an endpoint to appear if there is none; 0 rejects at once."""
     profiles: Mapping[str, HardwareProfile]

@@ -27,6 +27,8 @@ class PrefillDone:
     """The prefill leg has answered; the KV cache is ready to be pulled."""
 
     request_id: RequestId
+    computed: bool = True
+    """False: there was no prefill leg, because the decode endpoint must compute the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,12 @@ class RejectReason(StrEnum):
     """Too many requests are in flight or wait, or this one has waited too long for capacity."""
     UPSTREAM_FAILED = "upstream-failed"
     """Every endpoint that was tried failed before the first token."""
+    UPSTREAM_REFUSED = "upstream-refused"
+    """The endpoints that were tried gave the same 4xx, or one of them did where others had lately agreed with it."""
+    RETRY_BUDGET = "retry-budget"
+    """A leg failed, and retries are a larger share of the traffic already than they may be."""
+    BREAKS_ENGINES = "breaks-engines"
+    """Two endpoints broke off with this request and have given no sign of life since."""
 
 
 class ShedCause(StrEnum):

@@ -60,9 +60,14 @@ class Inventory:
         self._endpoints: list[Endpoint | None] = []
         self._readiness: list[Readiness] = []
         self._candidates: dict[Stage, Candidates] = {}
+        self._ready: dict[Stage, Candidates] = {}
         self._roles: frozenset[Role] | None = None
         self.lost: set[int] = set()
         """Slots of lost endpoints that have not been released."""
+        self.shunned: set[int] = set()
+        """Slots that get new requests only where nothing else is left."""
+        self.on_trial: set[int] = set()
+        """Slots that are half-open: they get one request at a time, and no moves."""
         self._asked: tuple[Endpoint, ...] | None = None
         """What `slots_as` was last asked for, while its answer holds."""
         self._asked_slots: IntArray = np.zeros(0, np.int64)
@@ -114,6 +119,16 @@ class Inventory:
         if changed:
             self._changed()
         return slot, changed
+
+    def shun(self, slot: int) -> None:
+        """Give it new requests only where nothing else is left."""
+        self.shunned.add(slot)
+        self._candidates.clear()
+
+    def unshun(self, slot: int) -> None:
+        """It is a candidate like the others again."""
+        self.shunned.discard(slot)
+        self._candidates.clear()
 
     def slots_as(self, endpoints: tuple[Endpoint, ...]) -> IntArray | None:
         """The slots of endpoints that are present and unchanged; None if `put` would change something of one."""
@@ -167,10 +182,23 @@ class Inventory:
         del self._slots[self.endpoint(slot).id]
         self._endpoints[slot] = None
         self.lost.remove(slot)
+        self.shunned.discard(slot)
+        self.on_trial.discard(slot)
 
     def candidates(self, stage: Stage) -> Candidates:
-        """The ready endpoints whose role may serve the stage."""
+        """The ready endpoints whose role may serve the stage, without shunned ones unless there are no others."""
         found = self._candidates.get(stage)
+        if found is None:
+            found = self.ready(stage)
+            if self.shunned:
+                kept = [k for k, slot in enumerate(found.slots.tolist()) if slot not in self.shunned]
+                found = found.take(kept) if 0 < len(kept) < len(found.endpoints) else found
+            self._candidates[stage] = found
+        return found
+
+    def ready(self, stage: Stage) -> Candidates:
+        """The ready endpoints whose role may serve the stage, shunned or not."""
+        found = self._ready.get(stage)
         if found is None:
             roles = STAGE_ROLES[stage]
             chosen = sorted(
@@ -179,8 +207,16 @@ class Inventory:
                 if endpoint is not None and self._readiness[slot] is Readiness.READY and endpoint.role in roles
             )
             found = Candidates.of([endpoint for _, _, endpoint in chosen], [slot for _, slot, _ in chosen])
-            self._candidates[stage] = found
+            self._ready[stage] = found
         return found
+
+    def ready_of(self, role: Role) -> list[int]:
+        """Slots of the ready endpoints of a role."""
+        return [
+            slot
+            for slot, endpoint in enumerate(self._endpoints)
+            if endpoint is not None and endpoint.role is role and self._readiness[slot] is Readiness.READY
+        ]
 
     def draining(self, stage: Stage) -> list[int]:
         """Slots of draining endpoints whose role may serve the stage, ordered by id."""
@@ -206,6 +242,7 @@ class Inventory:
 
     def _changed(self) -> None:
         self._candidates.clear()
+        self._ready.clear()
         self._roles = self._asked = None
 
     def _free_slot(self) -> int:

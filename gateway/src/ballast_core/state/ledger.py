@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray, float_cells, int_cells
-from ballast_core.model import EndpointId, Observation, Request, RequestId, Stage
+from ballast_core.model import EndpointId, Fault, Observation, Request, RequestId, Stage
 from ballast_core.model.observations import Observations
 from ballast_core.state.age_histograms import AgeHistograms
 from ballast_core.state.flights import Flights
@@ -64,6 +64,19 @@ class PrefillPlan(NamedTuple):
 NO_PREFILL = PrefillPlan()
 
 
+class FailedLeg(NamedTuple):
+    """A leg of a request in flight that has failed."""
+
+    endpoint_id: EndpointId
+    stage: Stage
+    fault: Fault
+    status: int
+    """Of the engine's answer; 0 if it gave none."""
+    began: bool
+    """It had given tokens."""
+    at_s: float
+
+
 @dataclass(slots=True)
 class Entry:
     """One request in flight."""
@@ -79,6 +92,7 @@ class Entry:
     """What was expected of its prefill at dispatch."""
     decode_slot: int | None = None
     failures: int = 0
+    failed_legs: tuple[FailedLeg, ...] = ()
     avoid: frozenset[EndpointId] = frozenset()
     """Endpoints on which a leg of this request failed."""
     row: int = -1

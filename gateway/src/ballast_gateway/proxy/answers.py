@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ballast_core.model import RejectReason
 from ballast_gateway import headers
 from ballast_gateway.errors import ApiError
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
-from ballast_gateway.proxy.legs import Job
+from ballast_gateway.proxy.legs import Job, LegFailed
 from ballast_gateway.proxy.sse import completion_tokens
 from ballast_gateway.records import RequestRecord
 
@@ -23,9 +26,23 @@ def pass_on(job: Job, reply: Collect) -> bool:
     record.status = reply.status
     record.output_tokens = completion_tokens(body)
     if reply.status >= 400:
-        record.outcome, record.reason = "invalid", f"upstream-{reply.status}"
+        record.outcome = "rejected" if reply.status == 429 else "invalid"
+        record.reason = f"upstream-{reply.status}"
     job.client.respond(reply.status, _headers(reply.headers, record), body)
     return reply.status < 400
+
+
+def shared(reason: RejectReason, failed: Sequence[LegFailed]) -> Collect | None:
+    """The answer of the engines that were asked, where it is the client's: a 4xx that all of them gave.
+
+    Where no further engine was asked for the sake of the retry budget, it is the last one's.
+    """
+    last = failed[-1] if failed else None
+    if last is None or last.reply is None or not 400 <= last.status < 500:
+        return None
+    if reason is RejectReason.RETRY_BUDGET or all(leg.status == last.status for leg in failed):
+        return last.reply
+    return None
 
 
 def refuse(job: Job, error: ApiError) -> None:

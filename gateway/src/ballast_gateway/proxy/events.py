@@ -19,10 +19,17 @@ IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
 FINISHED: Final = b'"finish_reason":"'
 ABORTED: Final = b'"finish_reason":"abort"'
+_ERROR_EVENTS: Final = (b'data: {"error":', b'data: {"object":"error"')
+"""How vLLM's error events begin, those of today and those of before."""
 USAGE: Final = b'"usage":{'
 _PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\d+')
 _COMPLETION_TOKENS: Final = re.compile(rb'"completion_tokens":(\d+)')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":(\d+)')
+
+
+def has_error(events: bytes) -> bool:
+    """Whether an error event is among these events. In a text, the second quote would be escaped."""
+    return b'"error"' in events and any(begin in events for begin in _ERROR_EVENTS)
 
 
 def count(ids: bytes) -> int:

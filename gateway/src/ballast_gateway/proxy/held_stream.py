@@ -24,6 +24,7 @@ from ballast_gateway.proxy.events import (
     USAGE,
     choice_of,
     count,
+    has_error,
     is_parsed,
     text_of,
     with_usage,
@@ -176,9 +177,14 @@ class HeldStream:
         """What the client sees of an event; None: nothing. Sets `lost` or `leg.broken` where it is of no use."""
         leg = self.leg
         if not event.startswith(b"data: {"):
-            self.done = self.done or event == DONE
+            if event == DONE:
+                self.done = self.finished or leg.tokens > 0
+                leg.broken = "" if self.done else "the stream ended without a token"
             return event
         choices = event.find(CHOICES)
+        if choices < 0 and has_error(event):
+            leg.broken = "the engine sent an error event"
+            return None
         if choices < 0:
             return self._give_up(event, f"an event without choices: {event[6:206].decode(errors='replace')}")
         if ABORTED in event:

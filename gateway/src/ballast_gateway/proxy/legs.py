@@ -17,13 +17,20 @@ from ballast_gateway.records import RequestRecord
 class LegFailed(Exception):
     """A leg failed in a way that another endpoint may mend: before the client got a byte, or with its tokens held."""
 
-    def __init__(self, stage: Stage, endpoint: Endpoint, problem: str, fault: Fault, status: int = 0) -> None:
-        """`status`: of the engine's answer; 0 if it gave none."""
+    def __init__(
+        self, stage: Stage, endpoint: Endpoint, problem: str, fault: Fault, reply: Collect | None = None
+    ) -> None:
+        """`reply`: the engine's answer, if it gave another one than a result."""
         super().__init__(f"{stage} on {endpoint.id}: {problem}")
         self.stage = stage
         self.endpoint = endpoint
         self.fault = fault
-        self.status = status
+        self.reply = reply
+
+    @property
+    def status(self) -> int:
+        """Of the engine's answer; 0 if it gave none."""
+        return 0 if self.reply is None else self.reply.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +61,31 @@ def payload(job: Job, endpoint: Endpoint, body: bytes, priority: int | None) -> 
 
 
 async def perform(pool: UpstreamPool, stage: Stage, endpoint: Endpoint, request: bytes, exchange: Collect) -> None:
-    """Run one leg. Raises `LegFailed` where another endpoint may mend it; a 4xx is an answer."""
+    """Run one leg. Raises `LegFailed` where another endpoint may mend it; here a 4xx is an answer."""
     problem = None
     try:
         await pool.perform(endpoint.address, request, exchange)
     except UpstreamError as error:
         problem = error
     failure = failure_of(stage, endpoint, exchange, problem)
-    if failure is not None:
+    if failure is not None and not 400 <= failure.status < 500:
         raise failure
 
 
 def failure_of(stage: Stage, endpoint: Endpoint, reply: Collect, error: UpstreamError | None) -> LegFailed | None:
-    """How a leg that has ended failed, where another endpoint may mend it; a 4xx is an answer."""
+    """How a leg that has ended failed, where another endpoint may mend it; of a stream only what its head says."""
     if error is not None:
         return LegFailed(stage, endpoint, str(error), error.fault)
-    if reply.status != 200 and not 400 <= reply.status < 500:
+    if reply.status != 200:
         return refused(stage, endpoint, reply)
+    if is_error(reply.body):
+        return LegFailed(stage, endpoint, "answered 200 with an error", Fault.BROKE)
     return None
 
 
 def refused(stage: Stage, endpoint: Endpoint, reply: Collect) -> LegFailed:
     """The failure of a leg that was answered with another status than 200."""
-    return LegFailed(stage, endpoint, refusal(reply), fault_of(reply), reply.status)
+    return LegFailed(stage, endpoint, refusal(reply), fault_of(reply), reply)
 
 
 def fault_of(reply: Collect) -> Fault:
@@ -87,6 +96,17 @@ def fault_of(reply: Collect) -> Fault:
     if 400 <= status < 500:
         return Fault.REFUSED
     return Fault.ERROR if status >= 500 else Fault.BROKE
+
+
+def is_error(body: bytes) -> bool:
+    """Whether a whole answer of status 200 is an error all the same."""
+    if not body or b'"choices"' in body or b'"error"' not in body:
+        return False
+    try:
+        document = openai_body.load(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and ("error" in document or document.get("object") == "error")
 
 
 def refusal(reply: Collect) -> str:

@@ -82,7 +82,7 @@ class Event(_Name):
     HANDED_OFF = "handed off"
     """The Director names the decode endpoint."""
     ANSWERED = "answered"
-    """A whole answer for the client: a result that does not stream, or a 4xx. Only before the first byte."""
+    """A whole answer for the client: a result that does not stream. Only before the first byte."""
     BEGUN = "begun"
     """The first bytes of a stream whose tokens are kept."""
     BEGUN_UNHELD = "begun, unheld"
@@ -128,7 +128,7 @@ class Action(_Name):
     REPORT_TOKEN = "report the token"
     REPORT_MOVED = "report the move"
     BEGIN_ANSWER = "send status and headers"
-    REFUSE_REQUEST = "answer with the error"
+    REFUSE_REQUEST = "answer with the error, or as the engines did"
     PASS_ON = "answer with the engine's answer"
     FINISH = "end the stream, report the end"
     BREAK = "break the stream off, report the failure"
@@ -179,7 +179,6 @@ _PLACED: Final[dict[State, dict[Event, Step]]] = {
     },
     State.PREFILLING: {
         Event.PREFILLED: Step(State.HANDING_OFF, (Action.REPORT_PREFILLED,)),
-        Event.ANSWERED: Step(State.ENDED, (Action.PASS_ON,)),
         Event.ENGINE_FAILED: Step(State.PLACING, (Action.RETRY,)),
     },
     State.HANDING_OFF: {

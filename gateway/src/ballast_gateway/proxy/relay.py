@@ -16,6 +16,10 @@ PROGRESS_TOKENS: Final = 16
 """Output is reported to the Director in steps of this many tokens."""
 
 
+_MOST_FIRST_BYTES: Final = 64 * 1024
+"""What is longer without a token is no stream that we know, and goes to the client."""
+
+
 class Holder(Protocol):
     """What follows a leg."""
 
@@ -40,6 +44,7 @@ class Relay(Collect):
 
     __slots__ = (
         "_client",
+        "_first",
         "_holder",
         "_idle_timeout_s",
         "_loop",
@@ -69,6 +74,8 @@ class Relay(Collect):
         self._idle_timeout_s = idle_timeout_s
         self._meter = TokenMeter()
         self._reported = 0
+        self._first: list[bytes] = []
+        """What came before the first token: if an error follows, another endpoint is tried."""
         self.relays = streams
         """The answer is a stream of events."""
         self.continues = continues
@@ -96,20 +103,33 @@ class Relay(Collect):
             super().on_data(data)
             return
         self.deadline_s = self._loop.time() + self._idle_timeout_s
-        if not self.shows:
-            self._begin(Event.BEGUN_UNHELD)
-        self._client.write(data)
         meter = self._meter
         was_started = meter.started
         meter.feed(data)
+        if meter.failed:
+            raise UpstreamError("the engine sent an error event")
+        if not self.shows:
+            self._first.append(data)
+            if not meter.started and sum(map(len, self._first)) <= _MOST_FIRST_BYTES:
+                return
+            data = self._show()
+        self._client.write(data)
         if meter.started:
             self._report(meter.tokens, first=not was_started)
 
     def on_end(self) -> None:
-        if self.relays:
-            if not self.shows:
-                self._begin(Event.BEGUN_UNHELD)
+        if not self.relays:
+            return
+        if not self.shows and any(b"data: {" in part for part in self._first):
+            self._client.write(self._show())
+        if self.shows:
             self._holder.on(Event.END)
+
+    def _show(self) -> bytes:
+        """Begin the client's stream. Returns what it is to be sent first."""
+        self._begin(Event.BEGUN_UNHELD)
+        first, self._first = b"".join(self._first), []
+        return first
 
     def _begin(self, begun: Event) -> None:
         self.shows = True

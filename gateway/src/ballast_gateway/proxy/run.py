@@ -69,6 +69,8 @@ class Run:
         self._leg: Relay
         self._answer: Collect
         self._failure: LegFailed | Rejected
+        self._failed: list[LegFailed] = []
+        """The legs that have been reported as failed."""
 
     def start(self) -> None:
         """Answer the client, trying other endpoints as long as the Director gives some."""
@@ -273,16 +275,12 @@ class Run:
             self._failure = failure
             return Event.ENGINE_FAILED
         self._note_prefill(endpoint)
-        if reply.status != 200:
-            return Event.ANSWERED
         self._course.handle = handle_of(reply.body)
         return Event.PREFILLED
 
     def _refilled(self, error: UpstreamError | None) -> Event:
         endpoint, reply = self._prefiller, self._answer
         failure = failure_of(Stage.PREFILL, endpoint, reply, error)
-        if failure is None and reply.status != 200:
-            failure = refused(Stage.PREFILL, endpoint, reply)
         if failure is not None:
             self._failure = failure
             return Event.ENGINE_FAILED
@@ -377,6 +375,7 @@ class Run:
         _log.warning("a leg failed", extra={"request_id": record.id, "problem": str(failure)})
         self._resources.cutter.forget(failure.endpoint)
         record.faults += (failure.fault,)
+        self._failed.append(failure)
         self._ticket.failed(failure.stage, failure.endpoint.id, failure.fault, failure.status)
 
     def _rescue(self) -> None:
@@ -384,7 +383,7 @@ class Run:
         self._retry()
 
     def _report_prefilled(self) -> None:
-        self._handoff = self._ticket.prefill_done()
+        self._handoff = self._ticket.prefill_done(computed=self._job.generation.can_hand_off)
 
     def _report_part(self) -> None:
         self._note_prefill(self._prefiller)
@@ -407,6 +406,9 @@ class Run:
     def _refuse_request(self) -> None:
         rejection = self._failure
         assert isinstance(rejection, Rejected)
+        if (reply := answers.shared(rejection.reason, self._failed)) is not None:
+            answers.pass_on(self._job, reply)
+            return
         answers.refuse(self._job, rejected(rejection.reason, str(rejection), rejection.retry_after_s))
 
     def _pass_on(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import re
 
+from ballast_gateway.proxy.events import has_error
+
 _USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,15})')
 _DONE = b"data: [DONE]"
 _MAX_PARTIAL_BYTES = 1024 * 1024
@@ -19,11 +21,13 @@ _MAX_PARTIAL_BYTES = 1024 * 1024
 class TokenMeter:
     """Feed it the body of a stream as it comes."""
 
-    __slots__ = ("_events", "_partial", "_separator", "_usage", "started")
+    __slots__ = ("_events", "_partial", "_separator", "_usage", "failed", "started")
 
     def __init__(self) -> None:
         self.started = False
         """The first token is there."""
+        self.failed = False
+        """The engine has sent an error event. What came with it is not counted."""
         self._events = 0
         self._usage: int | None = None
         self._partial = b""
@@ -58,6 +62,9 @@ class TokenMeter:
         self._count(whole)
 
     def _count(self, whole: bytes) -> None:
+        if has_error(whole):
+            self.failed = True
+            return
         if b'"completion_tokens"' in whole and (found := _USAGE.findall(whole)):
             self._usage = int(found[-1])
         if self.started:
