@@ -29,12 +29,20 @@ _MOST_TOKENS: Final = 2**31 - 1
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
 
 
-class InvalidBody(Exception):
-    """The client's body is wrong. The message is for the client; `param` names the field, if one is at fault."""
+_NOTHING: Final = object()
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
+
+class InvalidBody(Exception):
+    """The client's body is wrong. The message is for the client; `param` names the field, if one is at fault.
+
+    `problem` is the message without what the client sent, for the log.
+    """
+
+    def __init__(self, problem: str, param: str | None = None, *, got: object = _NOTHING) -> None:
+        """`got`: the value at fault, which only the client is shown."""
+        super().__init__(problem if got is _NOTHING else f"{problem}, not {_shown(got)}")
         self.param = param
+        self.problem = problem
 
 
 def is_json_path(path: str) -> bool:
@@ -146,3 +154,18 @@ def _count(value: object) -> tuple[int, int]:
             case _:
                 pass  # images and the like: no text to count
     return ids, chars
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "an object"
+        case list():
+            return "an empty list" if not value else "a list"
+        case _:
+            text = repr(value)
+            return text if len(text) <= 40 else f"{text[:37]}..."

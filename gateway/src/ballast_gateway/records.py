@@ -52,7 +52,8 @@ class RequestRecord:
     status: int = 0
     """The status that the client got; 0 if it left before."""
     outcome: str = "completed"
-    """completed, failed, cancelled, rejected (no endpoint) or invalid (the client's fault)."""
+    """completed, failed, cancelled, rejected (no endpoint), invalid (the client's fault), or answered: by the gateway
+    itself, with no generation."""
     reason: str = ""
     """The error's code if it did not complete."""
     detail: str = ""

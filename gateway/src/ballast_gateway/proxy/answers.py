@@ -49,7 +49,7 @@ def refuse(job: Job, error: ApiError) -> None:
     """Send an error of our own, in place of an answer."""
     record = job.record
     record.status, record.outcome, record.reason = error.status, "rejected", error.code
-    record.detail = record.detail or error.message
+    record.detail = record.detail or error.for_log
     job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
 
 

@@ -210,7 +210,7 @@ class ProxyFace:
         """Bytes that made no request were refused."""
         now_s = self._driver.now_s()
         record = RequestRecord(id="", arrived_s=now_s, ended_s=now_s, status=error.status)
-        record.outcome, record.reason, record.detail = "invalid", error.code, error.message
+        record.outcome, record.reason, record.detail = "invalid", error.code, error.for_log
         self._on_record(record)
 
     def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
@@ -226,7 +226,7 @@ class ProxyFace:
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
         elif path == _MODELS:
             models = _models_body(self._served, self._created_s, self._max_model_len())
-            record.status = 200
+            record.status, record.outcome = 200, "answered"
             client.respond(
                 200, [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())], models
             )
@@ -241,7 +241,7 @@ class ProxyFace:
         try:
             generation = read_generation(request.body, chat=path == _CHAT, dropped=self._trusted.dropped_fields)
         except InvalidBody as error:
-            self._refuse(client, record, invalid_request(str(error), param=error.param))
+            self._refuse(client, record, invalid_request(str(error), param=error.param, quoteless=error.problem))
             return None
         if generation.model not in self._served:
             self._refuse(client, record, model_not_found(generation.model[:200], self._served))
@@ -299,7 +299,9 @@ class ProxyFace:
         outcome: str = "invalid",
         allow: str = "",
     ) -> None:
-        record.status, record.outcome, record.reason, record.detail = error.status, outcome, error.code, error.message
+        record.status, record.outcome, record.reason, record.detail = error.status, outcome, error.code, error.for_log
+        if error.quoteless is not None:
+            _log.debug("a request was refused", extra={"request_id": record.id, "error": error.message})
         extra = ((headers.REQUEST_ID, record.id.encode()), *(((b"allow", allow.encode()),) if allow else ()))
         client.respond_error(error, extra)
         self._ended(record)

@@ -97,6 +97,8 @@ class Leg:
     """Output tokens in it."""
     partial: bytes = b""
     """The event that has not come to its end."""
+    said: bytes = b""
+    """The engine's event that was none of a stream's, for a debug log."""
     broken: str = ""
     """Why it can bring no more."""
 
@@ -183,10 +185,11 @@ class HeldStream:
             return event
         choices = event.find(CHOICES)
         if choices < 0 and has_error(event):
-            leg.broken = "the engine sent an error event"
+            leg.broken, leg.said = "the engine sent an error event", event
             return None
         if choices < 0:
-            return self._give_up(event, f"an event without choices: {event[6:206].decode(errors='replace')}")
+            leg.said = event
+            return self._give_up(event, "an event without choices")
         if ABORTED in event:
             leg.broken = "the engine aborted the request"
             return None

@@ -228,7 +228,7 @@ class HeldRelay(Relay):
             if not had_tokens or tokens - self._reported >= PROGRESS_TOKENS:
                 self._report(tokens, first=not had_tokens)
         if leg.broken:
-            raise UpstreamError(leg.broken)
+            raise UpstreamError(leg.broken, said=leg.said)
         if self._movable:
             self._holder.between_events()
 

@@ -373,6 +373,7 @@ class Run:
         assert isinstance(failure, LegFailed)
         record.detail = str(failure)
         _log.warning("a leg failed", extra={"request_id": record.id, "problem": str(failure)})
+        self._log_said(failure)
         self._resources.cutter.forget(failure.endpoint)
         record.faults += (failure.fault,)
         self._failed.append(failure)
@@ -425,6 +426,7 @@ class Run:
         failure, fault = self._failure, None
         if isinstance(failure, LegFailed):
             fault = failure.fault
+            self._log_said(failure)
             self._job.record.faults += (fault,)
         self._job.record.detail = str(failure)
         error = upstream_broke("the engine failed in the middle of the answer")
@@ -440,6 +442,10 @@ class Run:
 
     def _cancel(self) -> None:
         self._ticket.end(Outcome.CANCELLED)
+
+    def _log_said(self, failure: LegFailed) -> None:
+        if _log.isEnabledFor(logging.DEBUG) and failure.said:
+            _log.debug("what the engine said", extra={"request_id": self._job.record.id, "said": failure.said})
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
