@@ -210,6 +210,14 @@ def test_retries_beyond_the_budget_are_refused_but_leaving_an_ejected_endpoint_i
     assert all(isinstance(effect, Dispatch) for effect in dying)
 
 
+def test_retries_that_reached_no_engine_are_free() -> None:
+    """No connection came about: nobody has worked for them."""
+    d = told(*FLEXIBLE, health=HealthSettings(max_ejected_ratio=0.0, retry_ratio=0.0))
+    for number in range(30):
+        assert isinstance(d.fails(f"r{number}", d.send(f"r{number}"), Fault.UNREACHABLE), Dispatch)
+    assert d.outcomes.retries_left(0.0) == 10
+
+
 def test_the_budget_is_that_of_a_window() -> None:
     """Later there is room again."""
     d = told(*FLEXIBLE, health=HealthSettings(max_ejected_ratio=0.0, retry_ratio=0.0))

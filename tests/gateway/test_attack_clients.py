@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ballast_gateway.errors import ApiError
-from ballast_gateway.http.requests import RequestReader
+from ballast_gateway.http.requests import HttpRequest, RequestReader
 from ballast_gateway.openai_body import InvalidBody, parse_object
 from ballast_gateway.proxy.bodies import read_generation
 from ballast_gateway.proxy.sse import has_token
@@ -169,6 +169,7 @@ async def test_what_comes_for_a_connection_that_was_just_lost_is_dropped(tmp_pat
         assert face is not None
         await until(lambda: len(face.connections) == 1)
         [client] = face.connections
+        client._request = HttpRequest(b"POST", b"/", [], b"", keep_alive=True, http11=True)
         client.start_stream(200, [])
         client._transport.abort()
         await until(lambda: not face.connections)

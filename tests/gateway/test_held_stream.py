@@ -199,14 +199,13 @@ def test_reasoning_stays_where_it_is() -> None:
         ({"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1}, True),
         ({"seed": 1, "temperature": 0}, True),
         ({"seed": 1}, False),
-        ({"presence_penalty": 0.0, "frequency_penalty": 0, "stop": [], "n": 1, "logprobs": False}, True),
+        ({"presence_penalty": 0.0, "frequency_penalty": 0, "stop": [], "n": 1, "logprobs": None}, True),
         ({"presence_penalty": 0.5}, False),
         ({"frequency_penalty": -1}, False),
         ({"stop": ["x"]}, False),
-        ({"logprobs": 0}, False),
         ({"logprobs": True}, False),
         ({"n": 2}, False),
-        ({"stream": False}, False),
+        ({"stream": False}, True),
         ({"tools": [{"type": "function"}]}, False),
         ({"response_format": {"type": "json_object"}}, False),
         ({"response_format": {"type": "text"}}, True),
@@ -220,6 +219,13 @@ def test_reasoning_stays_where_it_is() -> None:
 @pytest.mark.parametrize("chat", [False, True], ids=["completion", "chat"])
 def test_only_what_is_known_to_survive_a_replay_is_replayed(chat: bool, more: dict[str, Any], may: bool) -> None:
     assert is_replayable(generation(chat, **more)) is may
+
+
+@pytest.mark.parametrize("value", [0, False])
+def test_the_same_value_asks_completions_for_logprobs_and_chats_for_none(value: object) -> None:
+    """A number there, a switch here."""
+    assert not is_replayable(generation(False, logprobs=value))
+    assert is_replayable(generation(True, logprobs=value))
 
 
 def test_images_and_open_ends_stay() -> None:

@@ -142,3 +142,22 @@ async def test_the_director_learns_prefixes_and_classes_of_what_the_picker_route
     assert known == [10, 10, 20]
     first, second, _ = (event.decode for event in picked if isinstance(event, Finished))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"), [("401", 5), ("404", 5), ("429", 5), ("500", 5), ("503", 5), ("400", 0), ("200", 0)]
+)
+async def test_the_status_of_a_response_counts_for_its_endpoint(status: str, failed: int) -> None:
+    """A 400 may be the client's fault, and no second endpoint can be asked here. None of them is a first token."""
+    driver = Driver(director(("f0", "f1")))
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
+    hint = (endpoint("f0").address,)
+    body = Inbound(kind=Kind.REQUEST_BODY, body=b'{"model":"m","prompt":"x"}', end_of_stream=True)
+    response = Inbound(kind=Kind.RESPONSE_HEADERS, headers={":status": status}, end_of_stream=True)
+    for _ in range(5):
+        head = Inbound(kind=Kind.REQUEST_HEADERS, headers={":path": "/v1/completions"}, subset=hint)
+        await converse(face.open, ScriptedStream((head, body, response)))
+    report = driver.director.health.report(endpoint("f0").id)
+    assert (report.failed_legs, report.legs) == (failed, 5 if failed or status == "200" else 0)
+    assert (report.state == "ejected") == bool(failed)
+    assert len(driver.director.ledger) == 0

@@ -143,7 +143,7 @@ async def test_a_chunked_body_is_served(gateway: RunningGateway, engine: Scripte
     chunks = b"%x;ext=1\r\n%b\r\n%x\r\n%b\r\n0\r\nx-request-id: trailer\r\n\r\n" % (5, raw[:5], len(raw) - 5, raw[5:])
     (answer,) = await raw_exchange(gateway.port, HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunks, answers=1)
     assert answer.status == 200
-    assert engine.asked[0].body == COMPLETION
+    assert COMPLETION.items() <= engine.asked[0].body.items()
     assert answer.headers["x-request-id"] != "trailer"
 
 
@@ -231,7 +231,7 @@ async def test_an_offered_upgrade_is_ignored(gateway: RunningGateway, engine: Sc
         gateway.port, HEAD + offer + b"content-length: %d\r\n\r\n" % len(raw) + raw, answers=1
     )
     assert answer.status == 200
-    assert engine.asked[0].body == COMPLETION
+    assert COMPLETION.items() <= engine.asked[0].body.items()
     assert "upgrade" not in engine.asked[0].headers
 
 

@@ -124,12 +124,15 @@ async def test_a_client_that_asks_for_one_token_is_decoded_all_the_same(tmp_path
 
 @pytest.mark.parametrize("reply", [completion("a"), completion("a", kv_transfer_params=None), ["odd"]])
 async def test_without_a_handle_decode_computes_the_prompt_itself(tmp_path: Path, reply: object) -> None:
-    """Byte for byte what the client sent."""
+    """Byte for byte what the client sent, and what the gateway asks for beside that."""
     async with Fleet(tmp_path) as fleet:
         gateway = await fleet.serve(p0=answers(200, reply), d0=decode_script)
-        (answer,) = await raw_exchange(gateway.port, post(PATH, COMPLETION), answers=1)
-        assert answer.status == 200
-        assert fleet.engines["d0"].asked[0].raw == json.dumps(COMPLETION).encode()
+        for body in (STREAM, {**COMPLETION, "n": 2}):
+            (answer,) = await raw_exchange(gateway.port, post(PATH, body), answers=1)
+            assert answer.status == 200
+        streamed, whole = (asked.raw for asked in fleet.engines["d0"].asked)
+        assert streamed == json.dumps(STREAM).encode()[:-1] + b',"return_token_ids":true}'
+        assert whole == json.dumps({**COMPLETION, "n": 2}).encode()
 
 
 async def test_several_choices_skip_the_prefill_leg(tmp_path: Path) -> None:

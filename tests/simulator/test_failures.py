@@ -184,11 +184,21 @@ def test_kv_that_died_with_its_prefill_endpoint_is_computed_anew() -> None:
     assert (record.ttft_s or 0.0) > 1.9 * (whole.records[0].ttft_s or 0.0)
 
 
+def test_a_crash_that_breaks_five_legs_is_noticed_by_them() -> None:
+    """The endpoint is ejected at once, before scrapes fail; at its return it gets requests again."""
+    log: list[tuple[float, Effect]] = []
+    script: list[dict[str, object]] = [{"at_s": 4.0, "endpoint": "p000", "kind": "crash", "down_s": 10}]
+    simulate(SHAPES[0], jobs(300, 15.0, 5, outputs=30), script, policy="round-robin", log=log)
+    sent_s = [at_s for at_s, e in log if isinstance(e, Dispatch) and e.prefill is not None and e.prefill.id == "p000"]
+    assert not [at_s for at_s in sent_s if 4.0 < at_s < 14.0]
+    assert [at_s for at_s in sent_s if at_s >= 14.0 + 0.2 + 0.005]
+
+
 def test_a_crash_is_noticed_after_five_refused_scrapes_and_so_is_the_return() -> None:
     """Until then requests are sent there, refused, and tried elsewhere; at its return it gets requests again."""
     log: list[tuple[float, Effect]] = []
     script: list[dict[str, object]] = [{"at_s": 4.0, "endpoint": "p000", "kind": "crash", "down_s": 10}]
-    fleet = simulate(SHAPES[0], jobs(300, 15.0, 5, outputs=30), script, policy="round-robin", log=log)
+    fleet = simulate(SHAPES[0], jobs(120, 6.0, 5, outputs=30), script, policy="round-robin", log=log)
     sent_s = [at_s for at_s, e in log if isinstance(e, Dispatch) and e.prefill is not None and e.prefill.id == "p000"]
     noticed_s, back_s = 4.0 + 5 * 0.2 + 0.005, 14.0 + 0.2 + 0.005
     assert [at_s for at_s in sent_s if 4.0 < at_s <= noticed_s]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,8 +64,11 @@ async def prefill_script(asked: Asked, writer: asyncio.StreamWriter) -> None:
 
 
 async def decode_script(asked: Asked, writer: asyncio.StreamWriter) -> None:
-    """A well-behaved decode engine: three tokens, streamed if asked so."""
-    if asked.body.get("stream"):
+    """A well-behaved decode engine: three tokens, streamed if asked so; with ids and usage if asked for the latter."""
+    if asked.body.get("stream_options"):
+        events = vllm_events(["a", "b", "c"], usage=True)
+        writer.write(SSE_HEAD + b"".join(chunk(event) for event in events) + b"0\r\n\r\n")
+    elif asked.body.get("stream"):
         writer.write(SSE_HEAD + b"".join(chunk(event) for event in sse_events(["a", "b", "c"])) + b"0\r\n\r\n")
     else:
         writer.write(json_reply(completion("abc", tokens=3)))
@@ -81,6 +84,23 @@ def sse_events(texts: list[str]) -> list[bytes]:
         for text in texts
     ]
     return [*events, b"data: [DONE]\n\n"]
+
+
+def vllm_events(texts: list[str], *, prompt: Sequence[int] = (1, 2, 3), usage: bool = False) -> list[bytes]:
+    """The stream of a completion byte by byte as vLLM writes it, with token ids: one a text, 10 and so on."""
+    front = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
+    documents: list[dict[str, Any]] = []
+    for number, text in enumerate(texts):
+        last = number == len(texts) - 1
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": "length" if last else None}
+        choice |= {"stop_reason": None, "prompt_token_ids": None if number else list(prompt)}
+        documents.append({**front, "choices": [{**choice, "token_ids": [7 + len(prompt) + number]}]})
+    if usage:
+        total = len(prompt) + len(texts)
+        counts = {"prompt_tokens": len(prompt), "total_tokens": total, "completion_tokens": len(texts)}
+        documents.append({**front, "choices": [], "usage": counts})
+    bodies = [json.dumps(document, separators=(",", ":")).encode() for document in documents]
+    return [*(b"data: %b\n\n" % body for body in bodies), b"data: [DONE]\n\n"]
 
 
 def chunk(data: bytes) -> bytes:

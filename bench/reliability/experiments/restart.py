@@ -93,7 +93,9 @@ async def _engine(lab: Lab) -> Row:
         await engine.start()
         outcomes = await load
         log = {entry["request_id"]: entry["outcome"] for entry in gateway.requests()}
-        notes = {"booked as completed and not whole": sum(_is_misbooked(each, log) for each in outcomes)}
+        notes: dict[str, object] = {
+            "booked as completed and not whole": sum(_is_misbooked(each, log) for each in outcomes)
+        }
         return tally("engine", outcomes, notes=notes)
 
 

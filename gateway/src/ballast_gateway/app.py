@@ -73,6 +73,7 @@ class Gateway:
         self.registry = CollectorRegistry()
         director = Director(director_settings(settings))
         self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
+        self.metrics.watch_queue(director)
         self.metrics.watch_health(director, now_s=time.monotonic)
         director.health.on_change = self._health_changed
         self.driver = Driver(

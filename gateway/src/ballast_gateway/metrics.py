@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ballast_core.directing.director import Director
-from ballast_core.model import Endpoint, Fault, RejectReason, Stage
+from ballast_core.model import Endpoint, Fault, RejectReason, ShedCause, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
 from ballast_core.state.health import EJECTED_BY, Health, HealthChange, HealthState
 from ballast_gateway.observe.fleet import Fleet, Member
@@ -93,6 +93,14 @@ class Metrics:
         )
         for reason in set(RejectReason) - {RejectReason.UPSTREAM_REFUSED}:
             self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
+        self._shed = Counter(
+            "ballast_gateway_shed",
+            "Requests rejected as saturated, by what made them one too many.",
+            ("cause",),
+            registry=registry,
+        )
+        for cause in ShedCause:
+            self._shed.labels(str(cause))
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
@@ -117,8 +125,10 @@ class Metrics:
                 self._handoffs.inc()
             case Reject(reason=RejectReason.UPSTREAM_REFUSED):
                 pass  # the client's fault: its request counts as invalid
-            case Reject(reason=reason):
+            case Reject(reason=reason, cause=cause):
                 self._child(self._rejections, str(reason)).inc()
+                if cause is not None:
+                    self._child(self._shed, str(cause)).inc()
             case _:
                 pass
 
@@ -164,6 +174,17 @@ class Metrics:
         """Count an ejection."""
         if change.state is HealthState.EJECTED:
             self._child(self._ejections, change.cause).inc()
+
+    def watch_queue(self, director: Director) -> None:
+        """Export what waits, read anew at each export."""
+        Gauge(
+            "ballast_gateway_requests_waiting", "Requests that wait for capacity.", registry=self.registry
+        ).set_function(lambda: len(director.queue))
+        Gauge(
+            "ballast_gateway_expected_wait_seconds",
+            "Expected time until what waits now has been dispatched.",
+            registry=self.registry,
+        ).set_function(lambda: director.expected_wait_s)
 
     def watch_health(self, director: Director, now_s: Callable[[], float]) -> None:
         """Export the health of endpoints and the retry budget, read anew at each export."""

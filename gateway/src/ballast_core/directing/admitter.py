@@ -55,7 +55,7 @@ class Admitter:
 
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
-        if not self.serves or self._capacity.any_free() or self._placer.stand_ins(entry):
+        if not self.serves or (self._capacity.any_free() and not self._queue.has_like(entry)):
             dispatch = self._dispatcher.dispatch(entry, now_s)
             if dispatch is not None:
                 return [dispatch]
@@ -154,8 +154,12 @@ class Admitter:
 
     def _saturated(self, entry: Entry, cause: ShedCause, now_s: float) -> Reject:
         self._ledger.close(entry.request.id)
-        message = f"every endpoint is full and {len(self._queue)} other requests wait; retry later"
-        return self.rejected(entry.request, RejectReason.SATURATED, message, now_s, cause)
+        message = f"every endpoint is full and {len(self._queue)} other requests wait"
+        if cause is ShedCause.BACKLOG:
+            message += f" for about {self.expected_wait_s:.1f} s"
+        elif cause is ShedCause.WAITED:
+            message += f"; it waited {now_s - entry.arrived_s:.1f} s itself"
+        return self.rejected(entry.request, RejectReason.SATURATED, f"{message}; retry later", now_s, cause)
 
     def _any_free(self) -> bool:
         """Whether a waiting request may be dispatched now, as far as that is known without placing it."""

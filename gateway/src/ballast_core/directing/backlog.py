@@ -14,7 +14,7 @@ from ballast_core.model import Request, RequestId
 
 _MEMORY_S = 4.0
 """Seconds of waiting after which a measurement's weight has fallen to 1/e."""
-_PRIOR_S = 0.25
+_PRIOR_S = 1.0
 """Weight of the rate that endpoints' profiles promise."""
 _MEAN_OVER = 100
 """Completed requests over which the mean output is taken."""

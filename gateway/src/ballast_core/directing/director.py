@@ -172,6 +172,11 @@ class Director:
             effects += self._admitter.serve(now_s)
         return effects
 
+    @property
+    def expected_wait_s(self) -> float:
+        """Expected seconds until what waits now has been dispatched; 0 if nothing waits."""
+        return self._admitter.expected_wait_s
+
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _arrived(self, event: RequestArrived, now_s: float) -> list[Effect]:

@@ -72,8 +72,9 @@ class Outcomes:
             self._contradict(entry, stage, now_s)
 
     def _contradict(self, entry: Entry, stage: Stage, now_s: float) -> None:
-        """Some endpoint has served at this stage what others refused: now it is their fault."""
-        legs = [leg for leg in entry.failed_legs if leg.fault is Fault.REFUSED and leg.stage is stage]
+        """Some endpoint has served what others refused: now it is their fault. A token contradicts at both stages."""
+        refused = [leg for leg in entry.failed_legs if leg.fault is Fault.REFUSED]
+        legs = [leg for leg in refused if stage in {Stage.DECODE, leg.stage}]
         for leg in legs:
             self._credit.contradicted(leg.endpoint_id, leg.status)
             slot = self._inventory.slot_of(leg.endpoint_id)
@@ -120,8 +121,8 @@ class Outcomes:
         return None
 
     def _over_budget(self, leg: FailedLeg, slot: int | None, now_s: float) -> tuple[RejectReason, str] | None:
-        if slot is None or self.health.is_ejected(slot):
-            return None
+        if slot is None or leg.fault is Fault.UNREACHABLE or self.health.is_ejected(slot):
+            return None  # no engine had work of it, or it had to leave
         if self.budget.left(len(self._ledger), now_s) <= 0:
             return RejectReason.RETRY_BUDGET, f"{leg.endpoint_id} failed ({leg.fault}), and retries are too many by now"
         self.budget.spend()

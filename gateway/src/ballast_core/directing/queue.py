@@ -140,6 +140,10 @@ class Queue:
             if request_id in self._waiting:
                 stuck.add(reach)
 
+    def has_like(self, entry: Entry) -> bool:
+        """Whether another request waits that may go to the same endpoints: its turn may come first."""
+        return (entry.request.subset, entry.avoid) in self._rooms
+
     def restricted(self) -> Iterator[Entry]:
         """One request of each room whose requests may not go everywhere."""
         for (subset, avoid), room in self._rooms.items():

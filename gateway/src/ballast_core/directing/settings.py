@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.model import Binding, Stage
-from ballast_core.policies.admission import Bounded
+from ballast_core.policies.admission import Open
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.suite import Suite
 from ballast_core.profiles import HardwareProfile
@@ -64,7 +64,7 @@ class DirectorSettings(Suite):
     @property
     def reads_kv_usage(self) -> bool:
         """Whether any decision may depend on the KV usage that endpoints report. If not, a driver may leave it out."""
-        return self.rescheduling is not None or isinstance(self.admission, Bounded)
+        return self.rescheduling is not None or not isinstance(self.admission or Open(), Open)
 
     @property
     def abilities(self) -> Abilities:

@@ -132,14 +132,15 @@ class Bounded:
 class ExpectedTtft:
     """Engines get what keeps them busy, the gateway keeps what may still start in time, and the rest is shed at once.
 
-    An endpoint is full for prefill while 16 requests and 0.05 max_ttft_s of work by its recalibrated profile are queued
-    there, and for decode while it reports max(16, running / 8) waiting requests, or while more than max(32, running)
-    are on their way to it or wait there. The second half needs no profile, and holds where engines run short of places
-    or of KV. While every endpoint is full requests wait in the gateway: the work before a request may take at most
-    0.25 max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill).
-    Beyond that the newest request of the tenant with the most waiting work is rejected. The rest of max_ttft_s is for
-    the prefill itself and for errors of the estimate; a request that has waited that long is rejected, too. A request's
-    own TTFT objective takes the place of max_ttft_s if it is shorter.
+    An endpoint is full for prefill while 2 requests and 0.05 max_ttft_s of work by its recalibrated profile are queued
+    there; and for decode while it reports max(16, running / 8) waiting requests or 0.95 of its KV in use, or while more
+    than max(32, running) are on their way to it or wait there. That half needs no profile.
+
+    While every endpoint is full requests wait in the gateway. The work before a request may take at most 0.25
+    max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill). Beyond
+    that the newest request of the tenant with the most waiting work is rejected. The rest of max_ttft_s is for the
+    prefill itself and for errors of the estimate; a request that has waited that long is rejected, too. A request's own
+    TTFT objective takes the place of max_ttft_s if it is shorter.
     Example: max_ttft_s 10, 30,000 tokens wait, 10,000 tokens/s are dispatched -> 3 s, which is more than 2.5 s: shed.
     """
 
@@ -166,18 +167,20 @@ class ExpectedTtft:
     def limits(self, stage: Stage, gauges: Gauges) -> Limits:
         """See the class."""
         if stage is Stage.PREFILL:
-            crowded = np.minimum(gauges.foreign, gauges.waiting) >= _LEAST_PREFILLS
+            crowded = np.minimum(gauges.foreign, gauges.waiting) >= _LEAST_WAITING
             requests = np.where(crowded, 0, _LEAST_PREFILLS)
             return Limits(requests, np.where(crowded, 0.0, _ENGINE_SHARE * self.max_ttft_s))
         running = gauges.running
         requests = running + np.maximum(running, _LEAST_ON_THE_WAY)
-        requests[gauges.waiting >= np.maximum(running // 8, _LEAST_WAITING)] = 0
+        late = gauges.waiting >= np.maximum(running // 8, _LEAST_WAITING)
+        requests[late | (gauges.kv_usage_ratio >= _MOST_KV_RATIO)] = 0
         return Limits(requests, np.zeros(len(running)))
 
 
-_LEAST_PREFILLS = 16
+_LEAST_PREFILLS = 2
 _LEAST_ON_THE_WAY = 32
 _LEAST_WAITING = 16
+_MOST_KV_RATIO = 0.95
 _ENGINE_SHARE = 0.05
 _GATEWAY_SHARE = 0.25
 

@@ -69,8 +69,16 @@ class Server(Protocol):
         ...
 
 
+class WrongAnswer(Exception):
+    """An answer that would not be HTTP: a body without its head, or a second head. Nothing of it was written."""
+
+
 class ClientConnection(asyncio.Protocol):
-    """The server's end of one client connection; also the writer of its answers."""
+    """The server's end of one client connection; also the writer of its answers.
+
+    For each request: `respond`, or `start_stream`, then `write`, then `end`; `abort` ends either. In any other order
+    they raise `WrongAnswer`, so that no client gets bytes that belong to no answer.
+    """
 
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
@@ -83,6 +91,8 @@ class ClientConnection(asyncio.Protocol):
         self._reading_paused = False
         self._discarding = False
         self._chunked = False
+        self._streams = False
+        """The head of a stream is sent, and not its end: the only time at which parts may be written."""
         self.head_sent = False
         """The answer to the request has begun."""
         self._stalled_since_s: float | None = None
@@ -148,8 +158,7 @@ class ClientConnection(asyncio.Protocol):
             self._work = None if self._request is None else work  # it may have answered already
         self._advancing = False
         if self._request is None and reader.error is not None and not self._discarding:
-            self._server.refused(reader.error)
-            self.respond_error(reader.error)
+            self._refuse(reader.error)
         waiting = len(reader.requests) >= _MAX_WAITING
         if waiting is not self._reading_paused and not self._transport.is_closing():
             self._reading_paused = waiting
@@ -170,36 +179,52 @@ class ClientConnection(asyncio.Protocol):
 
     def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         """Answer with a whole body."""
+        if self._request is None:
+            raise WrongAnswer("an answer without a request")
+        self._respond(status, headers, body)
+
+    def respond_error(self, error: ApiError, extra: tuple[Header, ...] = ()) -> None:
+        """Answer with an error in OpenAI's shape."""
+        self.respond(error.status, *_error(error, extra))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what made no request."""
+        self._server.refused(error)
+        self._respond(error.status, *_error(error, ()))
+
+    def _respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
         silent = self._request is not None and self._request.method == b"HEAD"
         self._send(head if silent else head + body)
         self._finish()
 
-    def respond_error(self, error: ApiError, extra: tuple[Header, ...] = ()) -> None:
-        """Answer with an error in OpenAI's shape."""
-        headers = [(name.encode(), value.encode()) for name, value in error.headers()]
-        self.respond(error.status, [*headers, *extra], error.body())
-
     def start_stream(self, status: int, headers: Iterable[Header]) -> None:
         """Answer with a body of unknown length; `write` and then `end` it."""
-        self._chunked = self._request is not None and self._request.http11
+        if self._request is None:
+            raise WrongAnswer("a stream without a request")
+        self._chunked = self._request.http11
         self._send(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b""))
+        self._streams = True
 
     def write(self, data: bytes) -> None:
         """Send a part of a stream."""
+        if not self._streams:
+            raise WrongAnswer("a part of a stream that has not begun, or is over")
         transport = self._transport
         if not transport.is_closing():
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self) -> None:
         """The stream is whole."""
+        if not self._streams:
+            raise WrongAnswer("the end of a stream that has not begun, or is over")
         if self._chunked:
             self._send(b"0\r\n\r\n")
         self._finish()
 
     def abort(self) -> None:
         """Cut the connection, which shows the client that the answer is not whole."""
-        self._request = None
+        self._request, self._streams = None, False
         self._close()
 
     def _send(self, data: bytes) -> None:
@@ -214,6 +239,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport.close()
 
     def _head(self, status: int, headers: Iterable[Header], framing: bytes) -> bytes:
+        if self._streams:
+            raise WrongAnswer("a second head")
         self.head_sent = True
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d -\r\n" % status]
         lines += [b"%b: %b\r\n" % header for header in headers]
@@ -235,7 +262,7 @@ class ClientConnection(asyncio.Protocol):
         closes = self._closes()
         self._request = self._flow = self._work = None
         self._served = True
-        self._chunked = False
+        self._chunked = self._streams = False
         if refused:
             self._linger()
         elif closes:
@@ -264,9 +291,7 @@ class ClientConnection(asyncio.Protocol):
             elif self._reader.reading is Reading.NOTHING:
                 self._close()
             else:
-                error = request_timeout(self._server.request_timeout_s)
-                self._server.refused(error)
-                self.respond_error(error)
+                self._refuse(request_timeout(self._server.request_timeout_s))
 
     # --- the end of the gateway ---------------------------------------------------------------------------------
 
@@ -284,3 +309,8 @@ class ClientConnection(asyncio.Protocol):
             self._server.refused(error)
             self.respond_error(error)
         self.close_if_idle(fresh=True)
+
+
+def _error(error: ApiError, extra: tuple[Header, ...]) -> tuple[list[Header], bytes]:
+    """Headers and body, in OpenAI's shape."""
+    return [*((name.encode(), value.encode()) for name, value in error.headers()), *extra], error.body()

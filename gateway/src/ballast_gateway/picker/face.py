@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from ballast_core.model import Outcome, RejectReason, Request, RequestId
+from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
 from ballast_gateway import errors
 from ballast_gateway.driver import Driver, Rejected, Ticket
@@ -266,16 +266,34 @@ class _StreamSession:
 
     def _end(self, ended: Ended) -> None:
         ticket, record = self._ticket, self._record
+        elsewhere = ended.served is not None and ended.served != self._decode
         unseen = ended.status is None and ended.outcome is Outcome.COMPLETED
-        if ticket is not None and not unseen:
-            ticket.end(ended.outcome)
+        if ticket is not None and elsewhere:
+            ticket.end(Outcome.FAILED, fault=Fault.UNREACHABLE)
+        elif ticket is not None and not unseen:
+            status = ended.status or 0
+            ticket.end(Outcome.FAILED if status >= 400 else ended.outcome, fault=_fault_of(status))
         elif ticket is not None:
             # The request may still run. Keep it in the ledger until the endpoint's own metrics show it.
             self._lingers = True
             asyncio.get_running_loop().call_later(self._face.linger_s, ticket.end, ended.outcome)
-        if ended.served is not None and ended.served != self._decode:
+        if elsewhere:
             _log.warning("request %s was picked for %s but %s served", record.id, self._decode, ended.served)
         record.status, record.outcome = ended.status or 0, str(ended.outcome)
+        if 400 <= record.status < 500:
+            record.outcome, record.reason = "invalid", f"upstream-{record.status}"
         self._recorded()
         for listen in self._face.listeners:
             listen(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served))
+
+
+def _fault_of(status: int) -> Fault | None:
+    """What a response's status says of its endpoint; None: nothing.
+
+    A 400 is the client's fault as far as can be seen here: the proxy asks no second endpoint.
+    """
+    if status >= 500:
+        return Fault.ERROR
+    if status == 429:
+        return Fault.BUSY
+    return Fault.REFUSED if status in {401, 403, 404, 408} else None

@@ -84,7 +84,7 @@ class ResponseHalf:
         return self.end(self._outcome() if self.body_mode is BodyMode.NONE else Outcome.CANCELLED)
 
     def _begin(self) -> list[Action]:
-        if self._begun or self._failed or not self.routed:
+        if self._begun or (self._status or 0) >= 400 or not self.routed:
             return []
         self._begun = True
         return [FIRST_TOKEN]

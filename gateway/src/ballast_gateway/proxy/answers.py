@@ -15,9 +15,16 @@ from ballast_gateway.records import RequestRecord
 
 
 def begin(job: Job, reply: Collect) -> None:
-    """Send status and headers of a stream."""
-    job.record.status = reply.status
+    """Send status and headers of a stream; for a whole answer they are kept."""
+    if job.whole is None:
+        job.record.status = reply.status
     job.client.start_stream(reply.status, _headers(reply.headers, job.record))
+
+
+def end(job: Job, reply: Collect) -> None:
+    """The stream is whole."""
+    job.record.status = reply.status
+    job.client.end()
 
 
 def pass_on(job: Job, reply: Collect) -> bool:
@@ -54,8 +61,15 @@ def refuse(job: Job, error: ApiError) -> None:
 
 
 def break_off(job: Job, error: ApiError, *, between_events: bool) -> None:
-    """Too late for a status: put an error event into the stream, where one fits, and cut the connection."""
-    job.record.outcome, job.record.reason = "failed", error.code
+    """Put an error event into the stream, where one fits, and cut the connection; it is too late for a status, unless
+    the client waits for a whole answer.
+    """
+    record = job.record
+    record.outcome, record.reason = "failed", error.code
+    if job.whole is not None:
+        record.status = error.status
+        job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
+        return
     if between_events:
         job.client.write(b"data: %b\n\n" % error.body())
     job.client.abort()

@@ -10,7 +10,7 @@ one token and the KV handle, the decode leg is the client's own request with tha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ballast_gateway import lax, openai_body
@@ -52,6 +52,13 @@ class Generation:
     def can_hand_off(self) -> bool:
         """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d)."""
         return self.choices == 1
+
+    def as_stream(self) -> Generation:
+        """The same request, with the answer and its usage as a stream."""
+        fields: JsonObject = {"stream": True, "stream_options": {"include_usage": True}}
+        body = self.raw[: self.raw.rindex(b"}")]
+        raw = b"%b,%b" % (body, openai_body.dump(fields)[1:])  # of two equal keys the last one counts
+        return replace(self, stream=True, document=self.document | fields, raw=raw)
 
     def prefill_body(self) -> bytes:
         """The prefill leg: one token, no stream, and a KV handle please."""

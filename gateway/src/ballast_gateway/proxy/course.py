@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ballast_core.model import Endpoint
@@ -11,6 +11,7 @@ from ballast_core.model.effects import Dispatch
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.cutting import Cutter, Remainder
+from ballast_gateway.proxy.whole_answers import Unfit
 
 NEVER_S: Final = float("inf")
 
@@ -27,6 +28,7 @@ class Resources:
     idle_timeout_s: float
     rescue: bool
     """Whether a stream goes on elsewhere when its engine fails."""
+    unfit: Unfit = field(default_factory=Unfit)
 
 
 @dataclass(slots=True)

@@ -13,8 +13,11 @@ from typing import Final
 from ballast_gateway.openai_body import JsonObject
 
 SEPARATOR: Final = b"\n\n"
+CR_SEPARATOR: Final = b"\r\n\r\n"
+"""Between events too (WHATWG, server-sent events). vLLM never writes it, and JSON holds no raw line end."""
 DONE: Final = b"data: [DONE]"
 CHOICES: Final = b'"choices":['
+NO_CHOICES: Final = b'"choices":[]'
 IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
 FINISHED: Final = b'"finish_reason":"'
@@ -22,9 +25,16 @@ ABORTED: Final = b'"finish_reason":"abort"'
 _ERROR_EVENTS: Final = (b'data: {"error":', b'data: {"object":"error"')
 """How vLLM's error events begin, those of today and those of before."""
 USAGE: Final = b'"usage":{'
-_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\d+')
-_COMPLETION_TOKENS: Final = re.compile(rb'"completion_tokens":(\d+)')
-_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":(\d+)')
+_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
+_IDS: Final = re.compile(rb"\d{1,18}(?:,\d{1,18})*")
+_PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\d{1,15}')
+_COMPLETION_TOKENS: Final = re.compile(rb'"completion_tokens":(\d{1,15})')
+_CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":(\d{1,15})')
+
+
+def are_ids(ids: bytes) -> bool:
+    """Whether this is a list of token ids as vLLM writes it, empty or not: whole numbers, commas, nothing else."""
+    return not ids or (ids.isdigit() and len(ids) <= 18) or _IDS.fullmatch(ids) is not None
 
 
 def has_error(events: bytes) -> bool:
@@ -37,6 +47,12 @@ def count(ids: bytes) -> int:
     return ids.count(b",") + 1 if ids else 0
 
 
+def ids_of(event: bytes) -> bytes:
+    """What stands between the brackets of its token ids; empty without."""
+    start = event.find(IDS)
+    return event[start + len(IDS) : event.find(b"]", start)] if start >= 0 else b""
+
+
 def with_usage(event: bytes, *, prompt_tokens: int, earlier_tokens: int) -> bytes:
     """The usage of the whole stream: the engine of a later leg takes the replayed output for prompt."""
     event = _PROMPT_TOKENS.sub(b'"prompt_tokens":%d' % prompt_tokens, event)
@@ -47,13 +63,13 @@ def with_usage(event: bytes, *, prompt_tokens: int, earlier_tokens: int) -> byte
 def text_of(event: bytes) -> str:
     """The text that an event brings."""
     choice = choice_of(event)
-    text = choice.get("text") or (choice.get("delta") or {}).get("content")
+    text = choice.get("text") or _delta_of(choice).get("content")
     return text if isinstance(text, str) else ""
 
 
 def is_parsed(event: bytes) -> bool:
     """Whether a parser of reasoning or of tool calls has read the output."""
-    delta = choice_of(event).get("delta") or {}
+    delta = _delta_of(choice_of(event))
     return any(delta.get(key) for key in delta if key not in ("role", "content"))
 
 
@@ -64,3 +80,23 @@ def choice_of(event: bytes) -> JsonObject:
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+
+
+def _delta_of(choice: JsonObject) -> JsonObject:
+    delta = choice.get("delta")
+    return delta if isinstance(delta, dict) else {}
+
+
+def is_well_formed(event: bytes) -> bool:
+    """Whether these are lines of server-sent events, with a whole object if it is JSON that they bring."""
+    lines = event.splitlines()
+    if not all(line.startswith(_FIELDS) for line in lines):
+        return False
+    payload = b"".join(line[5:] for line in lines if line.startswith(b"data:")).strip()
+    if not payload.startswith(b"{"):
+        return True
+    try:
+        json.loads(payload)
+    except (ValueError, RecursionError):
+        return False
+    return True

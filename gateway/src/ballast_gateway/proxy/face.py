@@ -35,6 +35,7 @@ from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.run import Run
+from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.trust import Trusted
 
@@ -260,9 +261,9 @@ class ProxyFace:
             generation.document, model=generation.model, objective=headers.objective(request.headers)
         )
         header = partial(headers.first, request.headers)
-        held = HeldStream(generation) if self._holds and is_replayable(generation) else None
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
-        job = Job(client, path, forwarded, generation, record, held)
+        job = self._job(client, path, forwarded, generation, record)
+        generation, held = job.generation, job.held
         movable = self._moves and held is not None
         ticket = self._driver.open(
             Request(
@@ -283,6 +284,20 @@ class ProxyFace:
         run = Run(self._resources, job, ticket, movable=movable, on_over=self._over)
         run.start()
         return run
+
+    def _job(
+        self, client: ClientConnection, path: bytes, forwarded: bytes, asked: Generation, record: RequestRecord
+    ) -> Job:
+        if not (self._holds and is_replayable(asked)):
+            return Job(client, path, forwarded, asked, record)
+        if asked.stream:
+            return Job(client, path, forwarded, asked, record, HeldStream(asked))
+        if self._resources.unfit.holds(asked, self._loop.time()):
+            return Job(client, path, forwarded, asked, record)
+        generation = asked.as_stream()
+        held = HeldStream(generation, unseen=True)
+        whole = WholeAnswer(client, asked, held)
+        return Job(whole, path, forwarded, generation, record, held, whole)
 
     def _over(self, record: RequestRecord) -> None:
         self.in_flight -= 1

@@ -11,7 +11,7 @@ client's own request, so whatever is about the output may stand in it.
 
 A field that has no row keeps its request whole and where it is. Only streams are replayed or cut: the KV of a first
 part is kept for one lease, without heartbeats, and vLLM reads whatever lies there later (`cutting.py`); when an engine
-has begun is seen in a stream alone.
+has begun is seen in a stream alone. A whole answer whose stream could be replayed comes as a stream (`whole_answers`).
 """
 
 from __future__ import annotations
@@ -42,19 +42,15 @@ class Rule(NamedTuple):
 
 
 def is_replayable(generation: Generation) -> bool:
-    """Whether its stream may be continued by another engine."""
+    """Whether its stream, asked for or not, may be continued by another engine."""
     if not generation.chat and generation.document.get("max_tokens", COMPLETION_TOKENS) is None:
         return False  # engines differ in what they take this for
-    return _is_one_stream(generation) and _all_pass(generation, lambda rule: rule.replay)
+    return generation.can_hand_off and _all_pass(generation, lambda rule: rule.replay)
 
 
 def is_divisible(generation: Generation) -> bool:
     """Whether the tokens of its prompt can be known, so that two engines may compute it."""
-    return _is_one_stream(generation) and _all_pass(generation, lambda rule: rule.cut)
-
-
-def _is_one_stream(generation: Generation) -> bool:
-    return generation.stream and generation.can_hand_off
+    return generation.stream and generation.can_hand_off and _all_pass(generation, lambda rule: rule.cut)
 
 
 def _all_pass(generation: Generation, purpose: Callable[[Rule], Check]) -> bool:

@@ -16,21 +16,29 @@ from ballast_gateway.proxy.bodies import Generation
 from ballast_gateway.proxy.events import (
     ABORTED,
     CHOICES,
+    CR_SEPARATOR,
     DONE,
     FINISHED,
     IDS,
+    NO_CHOICES,
     PROMPT_IDS,
     SEPARATOR,
     USAGE,
-    choice_of,
+    are_ids,
     count,
     has_error,
+    ids_of,
     is_parsed,
+    is_well_formed,
     text_of,
     with_usage,
 )
 
-_MAX_PARTIAL_BYTES: Final = 64 * 1024 * 1024
+_END: Final = b"}" + SEPARATOR
+_MAX_EVENT_BYTES: Final = 1024 * 1024
+_ID_BYTES: Final = 8
+"""A token id in JSON, with its comma, is no longer (a vocabulary of ten million)."""
+_MAX_PROMPT_BYTES: Final = 64 * 1024 * 1024
 _LOOK_BACK: Final = 16
 """Events that bring no text and may follow the last one that does: a character is of four bytes at most."""
 _CHARS_PER_TOKEN: Final = 256
@@ -91,11 +99,13 @@ class Leg:
     """Output tokens before it."""
     expected: bytes = b""
     """The ids that its engine was given, until it has confirmed them; empty in the first leg."""
+    head: bytes = b""
+    """What comes before the choices in each of its events, as vLLM writes them."""
     opening: bool = True
     """No event with a token has come."""
     tokens: int = 0
     """Output tokens in it."""
-    partial: bytes = b""
+    partial: bytearray = field(default_factory=bytearray)
     """The event that has not come to its end."""
     said: bytes = b""
     """The engine's event that was none of a stream's, for a debug log."""
@@ -106,11 +116,22 @@ class Leg:
 class HeldStream:
     """The events of one generation, whichever engine they come from: `feed` them, `continuation` asks for more."""
 
-    __slots__ = ("_asked_ids", "_generation", "_head", "_output", "_parsed", "done", "finished", "leg", "lost")
+    __slots__ = (
+        *("_asked_ids", "_generation", "_head", "_output", "_parsed", "_unseen"),
+        *("done", "finished", "leg", "lost", "unfit"),
+    )
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, *, unseen: bool = False) -> None:
+        """`unseen`: the client is sent nothing before the end, so that any token may be taken back."""
         self._generation = generation
         self._asked_ids = generation.document.get("return_token_ids") is True
+        self._unseen = unseen
+        self.unfit = False
+        """Unseen alone: what comes is no plain text with its token ids, so it says too little for a whole answer."""
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget all that came: the next leg is the first one."""
         self._output = Output()
         self._head = b""
         """What comes before the choices in each event of the first leg."""
@@ -130,6 +151,11 @@ class HeldStream:
         return self._output.tokens
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the client's prompt, as the first engine counts them; 0 as long as it has not said."""
+        return count(self._output.prompt)
+
+    @property
     def is_whole(self) -> bool:
         """Whether it may end here."""
         return self.finished or self.done
@@ -144,45 +170,67 @@ class HeldStream:
     def feed(self, data: bytes) -> bytes:
         """Take in what an engine sent, cut anywhere; returns what the client is to see: whole events.
 
-        Sets `leg.broken` and takes no more where the leg cannot go on.
+        Sets `leg.broken` and takes no more where the leg cannot go on. Whatever the bytes are, it raises nothing, and
+        its tokens are those of the events that it returned, now or earlier.
         """
         leg = self.leg
-        if leg.tokens and not leg.partial and not leg.continues and _is_one_token(data):
-            return self._take_ids(data)
-        if leg.partial:
-            data = leg.partial + data
-        *whole, leg.partial = data.split(SEPARATOR)
+        if leg.tokens and not leg.partial and not leg.continues and _is_one_token(data, leg.head):
+            return self._take_ids(data) or b""
+        if leg.partial and not (data := self._joined(data)):
+            return b""
+        *whole, partial = data.split(SEPARATOR)
         shown = []
         for event in whole:
-            if self.lost:
-                shown.append(event)
-                continue
-            kept = self._event(event)
+            if self.done:
+                break
+            kept = event if self.lost else self._event(event)
             if leg.broken:
-                leg.partial = b""
                 break
             if kept is not None:
                 shown.append(kept)
-        if self.lost or (not self._head and b"\r\n\r\n" in leg.partial):
-            self.lost = True
-            shown.append(leg.partial)
-            leg.partial = b""
-            return SEPARATOR.join(shown)
-        if len(leg.partial) > _MAX_PARTIAL_BYTES:
-            leg.broken = "an event without an end"
+        else:
+            if not self.lost and CR_SEPARATOR in partial:
+                self._give_up(partial.partition(CR_SEPARATOR)[0], "its lines end otherwise")
+            elif not self.lost and len(partial) > self._limit_bytes:
+                leg.broken = "an event without an end"
+            if self.lost:
+                return SEPARATOR.join([*shown, partial])
+            if not leg.broken:
+                leg.partial += partial
         if not shown:
             return b""
         shown.append(b"")
         return SEPARATOR.join(shown)
 
+    def _joined(self, data: bytes) -> bytes:
+        """The event that has not come to its end, and these bytes; nothing if they do not end it either."""
+        partial = self.leg.partial
+        seam = partial[1 - len(CR_SEPARATOR) :] + data
+        if SEPARATOR not in seam and CR_SEPARATOR not in seam and len(partial) + len(data) <= self._limit_bytes:
+            partial += data  # in place: a trickle is not copied anew with every byte
+            return b""
+        data = bytes(partial) + data
+        partial.clear()
+        return data
+
+    def close(self) -> bytes:
+        """The engine's answer is at its end. Returns what the client is to see of an event that nothing else ended."""
+        partial = bytes(self.leg.partial)
+        return self.feed(SEPARATOR) if partial and is_well_formed(partial) else b""
+
+    @property
+    def _limit_bytes(self) -> int:
+        """The longest event: the first one of a leg repeats the prompt, a token a byte at most, as ids."""
+        if not self.leg.opening:
+            return _MAX_EVENT_BYTES
+        given = _ID_BYTES * len(self._generation.raw) + len(self.leg.expected)
+        return _MAX_EVENT_BYTES + min(given, _MAX_PROMPT_BYTES)
+
     def _event(self, event: bytes) -> bytes | None:
         """What the client sees of an event; None: nothing. Sets `lost` or `leg.broken` where it is of no use."""
         leg = self.leg
         if not event.startswith(b"data: {"):
-            if event == DONE:
-                self.done = self.finished or leg.tokens > 0
-                leg.broken = "" if self.done else "the stream ended without a token"
-            return event
+            return self._without_data(event)
         choices = event.find(CHOICES)
         if choices < 0 and has_error(event):
             leg.broken, leg.said = "the engine sent an error event", event
@@ -190,6 +238,9 @@ class HeldStream:
         if choices < 0:
             leg.said = event
             return self._give_up(event, "an event without choices")
+        leg.head = leg.head or event[:choices]
+        if not event.startswith(leg.head) or not event.endswith(b"}") or b"\n" in event:
+            return self._give_up(event, "an event that is none of this stream's")
         if ABORTED in event:
             leg.broken = "the engine aborted the request"
             return None
@@ -199,28 +250,46 @@ class HeldStream:
                 return opening
             event = opening
             choices = event.find(CHOICES)
-        if not self._head:
-            self._head = event[:choices]
-        elif leg.continues:
+        if leg.continues:
             event = self._head + event[choices:]
             if USAGE in event:
                 prompt_tokens = count(self._output.prompt)
                 event = with_usage(event, prompt_tokens=prompt_tokens, earlier_tokens=leg.earlier_tokens)
-        return self._take_ids(event)
+        kept = self._take_ids(event)
+        if kept is not None and not self._head:
+            self._head = event[:choices]
+        return kept
 
-    def _give_up(self, event: bytes, problem: str) -> bytes:
-        """An engine that nothing was taken from yet may answer as it likes: its bytes go to the client."""
-        self.lost = not self.leg.continues and not self.tokens
-        self.leg.broken = "" if self.lost else problem
-        return event
+    def _without_data(self, event: bytes) -> bytes | None:
+        """The end of the stream, a comment to keep it alive, or nothing; anything else is not vLLM's."""
+        if event == DONE:
+            self.done = self.finished or (self.leg.tokens > 0 and not (self._unseen or self.may_go_on))
+            if not self.done:
+                self.leg.broken = f"the stream ended without a {'reason' if self.leg.tokens else 'token'}"
+            return event
+        if not event or (event.startswith(b":") and b"\n" not in event):
+            return event if self._head else None  # a comment is no reason to begin an answer
+        return self._give_up(event, "an event that is not vLLM's")
+
+    def _give_up(self, event: bytes, problem: str) -> bytes | None:
+        """An engine that nothing was taken from yet may answer as it likes, if that is in order at all."""
+        free = not self.leg.continues and not self.tokens and is_well_formed(event)
+        if free and not self._unseen:
+            self.lost = True
+            return event
+        self.unfit = self.unfit or free
+        self.leg.broken = problem
+        return None
 
     def _opening(self, event: bytes) -> bytes | None:
         """The events up to the first token. In a later leg the role is known, and the prompt must be ours."""
         leg = self.leg
         start = event.find(PROMPT_IDS)
         if start >= 0:
-            end = event.index(b"]", start)
+            end = event.find(b"]", start)
             ids = event[start + len(PROMPT_IDS) : end]
+            if end < 0 or not ids or not are_ids(ids):
+                return self._give_up(event, "a prompt that is not of token ids")
             if not self._output.prompt:
                 self._output.prompt = ids
             elif ids == leg.expected:
@@ -241,20 +310,32 @@ class HeldStream:
             leg.broken = "the engine repeats the prompt"
         return event
 
-    def _take_ids(self, event: bytes) -> bytes:
+    def _take_ids(self, event: bytes) -> bytes | None:
+        """Keep an event's ids, and take them out unless the client asked for them. None where they are none."""
         start = event.find(IDS)
-        if start >= 0:
+        if start < 0:
+            if not (self.leg.opening or FINISHED in event or NO_CHOICES in event):
+                return self._give_up(event, "an event without token ids")
+        else:
             first = start + len(IDS)
-            end = event.index(b"]", first)
+            end = event.find(b"]", first)
             ids = event[first:end]
+            if end < 0 or not are_ids(ids) or event.find(IDS, end) >= 0:
+                return self._give_up(event, "token ids that are none")
             if ids:
+                if self.finished:
+                    return self._give_up(event, "tokens after the end")
                 self.leg.tokens += self._output.add(ids, event)
             if not self._asked_ids:
                 event = event[: first - 1] + b"null" + event[end + 1 :]
+        if self._generation.chat and (b'"reasoning' in event or b'"tool_calls"' in event) and is_parsed(event):
+            self._parsed = True
+            if self._unseen:
+                self.unfit = True
+                self.leg.broken = "a parser has read the output"
+                return None
         if FINISHED in event:
             self.finished = True
-        elif self._generation.chat and (b'"reasoning' in event or b'"tool_calls"' in event):
-            self._parsed = self._parsed or is_parsed(event)
         return event
 
     # --- going on elsewhere -----------------------------------------------------------------------------------------
@@ -276,7 +357,7 @@ class HeldStream:
         A client that asked for token ids has seen theirs.
         """
         beyond = self._output.beyond_boundary()
-        if beyond is None or (beyond and self._asked_ids):
+        if beyond is None or (beyond and self._asked_ids and not self._unseen):
             return False
         self._output.drop_last(beyond)
         return True
@@ -284,12 +365,20 @@ class HeldStream:
     def begin_leg(self) -> None:
         """What is fed from now on comes from another engine; once the stream has begun, asked by `continuation`."""
         output = self._output
-        output.recent.clear()
-        self.leg = Leg(True, output.tokens, output.ids) if self.begun else Leg()
+        if self.begun:
+            output.recent.clear()
+            self.leg = Leg(True, output.tokens, output.ids)
+        else:
+            self.start_over()  # what an engine began to say and nobody has seen
 
     def ids(self) -> list[int]:
         """Prompt and output so far."""
         return [int(number) for number in self._output.ids.split(b",")]
+
+    def prompt_and_output(self) -> tuple[list[int], list[int]]:
+        """The two apart."""
+        ids, prompt = self.ids(), self.prompt_tokens
+        return ids[:prompt], ids[prompt:]
 
     def first_body(self, raw: bytes) -> bytes:
         """The body of the first leg, with token ids asked for."""
@@ -314,16 +403,16 @@ class HeldStream:
         return handle is not None and handle.get("remote_num_tokens") == ids and self.confirms(reply, ids)
 
 
-def _is_one_token(data: bytes) -> bool:
+def _is_one_token(data: bytes, head: bytes) -> bool:
     """The usual read in the midst of a stream: one whole event of the usual form, not the last one."""
     return (
-        data.startswith(b"data: {")
-        and data.find(SEPARATOR) == len(data) - len(SEPARATOR)
-        and CHOICES in data
+        data.startswith(head)
+        and data.endswith(_END)
+        and data.find(b"\n") == len(data) - len(SEPARATOR)
+        and data.startswith(CHOICES, len(head))
         and FINISHED not in data
     )
 
 
 def _repeats_prompt(event: bytes) -> bool:
-    tokens = len(choice_of(event).get("token_ids") or ())
-    return len(text_of(event)) > _CHARS_PER_TOKEN * max(1, tokens)
+    return len(text_of(event)) > _CHARS_PER_TOKEN * max(1, count(ids_of(event)))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ballast_core.model import Endpoint, Fault, Stage
 from ballast_gateway import headers, openai_body
 from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
-from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import Generation
+from ballast_gateway.proxy.clients import Client
 from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 
 _MOST_SAID_BYTES: Final = 500
@@ -54,7 +55,7 @@ class LegFailed(Exception):
 class Job:
     """One generation on its way."""
 
-    client: ClientConnection
+    client: Client
     path: bytes
     forwarded: bytes
     """The header lines that engines see."""
@@ -62,6 +63,13 @@ class Job:
     record: RequestRecord
     held: HeldStream | None = None
     """Its tokens, if another engine may go on with it."""
+    whole: WholeAnswer | None = None
+    """The client too, where that waits for a whole answer that comes as a stream."""
+
+    def as_asked(self) -> Job:
+        """The same, with a whole answer from an engine."""
+        assert self.whole is not None
+        return replace(self, client=self.whole.connection, generation=self.whole.asked, held=None, whole=None)
 
 
 def payload(job: Job, endpoint: Endpoint, body: bytes, priority: int | None) -> bytes:

@@ -97,8 +97,12 @@ class Event(_Name):
     """No answer, a broken one, silence or an error; another engine could go on from the tokens so far."""
     ENGINE_FAILED_UNRESCUED = "engine failed, unrescued"
     """The same, where settings leave streams with their engines."""
+    ENGINE_FAILED_ANEW = "engine failed, anew"
+    """The same, where nothing was sent of what has come, and none of it is carried over."""
     ENGINE_BROKE = "engine broke"
     """The same, but no other engine could go on."""
+    UNFIT = "unfit"
+    """No whole answer can be put together from the stream that it comes as."""
     MOVE_ORDERED = "move ordered"
     """The Director orders a move, and the stream's tokens can be carried over."""
     MOVE_UNFIT = "move unfit"
@@ -122,6 +126,8 @@ class Action(_Name):
 
     RETRY = "report the failed leg"
     RESCUE = "count a rescue, report the failed leg"
+    START_OVER = "forget what has come"
+    ASK_WHOLE = "have the engine give a whole answer"
     REPORT_PREFILLED = "report the prefill"
     REPORT_PART = "report the segment"
     REPORT_NO_PART = "report the segment as skipped"
@@ -189,6 +195,7 @@ _PLACED: Final[dict[State, dict[Event, Step]]] = {
         Event.BEGUN_UNHELD: Step(State.PASSING, (Action.BEGIN_ANSWER,)),
         Event.ANSWERED: Step(State.ENDED, (Action.PASS_ON,)),
         Event.ENGINE_FAILED: Step(State.PLACING, (Action.RETRY,)),
+        Event.UNFIT: Step(State.OPENING, (Action.ASK_WHOLE,)),
     },
 }
 """Before the first byte."""
@@ -200,7 +207,9 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH,)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.RESCUE,)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK,)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK,)),
+        Event.UNFIT: Step(State.OPENING, (Action.ASK_WHOLE,)),
         Event.MOVE_ORDERED: Step(State.WARMING, (Action.WARM_UP,)),
     },
     State.PASSING: {
@@ -214,6 +223,8 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.REPLACING, (Action.DROP_MOVE, Action.RESCUE)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
+        Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
         Event.WARMED_UP: Step(State.WARM, (Action.AWAIT_CUT,)),
         Event.WARM_UP_FAILED: Step(State.FLOWING, (Action.GIVE_MOVE_UP,)),
@@ -224,6 +235,8 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
         Event.ENGINE_FAILED_UNRESCUED: Step(State.CROSSING, (Action.FOLLOW_TARGET,)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
+        Event.UNFIT: Step(State.OPENING, (Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
         Event.ENGINE_BROKE: Step(State.ENDED, (Action.BREAK, Action.DROP_MOVE)),
         Event.CUT_REACHED: Step(State.CROSSING, (Action.FOLLOW_TARGET, Action.LIMIT_TARGET)),
         Event.PATIENCE_OVER: Step(State.FLOWING, (Action.GIVE_MOVE_UP,)),
@@ -232,7 +245,9 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
         Event.TOKEN: Step(State.FLOWING, (Action.REPORT_MOVED, Action.REPORT_TOKEN)),
         Event.END: Step(State.ENDED, (Action.FINISH, Action.DROP_MOVE)),
         Event.ENGINE_FAILED: Step(State.FLOWING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP)),
+        Event.ENGINE_FAILED_ANEW: Step(State.PLACING, (Action.DROP_MOVE, Action.START_OVER, Action.RESCUE)),
         Event.ENGINE_BROKE: Step(State.FLOWING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP)),
+        Event.UNFIT: Step(State.OPENING, (Action.FOLLOW_SOURCE, Action.GIVE_MOVE_UP, Action.ASK_WHOLE)),
     },
     State.REPLACING: {
         Event.DISPATCHED: Step(State.FLOWING),

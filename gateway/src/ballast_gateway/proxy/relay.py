@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 from ballast_gateway.http.client import Collect, UpstreamError
 from ballast_gateway.http.responses import Headers
-from ballast_gateway.http.server import ClientConnection
-from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.clients import Client
+from ballast_gateway.proxy.held_stream import HeldStream, Leg
 from ballast_gateway.proxy.life import Event
 from ballast_gateway.proxy.sse import TokenMeter
 
@@ -58,7 +58,7 @@ class Relay(Collect):
     def __init__(
         self,
         holder: Holder,
-        client: ClientConnection,
+        client: Client,
         loop: asyncio.AbstractEventLoop,
         *,
         streams: bool,
@@ -170,7 +170,7 @@ class HeldRelay(Relay):
     def __init__(
         self,
         holder: Holder,
-        client: ClientConnection,
+        client: Client,
         loop: asyncio.AbstractEventLoop,
         held: HeldStream,
         *,
@@ -204,14 +204,19 @@ class HeldRelay(Relay):
         return not self._unheld or super().between_events
 
     def on_data(self, data: bytes) -> None:
-        held = self._held
         if not self.relays or self._unheld:
             super().on_data(data)
             return
-        leg = held.leg
-        had_tokens = leg.tokens
-        shown = held.feed(data)
-        self._unheld = held.lost
+        leg = self._held.leg
+        self._pass_on(leg, leg.tokens, self._held.feed(data))
+        if leg.broken:
+            raise UpstreamError(leg.broken, said=leg.said)
+        if self._movable and not self._unheld:
+            self._holder.between_events()
+
+    def _pass_on(self, leg: Leg, had_tokens: int, shown: bytes) -> None:
+        """What has just been fed: to the client what it is to see of it, to the holder how far that is."""
+        self._unheld = self._held.lost
         if self._unheld:
             if self.shows:
                 self._holder.on(Event.TIED)
@@ -227,13 +232,16 @@ class HeldRelay(Relay):
             tokens = leg.earlier_tokens + leg.tokens
             if not had_tokens or tokens - self._reported >= PROGRESS_TOKENS:
                 self._report(tokens, first=not had_tokens)
-        if leg.broken:
-            raise UpstreamError(leg.broken, said=leg.said)
-        if self._movable:
-            self._holder.between_events()
 
     def on_end(self) -> None:
+        held = self._held
+        if self.relays and not self._unheld and not held.leg.broken:
+            leg, had_tokens, shown = held.leg, held.leg.tokens, held.close()
+            try:
+                self._pass_on(leg, had_tokens, shown)
+            except UpstreamError as error:
+                leg.broken = str(error)
         if not self.relays or self._unheld:
             super().on_end()
-        elif self._held.is_whole:
+        elif held.is_whole and not held.leg.broken:
             self._holder.on(Event.END)

@@ -29,6 +29,7 @@ from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, pa
 from ballast_gateway.proxy.life import Action, Event, Life, State
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
+from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
@@ -358,13 +359,26 @@ class Run:
 
     def _kind_of_failure(self) -> Event:
         """Whether another engine could go on, and whether that is wanted."""
-        held, leg = self._job.held, self._leg
+        held, leg, whole = self._job.held, self._leg, self._job.whole
+        if held is not None and held.unfit:
+            return Event.UNFIT
         if not (leg.continues or leg.shows):
             return Event.ENGINE_FAILED
+        if whole is not None:
+            return self._kind_of_whole_failure(whole)
         if held is None or not held.may_go_on or not held.rewind():
             return Event.ENGINE_BROKE
         rescued = self._resources.rescue or self._course.crossed
         return Event.ENGINE_FAILED if rescued else Event.ENGINE_FAILED_UNRESCUED
+
+    def _kind_of_whole_failure(self, whole: WholeAnswer) -> Event:
+        """There is always a way on: nothing has been sent."""
+        held = self._held
+        if held.finished and not whole.spoiled:
+            return Event.END  # it broke after its last token
+        rescued = self._resources.rescue or self._course.crossed
+        goes_on = rescued and not whole.spoiled and held.may_go_on and held.rewind()
+        return Event.ENGINE_FAILED if goes_on else Event.ENGINE_FAILED_ANEW
 
     # --- what is done: legs -------------------------------------------------------------------------------------
 
@@ -382,6 +396,20 @@ class Run:
     def _rescue(self) -> None:
         self._job.record.rescues += 1
         self._retry()
+
+    def _start_over(self) -> None:
+        whole = self._job.whole
+        assert whole is not None
+        whole.start_over()
+        self._held.start_over()
+        self._job.record.output_tokens = 0
+
+    def _ask_whole(self) -> None:
+        resources, whole = self._resources, self._job.whole
+        assert whole is not None
+        resources.unfit.note(whole.asked, resources.loop.time())
+        self._job = self._job.as_asked()
+        self._movable = False
 
     def _report_prefilled(self) -> None:
         self._handoff = self._ticket.prefill_done(computed=self._job.generation.can_hand_off)
@@ -419,7 +447,7 @@ class Run:
     def _finish(self) -> None:
         record = self._job.record
         record.output_tokens = max(record.output_tokens, self._leg.tokens)
-        self._job.client.end()
+        answers.end(self._job, self._leg)
         self._ticket.end(Outcome.COMPLETED, record.output_tokens)
 
     def _break(self) -> None:
@@ -496,6 +524,8 @@ _BEGINS: Final[Mapping[State, Callable[[Run], Event | None]]] = {
 _DOES: Final[Mapping[Action, Callable[[Run], None]]] = {
     Action.RETRY: Run._retry,
     Action.RESCUE: Run._rescue,
+    Action.START_OVER: Run._start_over,
+    Action.ASK_WHOLE: Run._ask_whole,
     Action.REPORT_PREFILLED: Run._report_prefilled,
     Action.REPORT_PART: Run._report_part,
     Action.REPORT_NO_PART: Run._report_no_part,

@@ -13,6 +13,7 @@ import re
 from ballast_gateway.proxy.events import has_error
 
 _USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,15})')
+_CR_SEPARATOR = b"\r\n\r\n"
 _DONE = b"data: [DONE]"
 _MAX_PARTIAL_BYTES = 1024 * 1024
 """Of an event that is longer than this only the end is looked at."""
@@ -30,7 +31,7 @@ class TokenMeter:
         """The engine has sent an error event. What came with it is not counted."""
         self._events = 0
         self._usage: int | None = None
-        self._partial = b""
+        self._partial = bytearray()
         self._separator = b"\n\n"
 
     @property
@@ -46,20 +47,27 @@ class TokenMeter:
     def feed(self, data: bytes) -> None:
         """Look at the next bytes of the stream, cut anywhere."""
         if self._partial:
-            data = self._partial + data
+            seam = self._partial[1 - len(_CR_SEPARATOR) :] + data
+            if self._separator not in seam and (self.started or _CR_SEPARATOR not in seam):
+                self._keep(data)
+                return
+            data = bytes(self._partial) + data
+            self._partial.clear()
         end = data.rfind(self._separator)
-        if end < 0 and not self.started and b"\r\n\r\n" in data:
-            self._separator = b"\r\n\r\n"
+        if end < 0 and not self.started and _CR_SEPARATOR in data:
+            self._separator = _CR_SEPARATOR
             end = data.rfind(self._separator)
-        if end < 0:
-            self._partial = data[-_MAX_PARTIAL_BYTES:]
-            return
-        end += len(self._separator)
-        if end == len(data):
-            self._partial, whole = b"", data
-        else:
-            self._partial, whole = data[end:], data[:end]
-        self._count(whole)
+        end = end + len(self._separator) if end >= 0 else 0
+        self._keep(data[end:])
+        if end:
+            self._count(data[:end])
+
+    def _keep(self, data: bytes) -> None:
+        """The beginning of an event: in place, so that a trickle is not copied anew with every byte."""
+        partial = self._partial
+        partial += data
+        if len(partial) > 2 * _MAX_PARTIAL_BYTES:
+            del partial[:-_MAX_PARTIAL_BYTES]
 
     def _count(self, whole: bytes) -> None:
         if has_error(whole):

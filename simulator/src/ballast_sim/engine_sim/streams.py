@@ -154,8 +154,10 @@ class WholeAnswer(Answer):
         else:
             choice |= {"text": text, "prompt_token_ids": prompt_ids, "prompt_logprobs": None}
             body["object"] = "text_completion"
-        details = {"prompt_tokens_details": None, "completion_tokens_details": None}
-        body["usage"] = {**details, **self._usage(self.count, event.stats)}
+        usage = self._usage(self.count, event.stats)
+        if details := usage.get("prompt_tokens_details"):
+            details |= {"created_cache_tokens": None, "multimodal_tokens": None}
+        body["usage"] = {"prompt_tokens_details": None, "completion_tokens_details": None, **usage}
         body["kv_transfer_params"] = self.hand_off_params(event) if self.hand_off_params else None
         body |= {"ec_transfer_params": None, "metrics": None}
         self.exchange.respond(200, json.dumps(body, separators=(",", ":")).encode())
