@@ -45,7 +45,7 @@ SETUPS = {
     "request + response headers": EnvoySetup(response_body="NONE"),
     "request + response": EnvoySetup(),
 }
-"""What Envoy shows to the picker; the last is what the operator sets up."""
+"""What Envoy shows to the picker; the first is what the operator sets up."""
 METRICS = b"""# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{model_name="m"} 0
 # TYPE vllm:num_requests_waiting gauge

@@ -33,10 +33,11 @@ from ballast_gateway.http.responses import Headers
 METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
 HANDLE = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [list(range(32))], "remote_port": 1}
 EVENT = b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1795241406,"model":"tiny","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'  # noqa: E501
+LAST_EVENT = EVENT.replace(b'"finish_reason":null', b'"finish_reason":"length"')
+USAGE_EVENT = b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1795241406,"model":"tiny","choices":[],"usage":{"prompt_tokens":60,"total_tokens":%d,"completion_tokens":%d}}\n\n'  # noqa: E501
 EVENT_WITH_IDS = EVENT.replace(b'"stop_reason":null', b'"stop_reason":null,"token_ids":[15043]')
-FIRST_EVENT = EVENT_WITH_IDS.replace(
-    b'"token_ids"', b'"prompt_token_ids":[%b],"token_ids"' % b",".join([b"15043"] * 60)
-)
+PROMPT_IDS = b'"prompt_token_ids":[%b],"token_ids"' % b",".join([b"15043"] * 60)
+FIRST_EVENT = EVENT_WITH_IDS.replace(b'"token_ids"', PROMPT_IDS)
 CONNECTIONS = 32
 STREAMS, CHUNKS, GAP_S = 200, 60, 0.05
 FLOOR, LEAST, DEFAULT = "bare proxy", "least-requests", "default policy"
@@ -76,6 +77,8 @@ class Engine(asyncio.Protocol):
             self._reply(METRICS)
         elif b'"do_remote_decode":true' in body:
             self._reply(json.dumps({"choices": [{"text": "a"}], "kv_transfer_params": HANDLE}).encode())
+        elif b'"include_usage":true' in body and b'"max_tokens": 1,' in body:
+            self._one_token()
         elif b'"stream": true' in body or b'"stream":true' in body:
             self.transport.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -83,6 +86,13 @@ class Engine(asyncio.Protocol):
             self._event(0, b"return_token_ids" in body)
         else:
             self._reply(json.dumps({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}).encode())
+
+    def _one_token(self) -> None:
+        """A whole answer of one token, asked for as a stream: in one write, as after an only step."""
+        first = LAST_EVENT.replace(b'"stop_reason":null', b'"stop_reason":null,"token_ids":[15043]')
+        events = first.replace(b'"token_ids"', PROMPT_IDS) + USAGE_EVENT % (61, 1) + b"data: [DONE]\n\n"
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        self.transport.write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(events), events))
 
     def _reply(self, body: bytes) -> None:
         self.transport.write(
@@ -133,8 +143,9 @@ def cpu_s(pid: int) -> float:
 
 
 def request(stream: bool) -> bytes:
-    """A request of 60 tokens or so."""
-    body = json.dumps({"model": "tiny", "prompt": "word " * 60, "max_tokens": CHUNKS, "stream": stream}).encode()
+    """A request of 60 tokens or so; for a stream of `CHUNKS`, or for a whole answer of one."""
+    tokens = CHUNKS if stream else 1
+    body = json.dumps({"model": "tiny", "prompt": "word " * 60, "max_tokens": tokens, "stream": stream}).encode()
     return (
         b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
         % (

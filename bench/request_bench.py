@@ -4,7 +4,7 @@ Processor time of `Driver` and `Director` together, without HTTP: a P/D request 
 ends and it is handed off, its first token comes, it reports progress 60 times, and it ends. Eight requests take turns,
 beside a fleet in the middle of its work; scrapes come between them and are not measured. Progress is gathered as in
 production: a batch is passed on after each of the eight has reported. Under least-requests, which follows no progress,
-reports are left out.
+reports are left out. Admission is the gateway's default, with a bound that nothing reaches.
 
 Prints medians in microseconds for one event, and for the whole request.
 """
@@ -32,6 +32,7 @@ from ballast_core.model.events import (
     RequestEnded,
 )
 from ballast_core.model.observations import Observations
+from ballast_core.policies.admission import Admission, ExpectedTtft, Open
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_gateway.decisions import DecisionLog
@@ -54,15 +55,19 @@ class Fleet:
     policy: str
     driver: Driver
     endpoints: list[Endpoint]
+    running: int
+    """On each endpoint."""
     rng: random.Random
     now_s: list[float]
     took_us: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
 
-def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
+def fleet(policy: str, endpoints: int, in_flight: int, admission: Admission) -> Fleet:
     """A Director with that many endpoints, and that many requests on its books, a tenth of them in prefill."""
     placement, rng, now_s = build_placement(policy), random.Random(f"{endpoints} {in_flight}"), [0.0]
-    director = Director(DirectorSettings(prefill=placement, decode=placement, profiles=SHIPPED_PROFILES))
+    director = Director(
+        DirectorSettings(prefill=placement, decode=placement, admission=admission, profiles=SHIPPED_PROFILES)
+    )
     driver = Driver(
         director,
         clock=lambda: now_s[0],
@@ -74,7 +79,8 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
         for k in range(count):
             profile = ("a100-qwen3-32b", "h20-qwen3-32b")[k % 2]
             known.append(Endpoint(EndpointId(f"{role}-{k:04d}"), f"{role}-{k}:8000", role, profile=profile))
-            director.on_event(EndpointObserved(known[-1], Observation(0.0, running=0, waiting=0)), 0.0)
+            running = in_flight // endpoints
+            director.on_event(EndpointObserved(known[-1], Observation(0.0, running=running, waiting=0)), 0.0)
     measured, director.placer.placements = director.placer.placements, dict.fromkeys(Stage, build_placement("random"))
     for k in range(500):  # output lengths to learn from
         director.on_event(RequestArrived(Request(RequestId(f"past-{k}"), 500)), 0.0)
@@ -88,7 +94,7 @@ def fleet(policy: str, endpoints: int, in_flight: int) -> Fleet:
     director.on_event(ProgressBatch([(0.3, name, rng.randint(2, 1000)) for name in names[in_flight // 10 :]]), 0.3)
     director.placer.placements = measured
     now_s[0] = 1.0
-    return Fleet(policy, driver, known, rng, now_s)
+    return Fleet(policy, driver, known, in_flight // endpoints, rng, now_s)
 
 
 async def turn(made: Fleet, number: int) -> None:
@@ -98,7 +104,7 @@ async def turn(made: Fleet, number: int) -> None:
     def took(kind: str, began_s: float, events: int = TURN) -> None:
         made.took_us[kind].append((time.process_time() - began_s) / events * 1e6)
 
-    seen = Observation(now_s[0], running=1, waiting=0)
+    seen = Observation(now_s[0], running=made.running, waiting=0)
     driver.feed(EndpointsScraped(Observations.of((endpoint, seen) for endpoint in made.endpoints)))
     requests = [Request(RequestId(f"{number}-{k}"), 100 + made.rng.randint(0, 900)) for k in range(TURN)]
     tickets = []
@@ -133,9 +139,9 @@ async def turn(made: Fleet, number: int) -> None:
     took("end", began_s)
 
 
-async def measure(size: tuple[int, int], rounds: int) -> list[Fleet]:
+async def measure(size: tuple[int, int], rounds: int, admission: Admission) -> list[Fleet]:
     """The policies in turns."""
-    fleets = [fleet(policy, *size) for policy in POLICIES]
+    fleets = [fleet(policy, *size, admission) for policy in POLICIES]
     for number in range(WARM_UP + rounds):
         for made in fleets:
             await turn(made, number)
@@ -147,10 +153,12 @@ async def measure(size: tuple[int, int], rounds: int) -> list[Fleet]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100, help="rounds of eight requests (default 100)")
+    parser.add_argument("--open", action="store_true", help="without admission, in place of the default's checks")
     options = parser.parse_args()
+    admission: Admission = Open() if options.open else ExpectedTtft(max_ttft_s=36_000.0)  # checked, and never full
     print(LINE.format("policy", "endpoints", "in flight", *KINDS, "request"))
     for size in SIZES:
-        for made in asyncio.run(measure(size, options.rounds)):
+        for made in asyncio.run(measure(size, options.rounds, admission)):
             medians = [statistics.median(made.took_us[kind][WARM_UP:]) for kind in KINDS]
             total = sum(
                 each * (REPORTS if kind == "progress" else 1) for kind, each in zip(KINDS, medians, strict=True)

@@ -15,6 +15,7 @@
    `test_director_progress.py` and `test_director_scrape.py`.
 8. Timers: none is asked for in the past; a held request has one at the time when it is given up, and gets its answer
    by timers alone.
+9. The watch speaks at its own ticks only, and names an endpoint where the request runs.
 
 `tests/support/director_watch.py` checks all but 7 after each event, and names the number of what is broken.
 """

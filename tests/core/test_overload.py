@@ -90,7 +90,7 @@ def test_engines_get_what_keeps_them_busy_the_gateway_keeps_some_and_the_rest_is
     assert len(d.queue) == len(held) > 0
     assert len(sent(effects)) + len(d.queue) + len(rejected) == 100
     assert {(each.reason, each.cause) for each in rejected} == {(RejectReason.SATURATED, ShedCause.BACKLOG)}
-    assert d.expected_wait_s == pytest.approx(2.5, rel=0.5)
+    assert d.expected_wait_s == pytest.approx(2.0, rel=0.5)
 
 
 def test_a_tighter_bound_leaves_less_to_wait_and_an_open_door_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -239,3 +240,141 @@ def test_images_and_open_ends_stay() -> None:
 
 def _chat(messages: list[dict[str, Any]]) -> Generation:
     return read_generation(json.dumps({"model": "m", "stream": True, "messages": messages}).encode(), chat=True)
+
+
+# --- bytes that no engine should send -------------------------------------------------------------------------------
+
+PARTS = st.sampled_from(
+    [
+        *(
+            b"data: ",
+            b"data:",
+            b"{",
+            b"}",
+            b"[",
+            b"]",
+            b'"choices":[',
+            b'"choices":[]',
+            b'"token_ids":[',
+            b'"token_ids":null',
+        ),
+        *(
+            b'"prompt_token_ids":[',
+            b"5,6,7",
+            b"100",
+            b'"5"',
+            b"-5",
+            b"NaN",
+            b"1e400",
+            b"9" * 5000,
+            b",",
+            b"\n",
+            b"\r\n",
+        ),
+        *(b"\n\n", b"\r\n\r\n", b": ping\n\n", DONE, b"id: 3\n", b"event: x\n", b'"finish_reason":"', b'stop"'),
+        *(
+            b'"delta":[]',
+            b'"delta":{"role":"assistant"}',
+            b'"reasoning":"x"',
+            b'"usage":{',
+            b'"prompt_tokens":',
+            b"\xff\x00",
+        ),
+        *(b'{"error":{"message":"no"}}', b'"\\ud83d"', b"[" * 2000, b'"text":"x"', b'{"index":0,'),
+        *(
+            event("a", [100], prompt=PROMPT),
+            event("b", [101]),
+            event("c", [102], finish="stop"),
+            event("", [], finish="abort"),
+        ),
+        event("b", [101])[:-20],
+        event("x", [103], prompt=[*PROMPT, 100, 101]),
+    ]
+)
+
+
+@given(
+    chat=st.booleans(),
+    unseen=st.booleans(),
+    begun_with=st.integers(0, 2),
+    data=st.lists(PARTS | st.binary(max_size=20)),
+)
+def test_whatever_comes_its_tokens_are_those_that_were_shown(
+    chat: bool, unseen: bool, begun_with: int, data: list[bytes]
+) -> None:
+    """Nothing is raised, ids stay ids, and another engine is asked for what the client has not seen."""
+    held = HeldStream(generation(chat, return_token_ids=True), unseen=unseen)
+    shown = b""
+    for number, text in enumerate("ab"[:begun_with]):
+        shown += held.feed(event(text, [100 + number], prompt=PROMPT if number == 0 else None))
+    for part in data:
+        if held.lost or held.leg.broken:
+            break
+        shown += held.feed(part)
+    if not (held.lost or held.leg.broken):
+        shown += held.close()
+    assert held.lost or shown.endswith(b"\n\n") or not shown
+    assert not (held.lost and unseen)
+    if held.lost:
+        return
+    ids = [number for found in re.findall(rb'"token_ids":\[([\d,]+)\]', shown) for number in found.split(b",")]
+    assert held.tokens == len(ids)
+    if held.may_go_on:
+        assert [b"%d" % number for number in held.ids()[held.prompt_tokens :]] == [b"%d" % int(each) for each in ids]
+        json.loads(held.continuation())
+        json.loads(held.prefill(hold=True))
+        held.rewind()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_event_without_an_end_is_given_up(begun: bool) -> None:
+    """After 1 MiB; the first event may be longer by the prompt's ids."""
+    held = HeldStream(generation())
+    if begun:
+        held.feed(event("a", [1], prompt=PROMPT))
+    held.feed(b'data: {"id":')
+    sent = 0
+    while not held.leg.broken:
+        assert held.feed(b"x" * 4096) == b""
+        sent += 4096
+        assert sent <= (1 << 20) + 8192
+    assert "without an end" in held.leg.broken
+    assert len(held.leg.partial) <= 1 << 20
+
+
+def test_a_trickle_costs_as_much_as_its_bytes() -> None:
+    """A long event byte by byte is joined once, not with every byte."""
+    held = HeldStream(generation())
+    ids = list(range(100_000, 130_000))
+    given = event("a", [1], prompt=ids)
+    parts = [given[at : at + 7] for at in range(0, len(given), 7)]
+    shown = b"".join(held.feed(part) for part in parts)
+    assert json.loads(shown[6:])["choices"][0]["text"] == "a"
+    assert held.ids() == [*ids, 1]
+
+
+def test_an_event_of_another_stream_is_none_of_this_one() -> None:
+    """An engine that mixes its answers up."""
+    held = begun("a")
+    assert held.feed(event("b", [2], head="cmpl-other")) == b""
+    assert "none of this stream's" in held.leg.broken
+    assert held.tokens == 1
+
+
+def test_the_last_event_may_end_with_the_answer() -> None:
+    held = begun("a")
+    held.feed(event("b", [2], finish="stop") + b"data: [DONE]")
+    assert held.close() == DONE
+    assert held.done
+
+
+def test_what_one_engine_began_to_say_is_no_part_of_the_next_ones_stream() -> None:
+    """Its first event was garbage after the prompt."""
+    held = HeldStream(generation())
+    held.begin_leg()
+    assert held.feed(event("a", [1], prompt=PROMPT).replace(b'"token_ids":[1]', b'"token_ids":[1')) == b""
+    assert held.leg.broken
+    held.begin_leg()
+    assert not held.leg.continues
+    assert fed(held, event("x", [9], prompt=[8]))[0]["choices"][0]["text"] == "x"
+    assert held.ids() == [8, 9]

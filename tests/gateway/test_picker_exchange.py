@@ -325,7 +325,7 @@ def test_a_cleaned_body_has_the_right_length() -> None:
         (b"[1]", 400, "invalid-request", None),
         (b"\xff\xfe\xff", 400, "invalid-request", None),
         (b"[" * 100_000, 400, "invalid-request", None),
-        (b'{"model":"m","n":' + b"9" * 5_000 + b"}", 400, "invalid-request", None),
+        (b'{"model":"m","n":' + b"9" * 5_000 + b"}", 400, "invalid-request", "n"),
         (b'{"prompt":"x"}', 400, "invalid-request", "model"),
         (b'{"model":7}', 400, "invalid-request", "model"),
         (b'{"model":"other"}', 404, "model-not-found", "model"),
@@ -419,7 +419,8 @@ def test_the_response_passes_and_its_first_token_and_end_are_reported_once(mode:
         assert proxy.told == [FirstToken()]
         proxy.send(Kind.RESPONSE_BODY, body=b"data: 2\n\n", end=True)
     proxy._apply(proxy.exchange.closed())
-    assert proxy.told == [FirstToken(), Ended(Outcome.COMPLETED, "10.0.0.9:8000", 200)]
+    shown = mode is not BodyMode.NONE
+    assert proxy.told == [FirstToken(), Ended(Outcome.COMPLETED, "10.0.0.9:8000", 200, shown)]
     if mode in (DUPLEX, BodyMode.GRPC):
         assert [reply.body for reply in proxy.replies if isinstance(reply, StreamedBody)] == [
             b"data: 1\n\n",
@@ -462,7 +463,7 @@ def test_a_proxy_that_shows_no_response_ends_normally_and_unseen() -> None:
     """The session then keeps the request in the ledger for a while."""
     proxy = Proxy(response_mode=BodyMode.NONE)
     proxy.request([CLEAN])
-    assert proxy.exchange.closed() == [Ended(Outcome.COMPLETED, None, None)]
+    assert proxy.exchange.closed() == [Ended(Outcome.COMPLETED, None, None, shown=False)]
     assert proxy.exchange.closed() == []
 
 

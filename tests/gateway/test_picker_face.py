@@ -104,6 +104,19 @@ async def test_a_held_request_is_answered_when_an_endpoint_appears() -> None:
     driver.close()
 
 
+async def test_no_request_is_held_longer_than_the_proxy_may_wait() -> None:
+    """In full duplex Envoy counts no time: without an answer of ours a client would wait for ever."""
+    driver = Driver(director((), hold_s=60))
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", answer_s=0.02)
+    stream = ScriptedStream(REQUEST)
+    await converse(face.open, stream)
+    (answer,) = stream.sent
+    assert isinstance(answer, Immediate)
+    assert (answer.status, answer.reason) == (429, "saturated")
+    assert len(driver.director.ledger) == 0
+    driver.close()
+
+
 async def test_a_held_request_whose_time_is_up_gets_its_error_late() -> None:
     """The last answer of its exchange: no further message is read."""
     driver = Driver(director((), hold_s=0.02))

@@ -28,7 +28,7 @@ BAD: dict[str, tuple[str, object, str | None]] = {
     "a trailing comma": (COMPLETIONS, b'{"model":"tiny","prompt":"a",}', None),
     "no UTF-8": (COMPLETIONS, b'{"model":"tiny","prompt":"\xff\xfe"}', None),
     "nested too deeply": (COMPLETIONS, b'{"model":"tiny","prompt":' + b"[" * 200_000, None),
-    "an integer of thousands of digits": (COMPLETIONS, b'{"model":"tiny","prompt":"a","n":' + b"9" * 6000 + b"}", None),
+    "an integer of thousands of digits": (COMPLETIONS, b'{"model":"tiny","prompt":"a","n":' + b"9" * 6000 + b"}", "n"),
     "a list": (COMPLETIONS, [OK], None),
     "a text": (COMPLETIONS, "hello", None),
     "null": (COMPLETIONS, b"null", None),
@@ -151,8 +151,10 @@ def test_the_decode_leg_without_a_handle_is_byte_for_byte_the_clients() -> None:
 
 @pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params", "kv_\\u0074ransfer_params"])
 def test_control_fields_of_clients_never_reach_an_engine(field: str) -> None:
-    """Also when the name is written with escapes, and also twice."""
-    raw = b'{"model":"tiny","%b":{"remote_host":"evil"},"prompt":"a","%b":1}' % (field.encode(), field.encode())
+    """Also when the name is written with escapes. Twice it is refused: readers would differ in which one counts."""
+    raw = b'{"model":"tiny","%b":{"remote_host":"evil"},"prompt":"a"}' % field.encode()
+    with pytest.raises(InvalidBody, match="stands twice"):
+        read_generation(raw[:-1] + b',"%b":1}' % field.encode(), chat=False)
     made = read_generation(raw, chat=False)
     assert json.loads(made.decode_body(None)) == {"model": "tiny", "prompt": "a"}
     assert b"evil" not in made.decode_body(HANDLE) + made.prefill_body()

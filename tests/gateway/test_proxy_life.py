@@ -219,7 +219,7 @@ FOLLOWED = {State.OPENING, State.FLOWING, State.PASSING, *MOVES}
 DISPATCHES = {Event.DISPATCHED, Event.DISPATCHED_SPLIT, Event.DISPATCHED_UNSPLITTABLE, Event.DISPATCHED_CUT}
 FOR_WHOLE = {Event.ENGINE_FAILED_ANEW, Event.UNFIT}
 LEAVES = FOR_WHOLE | {Event.ENGINE_FAILED, Event.ENGINE_FAILED_UNRESCUED, Event.ENGINE_BROKE, Event.CUT_REACHED}
-OVER = {Event.END, Event.ANSWERED, Event.CLIENT_GONE, Event.SHUT_DOWN}
+OVER = {Event.END, Event.ANSWERED, Event.CLIENT_GONE, Event.DEADLINE_PASSED, Event.SHUT_DOWN}
 
 
 def _owner(owner: str | None, was: State, event: Event, actions: tuple[Action, ...]) -> str | None:

@@ -24,10 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, RejectReason, Request, RequestId, Role, Stage
-from ballast_core.model.effects import Dispatch, Handoff, Migrate, Reject
+from ballast_core.model.effects import Dispatch, Handoff, Leave, Migrate, Reject
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.http.client import Exchange, Over, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
+from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.proxy.bodies import read_generation
 from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
@@ -285,7 +286,10 @@ class World:
         """An engine that gives no ids was taken at its word."""
         pool = cast("UpstreamPool", self.engines)
         cutter = Cutter(pool, loop, prefill_timeout_s=60)
-        resources = Resources(pool, loop, cutter, prefill_timeout_s=60, idle_timeout_s=60, rescue=rescue)
+        self.life_signs = LifeSigns()
+        resources = Resources(
+            pool, loop, cutter, self.life_signs, prefill_timeout_s=60, idle_timeout_s=60, rescue=rescue
+        )
         self.record = RequestRecord("r", 0.0)
         client = cast("ClientConnection", self.client)
         if whole:
@@ -313,7 +317,11 @@ class World:
 
     def steps(self) -> dict[str, int]:
         """What can happen now, and how often it does beside the others."""
-        found = {"order": 3, "leave": 1, "shut down": 1} if self.run.life.state is not State.ENDED else {}
+        found = (
+            {"order": 3, "leave": 1, "shut down": 1, "silent": 3, "late": 1}
+            if self.run.life.state is not State.ENDED
+            else {}
+        )
         if self.run.life.state is State.WARM:
             found["patience"] = 2
         if self.director.wanted:
@@ -335,10 +343,6 @@ class World:
             case "leave" | "shut down":
                 self.left, self.gateway_ends = step == "leave", step == "shut down"
                 (self.run.client_gone if self.left else self.run.shut_down)()
-            case "patience":
-                assert self.run._orders is not None
-                assert self.run._orders.move is not None
-                self.run._orders.move._lose_patience()
             case "dispatch":
                 self.director.give(Dispatch(RequestId("r"), None, ENDPOINTS[0]))
             case "split":
@@ -361,6 +365,20 @@ class World:
                 waiting.give(10_000)
             case "refuse" if waiting is not None:
                 waiting.fail(UpstreamError("refused"))
+            case _:
+                self.take_of_time(step, ENDPOINTS[size % 2].id)
+
+    def take_of_time(self, step: str, silent: EndpointId) -> None:
+        match step:
+            case "patience":
+                assert self.run._orders is not None
+                assert self.run._orders.move is not None
+                self.run._orders.move._lose_patience()
+            case "silent":
+                self.run.order_leave(Leave(RequestId("r"), silent, "silent"))
+            case "late":
+                self.left = True
+                self.run._expired(1.0)
 
     async def finish(self) -> None:
         """Nothing goes wrong any more."""
@@ -376,7 +394,8 @@ class World:
         assert self.passed or WHOLE.startswith(self.client.text)
         assert len(self.director.ends) == 1
         assert len(self.client.ends) == (not cancelled) or cancelled
-        assert self.passed or (self.client.text == WHOLE) or self.client.ends != ["end"]
+        expired = b"deadline-exceeded" in self.client.sent
+        assert self.passed or (self.client.text == WHOLE) or expired or self.client.ends != ["end"]
         assert (self.client.ends == ["end"]) == (self.director.ends == [Outcome.COMPLETED]) or cancelled
         assert self.client.heads == bool(self.client.sent)
         assert self.whole or self.passed or self.director.first_tokens == bool(self.client.text)
@@ -390,6 +409,7 @@ class World:
         assert len(self.record.moves) == self.orders
         assert sum(move.pause_s is not None for move in self.record.moves) == self.director.moved
         assert not self.engines.calls
+        assert not any(self.life_signs.of(endpoint.id).legs for endpoint in ENDPOINTS), "something is due for ever"
         assert self.run.life.state is State.ENDED
         assert self.over == 1
 

@@ -94,3 +94,39 @@ def test_what_counts_as_output(data: bytes, expected: bool) -> None:
 def test_the_usage_of_a_whole_answer(body: bytes, expected: int) -> None:
     """Quotes inside of a text are escaped, so text cannot pose as usage."""
     assert completion_tokens(body) == expected
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            [
+                b"data: ",
+                b'{"choices":[{"text":"a"}]}',
+                b"\n",
+                b"\r\n",
+                b"[DONE]",
+                b"[",
+                b"\xff",
+                b'{"usage":{"completion_tokens":3}}',
+                b'{"usage":{"completion_tokens":' + b"9" * 40,
+            ]
+        )
+        | st.binary(max_size=8)
+    )
+)
+def test_whatever_comes_is_counted_alike_however_it_is_cut(parts: list[bytes]) -> None:
+    """Nothing is raised."""
+    meter, byte_by_byte = TokenMeter(), TokenMeter()
+    for part in parts:
+        meter.feed(part)
+        for at in range(len(part)):
+            byte_by_byte.feed(part[at : at + 1])
+    assert meter.tokens >= 0
+    assert (meter.tokens, meter.started) == (byte_by_byte.tokens, byte_by_byte.started)
+
+
+def test_an_event_without_an_end_takes_bounded_memory() -> None:
+    meter = TokenMeter()
+    for _ in range(1000):
+        meter.feed(b"x" * 16384)
+    assert len(meter._partial) <= 2 << 20

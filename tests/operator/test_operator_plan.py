@@ -635,3 +635,18 @@ def test_all_parts_of_a_policy_that_suits_reach_the_gateway() -> None:
     (config,) = [item for item in result.apply if item["kind"] == "ConfigMap"]
     (text,) = config["data"].values()
     assert parse_settings(text).policy == SchedulingPolicySpec.parse(named["spec"])
+
+
+def test_envoy_asks_another_picker_where_one_dies_and_shows_none_of_them_a_response() -> None:
+    """What docs/picker.md recommends, in Envoy Gateway's words."""
+    made = plan(observed(serving_pool(gateway={"face": "Picker", **PARENT}), optional_kinds=ENVOY_GATEWAY))
+    (ext_proc,) = find(made, "EnvoyExtensionPolicy", "chat-gateway")["spec"]["extProc"]
+    assert ext_proc["processingMode"] == {"request": {"body": "FullDuplexStreamed"}}
+    settings = ext_proc["backendSettings"]
+    assert settings["retry"]["numRetries"] == 3
+    assert settings["healthCheck"]["active"]["overrides"] == {"port": 9003}
+    assert settings["http2"]["connectionKeepalive"] == {"interval": "1s", "timeout": "500ms"}
+    assert settings["circuitBreaker"]["maxParallelRequests"] > 10_000
+    (override,) = find(made, "BackendTrafficPolicy", "chat-gateway")["spec"]["responseOverride"]
+    assert override["source"] == "Local"
+    assert json.loads(override["response"]["body"]["inline"])["error"]["code"] == "picker-unavailable"

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.settings import DirectorSettings
+from ballast_core.directing.watch import WatchSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model import events as ev
+from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
 from ballast_core.policies.admission import Bounded, Open
 from ballast_core.policies.partition.fixed import Fixed
@@ -96,6 +98,7 @@ settings = st.builds(
     hold_s=st.sampled_from([3.0, 0.0]),
     profiles=st.just({"h200": SHIPPED_PROFILES["h200-llama3-8b"]}),
     learn=st.sampled_from([Belief.NONE, Belief.ALL]),
+    watch=st.sampled_from([None, WatchSettings(), WatchSettings(request_floor_s=1.0, opening_floor_s=0.3)]),
 )
 
 _KINDS_OF_REQUESTS = (
@@ -140,6 +143,14 @@ tokens = st.integers(0, 300)
 
 _ids = st.sampled_from([*REQUESTS, "unknown"]).map(RequestId)
 _scrapes = st.lists(st.tuples(endpoints, observations), max_size=4, unique_by=lambda answer: answer[0].id)
+_signs = st.builds(
+    LifeSign,
+    endpoint_ids,
+    st.sampled_from([0, 1, 3]),
+    heard_s=st.sampled_from([-inf, 0.0, 2.0]),
+    owing_since_s=st.sampled_from([-inf, 0.0, 1.0]),
+    asked_s=st.sampled_from([inf, inf, 0.0]),
+)
 _reports = st.lists(st.tuples(st.floats(0.0, 1.0), _ids, tokens), max_size=15)
 
 ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
@@ -159,6 +170,7 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.EndpointsScraped: _scrapes.map(lambda answers: ev.EndpointsScraped(Observations.of(answers))),
     ev.EndpointDraining: st.builds(ev.EndpointDraining, endpoint_ids),
     ev.EndpointLost: st.builds(ev.EndpointLost, endpoint_ids),
+    ev.EndpointsHeard: st.lists(_signs, max_size=5).map(ev.EndpointsHeard),
     ev.TimerFired: st.just(ev.TimerFired()),
 }
 """A generator of each kind of event, with ids and words that need not make sense; for the times see `dated`."""

@@ -18,13 +18,25 @@ from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.rescheduler import Rescheduler
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import STAGE_ROLES, Binding, Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
-from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
+from ballast_core.model.effects import (
+    Cancel,
+    Dispatch,
+    Effect,
+    Handoff,
+    Hold,
+    Leave,
+    Migrate,
+    PulseChanged,
+    Reject,
+    WakeAt,
+)
 from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointsHeard,
     EndpointsScraped,
     Event,
     Migrated,
@@ -201,6 +213,9 @@ class Watch:
             assert of_event is not None, "3: cancelled after its end"
             assert of_event.request.id == effect.request_id, "3: another request is cancelled"
             return
+        if isinstance(effect, PulseChanged):
+            assert isinstance(event, EndpointsHeard), "9: the watch thinks at its ticks only"
+            return
         life = self.lives.get(effect.request_id)
         assert life is not None, f"3: {effect} comes for a request that is not in flight"
         match effect:
@@ -220,6 +235,9 @@ class Watch:
                 assert isinstance(event, PrefillDone | SegmentDone), "3: no leg has ended"
                 assert of_event is life, "3: the leg of another request has ended"
                 self._check_handoff(life, effect)
+            case Leave():
+                assert isinstance(event, EndpointsHeard), "9: a leg is left at no tick of the watch"
+                assert effect.endpoint_id in (life.endpoint, life.decode), "9: a leg is left where none is"
             case Migrate():
                 assert isinstance(event, TimerFired), "3: moved at no round"
                 self._check_move(life, effect)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import httpx
 import pytest
+
+from ballast_operator.specs.routes import UNAVAILABLE
 
 BINARY = Path(__file__).parents[2] / ".tools/envoy/bin/envoy"
 """Installed by `make envoy`."""
@@ -41,9 +43,24 @@ class EnvoySetup:
     """Client header that becomes the subset hint, as Envoy's header-to-metadata filter writes it."""
     extra: dict[str, Any] = field(default_factory=dict)
     """More fields of the ext_proc filter."""
+    trailers: bool = True
+    """Whether the response's trailers are shown, where the response is."""
+    survives: bool = False
+    """With everything that docs/picker.md recommends against pickers that die or hang."""
+    fail_open: bool = False
+    observer: str | None = None
+    """Response body mode of a second ext_proc filter in observability mode."""
 
     def without_response(self) -> EnvoySetup:
         return replace(self, response_body=None)
+
+
+@dataclass(frozen=True, slots=True)
+class PickerAt:
+    """Where a picker listens on loopback."""
+
+    port: int
+    health_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +71,15 @@ class RunningEnvoy:
 
 
 @asynccontextmanager
-async def envoy(picker_port: int | None, setup: EnvoySetup, folder: Path) -> AsyncIterator[RunningEnvoy]:
-    """Start Envoy on free ports; end it by its pid. Without a picker port it has no ext_proc filter.
+async def envoy(
+    pickers: int | Sequence[PickerAt] | None, setup: EnvoySetup, folder: Path
+) -> AsyncIterator[RunningEnvoy]:
+    """Start Envoy on free ports; end it by its pid. Without pickers (or the port of one) it has no ext_proc filter.
 
     Its log stays in `folder`, and is shown when Envoy does not come up.
     """
     assert BINARY.exists(), "no Envoy: run `make envoy`"
-    process = _start(bootstrap(picker_port, setup), folder)
+    process = _start(bootstrap(pickers, setup), folder)
     try:
         yield await _wait_ready(process, folder)
     finally:
@@ -103,15 +122,20 @@ async def _wait_ready(process: subprocess.Popen[bytes], folder: Path) -> Running
             await asyncio.sleep(0.05)
 
 
-def bootstrap(picker_port: int | None, setup: EnvoySetup) -> dict[str, Any]:
+def bootstrap(pickers: int | Sequence[PickerAt] | None, setup: EnvoySetup) -> dict[str, Any]:
     """Envoy's configuration."""
+    at = [PickerAt(pickers)] if isinstance(pickers, int) else pickers
     filters: list[dict[str, Any]] = []
     if setup.subset is not None:
         filters.append(_subset_filter(setup.subset))
     clusters = [_destination(setup)]
-    if picker_port is not None:
+    if at:
+        if setup.survives:
+            filters.append(_unavailable())
         filters.append(_ext_proc(setup))
-        clusters.append(_picker(picker_port))
+        if setup.observer is not None:
+            filters.append(_observer(setup.observer))
+        clusters.append(_picker(at, survives=setup.survives))
     filters.append({"name": "router", "typed_config": {"@type": f"{_TYPE}.filters.http.router.v3.Router"}})
     route = {"match": {"prefix": "/"}, "route": {"cluster": "destination", "timeout": "60s"}}
     manager = {
@@ -144,20 +168,76 @@ def _ext_proc(setup: EnvoySetup) -> dict[str, Any]:
         "request_trailer_mode": "SEND",
         "response_header_mode": "SEND" if setup.response_body else "SKIP",
         "response_body_mode": setup.response_body or "NONE",
-        "response_trailer_mode": "SEND" if setup.response_body else "SKIP",
+        "response_trailer_mode": "SEND" if setup.response_body and setup.trailers else "SKIP",
     }
+    service: dict[str, Any] = {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "60s"}
+    if setup.survives:
+        service["retry_policy"] = {
+            "retry_on": "connect-failure,refused-stream,reset,unavailable",
+            "num_retries": 3,
+            "retry_back_off": {"base_interval": "0.025s", "max_interval": "0.25s"},
+        }
     config = {
         "@type": f"{_TYPE}.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}, "timeout": "60s"},
+        "grpc_service": service,
         "processing_mode": mode,
         "message_timeout": "30s",
         "metadata_options": {
             "receiving_namespaces": {"untyped": ["envoy.lb"]},
             "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
         },
+        **({"failure_mode_allow": True} if setup.fail_open else {}),
         **setup.extra,
     }
     return {"name": "picker", "typed_config": config}
+
+
+def _unavailable() -> dict[str, Any]:
+    """Envoy's own empty 500 becomes a 503 that says what is missing; answers of pickers and engines pass."""
+
+    def has(name: str, kind: str, value: str) -> dict[str, Any]:
+        source = {"name": name, "typed_config": {"@type": f"type.googleapis.com/envoy.type.matcher.v3.{kind}"}}
+        return {"single_predicate": {"input": source, "value_match": {"exact": value}}}
+
+    both = [
+        has("status", "HttpResponseStatusCodeMatchInput", "500"),
+        has("local", "HttpResponseLocalReplyMatchInput", "true"),
+    ]
+    answer = {
+        "@type": f"{_TYPE}.http.custom_response.local_response_policy.v3.LocalResponsePolicy",
+        "status_code": 503,
+        "body_format": {"text_format": json.dumps(UNAVAILABLE)},
+        "response_headers_to_add": [
+            {
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+                "header": {"key": "content-type", "value": "application/json"},
+            }
+        ],
+    }
+    matcher = {
+        "predicate": {"and_matcher": {"predicate": both}},
+        "on_match": {"action": {"name": "unavailable", "typed_config": answer}},
+    }
+    config = {
+        "@type": f"{_TYPE}.filters.http.custom_response.v3.CustomResponse",
+        "custom_response_matcher": {"matcher_list": {"matchers": [matcher]}},
+    }
+    return {"name": "unavailable", "typed_config": config}
+
+
+def _observer(response_body: str) -> dict[str, Any]:
+    config = {
+        "@type": f"{_TYPE}.filters.http.ext_proc.v3.ExternalProcessor",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
+        "observability_mode": True,
+        "failure_mode_allow": True,
+        "processing_mode": {
+            "request_header_mode": "SEND",
+            "response_header_mode": "SEND",
+            "response_body_mode": response_body,
+        },
+    }
+    return {"name": "observer", "typed_config": config}
 
 
 def _subset_filter(header: str) -> dict[str, Any]:
@@ -171,9 +251,11 @@ def _subset_filter(header: str) -> dict[str, Any]:
     }
 
 
-def _http2() -> dict[str, Any]:
+def _http2(*, keepalive: bool) -> dict[str, Any]:
     kind = f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions"
-    return {kind.rpartition("/")[2]: {"@type": kind, "explicit_http_config": {"http2_protocol_options": {}}}}
+    options = {"connection_keepalive": {"interval": "1s", "timeout": "0.5s"}} if keepalive else {}
+    config = {"@type": kind, "explicit_http_config": {"http2_protocol_options": options}}
+    return {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": config}
 
 
 def _http1_with_trailers() -> dict[str, Any]:
@@ -182,13 +264,44 @@ def _http1_with_trailers() -> dict[str, Any]:
     return {kind.rpartition("/")[2]: {"@type": kind, "explicit_http_config": options}}
 
 
-def _picker(port: int) -> dict[str, Any]:
-    return {
+def _picker(pickers: Sequence[PickerAt], *, survives: bool) -> dict[str, Any]:
+    endpoints: list[dict[str, Any]] = []
+    for at in pickers:
+        endpoint: dict[str, Any] = {"address": _address("127.0.0.1", at.port)}
+        if survives and at.health_port is not None:
+            endpoint["health_check_config"] = {"port_value": at.health_port}
+        endpoints.append({"endpoint": endpoint})
+    cluster = {
         "name": "picker",
         "type": "STATIC",
         "connect_timeout": "2s",
-        "typed_extension_protocol_options": _http2(),
-        "load_assignment": _assignment("picker", [("127.0.0.1", port)]),
+        "typed_extension_protocol_options": _http2(keepalive=survives),
+        "load_assignment": {"cluster_name": "picker", "endpoints": [{"lb_endpoints": endpoints}]},
+    }
+    if not survives:
+        return cluster
+    check = {
+        "interval": "0.5s",
+        "timeout": "0.5s",
+        "no_traffic_interval": "0.5s",
+        "unhealthy_threshold": 2,
+        "healthy_threshold": 1,
+        "grpc_health_check": {"service_name": "readiness"},
+    }
+    most = 100_000
+    limits = {"max_connections": most, "max_pending_requests": most, "max_requests": most, "max_retries": most}
+    return cluster | {
+        "health_checks": [check],
+        "common_lb_config": {"healthy_panic_threshold": {"value": 1}},
+        "circuit_breakers": {"thresholds": [limits]},
+        "outlier_detection": {
+            "split_external_local_origin_errors": True,
+            "consecutive_local_origin_failure": 1,
+            "consecutive_5xx": 5,
+            "interval": "1s",
+            "base_ejection_time": "5s",
+            "max_ejection_percent": 50,
+        },
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ballast_api.gateway_settings import Discovery, GatewaySettings, Limits, Listeners, Scrape, ServedModel
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_core.directing.director import Director
-from ballast_core.model import Endpoint, EndpointId, Role
+from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_core.model.events import EndpointObserved
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker import PickerServer, serve
@@ -27,6 +27,7 @@ class RunningPicker:
 
     server: PickerServer
     driver: Driver
+    endpoints: Sequence[Endpoint] = ()
     events: list[PickerEvent] = field(default_factory=list)
     records: list[RequestRecord] = field(default_factory=list)
 
@@ -45,6 +46,19 @@ class RunningPicker:
     @property
     def in_flight(self) -> int:
         return len(self.driver.director.ledger)
+
+    def scraped(self, endpoint: Endpoint, *, running: int = 0, waiting: int = 0) -> None:
+        """As the scraper does; an hour later, so that every request is old enough to have been seen."""
+        at_s = self.driver.now_s() + 3600
+        observation = Observation(observed_at_s=at_s, running=running, waiting=waiting)
+        self.server.observed(endpoint.id, observation)
+        self.driver.feed(EndpointObserved(endpoint, observation))
+
+    def all_idle(self) -> bool:
+        """Scrape idle endpoints once; whether nothing is in flight then."""
+        for endpoint in self.endpoints:
+            self.scraped(endpoint)
+        return self.in_flight == 0
 
 
 def endpoint_at(address: str, role: Role = Role.FLEXIBLE) -> Endpoint:
@@ -84,7 +98,7 @@ async def picker(
         on_record=records.append,
     )
     try:
-        yield RunningPicker(server, driver, events, records)
+        yield RunningPicker(server, driver, endpoints, events, records)
     finally:
         await server.aclose(grace_s=0)
         driver.close()

@@ -1,4 +1,7 @@
-"""A tiny HTTP/1.1 server on loopback that records what it is asked: the pod behind a proxy, without an engine."""
+"""A tiny HTTP/1.1 server on loopback that records what it is asked: the pod behind a proxy, without an engine.
+
+It answers scrapes with the number of requests that it is answering, and does not record them.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,9 @@ class Upstream:
     events: int = 3
     paced: asyncio.Semaphore | None = None
     """If set, one event is sent per permit."""
+    held: asyncio.Event | None = None
+    """If set, streams wait for it after their first event."""
+    running: int = 0
     broken: int = 0
     """Connections that the other side broke off in the middle of an answer."""
 
@@ -79,7 +85,25 @@ async def _one(made: Upstream, reader: asyncio.StreamReader, writer: asyncio.Str
         body, trailers = await _chunked(reader)
     else:
         body = await reader.readexactly(int(headers.get("content-length", "0")))
+    if path == "/metrics":
+        page = "".join(f"vllm:{name} {value}\n" for name, value in _gauges(made)).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(page) + page)
+        await writer.drain()
+        return True
     made.seen.append(Seen(method, path, headers, body, trailers))
+    made.running += 1
+    try:
+        await _answer(made, body, reader, writer)
+    finally:
+        made.running -= 1
+    return True
+
+
+def _gauges(made: Upstream) -> list[tuple[str, int]]:
+    return [("num_requests_running", made.running), ("num_requests_waiting", 0), ("kv_cache_usage_perc", 0)]
+
+
+async def _answer(made: Upstream, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         streaming = bool(json.loads(body).get("stream"))
     except (ValueError, AttributeError):
@@ -91,7 +115,6 @@ async def _one(made: Upstream, reader: asyncio.StreamReader, writer: asyncio.Str
         head = f"HTTP/1.1 {made.status} X\r\ncontent-type: application/json\r\ncontent-length: {len(answer)}\r\n\r\n"
         writer.write(head.encode() + answer)
     await writer.drain()
-    return True
 
 
 async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
@@ -126,6 +149,8 @@ async def _stream(made: Upstream, reader: asyncio.StreamReader, writer: asyncio.
             event = f"data: {json.dumps({'n': n, 'served_by': made.address})}\n\n".encode()
             writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
             await writer.drain()
+            if made.held is not None:
+                await made.held.wait()
     finally:
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)

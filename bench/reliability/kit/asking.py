@@ -26,6 +26,8 @@ class Ask:
     body: dict[str, Any]
     replayable: bool = True
     """Whether its stream may go on at another engine."""
+    key: str = ""
+    """The client's API key; empty for none."""
 
     @property
     def chat(self) -> bool:
@@ -57,6 +59,7 @@ class Ask:
         """The request's bytes."""
         body = json.dumps(self.body).encode()
         head = f"POST {self.path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
+        head += f"authorization: Bearer {self.key}\r\n" if self.key else ""
         head += f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
         return head.encode() + body
 

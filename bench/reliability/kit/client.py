@@ -43,6 +43,8 @@ class Outcome:
     status: int = 0
     reason: str = ""
     """In words: the error, the reason header, what is wrong."""
+    retry_after_s: int | None = None
+    """What a refusal says of coming back."""
     first_s: float | None = None
     """When the first token came."""
     last_s: float = 0.0
@@ -109,6 +111,8 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-ballast-reason":
             self.outcome.reason = value.decode()
+        elif name.lower() == b"retry-after":
+            self.outcome.retry_after_s = int(value)
         elif name.lower() == b"content-type":
             self._events = value.startswith(b"text/event-stream")
 

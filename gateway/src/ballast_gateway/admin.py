@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
 
+from ballast_core.directing.watch import Watch
 from ballast_core.model import EndpointId
 from ballast_core.state.health import HealthReport
 from ballast_gateway.decisions import DecisionLog
@@ -19,6 +20,7 @@ def build_admin(
     fleet: Fleet,
     health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
+    watch: Watch | None,
     now_s: Callable[[], float],
 ) -> FastAPI:
     """The application. Who may ask is `probes`' to judge."""
@@ -28,7 +30,11 @@ def build_admin(
     async def endpoints() -> dict[str, Any]:
         """The discovered endpoints, each with its last observation and its health by the outcomes of its legs."""
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
-        return {"endpoints": [_member(member, health(member.endpoint.id), now_s()) for member in members]}
+        return {
+            "endpoints": [
+                _member(member, health(member.endpoint.id), now_s()) | _watched(watch, member) for member in members
+            ]
+        }
 
     @app.get("/ballast/v1/decisions")
     async def last_decisions(
@@ -38,6 +44,13 @@ def build_admin(
         return {"decisions": decisions.last(limit, request_id=request_id)}
 
     return app
+
+
+def _watched(watch: Watch | None, member: Member) -> dict[str, Any]:
+    if watch is None:
+        return {}
+    pulse, reason = watch.pulse(member.endpoint.id)
+    return {"watch": {"pulse": str(pulse), "reason": reason}}
 
 
 def _member(member: Member, health: HealthReport, now_s: float) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from prometheus_client import CollectorRegistry
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core import kernel
 from ballast_core.directing.director import Director
+from ballast_core.model import EndpointId, Observation
+from ballast_core.model.effects import Effect, PulseChanged
+from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
@@ -47,6 +50,7 @@ class PickerServer(Protocol):
     def health_port(self) -> int: ...
     @property
     def drain(self) -> Callable[[], None]: ...
+    def observed(self, endpoint_id: EndpointId, observation: Observation) -> None: ...
     async def aclose(self, grace_s: float | None = None) -> None: ...
 
 
@@ -79,7 +83,12 @@ class Gateway:
         self.driver = Driver(
             director,
             clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens
-            listeners=(self.decisions, self.metrics.effect, StandIns(director.inventory, self.registry).effect),
+            listeners=(
+                self.decisions,
+                self.metrics.effect,
+                StandIns(director.inventory, self.registry).effect,
+                _tell_of_watch,
+            ),
             on_decision_s=self.metrics.decision,
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
@@ -92,6 +101,7 @@ class Gateway:
             timeout_s=settings.scrape.timeout_s,
             served=settings.model.served_names,
             now_s=self.driver.now_s,
+            life_signs=self.driver.life_signs,
             on_failure=self.metrics.scrape_failed,
         )
         self.fleet.on_change = self._scraper.sync
@@ -120,12 +130,14 @@ class Gateway:
             )
             self._closing.push_async_callback(self.proxy.close)
             self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy)
+            self.driver.watch()
         if self.settings.face.serves_picker:
             from ballast_gateway import picker
 
             self.picker = await picker.serve(
                 self.driver, self.settings, ready=lambda: not self.not_ready(), on_record=self._ended
             )
+            self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
             self.ports |= {"ext_proc": self.picker.port, "grpc_health": self.picker.health_port}
         if not kernel.installed():
@@ -241,6 +253,7 @@ class Gateway:
                 fleet=self.fleet,
                 health=self.driver.director.health.report,
                 decisions=self.decisions,
+                watch=self.driver.director.watch,
                 now_s=self.driver.now_s,
             )
 
@@ -267,6 +280,14 @@ class Gateway:
             listener.close()
 
         self._closing.push_async_callback(stop)
+
+
+def _tell_of_watch(effect: Effect, now_s: float) -> None:
+    """An effect listener of the driver: people read what the watch thinks."""
+    if isinstance(effect, PulseChanged):
+        level = logging.INFO if effect.pulse is Pulse.STEADY else logging.WARNING
+        extra = {"endpoint": effect.endpoint.id, "pulse": str(effect.pulse), "reason": effect.reason}
+        _log.log(level, "the watch changed its mind about an endpoint", extra=extra)
 
 
 class _AdminServer(uvicorn.Server):

@@ -8,6 +8,7 @@ A queue order or an admission policy asks no more of them: a waiting request is 
 - `cuts`: run `Dispatch.segments` in order. `segment_done` ends each but the last and returns the endpoint of the next;
   pass `computed=False` for a skipped segment. Open a request that cannot be cut with `Request.divisible` false.
 - `moves`: pass a `Mover` to `open`. Every order to move a request without one is reported as failed at once.
+- Legs: pass `open` what leaves a leg, and keep `life_signs` as `ballast_gateway.life_signs` says, if there is a watch.
 - `beliefs`: fill in the prefix blocks and the traffic class of a `Request` as far as these beliefs read them.
 
 Progress goes to the Director in batches: each report is kept with its own time for `GATHER_S` at most, and passed on
@@ -27,21 +28,35 @@ from typing import Self, TypeAlias
 
 from ballast_core.directing.director import Director
 from ballast_core.model import EndpointId, Fault, Outcome, Request, RequestId, Stage
-from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
+from ballast_core.model.effects import (
+    Cancel,
+    Dispatch,
+    Effect,
+    Handoff,
+    Hold,
+    Leave,
+    Migrate,
+    PulseChanged,
+    Reject,
+    WakeAt,
+)
 from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
+    EndpointsHeard,
     Event,
     FirstToken,
     Migrated,
     MigrationFailed,
     PrefillDone,
+    Progress,
     ProgressBatch,
     RequestArrived,
     RequestEnded,
     SegmentDone,
     TimerFired,
 )
+from ballast_gateway.life_signs import LifeSigns
 
 _TICK_S = 1e-3
 """The shortest timer: uvloop counts whole milliseconds, so a shorter one would fire at once, again and again."""
@@ -49,11 +64,17 @@ _TICK_S = 1e-3
 GATHER_S = 4e-3
 """Reports of progress wait for further ones for at most this long, as exactly as the loop's timers are."""
 
+WATCH_S = 0.2
+"""How often the Director is told the signs of life."""
+
 EffectListener: TypeAlias = Callable[[Effect, float], None]
 """Called with every effect and its time: decision log, metrics."""
 
 Mover: TypeAlias = Callable[[Migrate], None]
 """Begins to move a running decode, and sooner or later reports `Ticket.migrated` or `Ticket.migration_failed`."""
+
+Leaver: TypeAlias = Callable[[Leave], None]
+"""Leaves the leg that the order names, if it still runs, and reports `Ticket.failed`."""
 
 
 class Rejected(Exception):
@@ -74,6 +95,7 @@ class Ticket:
     def __init__(self, driver: Driver, request: Request, mover: Mover | None = None) -> None:
         self.request = request
         self.mover = mover
+        self.leaver: Leaver | None = None
         self._driver = driver
         self._effects: deque[Dispatch | Handoff | Reject] = deque()
         self._waiter: Callable[[], object] | None = None
@@ -146,6 +168,10 @@ class Ticket:
         """Report the first token."""
         self._driver.feed(FirstToken(self.request.id))
 
+    def began(self) -> None:
+        """Report that the prefill is over, at a time too coarse to learn from."""
+        self._driver.feed(Progress(self.request.id, 1))
+
     def progress(self, generated_tokens: int) -> None:
         """Report the tokens generated so far."""
         self._driver.progressed(self.request.id, generated_tokens)
@@ -208,6 +234,9 @@ class Driver:
         self._reports: list[tuple[float, RequestId, int]] = []
         """Progress that the Director has not been told yet."""
         self._gathering: asyncio.TimerHandle | None = None
+        self.life_signs = LifeSigns()
+        """What legs and scrapes keep for the watch."""
+        self._watching: asyncio.TimerHandle | None = None
 
     def now_s(self) -> float:
         """The time of the next event."""
@@ -279,8 +308,28 @@ class Driver:
         self._gathering = None
         self.tell()
 
+    def watch(self) -> None:
+        """Tell the Director the signs of life from now on, if its settings want it to watch."""
+        if self.director.watch is not None:
+            loop = asyncio.get_running_loop()
+            self._watch_next(loop, self.now_s() - loop.time())
+
+    def _watch_next(self, loop: asyncio.AbstractEventLoop, ahead_s: float) -> None:
+        """`ahead_s`: the Director's clock less the loop's, always the same lest a sign of life seem new."""
+        due_s = loop.time() + WATCH_S
+        self._watching = loop.call_at(due_s, self._watched, loop, due_s, ahead_s)
+
+    def _watched(self, loop: asyncio.AbstractEventLoop, due_s: float, ahead_s: float) -> None:
+        now_s = loop.time()
+        if now_s - due_s > WATCH_S / 2:
+            self.life_signs.forgive(now_s - due_s)
+        self.feed(EndpointsHeard(self.life_signs.told(ahead_s, self.director.inventory.known())))
+        self._watch_next(loop, ahead_s)
+
     def close(self) -> None:
         """Pass on what has been gathered, and drop pending timers."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathered()
@@ -298,7 +347,11 @@ class Driver:
                 self._migrate(effect)
             case WakeAt():
                 self._wake_in(max(_TICK_S, effect.at_s - now_s))
-            case Hold() | Cancel():
+            case Leave():
+                ticket = self._tickets.get(effect.request_id)
+                if ticket is not None and ticket.leaver is not None:
+                    ticket.leaver(effect)
+            case Hold() | Cancel() | PulseChanged():
                 pass  # `dispatched()` waits anyway, and the face closes the legs when the client goes
 
     def _migrate(self, effect: Migrate) -> None:

@@ -89,13 +89,36 @@ def model_not_found(model: str, served: tuple[str, ...]) -> ApiError:
     )
 
 
-def body_too_large(limit_bytes: int) -> ApiError:
-    """More body than `limits.maxBodyBytes`: 413."""
+def body_too_large(limit_bytes: int, setting: str = "maxBodyBytes") -> ApiError:
+    """More body than this field of `limits` allows: 413."""
+    without = " without images or other media" if setting == "maxTextBodyBytes" else ""
     return ApiError(
         status=413,
         type="invalid_request_error",
         code="body-too-large",
-        message=f"the request body is larger than {limit_bytes} bytes, the limit of this gateway",
+        message=f"the request body{without} is larger than {limit_bytes} bytes, this gateway's limits.{setting}",
+    )
+
+
+def client_limit(what: str, limit: int, setting: str) -> ApiError:
+    """One client has all of its share: 429."""
+    return ApiError(
+        status=429,
+        type="rate_limit_error",
+        code="client-limit",
+        message=f"{what} would pass {limit}, the limits.{setting} of this gateway; wait until earlier requests end",
+        retry_after_s=1,
+    )
+
+
+def bodies_full(limit_bytes: int) -> ApiError:
+    """Bodies in flight have all the memory that they may take: 503."""
+    return ApiError(
+        status=503,
+        type="service_unavailable_error",
+        code="bodies-full",
+        message=f"request bodies in flight would take more than {limit_bytes} bytes, the limits.maxBodiesBytes here",
+        retry_after_s=1,
     )
 
 
@@ -138,13 +161,13 @@ def headers_too_large(limit_bytes: int) -> ApiError:
     )
 
 
-def request_timeout(seconds: float) -> ApiError:
-    """The client began a request and stopped sending: 408."""
+def request_timeout(limit: str) -> ApiError:
+    """The client began a request and did not send it in time: 408."""
     return ApiError(
         status=408,
         type="invalid_request_error",
         code="request-timeout",
-        message=f"the rest of the request did not come within {seconds:g} s",
+        message=f"the request was not sent in time: {limit}",
     )
 
 
@@ -161,6 +184,16 @@ def gateway_shutdown() -> ApiError:
         code="gateway-shutdown",
         message="this gateway is shutting down; retry",
         retry_after_s=1,
+    )
+
+
+def deadline_exceeded(seconds: float) -> ApiError:
+    """The request's deadline passed before its answer was whole: 504."""
+    return ApiError(
+        status=504,
+        type="timeout_error",
+        code="deadline-exceeded",
+        message=f"the answer was not whole within {seconds:g} s, the deadline of this request",
     )
 
 

@@ -11,6 +11,8 @@ from ballast_api import wire_names
 REQUEST_ID: Final = wire_names.REQUEST_ID.encode()
 PRIORITY: Final = wire_names.PRIORITY.encode()
 _OBJECTIVES: Final = tuple(name.encode() for name in wire_names.OBJECTIVES)
+_DEADLINE: Final = wire_names.DEADLINE.encode()
+_MILLISECONDS = re.compile(rb"0{0,8}[1-9][0-9]{0,8}")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 HOP_BY_HOP: Final = frozenset(
@@ -32,6 +34,7 @@ _CONTROL: Final = frozenset(name.encode() for name in wire_names.CONTROL_HEADERS
 _CONTROL_PREFIX: Final = wire_names.DESTINATION.encode()
 _REWRITTEN: Final = frozenset(
     {b"host", b"content-length", b"content-type", b"content-encoding", b"expect", b"accept-encoding", REQUEST_ID}
+    | {_DEADLINE}
 )
 """Set anew for each leg. Engines get no `accept-encoding`: the gateway reads the stream as it passes."""
 _NOT_UP: Final = HOP_BY_HOP | _CONTROL | _REWRITTEN | {b"origin"}
@@ -68,6 +71,19 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     for name, value in headers:
         if name == REQUEST_ID:
             return value.decode("ascii") if _REQUEST_ID.fullmatch(value) else None
+    return None
+
+
+def deadline_s(headers: Iterable[tuple[bytes, bytes]]) -> float | None:
+    """Seconds until the client or a proxy before us gives up; None if they do not say. Raises `ValueError`."""
+    for name, value in headers:
+        if name == _DEADLINE:
+            if not _MILLISECONDS.fullmatch(value.strip()):
+                raise ValueError(
+                    f"header {wire_names.DEADLINE}: must be milliseconds, a whole number from 1 to 999999999, "
+                    f"not {value[:40].decode('latin-1')!r}"
+                )
+            return int(value) / 1e3
     return None
 
 

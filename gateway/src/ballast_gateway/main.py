@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -32,6 +33,7 @@ async def _run(settings: GatewaySettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     gateway = Gateway(settings)
+    sys.setswitchinterval(0.001)  # the loop waits no longer for a thread that reads a large body
     try:
         await gateway.start()
         gc.collect()

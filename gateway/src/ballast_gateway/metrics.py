@@ -12,7 +12,8 @@ from prometheus_client.registry import Collector
 
 from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, Fault, RejectReason, ShedCause, Stage
-from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
+from ballast_core.model.effects import Dispatch, Effect, Handoff, Leave, PulseChanged, Reject
+from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import EJECTED_BY, Health, HealthChange, HealthState
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
@@ -101,6 +102,17 @@ class Metrics:
         )
         for cause in ShedCause:
             self._shed.labels(str(cause))
+        self._pulses = Counter(
+            "ballast_gateway_watch_changes",
+            "Endpoints that the progress watch began to think otherwise of.",
+            ("pulse",),
+            registry=registry,
+        )
+        for pulse in Pulse:
+            self._pulses.labels(str(pulse))
+        self._left = Counter(
+            "ballast_gateway_legs_left", "Legs that were left because their engine was silent.", registry=registry
+        )
         self._scrape_failures = Counter(
             "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
         )
@@ -129,6 +141,10 @@ class Metrics:
                 self._child(self._rejections, str(reason)).inc()
                 if cause is not None:
                     self._child(self._shed, str(cause)).inc()
+            case Leave():
+                self._left.inc()
+            case PulseChanged(pulse=pulse):
+                self._child(self._pulses, str(pulse)).inc()
             case _:
                 pass
 

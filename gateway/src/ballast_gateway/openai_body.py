@@ -6,7 +6,11 @@ The gateway reads few fields; the engine checks all others. Shared by both faces
 from __future__ import annotations
 
 import json
-from typing import Any, Final, NoReturn, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+from ballast_gateway import strict_json
+from ballast_gateway.strict_json import InvalidJson, Size
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -14,18 +18,14 @@ CONTROL_FIELDS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Routing internals of vLLM's connectors. From a client they would name the engine that KV is read from."""
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise InvalidBody(f"the body is not valid JSON: {name} is no JSON number")
-
-
-_decode = json.JSONDecoder(parse_constant=_no_constant).decode
 _decode_any = json.JSONDecoder().decode
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` with separators makes an encoder for each call
 
 CHARS_PER_TOKEN: Final = 4
 """Estimated length of a token in text."""
 _MOST_TOKENS: Final = 2**31 - 1
 """More than any model generates: a bound for what a client may write."""
+_MEDIA: Final = (b'_url"', b'data"', b'_embeds"')
+"""Ends of the names of fields for images, audio, video, files and embeddings."""
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
 
 
@@ -38,11 +38,17 @@ class InvalidBody(Exception):
     `problem` is the message without what the client sent, for the log.
     """
 
-    def __init__(self, problem: str, param: str | None = None, *, got: object = _NOTHING) -> None:
-        """`got`: the value at fault, which only the client is shown."""
-        super().__init__(problem if got is _NOTHING else f"{problem}, not {_shown(got)}")
+    def __init__(
+        self, problem: str, param: str | None = None, *, got: object = _NOTHING, message: str | None = None
+    ) -> None:
+        """`got`: the value at fault, which only the client is shown. `message`, if it says more than both."""
+        super().__init__(message or (problem if got is _NOTHING else f"{problem}, not {_shown(got)}"))
         self.param = param
         self.problem = problem
+
+    def bare(self) -> InvalidBody:
+        """The same without a traceback."""
+        return InvalidBody(self.problem, self.param, message=str(self))
 
 
 def is_json_path(path: str) -> bool:
@@ -50,26 +56,29 @@ def is_json_path(path: str) -> bool:
     return path.partition("?")[0].rstrip("/").endswith(_GENERATION_PATHS)
 
 
-def parse_object(raw: bytes) -> JsonObject:
-    """The body as a JSON object, in UTF-8, UTF-16 or UTF-32. Raises `InvalidBody`.
-
-    Stricter than `json.loads`: NaN and Infinity are no JSON (RFC 8259), and engines would sample with them.
-    """
+def parse_object(raw: bytes, size: Size | None = None) -> JsonObject:
+    """The body as a JSON object, in UTF-8, UTF-16 or UTF-32; `size`, if it was measured. Raises `InvalidBody`."""
     if not raw:
         raise InvalidBody("the body is empty; send a JSON object")
+    if not raw.startswith(b'{"') and (encoding := json.detect_encoding(raw)) != "utf-8":
+        try:
+            raw, size = raw.decode(encoding).encode(), None
+        except UnicodeDecodeError as error:
+            raise InvalidBody(f"the body is not {error.encoding.upper()} text (byte {error.start})") from None
     try:
-        document = _decode(raw.decode("utf-8" if raw.startswith(b'{"') else json.detect_encoding(raw)))
-    except UnicodeDecodeError as error:
-        raise InvalidBody(f"the body is not {error.encoding.upper()} text (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise InvalidBody(f"the body is not valid JSON: {error.msg} (character {error.pos})") from None
-    except RecursionError:
-        raise InvalidBody("the body is nested too deeply") from None
-    except ValueError:
-        raise InvalidBody("the body holds a whole number of thousands of digits") from None
+        document = strict_json.parse(raw, size)
+    except InvalidJson as error:
+        problem = str(error) if error.field is None else "a name stands twice in one object, or a number is too large"
+        raise InvalidBody(problem, error.field, message=str(error)) from None
     if not isinstance(document, dict):
         raise InvalidBody("the body must be a JSON object")
     return document
+
+
+def may_hold_media(parts: Iterable[bytes]) -> bool:
+    """Whether the beginning of a body names a field for images, audio, video, files or embeddings."""
+    begun = b"".join(parts)
+    return any(end in begun for end in _MEDIA)
 
 
 def model_of(document: JsonObject) -> str:
@@ -131,8 +140,8 @@ def load(raw: bytes) -> object:
 
 
 def dump(document: JsonObject) -> bytes:
-    """The document as a body. A lone surrogate, legal in JSON but not in UTF-8, stays an escape."""
-    return _encode(document).encode()
+    """The document as a body."""
+    return strict_json.dump(document)
 
 
 def _count(value: object) -> tuple[int, int]:
@@ -167,5 +176,5 @@ def _shown(value: object) -> str:
         case list():
             return "an empty list" if not value else "a list"
         case _:
-            text = repr(value)
+            text = repr(value[:40] if isinstance(value, str) else value)
             return text if len(text) <= 40 else f"{text[:37]}..."

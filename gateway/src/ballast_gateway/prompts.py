@@ -65,11 +65,17 @@ class PromptReader:
         self._names_blocks = Belief.PREFIXES in needs or Belief.HOTSPOTS in needs
         self._classes = TrafficClasses() if Belief.LENGTHS in needs else None
 
-    def read(self, document: JsonObject, *, model: str, objective: str = "") -> PromptFacts:
-        """The facts of a request body; `objective` is the value of the header that names it."""
+    def blocks(self, document: JsonObject, model: str) -> tuple[int, ...]:
+        """The block hashes of a request body, if any are wanted. May run on any thread."""
+        return tuple(block_hashes(document, model)) if self._names_blocks else ()
+
+    def read(
+        self, document: JsonObject, *, model: str, objective: str = "", blocks: tuple[int, ...] | None = None
+    ) -> PromptFacts:
+        """The facts of a request body; `objective` is the value of the header that names it, `blocks` if known."""
         if not self._names_blocks and self._classes is None:
             return NO_FACTS
-        hashes = tuple(block_hashes(document, model)) if self._names_blocks else ()
+        hashes = self.blocks(document, model) if blocks is None else blocks
         return PromptFacts(
             block_hashes=hashes,
             block_size=BLOCK_TOKENS if hashes else 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.directing.settings import DirectorSettings
+from ballast_core.directing.watch import WatchSettings
 from ballast_core.model import Binding
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.health import HealthSettings
@@ -22,5 +23,20 @@ def director_settings(settings: GatewaySettings) -> DirectorSettings:
         max_retries=settings.limits.max_retries,
         health=HealthSettings(**dict(settings.health)),
         hold_s=settings.limits.hold_s,
+        watch=_watch(settings),
         profiles={**SHIPPED_PROFILES, **own},
+    )
+
+
+def _watch(settings: GatewaySettings) -> WatchSettings | None:
+    """Only the proxy face sees what engines send."""
+    watch = settings.watch
+    if not (watch.enabled and settings.face.serves_proxy):
+        return None
+    return WatchSettings(
+        patience=watch.patience,
+        step_floor_s=watch.step_floor_s,
+        prefill_floor_s=watch.prefill_floor_s,
+        opening_floor_s=watch.first_token_floor_s,
+        request_floor_s=watch.request_floor_s,
     )

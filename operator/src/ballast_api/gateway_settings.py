@@ -126,7 +126,18 @@ class Limits(ApiModel):
     """Bounds on requests, and timeouts."""
 
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    """Bytes of one request body; more is answered 413."""
+    """Bytes of one request body with images, audio, video, files or embeddings in it; more is answered 413."""
+    max_text_body_bytes: PositiveInt = 8 * 1024 * 1024
+    """Bytes of one request body without those; more is answered 413. A million token ids fit."""
+    max_bodies_bytes: PositiveInt = 1024 * 1024 * 1024
+    """Memory of all request bodies that are read or served, as estimated; more are answered 503. Proxy face."""
+    max_client_bodies_bytes: PositiveInt = 512 * 1024 * 1024
+    """The same for one client, which is an address or an API key: each is counted; more are answered 429."""
+    max_client_connections: PositiveInt = 10_000
+    """Connections of one address; more are answered 429 and closed. With `trustedHops` there is no limit."""
+    trusted_hops: NonNegativeInt = 0
+    """Proxies in front of the gateway that append to X-Forwarded-For. Above 0 a client's address is the entry that the
+    first of them wrote, so that clients behind them are told apart."""
     max_header_bytes: PositiveInt = 64 * 1024
     """Bytes of one request's headers; more is answered 431."""
     max_in_flight: PositiveInt = 10_000
@@ -141,8 +152,17 @@ class Limits(ApiModel):
     """Seconds until the answer to a prefill."""
     idle_timeout_s: PositiveFloat = 300.0
     """Seconds that an engine may send nothing in the middle of a stream."""
+    deadline_s: PositiveFloat | None = None
+    """Seconds from a request's last byte to the last byte of its answer, time in the gateway's queue included; then
+    504, or an error event in a stream that has begun. Left out, there is no deadline but what a client or proxy asks
+    for with `x-envoy-expected-rq-timeout-ms`. Of two the sooner one holds. For the proxy face."""
     request_timeout_s: PositiveFloat = 30.0
-    """Seconds that a client may take for the headers of a request, and for each part of its body."""
+    """Seconds that a client may take for the headers of a request, and for each part of its body; 408."""
+    body_timeout_s: PositiveFloat = 300.0
+    """Seconds that a client may take for a whole body; 408."""
+    min_body_bytes_per_s: NonNegativeInt = 8192
+    """Bytes a second that a body must come at: each `requestTimeoutS` must bring as many, or its end; 408. 0 asks for
+    any progress."""
     keep_alive_timeout_s: PositiveFloat = 75.0
     """Seconds that a client's connection may lie idle between two requests."""
     client_stall_timeout_s: PositiveFloat = 300.0
@@ -182,6 +202,26 @@ class Streams(ApiModel):
     rescue: bool = True
     """Whether a stream whose engine fails after the first token goes on at another one, from its tokens. Only streams
     with all of their state in their tokens can."""
+
+
+class Watch(ApiModel):
+    """The progress watch of the proxy face: engines that owe something and are silent. An endpoint is suspected, and
+    gets no new work, after `patience` times the silence that is expected of it, or after a floor if that is longer;
+    after twice that time it is lost, and its requests go on elsewhere."""
+
+    enabled: bool = True
+    """Whether engines are watched. If not, a silent one is noticed by its scrapes and by the timeouts of `limits`."""
+    patience: Annotated[float, Field(ge=1)] = 3.0
+    """How many times the expected silence is granted before an endpoint is suspected."""
+    step_floor_s: PositiveFloat = 0.6
+    """Least seconds until a suspicion while streams there get tokens."""
+    prefill_floor_s: PositiveFloat = 1.0
+    """Least seconds until a suspicion where only prefills are due; five times that before the first answer ever."""
+    first_token_floor_s: PositiveFloat = 5.0
+    """Least seconds until a suspicion where only first tokens after a hand-off are due: a first NIXL handshake takes
+    some 5 s."""
+    request_floor_s: PositiveFloat = 30.0
+    """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
 
 
 class Trust(ApiModel):
@@ -251,6 +291,8 @@ class GatewaySettings(ApiModel):
     """Ejection of failing endpoints, and retries."""
     streams: Streams = Field(default_factory=Streams)
     """Going on elsewhere."""
+    watch: Watch = Field(default_factory=Watch)
+    """Silent engines."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
     admin: Admin = Field(default_factory=Admin)

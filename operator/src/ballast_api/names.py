@@ -64,6 +64,9 @@ PORT_EXT_PROC: Final = 9002
 PORT_GRPC_HEALTH: Final = 9003
 PORT_ADMIN: Final = 9090
 
+PICKER_MESSAGE_TIMEOUT_S: Final = 60
+"""Seconds that an Envoy waits for a picker's answer, where it counts them; a picker answers every request before."""
+
 _CORE_ROLES: dict[str, CoreRole] = {
     "Prefill": CoreRole.PREFILL,
     "Decode": CoreRole.DECODE,

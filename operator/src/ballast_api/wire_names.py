@@ -28,6 +28,9 @@ PRIORITY: Final = "x-vllm-priority"
 """Client or gateway -> vLLM: a request's turn where the engine schedules by priority, lower first. Wins over the
 body's `priority`."""
 
+DEADLINE: Final = "x-envoy-expected-rq-timeout-ms"
+"""Client or proxy -> gateway: milliseconds until it gives the request up. Envoy sets it on what it sends upstream."""
+
 PREFILLER: Final = "x-prefiller-host-port"
 """Picker -> llm-d's sidecar in the decode pod: where to prefill."""
 LOAD_REPORT: Final = "endpoint-load-metrics"

@@ -25,7 +25,7 @@ class Capacity:
         self._bounded = admission.bounded
         self._timed = admission.bounded and Belief.PREFILL_TIMES in admission.needs
         self._limits: dict[Stage, IntArray] = {stage: np.zeros(0, np.int64) for stage in Stage}
-        """Requests from which each slot is full."""
+        """Our requests from which each slot is full: the policy's limits less the foreign ones."""
         self._least_tokens: FloatArray = np.zeros(0)
         """Tokens left to prefill below which a slot is not full, however many requests they are."""
 
@@ -47,7 +47,7 @@ class Capacity:
         )
         for stage, limits in self._limits.items():
             requests, prefill_s = self._admission.limits(stage, gauges)
-            limits[slots] = requests
+            limits[slots] = requests - gauges.foreign
             if self._timed and stage is Stage.PREFILL:
                 self._least_tokens[slots] = prefill_s * self._beliefs.prefill_times.tokens_per_s(slots)
 
@@ -56,8 +56,6 @@ class Capacity:
         if not self._bounded or not candidates.endpoints:
             return candidates
         free = self._has_capacity(stage, candidates.slots)
-        if stage is Stage.DECODE and not free.any():
-            return candidates.take([])
         if stage is Stage.DECODE and Role.PREFILL not in self._inventory.ready_roles():
             free &= self._has_capacity(Stage.PREFILL, candidates.slots) | ~self._flexible(candidates)
         return candidates if free.all() else candidates.take(np.flatnonzero(free).tolist())
@@ -80,7 +78,7 @@ class Capacity:
         """How many more decodes each slot takes, 0 or more; None if no endpoint can be full."""
         if not self._bounded:
             return None
-        free: IntArray = self._limits[Stage.DECODE].take(slots) - self._requests(Stage.DECODE, slots)
+        free: IntArray = self._limits[Stage.DECODE].take(slots) - self._ledger.requests[Stage.DECODE].take(slots)
         return np.maximum(free, 0)
 
     def prefill_tokens_per_s(self) -> float:
@@ -94,13 +92,10 @@ class Capacity:
         return float(self._beliefs.prefill_times.tokens_per_s(slots).sum())
 
     def _has_capacity(self, stage: Stage, slots: IntArray) -> BoolArray:
-        free: BoolArray = self._requests(stage, slots) < self._limits[stage].take(slots)
+        free: BoolArray = self._ledger.requests[stage].take(slots) < self._limits[stage].take(slots)
         if self._timed and stage is Stage.PREFILL and not free.all():
             free |= self._ledger.uncached_tokens.take(slots) < self._least_tokens.take(slots)
         return free
-
-    def _requests(self, stage: Stage, slots: IntArray) -> IntArray:
-        return self._ledger.requests[stage].take(slots) + self._ledger.foreign.take(slots)
 
     @staticmethod
     def _flexible(candidates: Candidates) -> BoolArray:

@@ -26,6 +26,7 @@ from ballast_core.directing.queue import Queue
 from ballast_core.directing.rescheduler import NoRescheduler, Rescheduler
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.timers import Timers
+from ballast_core.directing.watch import Watch
 from ballast_core.model import Outcome, RejectReason, ShedCause, Stage
 from ballast_core.model.effects import Cancel, Effect
 from ballast_core.model.events import (
@@ -34,6 +35,7 @@ from ballast_core.model.events import (
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointsHeard,
     EndpointsScraped,
     Event,
     FirstToken,
@@ -128,6 +130,19 @@ class Director:
             capacity=self.capacity,
             timers=timers,
         )
+        self.watch = (
+            None
+            if settings.watch is None
+            else Watch(
+                settings.watch,
+                inventory,
+                ledger,
+                self.beliefs,
+                health=health,
+                max_retries=settings.max_retries,
+                follows_progress=settings.follows_progress,
+            )
+        )
         self._bounded = admission.bounded
         self._entry_of = self.ledger.entries.get
         self._of_request: Mapping[type, Callable[[Entry, Any, float], list[Effect]]] = {
@@ -149,6 +164,7 @@ class Director:
             EndpointsScraped: self._scraped,
             EndpointDraining: self._drain,
             EndpointLost: self._lost,
+            EndpointsHeard: self._heard,
             TimerFired: self._timer_fired,
         }
 
@@ -296,6 +312,9 @@ class Director:
         self._learner.observed_all(slots, now_s)
         self.capacity.observed(slots)
         return self._admitter.serve(now_s) if self._admitter.serves else []
+
+    def _heard(self, event: EndpointsHeard, now_s: float) -> list[Effect]:
+        return [] if self.watch is None else self.watch.heard(event.signs, now_s)
 
     def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:
         slot = self.inventory.slot_of(event.endpoint_id)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.survival_book import SurvivalSettings
+from ballast_core.directing.watch import WatchSettings
 from ballast_core.model import Binding, Stage
 from ballast_core.policies.admission import Open
 from ballast_core.policies.placement.protocol import Placement
@@ -50,6 +51,8 @@ class DirectorSettings(Suite):
     """Beliefs to learn beyond those that the policies read."""
     lengths: SurvivalSettings = field(default_factory=SurvivalSettings)
     """How output lengths are learned, and their prior."""
+    watch: WatchSettings | None = None
+    """How patiently endpoints are watched; None: not at all. A driver that reports signs of life needs it."""
 
     @property
     def beliefs(self) -> Belief:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ballast_core.model import Endpoint, RejectReason, RequestId, ShedCause
+from ballast_core.model import Endpoint, EndpointId, RejectReason, RequestId, ShedCause
+from ballast_core.model.life_signs import Pulse
 from ballast_core.model.segments import Segment
 from ballast_core.model.traces import PlacementTrace, RoundTrace
 
@@ -79,10 +80,32 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the request's leg on this endpoint, which is silent: report `DispatchFailed`, and go on elsewhere.
+
+    A leg whose request could not go on elsewhere may stay: to break it off would help nobody.
+    """
+
+    request_id: RequestId
+    endpoint_id: EndpointId
+    reason: str
+    """In words, for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class PulseChanged:
+    """Tell people and metrics: the watch thinks otherwise of this endpoint now."""
+
+    endpoint: Endpoint
+    pulse: Pulse
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send `TimerFired` once, at this time or soon after. If it comes too early, the same effect is returned again."""
 
     at_s: float
 
 
-Effect: TypeAlias = Hold | Reject | Dispatch | Handoff | Migrate | Cancel | WakeAt
+Effect: TypeAlias = Hold | Reject | Dispatch | Handoff | Migrate | Cancel | Leave | PulseChanged | WakeAt

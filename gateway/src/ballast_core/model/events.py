@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Observation, Outcome, Request, RequestId, Stage
+from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
 
 
@@ -154,6 +155,13 @@ class EndpointLost:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointsHeard:
+    """The signs of life of every endpoint that was asked for anything, several times a second, if there is a watch."""
+
+    signs: Sequence[LifeSign]
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """The time of a `WakeAt` has come; one event for each `WakeAt`."""
 
@@ -180,5 +188,6 @@ Event: TypeAlias = (
     | EndpointsScraped
     | EndpointDraining
     | EndpointLost
+    | EndpointsHeard
     | TimerFired
 )

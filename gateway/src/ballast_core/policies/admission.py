@@ -133,15 +133,15 @@ class ExpectedTtft:
     """Engines get what keeps them busy, the gateway keeps what may still start in time, and the rest is shed at once.
 
     An endpoint is full for prefill while 2 requests and 0.05 max_ttft_s of work by its recalibrated profile are queued
-    there; and for decode while it reports max(16, running / 8) waiting requests or 0.95 of its KV in use, or while more
-    than max(32, running) are on their way to it or wait there. That half needs no profile.
+    there; and for decode while it reports max(8, running / 8) waiting requests or 0.95 of its KV in use, or while more
+    than max(16, running) are on their way to it or wait there. That half needs no profile.
 
-    While every endpoint is full requests wait in the gateway. The work before a request may take at most 0.25
+    While every endpoint is full requests wait in the gateway. The work before a request may take at most 0.2
     max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill). Beyond
     that the newest request of the tenant with the most waiting work is rejected. The rest of max_ttft_s is for the
     prefill itself and for errors of the estimate; a request that has waited that long is rejected, too. A request's own
     TTFT objective takes the place of max_ttft_s if it is shorter.
-    Example: max_ttft_s 10, 30,000 tokens wait, 10,000 tokens/s are dispatched -> 3 s, which is more than 2.5 s: shed.
+    Example: max_ttft_s 10, 30,000 tokens wait, 10,000 tokens/s are dispatched -> 3 s, which is more than 2 s: shed.
     """
 
     type: ClassVar[str] = "expected-ttft"
@@ -160,7 +160,7 @@ class ExpectedTtft:
         return self.max_ttft_s
 
     def max_backlog_s(self, ttft_objective_s: float | None) -> float:
-        """A quarter of the bound, so that a burst's backlog is gone soon after the burst."""
+        """A fifth of the bound, so that a burst's backlog is gone soon after the burst."""
         bound_s = self.max_ttft_s if ttft_objective_s is None else min(self.max_ttft_s, ttft_objective_s)
         return _GATEWAY_SHARE * bound_s
 
@@ -178,11 +178,11 @@ class ExpectedTtft:
 
 
 _LEAST_PREFILLS = 2
-_LEAST_ON_THE_WAY = 32
-_LEAST_WAITING = 16
+_LEAST_ON_THE_WAY = 16
+_LEAST_WAITING = 8
 _MOST_KV_RATIO = 0.95
 _ENGINE_SHARE = 0.05
-_GATEWAY_SHARE = 0.25
+_GATEWAY_SHARE = 0.2
 
 _ADMISSIONS: tuple[type[Admission], ...] = (Bounded, ExpectedTtft, Open)
 

@@ -28,7 +28,7 @@ FAR: Final = 0.25
 """By how much the share of failures must exceed that of the other endpoints."""
 LONGEST_S: Final = 300.0
 """The longest ejection."""
-EJECTED_BY: Final = ("in-a-row", "share", "probe")
+EJECTED_BY: Final = ("in-a-row", "share", "probe", "silent")
 _MOST_PAST: Final = 1024
 _DEAR_S: Final = 1.0
 """How long a failure counts as load, doubled by each one in a row, as long as a first ejection at most."""
@@ -228,9 +228,18 @@ class Health:
         record = self._records.get(slot)
         return record is not None and record.state is HealthState.EJECTED
 
+    def lose(self, slot: int, reason: str, now_s: float) -> None:
+        """The progress watch has lost it: eject it, however many are ejected already."""
+        record = self._record(slot)
+        if record.state is not HealthState.EJECTED:
+            self._out_with(slot, record, now_s, "silent", reason)
+
     def _eject(self, slot: int, record: _Record, now_s: float, cause: str, reason: str) -> None:
         if len(self._out(record.role) - {slot}) >= self._may_eject(record.role):
             return
+        self._out_with(slot, record, now_s, cause, reason)
+
+    def _out_with(self, slot: int, record: _Record, now_s: float, cause: str, reason: str) -> None:
         self._end_probe(record)
         self._inventory.on_trial.discard(slot)
         if now_s > record.until_s + 2 * self._lasting_s(record):

@@ -68,6 +68,8 @@ class Inventory:
         """Slots that get new requests only where nothing else is left."""
         self.on_trial: set[int] = set()
         """Slots that are half-open: they get one request at a time, and no moves."""
+        self.suspected: set[int] = set()
+        """Slots that the progress watch suspects or has lost: the same, but for those on trial."""
         self._asked: tuple[Endpoint, ...] | None = None
         """What `slots_as` was last asked for, while its answer holds."""
         self._asked_slots: IntArray = np.zeros(0, np.int64)
@@ -83,6 +85,10 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def known(self) -> set[EndpointId]:
+        """The endpoints that have a slot."""
+        return set(self._slots)
 
     def slot_of(self, endpoint_id: EndpointId) -> int | None:
         """The endpoint's slot, or None if it is not known."""
@@ -128,6 +134,11 @@ class Inventory:
     def unshun(self, slot: int) -> None:
         """It is a candidate like the others again."""
         self.shunned.discard(slot)
+        self._candidates.clear()
+
+    def suspect(self, slot: int, suspected: bool) -> None:
+        """What the progress watch thinks of it."""
+        (self.suspected.add if suspected else self.suspected.discard)(slot)
         self._candidates.clear()
 
     def slots_as(self, endpoints: tuple[Endpoint, ...]) -> IntArray | None:
@@ -184,17 +195,25 @@ class Inventory:
         self.lost.remove(slot)
         self.shunned.discard(slot)
         self.on_trial.discard(slot)
+        self.suspected.discard(slot)
 
     def candidates(self, stage: Stage) -> Candidates:
         """The ready endpoints whose role may serve the stage, without shunned ones unless there are no others."""
         found = self._candidates.get(stage)
         if found is None:
             found = self.ready(stage)
-            if self.shunned:
-                kept = [k for k, slot in enumerate(found.slots.tolist()) if slot not in self.shunned]
-                found = found.take(kept) if 0 < len(kept) < len(found.endpoints) else found
+            if self.shunned or self.suspected:
+                found = self._best_of(found)
             self._candidates[stage] = found
         return found
+
+    def _best_of(self, ready: Candidates) -> Candidates:
+        """Those that nothing is said against; else those that are only suspected; else all."""
+        for avoided in (self.shunned | (self.suspected - self.on_trial), self.shunned):
+            kept = [k for k, slot in enumerate(ready.slots.tolist()) if slot not in avoided]
+            if kept:
+                return ready.take(kept) if len(kept) < len(ready.endpoints) else ready
+        return ready
 
     def ready(self, stage: Stage) -> Candidates:
         """The ready endpoints whose role may serve the stage, shunned or not."""

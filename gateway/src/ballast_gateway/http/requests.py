@@ -13,6 +13,7 @@ from enum import Enum, auto
 import httptools
 
 from ballast_gateway.errors import ApiError, body_too_large, headers_too_large, invalid_request, unsupported
+from ballast_gateway.openai_body import may_hold_media
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
@@ -46,9 +47,12 @@ class Reading(Enum):
 
 
 class RequestReader:
-    """Feed it bytes; take `requests` from the left. After `error` is set nothing more comes."""
+    """Feed it bytes; `take` the `requests`. After `error` is set nothing more comes.
 
-    def __init__(self, *, max_header_bytes: int, max_body_bytes: int) -> None:
+    Bodies may have `max_text_body_bytes`, and up to `max_body_bytes` where they hold media.
+    """
+
+    def __init__(self, *, max_header_bytes: int, max_body_bytes: int, max_text_body_bytes: int | None = None) -> None:
         self.requests: deque[HttpRequest] = deque()
         self.error: ApiError | None = None
         self.reading = Reading.NOTHING
@@ -56,22 +60,45 @@ class RequestReader:
         """The client waits for `100 Continue`; the sender of it sets this back."""
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
+        self._max_text_bytes = (
+            max_body_bytes if max_text_body_bytes is None else min(max_text_body_bytes, max_body_bytes)
+        )
+        self._most_bytes = self._max_text_bytes
+        """Of this body, as far as it has come."""
+        self.bodies = 0
+        """Bodies that have begun, empty ones too."""
+        self.announced_bytes = 0
+        """Length of the body that is read, if its head says one."""
+        self._queued_bytes = 0
         self._last = False
         """The last request of this connection has come; later bytes are ignored."""
         self._began_here = False
         self._body_here = False
         self._upgrading = False
         self._target = b""
-        self._headers: Headers = []
+        self.headers: Headers = []
+        """Of the request that is read."""
         self._head_bytes = 0
         self._raw_bytes = 0
         self._quiet_bytes = 0
         """Bytes since the last piece of a body: chunk extensions and trailers, which llhttp's user holds in memory."""
         self._body: list[bytes] = []
-        self._body_bytes = 0
+        self.body_bytes = 0
+        """Of the body that is read, so far."""
         self._keep_alive = self._http11 = True
         self._hosts = self._codings = 0
         self._parser = httptools.HttpRequestParser(self)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies that lie here, whole or not."""
+        return self.body_bytes + self._queued_bytes
+
+    def take(self) -> HttpRequest:
+        """The first of `requests`."""
+        request = self.requests.popleft()
+        self._queued_bytes -= len(request.body)
+        return request
 
     def feed(self, data: bytes) -> None:
         """Take in what the client sent."""
@@ -85,7 +112,7 @@ class RequestReader:
                 pending += [piece[upgrade.args[0] :], memoryview(self._without_upgrade())]
             except httptools.HttpParserError as error:
                 if not self._last:
-                    self._refuse(invalid_request(f"this is not HTTP/1.1: {error}", code="bad-http"))
+                    self.refuse(invalid_request(f"this is not HTTP/1.1: {error}", code="bad-http"))
         self._check_size(len(data))
 
     def _without_upgrade(self) -> bytes:
@@ -97,9 +124,9 @@ class RequestReader:
         if self.error is not None:
             return b""
         if method == b"CONNECT":
-            self._refuse(unsupported(405, "CONNECT is not supported"))
+            self.refuse(unsupported(405, "CONNECT is not supported"))
             return b""
-        kept = [(name, _without_offer(name, value)) for name, value in self._headers]
+        kept = [(name, _without_offer(name, value)) for name, value in self.headers]
         lines = [b"%b: %b\r\n" % (name, value) for name, value in kept if value is not None]
         self._parser = httptools.HttpRequestParser(self)
         self._upgrading = False
@@ -110,18 +137,21 @@ class RequestReader:
         if self.reading is Reading.HEAD and not self._began_here:
             self._head_bytes += fed
             if self._head_bytes > self._max_header_bytes:
-                self._refuse(headers_too_large(self._max_header_bytes))
+                self.refuse(headers_too_large(self._max_header_bytes))
         elif self.reading is Reading.BODY:
             self._raw_bytes += fed
             self._quiet_bytes = 0 if self._body_here else self._quiet_bytes + fed
             if self._quiet_bytes > self._max_header_bytes:
-                self._refuse(headers_too_large(self._max_header_bytes))
+                self.refuse(headers_too_large(self._max_header_bytes))
             if self._raw_bytes > _RAW_BODY_FACTOR * self._max_body_bytes + self._max_header_bytes:
-                self._refuse(body_too_large(self._max_body_bytes))
+                self.refuse(body_too_large(self._max_body_bytes))
 
-    def _refuse(self, error: ApiError) -> None:
+    def refuse(self, error: ApiError) -> None:
+        """Take nothing more."""
         if self.error is None:
             self.error = error
+            self._body = []
+            self.body_bytes = 0
 
     # --- called by the parser: these never raise ------------------------------------------------------------------
 
@@ -129,10 +159,11 @@ class RequestReader:
         self.reading = Reading.HEAD
         self._began_here = True
         self._target = b""
-        self._headers = []
+        self.headers = []
         self._body = []
         self._quiet_bytes = 0
-        self._head_bytes = self._raw_bytes = self._body_bytes = self._hosts = self._codings = 0
+        self._head_bytes = self._raw_bytes = self.body_bytes = self._hosts = self._codings = self.announced_bytes = 0
+        self._most_bytes = self._max_text_bytes
 
     def on_url(self, part: bytes) -> None:
         self._target += part
@@ -142,34 +173,44 @@ class RequestReader:
         if self.reading is not Reading.HEAD:
             return  # a trailer: it must not pass for a header
         name = name.lower()
-        self._headers.append((name, value))
+        self.headers.append((name, value))
         if name in _CHECKED:
             self._check_header(name, value)
 
     def on_headers_complete(self) -> None:
         parser = self._parser
         self.reading = Reading.BODY
+        self.bodies += 1
         version = parser.get_http_version()
         self._http11 = version == "1.1"
         self._keep_alive = parser.should_keep_alive()
         self._upgrading = parser.should_upgrade()
         if version not in ("1.1", "1.0"):
-            self._refuse(unsupported(400, f"HTTP/{version} is not supported; use HTTP/1.1", code="bad-http"))
+            self.refuse(unsupported(400, f"HTTP/{version} is not supported; use HTTP/1.1", code="bad-http"))
         elif self._head_bytes + len(self._target) > self._max_header_bytes:
-            self._refuse(headers_too_large(self._max_header_bytes))
+            self.refuse(headers_too_large(self._max_header_bytes))
         elif self._hosts != 1 and (self._http11 or self._hosts > 1):
-            self._refuse(invalid_request("the request must have one Host header", code="bad-http"))
+            self.refuse(invalid_request("the request must have one Host header", code="bad-http"))
         elif self._codings and not self._http11:
-            self._refuse(invalid_request("HTTP/1.0 has no Transfer-Encoding", code="bad-http"))
+            self.refuse(invalid_request("HTTP/1.0 has no Transfer-Encoding", code="bad-http"))
 
     def on_body(self, part: bytes) -> None:
         self._body_here = True
-        self._body_bytes += len(part)
-        if self._body_bytes > self._max_body_bytes:
-            self._body = []
-            self._refuse(body_too_large(self._max_body_bytes))
-        elif self.error is None:
-            self._body.append(part)
+        if self.error is not None:
+            return
+        self._body.append(part)
+        self.body_bytes += len(part)
+        if self.body_bytes > self._most_bytes:
+            self._check_media()
+
+    def _check_media(self) -> None:
+        """At the limit for text."""
+        if self.body_bytes > self._max_body_bytes:
+            self.refuse(body_too_large(self._max_body_bytes))
+        elif may_hold_media(self._body):
+            self._most_bytes = self._max_body_bytes
+        else:
+            self.refuse(body_too_large(self._max_text_bytes, "maxTextBodyBytes"))
 
     def on_message_complete(self) -> None:
         if self.error is not None or self._upgrading or self._last:
@@ -178,27 +219,32 @@ class RequestReader:
         self.continue_wanted = False
         self._last = not self._keep_alive
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = []
+        self.body_bytes = 0
+        self._queued_bytes += len(body)
         self.requests.append(
-            HttpRequest(self._parser.get_method(), self._target, self._headers, body, self._keep_alive, self._http11)
+            HttpRequest(self._parser.get_method(), self._target, self.headers, body, self._keep_alive, self._http11)
         )
 
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"host":
             self._hosts += 1
         elif name == b"content-length":
-            if len(value) <= 20 and value.isdigit() and int(value) > self._max_body_bytes:
-                self._refuse(body_too_large(self._max_body_bytes))
+            if len(value) <= 20 and value.isdigit():
+                self.announced_bytes = int(value)
+                if self.announced_bytes > self._max_body_bytes:
+                    self.refuse(body_too_large(self._max_body_bytes))
         elif name == b"transfer-encoding":
             self._codings += 1
             if value.strip().lower() != b"chunked" or self._codings > 1:
-                self._refuse(unsupported(400, "the only transfer coding here is chunked", code="bad-http"))
+                self.refuse(unsupported(400, "the only transfer coding here is chunked", code="bad-http"))
         elif name == b"content-encoding":
             if value.strip().lower() != b"identity":
-                self._refuse(unsupported(415, "send the body without Content-Encoding"))
+                self.refuse(unsupported(415, "send the body without Content-Encoding"))
         elif value.strip().lower() == b"100-continue":
             self.continue_wanted = True
         else:
-            self._refuse(unsupported(417, "the only expectation here is 100-continue"))
+            self.refuse(unsupported(417, "the only expectation here is 100-continue"))
 
 
 def _without_offer(name: bytes, value: bytes) -> bytes | None:

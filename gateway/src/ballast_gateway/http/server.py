@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Protocol, cast
 
+from ballast_gateway.clients import Clients, Held
 from ballast_gateway.errors import ApiError, request_timeout
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest, Reading, RequestReader
@@ -47,7 +48,10 @@ class Server(Protocol):
 
     max_header_bytes: int
     max_body_bytes: int
+    max_text_body_bytes: int
     request_timeout_s: float
+    body_timeout_s: float
+    min_body_bytes_per_s: int
     keep_alive_timeout_s: float
     client_stall_timeout_s: float
     cors: Cors | None
@@ -55,6 +59,7 @@ class Server(Protocol):
     closing: bool
     """Connections close after the request that they serve."""
     connections: set[ClientConnection]
+    clients: Clients
 
     def handle(self, client: ClientConnection, request: HttpRequest) -> Work | None:
         """Answer at once, or return what will."""
@@ -83,7 +88,19 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
         self._loop = loop
-        self._reader = RequestReader(max_header_bytes=server.max_header_bytes, max_body_bytes=server.max_body_bytes)
+        self._reader = RequestReader(
+            max_header_bytes=server.max_header_bytes,
+            max_body_bytes=server.max_body_bytes,
+            max_text_body_bytes=server.max_text_body_bytes,
+        )
+        self._held: Held | None = None
+        """What lies in the reader, if anything does between two reads."""
+        self._body = 0
+        """The number of the body that is read; when it began; when its last share of bytes began, and at which one."""
+        self._body_since_s = self._share_since_s = 0.0
+        self._share_from = 0
+        self._late = ""
+        """Which limit `_deadline_s` is, while a request is read."""
         self._request: HttpRequest | None = None
         self._work: Work | None = None
         """What answers the request, as long as it has not."""
@@ -107,6 +124,12 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._server.connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self.address: str = peer[0] if isinstance(peer, tuple) else ""
+        """Of the peer: a client, or a proxy in front."""
+        error = self._server.clients.connect(self.address)
+        if error is not None:
+            self._refuse(error)
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
@@ -115,12 +138,14 @@ class ClientConnection(asyncio.Protocol):
         self._reader.feed(data)
         now = self._reader.reading
         if now is not was or now is Reading.BODY:
-            self._deadline_s = self._loop.time() + self._server.request_timeout_s
+            self._set_deadline(now)
         if self._reader.continue_wanted and self._request is None and not self._reader.requests:
             self._reader.continue_wanted = False
             if self._reader.error is None:
                 self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._advance()
+        if self._held is not None or self._reader.held_bytes:
+            self._book()
 
     def eof_received(self) -> bool:
         """A client that closes its sending half counts as gone, as with uvicorn (and so vLLM)."""
@@ -128,6 +153,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
+        self._release()
+        self._server.clients.disconnect(self.address)
         self._server.disconnected(self)
         work, self._work = self._work, None
         if work is not None:
@@ -152,7 +179,9 @@ class ClientConnection(asyncio.Protocol):
         self._advancing = True
         reader = self._reader
         while self._request is None and reader.requests and not self._discarding:
-            self._request = reader.requests.popleft()
+            self._request = reader.take()
+            if self._held is not None:
+                self._book()
             self.head_sent = False
             work = self._server.handle(self, self._request)
             self._work = None if self._request is None else work  # it may have answered already
@@ -163,6 +192,29 @@ class ClientConnection(asyncio.Protocol):
         if waiting is not self._reading_paused and not self._transport.is_closing():
             self._reading_paused = waiting
             (self._transport.pause_reading if waiting else self._transport.resume_reading)()
+
+    def _book(self) -> None:
+        """Book what lies in the reader on the client, or refuse to read on."""
+        reader = self._reader
+        if not reader.held_bytes:
+            self._release()
+            return
+        error = None
+        if self._held is None:
+            clients = self._server.clients
+            names = clients.names(self.address, reader.headers)
+            self._held = clients.hold(names)
+            error = clients.fits(names, reader.announced_bytes)  # known before it comes: no use in reading it
+        error = error or self._held.set(reader.held_bytes)
+        if error is not None and not self._discarding:
+            reader.refuse(error)
+            self._release()
+            self._advance()
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.set(0)
+            self._held = None
 
     def attach(self, flow: Flow) -> None:
         """Pause this flow, from now on, while the client is slow."""
@@ -268,7 +320,9 @@ class ClientConnection(asyncio.Protocol):
         elif closes:
             self._close()
         else:
-            self._deadline_s = self._loop.time() + self._server.keep_alive_timeout_s
+            now_s = self._loop.time()
+            self._deadline_s = now_s + self._server.keep_alive_timeout_s
+            self._body_since_s = self._share_since_s = now_s  # a body that has begun may have been kept waiting by us
             if self._reader.requests or self._reader.error is not None:
                 self._loop.call_soon(self._advance)  # what answers this one may have more to do at its end
 
@@ -279,6 +333,26 @@ class ClientConnection(asyncio.Protocol):
         self._deadline_s = self._loop.time() + _LINGER_S
 
     # --- time -------------------------------------------------------------------------------------------------------
+
+    def _set_deadline(self, reading: Reading) -> None:
+        """A head has `request_timeout_s` in all. A body has so long for each share of bytes that the least rate asks
+        for in that time, or for its end; and a total."""
+        server, reader, now_s = self._server, self._reader, self._loop.time()
+        self._deadline_s = now_s + server.request_timeout_s
+        self._late = f"limits.requestTimeoutS is {server.request_timeout_s:g}"
+        if reading is not Reading.BODY:
+            return
+        if self._body != reader.bodies:
+            self._body, self._body_since_s = reader.bodies, now_s
+            self._share_since_s, self._share_from = now_s, 0
+        elif reader.body_bytes - self._share_from >= server.min_body_bytes_per_s * server.request_timeout_s:
+            self._share_since_s, self._share_from = now_s, reader.body_bytes
+        else:
+            self._deadline_s = self._share_since_s + server.request_timeout_s
+            self._late = f"limits.minBodyBytesPerS is {server.min_body_bytes_per_s}"
+        due_s = self._body_since_s + server.body_timeout_s
+        if due_s < self._deadline_s:
+            self._deadline_s, self._late = due_s, f"limits.bodyTimeoutS is {server.body_timeout_s:g}"
 
     def sweep(self, now_s: float) -> None:
         """Called periodically: close the connection if it has been silent for too long."""
@@ -291,7 +365,7 @@ class ClientConnection(asyncio.Protocol):
             elif self._reader.reading is Reading.NOTHING:
                 self._close()
             else:
-                self._refuse(request_timeout(self._server.request_timeout_s))
+                self._refuse(request_timeout(self._late))
 
     # --- the end of the gateway ---------------------------------------------------------------------------------
 

@@ -42,7 +42,10 @@ class Member:
 
 
 class Fleet:
-    """Passes endpoint events to `feed`. Calls `on_change` when members have come or gone."""
+    """Passes endpoint events to `feed`. Calls `on_change` when members have come or gone.
+
+    `on_scraped` gets each observation of a usable endpoint before the Director does.
+    """
 
     def __init__(
         self,
@@ -50,11 +53,13 @@ class Fleet:
         *,
         failures_until_lost: int,
         on_change: Callable[[], None] = lambda: None,
+        on_scraped: Callable[[EndpointId, Observation], None] = lambda endpoint_id, observation: None,
     ) -> None:
         self.members: dict[EndpointId, Member] = {}
         self.synced = False
         """Discovery has given its first complete answer."""
         self.on_change = on_change
+        self.on_scraped = on_scraped
         self._feed = feed
         self._failures_until_lost = failures_until_lost
         self._settled = False
@@ -115,6 +120,7 @@ class Fleet:
         if self._is_current(member):
             member.liveness = member.liveness.answered()
             if member.liveness.usable:
+                self.on_scraped(member.endpoint.id, observation)
                 self._feed(EndpointObserved(member.endpoint, observation))
 
     def scrape_failed(self, member: Member, problem: str) -> None:

@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from ballast_core.model import EndpointId, Observation
-from ballast_gateway.http.client import UpstreamError, UpstreamPool
+from ballast_gateway.http.client import Silence, UpstreamError, UpstreamPool
+from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.observe.exposition import BadExposition, read_gauges
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.observe.model_card import UNKNOWN, read_card
@@ -36,6 +37,7 @@ class Scraper:
         timeout_s: float,
         served: Sequence[str],
         now_s: Callable[[], float],
+        life_signs: LifeSigns,
         on_failure: Callable[[Member], None] = lambda member: None,
     ) -> None:
         self._fleet = fleet
@@ -44,6 +46,7 @@ class Scraper:
         self._timeout_s = timeout_s
         self._served = served
         self._now_s = now_s
+        self._life_signs = life_signs
         self._on_failure = on_failure
         self._tasks: dict[EndpointId, tuple[Member, asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
@@ -78,15 +81,23 @@ class Scraper:
 
     async def _scrape(self, member: Member) -> None:
         async with self._slots:
+            signs, loop = self._life_signs.of(member.endpoint.id), asyncio.get_running_loop()
+            signs.asked(loop.time())
             try:
                 async with asyncio.timeout(self._timeout_s):
                     reply = await self._pool.get(member.endpoint.address, "/metrics", timeout_s=self._timeout_s)
+                signs.answered()
                 if reply.status != 200:
                     raise UpstreamError(f"/metrics answered {reply.status}")
                 gauges = read_gauges(reply.body)
+            except asyncio.CancelledError:
+                signs.answered()  # nobody asks any more
+                raise
             except TimeoutError:
                 self._failed(member, f"no answer within {self._timeout_s:g} s")
             except (UpstreamError, BadExposition) as error:
+                if not isinstance(error, Silence):
+                    signs.answered()
                 self._failed(member, str(error))
             else:
                 self._fleet.scraped(

@@ -32,6 +32,8 @@ class Ended(NamedTuple):
     """Address of the endpoint that served, if the proxy reported it."""
     status: int | None
     """Status of the response; None where the proxy shows none: the request may still be running."""
+    shown: bool = True
+    """False if the proxy closed the stream of a response whose end it does not show: it may still be running."""
 
 
 Action: TypeAlias = Reply | Pick | FirstToken | Ended

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from ballast_api import names
 from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
-from ballast_gateway import errors
+from ballast_gateway import errors, openai_body
 from ballast_gateway.driver import Driver, Rejected, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
@@ -26,11 +27,15 @@ from ballast_gateway.picker.messages import (
 from ballast_gateway.picker.query import BodyFacts, Query
 from ballast_gateway.picker.subset import allowed
 from ballast_gateway.picker.transport import LateReplies, Session
+from ballast_gateway.picker.unseen import UnseenRequests
 from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
 
 _REJECTED: Final = frozenset({*map(str, RejectReason), errors.gateway_shutdown().code})
+_ANSWER_S: Final = 0.9 * names.PICKER_MESSAGE_TIMEOUT_S
+_AT_ONCE_S: Final = 0.05
+"""A stream that Envoy closes so soon after a response's headers says nothing of the response's end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +79,10 @@ PickerListener: TypeAlias = Callable[[PickerEvent], None]
 class PickerFace:
     """Serves ext_proc streams.
 
-    `new_id` makes an id for a request that has none. `linger_s` is how long a request whose response the proxy does not
-    show stays in the ledger: long enough for the endpoint's metrics to show it. `on_record` gets each request when it
-    is over, as the proxy face's does; output tokens are not counted here.
+    `new_id` makes an id for a request that has none. `settle_s`: how long the endpoint's metrics may take to show a
+    request; one whose end the proxy does not show stays in the ledger for that long at least, see `unseen`. A request
+    that is held for `answer_s` is answered 429: in full duplex the proxy itself would wait for ever. `on_record` gets
+    each request when it is over, as the proxy face's does; output tokens are not counted here.
     """
 
     def __init__(
@@ -85,14 +91,17 @@ class PickerFace:
         settings: ExchangeSettings,
         *,
         new_id: Callable[[], str],
-        linger_s: float = 0.5,
+        settle_s: float = 0.2,
+        answer_s: float = _ANSWER_S,
         listeners: tuple[PickerListener, ...] = (),
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.driver = driver
         self.settings = settings
         self.new_id = new_id
-        self.linger_s = linger_s
+        self.settle_s = settle_s
+        self.answer_s = answer_s
+        self.unseen = UnseenRequests(settle_s=settle_s, now_s=driver.now_s)
         self.listeners = listeners
         self.on_record = on_record
         self.held: set[_StreamSession] = set()
@@ -109,7 +118,19 @@ class PickerFace:
 
 
 class _StreamSession:
-    __slots__ = ("_answer_late", "_decode", "_exchange", "_face", "_holding", "_lingers", "_record", "_ticket", "over")
+    __slots__ = (
+        "_answer_late",
+        "_began_s",
+        "_decode",
+        "_dispatch",
+        "_exchange",
+        "_face",
+        "_holding",
+        "_lingers",
+        "_record",
+        "_ticket",
+        "over",
+    )
 
     def __init__(self, face: PickerFace, answer_late: LateReplies) -> None:
         self._face = face
@@ -121,6 +142,8 @@ class _StreamSession:
         self._record = RequestRecord(id="", arrived_s=face.driver.now_s())
         self._decode = ""
         """Empty until routed."""
+        self._dispatch: Dispatch | None = None
+        self._began_s = 0.0
         self._lingers = False
         self.over = False
 
@@ -132,7 +155,7 @@ class _StreamSession:
         return [] if message.observe_only else self._carry_out(self._exchange.receive(message))
 
     def close(self, *, broken: bool) -> None:
-        """However the stream ends, the ticket is closed, at once or after `linger_s`."""
+        """However the stream ends, the ticket is closed, at once or when scrapes tell."""
         if self._holding is not None:
             self._holding.cancel()
             self._face.held.discard(self)
@@ -181,7 +204,13 @@ class _StreamSession:
     async def _hold(self, ticket: Ticket, query: Query) -> None:
         """Wait for the pick, and answer late."""
         try:
-            actions = self._routed(await ticket.dispatched(), query.body)
+            async with asyncio.timeout(self._face.answer_s):
+                dispatch = await ticket.dispatched()
+            actions = self._routed(dispatch, query.body)
+        except TimeoutError:
+            ticket.end(Outcome.CANCELLED)
+            said = f"no endpoint had room within {self._face.answer_s:g} s"
+            actions = self._exchange.refused(errors.rejected(RejectReason.SATURATED, said, 1.0))
         except Rejected as rejected:
             actions = self._rejected(rejected)
         except Exception:
@@ -209,7 +238,7 @@ class _StreamSession:
         prefill = None
         if dispatch.prefill is not None:
             record.prefill, prefill = dispatch.prefill.id, dispatch.prefill.address
-        self._decode = dispatch.decode.address
+        self._decode, self._dispatch = dispatch.decode.address, dispatch
         for listen in self._face.listeners:
             listen(
                 Picked(
@@ -244,6 +273,7 @@ class _StreamSession:
             return self._face.driver.open(replace(request, id=own))
 
     def _first_token(self) -> None:
+        self._began_s = self._face.driver.now_s()
         if self._ticket is not None:
             self._ticket.first_token()
         if self._record.stream:
@@ -264,22 +294,35 @@ class _StreamSession:
             self._record.path = self._exchange.path
             self._face.on_record(self._record)
 
+    def _linger(self, ticket: Ticket) -> None:
+        """The request may still run, and its end will not be shown."""
+
+        def end() -> None:
+            ticket.end(Outcome.COMPLETED)
+
+        generates = not self._exchange.path or openai_body.is_json_path(self._exchange.path)
+        if self._dispatch is not None and generates:
+            self._face.unseen.add(ticket, self._dispatch, end, begun=self._began_s > 0)
+        else:  # engines do not count such requests as running
+            asyncio.get_running_loop().call_later(self._face.settle_s, end)
+
     def _end(self, ended: Ended) -> None:
         ticket, record = self._ticket, self._record
         elsewhere = ended.served is not None and ended.served != self._decode
-        unseen = ended.status is None and ended.outcome is Outcome.COMPLETED
+        at_once = not ended.shown and self._face.driver.now_s() - self._began_s < _AT_ONCE_S
+        succeeds = ended.outcome is Outcome.COMPLETED and (ended.status or 0) < 400
+        unseen = succeeds and not elsewhere and (ended.status is None or at_once)
         if ticket is not None and elsewhere:
             ticket.end(Outcome.FAILED, fault=Fault.UNREACHABLE)
         elif ticket is not None and not unseen:
             status = ended.status or 0
             ticket.end(Outcome.FAILED if status >= 400 else ended.outcome, fault=_fault_of(status))
         elif ticket is not None:
-            # The request may still run. Keep it in the ledger until the endpoint's own metrics show it.
             self._lingers = True
-            asyncio.get_running_loop().call_later(self._face.linger_s, ticket.end, ended.outcome)
+            self._linger(ticket)
         if elsewhere:
             _log.warning("request %s was picked for %s but %s served", record.id, self._decode, ended.served)
-        record.status, record.outcome = ended.status or 0, str(ended.outcome)
+        record.status, record.outcome = ended.status or 0, "routed" if unseen else str(ended.outcome)
         if 400 <= record.status < 500:
             record.outcome, record.reason = "invalid", f"upstream-{record.status}"
         self._recorded()

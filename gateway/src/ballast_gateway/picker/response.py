@@ -68,20 +68,23 @@ class ResponseHalf:
             self._served = message.served
         return [TrailersReply(message.kind), *self.end(self._outcome())]
 
-    def end(self, outcome: Outcome) -> list[Action]:
+    def end(self, outcome: Outcome, *, shown: bool = True) -> list[Action]:
         """The exchange is over; further calls change nothing."""
         if self._ended or not self.routed:
             return []
         self._ended = True
-        return [Ended(outcome, self._served, self._status)]
+        return [Ended(outcome, self._served, self._status, shown)]
 
     def closed(self) -> list[Action]:
         """The proxy has closed the stream.
 
         Envoy closes it in the same way for a response that ended and for one that was broken off. A response whose body
-        was shown without its end was broken off; for one whose body is not shown, this is the normal end.
+        was shown without its end was broken off. For one whose body is not shown it is the end where trailers would be
+        shown; where they would not, Envoy closes the stream as soon as the headers are answered.
         """
-        return self.end(self._outcome() if self.body_mode is BodyMode.NONE else Outcome.CANCELLED)
+        if self.body_mode is not BodyMode.NONE:
+            return self.end(Outcome.CANCELLED)
+        return self.end(self._outcome(), shown=self._failed)
 
     def _begin(self) -> list[Action]:
         if self._begun or (self._status or 0) >= 400 or not self.routed:

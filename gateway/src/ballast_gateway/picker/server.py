@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_core.model import EndpointId, Observation
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import PickerFace, PickerListener
@@ -31,16 +32,16 @@ class PickerServer:
         self,
         transport: Transport,
         health: Transport,
+        face: PickerFace,
         *,
         drain_timeout_s: float,
         stop: Callable[[], None],
-        tell: Callable[[], None],
     ) -> None:
-        """`stop`: report NOT_SERVING from now on. `tell`: answer the requests that are held, the picker ends."""
+        """`stop`: report NOT_SERVING from now on."""
+        self._face = face
         self._transport = transport
         self._health = health
         self._drain_timeout_s = drain_timeout_s
-        self._tell = tell
         self.drain = stop
         """Report NOT_SERVING from now on; go on serving streams."""
 
@@ -54,6 +55,10 @@ class PickerServer:
         """gRPC health."""
         return self._health.port
 
+    def observed(self, endpoint_id: EndpointId, observation: Observation) -> None:
+        """An endpoint was scraped; called before the Director learns of it."""
+        self._face.unseen.observed(endpoint_id, observation)
+
     async def aclose(self, grace_s: float | None = None) -> None:
         """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop.
 
@@ -63,9 +68,10 @@ class PickerServer:
         limit_s = self._drain_timeout_s if grace_s is None else grace_s
         stopping = asyncio.create_task(self._transport.aclose(limit_s + _TELL_S))
         await asyncio.wait({stopping}, timeout=limit_s)
-        self._tell()
+        self._face.shut_down()
         await stopping
         await self._health.aclose(0)
+        self._face.unseen.close()
 
 
 async def serve(
@@ -99,7 +105,7 @@ async def serve(
         driver,
         exchange,
         new_id=new_id,
-        linger_s=2 * settings.scrape.interval_s,
+        settle_s=settings.scrape.interval_s,
         listeners=listeners,
         on_record=on_record,
     )
@@ -111,4 +117,4 @@ async def serve(
     except OSError:
         await transport.aclose(0)
         raise
-    return PickerServer(transport, health, drain_timeout_s=limits.drain_timeout_s, stop=stop, tell=face.shut_down)
+    return PickerServer(transport, health, face, drain_timeout_s=limits.drain_timeout_s, stop=stop)

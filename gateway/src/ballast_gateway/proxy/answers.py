@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ballast_core.model import RejectReason
 from ballast_gateway import headers
-from ballast_gateway.errors import ApiError
+from ballast_gateway.errors import ApiError, deadline_exceeded
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
 from ballast_gateway.proxy.legs import Job, LegFailed
@@ -58,6 +58,20 @@ def refuse(job: Job, error: ApiError) -> None:
     record.status, record.outcome, record.reason = error.status, "rejected", error.code
     record.detail = record.detail or error.for_log
     job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
+
+
+def expire(job: Job, seconds: float, *, between_events: bool) -> None:
+    """The deadline has passed: an error, or in a stream that has begun an error event and the end."""
+    error, record, client = deadline_exceeded(seconds), job.record, job.client
+    record.outcome, record.reason, record.detail = "failed", error.code, error.message
+    if not client.head_sent:
+        record.status = error.status
+        client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
+    elif between_events:
+        client.write(b"data: %b\n\n" % error.body())
+        client.end()
+    else:
+        client.abort()
 
 
 def break_off(job: Job, error: ApiError, *, between_events: bool) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 from ballast_gateway import lax, openai_body
 from ballast_gateway.openai_body import InvalidBody, JsonObject
+from ballast_gateway.strict_json import Size
 
 ASK_FOR_HANDLE: Final[JsonObject] = {
     "do_remote_decode": True,
@@ -27,6 +28,8 @@ ASK_FOR_HANDLE: Final[JsonObject] = {
 COMPLETION_TOKENS: Final = 16
 """The default of `max_tokens` in `/v1/completions`."""
 _POSITIVE_INTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
+_PIECE: Final = 50_000
+"""Token ids that are looked at in one go, while other threads wait."""
 _ROLES_HINT: Final = "such as user"
 
 
@@ -78,9 +81,14 @@ class Generation:
         return b"%b,%b" % (self.raw[:end], handle[1:])  # no second encoding of a prompt of many token ids
 
 
-def read_generation(raw: bytes, *, chat: bool, dropped: frozenset[str] = openai_body.CONTROL_FIELDS) -> Generation:
-    """Check a body, and take out the `dropped` fields. Raises `InvalidBody`, which names the field."""
-    document = openai_body.parse_object(raw)
+def read_generation(
+    raw: bytes, *, chat: bool, dropped: frozenset[str] = openai_body.CONTROL_FIELDS, size: Size | None = None
+) -> Generation:
+    """Check a body, and take out the `dropped` fields; `size`, if it was measured.
+
+    Raises `InvalidBody`, which names the field.
+    """
+    document = openai_body.parse_object(raw, size)
     model = openai_body.model_of(document)
     plain = lax.plain(document, chat=chat)
     document = document if plain is None else plain
@@ -144,7 +152,8 @@ def _check_prompt(document: JsonObject) -> None:
 
 
 def _are_ids(items: list[object]) -> bool:
-    return all(type(item) is int and item >= 0 for item in items)
+    pieces = (items[start : start + _PIECE] for start in range(0, len(items), _PIECE))
+    return all(set(map(type, piece)) == {int} and min(cast("list[int]", piece)) >= 0 for piece in pieces)
 
 
 def _check_messages(document: JsonObject) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from ballast_core.model import Endpoint
 from ballast_core.model.effects import Dispatch
 from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.cutting import Cutter, Remainder
 from ballast_gateway.proxy.whole_answers import Unfit
@@ -23,6 +24,7 @@ class Resources:
     pool: UpstreamPool
     loop: asyncio.AbstractEventLoop
     cutter: Cutter
+    life_signs: LifeSigns
     prefill_timeout_s: float
     """For a whole prefill, and for the first byte of a decode."""
     idle_timeout_s: float

@@ -8,10 +8,13 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
+from ballast_api import wire_names
 from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
-from ballast_gateway import headers
+from ballast_gateway import headers, strict_json
+from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
     ApiError,
@@ -25,7 +28,7 @@ from ballast_gateway.errors import (
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
-from ballast_gateway.http.server import ClientConnection
+from ballast_gateway.http.server import ClientConnection, Work
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
@@ -33,10 +36,12 @@ from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
 from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.large_bodies import INLINE_BYTES, INLINE_WORK, LargeBodies, Reading
 from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.strict_json import Size
 from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
@@ -73,7 +78,17 @@ class ProxyFace:
         limits = settings.limits
         self.max_header_bytes = limits.max_header_bytes
         self.max_body_bytes = limits.max_body_bytes
+        self.max_text_body_bytes = limits.max_text_body_bytes
         self.request_timeout_s = limits.request_timeout_s
+        self.body_timeout_s = limits.body_timeout_s
+        self.min_body_bytes_per_s = limits.min_body_bytes_per_s
+        self.clients = Clients(
+            most_bytes=limits.max_bodies_bytes,
+            most_client_bytes=limits.max_client_bodies_bytes,
+            most_client_connections=limits.max_client_connections,
+            trusted_hops=limits.trusted_hops,
+            tenant_of=lambda lines: self._trusted.tenant(partial(headers.first, lines)),
+        )
         self.keep_alive_timeout_s = limits.keep_alive_timeout_s
         self.client_stall_timeout_s = limits.client_stall_timeout_s
         origins = settings.listeners.cors_origins
@@ -87,6 +102,7 @@ class ProxyFace:
         self._emptied = asyncio.Event()
         self.in_flight = 0
         """Generations that have not ended."""
+        self._deadline_s = limits.deadline_s
         self._driver = driver
         self._pool = pool
         self._loop = asyncio.get_running_loop()
@@ -104,6 +120,7 @@ class ProxyFace:
             pool,
             self._loop,
             Cutter(pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
+            driver.life_signs,
             prefill_timeout_s=limits.prefill_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
@@ -111,6 +128,7 @@ class ProxyFace:
         self._moves = driver.abilities.moves
         self._cuts = driver.abilities.cuts
         self._holds = self._moves or settings.streams.rescue
+        self._large = LargeBodies[_Read | InvalidBody](self._loop)
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -171,6 +189,7 @@ class ProxyFace:
         self._tell_all()
         self._abort_all()
         await asyncio.sleep(0)
+        self._large.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
 
@@ -187,7 +206,7 @@ class ProxyFace:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def handle(self, client: ClientConnection, request: HttpRequest) -> Run | None:
+    def handle(self, client: ClientConnection, request: HttpRequest) -> Work | None:
         """Answer at once, or return what will. Never raises."""
         path = _path(request.target)
         record = RequestRecord(id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"))
@@ -211,10 +230,11 @@ class ProxyFace:
         """Bytes that made no request were refused."""
         now_s = self._driver.now_s()
         record = RequestRecord(id="", arrived_s=now_s, ended_s=now_s, status=error.status)
-        record.outcome, record.reason, record.detail = "invalid", error.code, error.for_log
+        outcome = "rejected" if error.retry_after_s else "invalid"
+        record.outcome, record.reason, record.detail = outcome, error.code, error.for_log
         self._on_record(record)
 
-    def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
+    def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
         allowed = _ALLOWED.get(path)
         method = request.method.decode("latin-1")
         preflight = None if self.cors is None or allowed is None else self.cors.preflight(request, allowed)
@@ -238,27 +258,66 @@ class ProxyFace:
             return self._admit(client, request, path, record)
         return None
 
-    def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Run | None:
-        try:
-            generation = read_generation(request.body, chat=path == _CHAT, dropped=self._trusted.dropped_fields)
-        except InvalidBody as error:
-            self._refuse(client, record, invalid_request(str(error), param=error.param, quoteless=error.problem))
+    def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
+        """Read the body, here or on the thread for large ones, and book its memory."""
+        body, chat = request.body, path == _CHAT
+        held = self.clients.hold(self.clients.names(client.address, request.headers))
+        size = strict_json.measure(body) if len(body) <= INLINE_BYTES else None
+        error = held.set(2 * len(body) if size is None else size.held_bytes)
+        if error is not None:
+            self._refuse(client, record, error, outcome="rejected")
             return None
+        ask = _Ask(client, request, path, record, held)
+        if size is not None and size.work <= INLINE_WORK:
+            try:
+                generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+            except InvalidBody as error_:
+                self._refuse_body(ask, error_)
+                return None
+            return self._admitted(ask, generation, None)
+        pending = _Pending(self, ask)
+        pending.reading = self._large.read(held.names, lambda: self._read_large(body, chat), pending.read)
+        return pending
+
+    def _read_large(self, body: bytes, chat: bool) -> _Read | InvalidBody:
+        """On the thread."""
+        size = strict_json.measure(body)
+        try:
+            generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+        except InvalidBody as error:
+            return error.bare()  # the raised one holds frames, and these the body
+        return _Read(generation, size, self._prompts.blocks(generation.document, generation.model))
+
+    def _refuse_body(self, ask: _Ask, error: InvalidBody) -> None:
+        ask.held.set(0)
+        self._refuse(ask.client, ask.record, invalid_request(str(error), param=error.param, quoteless=error.problem))
+
+    def _admitted(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Run | None:
+        client, record = ask.client, ask.record
         if generation.model not in self._served:
+            ask.held.set(0)
             self._refuse(client, record, model_not_found(generation.model[:200], self._served))
             return None
         record.model, record.stream = generation.model, generation.stream
         record.prompt_tokens = generation.prompt_tokens
-        return self._generate(client, request, path, generation, record)
+        try:
+            asked_s = headers.deadline_s(ask.request.headers)
+        except ValueError as error:
+            ask.held.set(0)
+            self._refuse(client, record, invalid_request(str(error), param=wire_names.DEADLINE))
+            return None
+        deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
+        return self._generate(ask, generation, blocks, deadline_s=deadline_s)
 
     def _generate(
-        self, client: ClientConnection, request: HttpRequest, path: bytes, generation: Generation, record: RequestRecord
+        self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None, *, deadline_s: float | None
     ) -> Run:
+        client, request, path, record, memory = ask
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
         facts = self._prompts.read(
-            generation.document, model=generation.model, objective=headers.objective(request.headers)
+            generation.document, model=generation.model, objective=headers.objective(request.headers), blocks=blocks
         )
         header = partial(headers.first, request.headers)
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
@@ -281,7 +340,8 @@ class ProxyFace:
             )
         )
         self.in_flight += 1
-        run = Run(self._resources, job, ticket, movable=movable, on_over=self._over)
+        over = partial(self._over, memory=memory)
+        run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)
         run.start()
         return run
 
@@ -299,8 +359,9 @@ class ProxyFace:
         whole = WholeAnswer(client, asked, held)
         return Job(whole, path, forwarded, generation, record, held, whole)
 
-    def _over(self, record: RequestRecord) -> None:
+    def _over(self, record: RequestRecord, memory: Held) -> None:
         self.in_flight -= 1
+        memory.set(0)
         if not self.in_flight:
             self._ended_all.set()
         self._ended(record)
@@ -327,6 +388,78 @@ class ProxyFace:
 
     def _id_of(self, request: HttpRequest) -> str:
         return headers.request_id(request.headers) or self._new_id()
+
+
+class _Ask(NamedTuple):
+    """A request to generate, before its body is read."""
+
+    client: ClientConnection
+    request: HttpRequest
+    path: bytes
+    record: RequestRecord
+    held: Held
+
+
+class _Read(NamedTuple):
+    """What the thread has read."""
+
+    generation: Generation
+    size: Size
+    blocks: tuple[int, ...]
+
+
+class _Pending:
+    """A request whose body is on the thread; later, whose generation runs."""
+
+    def __init__(self, face: ProxyFace, ask: _Ask) -> None:
+        self._face = face
+        self._ask = ask
+        self._run: Run | None = None
+        self.reading: Reading[_Read | InvalidBody] | None = None
+
+    def read(self, outcome: asyncio.Future[_Read | InvalidBody]) -> None:
+        """Take what the thread has read, or why it could not. Never raises."""
+        face, ask = self._face, self._ask
+        self.reading = None  # which knows this method: a circle would keep the body until a full collection
+        try:
+            found = outcome.result()
+            if isinstance(found, InvalidBody):
+                face._refuse_body(ask, found)
+                return
+            error = ask.held.set(found.size.held_bytes)
+            if error is not None:
+                ask.held.set(0)
+                face._refuse(ask.client, ask.record, error, outcome="rejected")
+            else:
+                self._run = face._admitted(ask, found.generation, found.blocks)
+        except Exception:
+            _log.exception("a large body could not be read", extra={"request_id": ask.record.id})
+            ask.held.set(0)
+            face._refuse(ask.client, ask.record, internal_error(), outcome="failed")
+
+    def client_gone(self) -> None:
+        """The client has closed its connection."""
+        if self._run is not None:
+            self._run.client_gone()
+            return
+        self._drop()
+        record = self._ask.record
+        record.outcome, record.reason = "cancelled", "client-gone"
+        self._face._ended(record)
+
+    def shut_down(self) -> None:
+        """The gateway ends."""
+        if self._run is not None:
+            self._run.shut_down()
+        else:
+            self._drop()
+            self._face._refuse(self._ask.client, self._ask.record, gateway_shutdown(), outcome="rejected")
+
+    def _drop(self) -> None:
+        if self.reading is not None:
+            self.reading.dropped = True
+            self.reading = None
+        self._ask.held.set(0)
 
 
 def _path(target: bytes) -> bytes:

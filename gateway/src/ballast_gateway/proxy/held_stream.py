@@ -351,13 +351,19 @@ class HeldStream:
         """Whether the text so far ends with a whole character, so that the next engine begins with one."""
         return self._output.beyond_boundary() == 0
 
+    @property
+    def may_rewind(self) -> bool:
+        """Whether `rewind` can be."""
+        beyond = self._output.beyond_boundary()
+        return beyond is not None and not (beyond and self._asked_ids and not self._unseen)
+
     def rewind(self) -> bool:
         """Go back over tokens that brought no text, which end in the midst of a character. False where that cannot be.
 
         A client that asked for token ids has seen theirs.
         """
         beyond = self._output.beyond_boundary()
-        if beyond is None or (beyond and self._asked_ids and not self._unseen):
+        if beyond is None or not self.may_rewind:
             return False
         self._output.drop_last(beyond)
         return True

@@ -134,6 +134,16 @@ def is_error(body: bytes) -> bool:
     return isinstance(document, dict) and ("error" in document or document.get("object") == "error")
 
 
+def is_answer(reply: Collect) -> bool:
+    """Whether it is a refusal, or a result that is whole: one without a length may have lost its end."""
+    if reply.status != 200:
+        return True
+    try:
+        return isinstance(openai_body.load(reply.body), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def handle_of(body: bytes) -> JsonObject | None:
     """The KV handle in a prefill's answer; None where the engine gave none (it then computes the prompt again)."""
     try:

@@ -119,6 +119,8 @@ class Event(_Name):
     """Its time to drain is over."""
     CLIENT_GONE = "client gone"
     """The client has closed its connection."""
+    DEADLINE_PASSED = "deadline passed"
+    """The request has taken as long as it may."""
 
 
 class Action(_Name):
@@ -140,6 +142,7 @@ class Action(_Name):
     BREAK = "break the stream off, report the failure"
     CANCEL = "report that the client is gone"
     TELL_END = "tell the client that the gateway ends"
+    EXPIRE = "say that the deadline has passed, report the end"
     WARM_UP = "ask the target to warm up"
     AWAIT_CUT = "start the timer"
     FOLLOW_TARGET = "follow the target"
@@ -151,7 +154,7 @@ class Action(_Name):
 
 
 ENDS: Final = frozenset(
-    {Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL, Action.TELL_END}
+    {Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL, Action.EXPIRE, Action.TELL_END}
 )
 """The ends of a request: one of them comes, once, with the transition to ENDED."""
 
@@ -265,22 +268,20 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
 }
 """After the first byte."""
 
+_ANYWHERE: Final = frozenset({Event.CLIENT_GONE, Event.DEADLINE_PASSED, Event.SHUT_DOWN})
 _MOVING: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
 
 
 def _whole_rows(state: State, rows: Rows) -> Rows:
-    """The rows of a live state with those that all share: client or gateway may go, and orders may come too late."""
+    """The rows of a live state with those that all of them share: the client or the gateway may go, time passes, and
+    orders may come too late."""
     dropped = (Action.DROP_MOVE,) if state in _MOVING else ()
-    gone = Step(State.ENDED, (Action.CANCEL, *dropped))
-    ends = Step(State.ENDED, (Action.TELL_END, *dropped))
+    gone, ends, expired = (
+        Step(State.ENDED, (end, *dropped)) for end in (Action.CANCEL, Action.TELL_END, Action.EXPIRE)
+    )
     refused = Step(state, (Action.REFUSE_MOVE,))
-    return {
-        Event.CLIENT_GONE: gone,
-        Event.SHUT_DOWN: ends,
-        Event.MOVE_UNFIT: refused,
-        Event.MOVE_ORDERED: refused,
-        **rows,
-    }
+    shared = {Event.CLIENT_GONE: gone, Event.SHUT_DOWN: ends, Event.DEADLINE_PASSED: expired}
+    return {**shared, Event.MOVE_UNFIT: refused, Event.MOVE_ORDERED: refused, **rows}
 
 
 TABLE: Final[Mapping[State, Rows]] = {
@@ -312,7 +313,7 @@ def diagram() -> str:
     for state, rows in TABLE.items():
         arrows: dict[State, list[str]] = {}
         for event, step in rows.items():
-            if event not in (Event.CLIENT_GONE, Event.SHUT_DOWN) and step.state is not state:
+            if event not in _ANYWHERE and step.state is not state:
                 arrows.setdefault(step.state, []).append(event.value)
         lines += [f"    {_name(state)} --> {_name(to)}: {'; '.join(events)}" for to, events in arrows.items()]
     return "\n".join([*lines, f"    {_name(State.ENDED)} --> [*]"])

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from ballast_gateway.http.client import Collect, UpstreamError
 from ballast_gateway.http.responses import Headers
+from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy.clients import Client
 from ballast_gateway.proxy.held_stream import HeldStream, Leg
 from ballast_gateway.proxy.life import Event
@@ -49,7 +50,9 @@ class Relay(Collect):
         "_idle_timeout_s",
         "_loop",
         "_meter",
+        "_owes",
         "_reported",
+        "_signs",
         "continues",
         "relays",
         "shows",
@@ -60,18 +63,26 @@ class Relay(Collect):
         holder: Holder,
         client: Client,
         loop: asyncio.AbstractEventLoop,
+        signs: Signs,
         *,
         streams: bool,
         continues: bool,
         due_s: float,
         idle_timeout_s: float,
     ) -> None:
-        """`due_s`: when a stream must have begun, on the loop's clock; `idle_timeout_s`: its longest silence after."""
+        """`due_s`: when a stream must have begun, on the loop's clock; `idle_timeout_s`: its longest silence after.
+
+        `signs`: its endpoint's signs of life.
+        """
         super().__init__(due_s if streams else float("inf"))
         self._holder = holder
         self._client = client
         self._loop = loop
         self._idle_timeout_s = idle_timeout_s
+        self._signs = signs
+        self._owes = False
+        if streams:
+            self._owe()
         self._meter = TokenMeter()
         self._reported = 0
         self._first: list[bytes] = []
@@ -102,7 +113,8 @@ class Relay(Collect):
         if not self.relays:
             super().on_data(data)
             return
-        self.deadline_s = self._loop.time() + self._idle_timeout_s
+        self._signs.heard_s = now_s = self._loop.time()
+        self.deadline_s = now_s + self._idle_timeout_s
         meter = self._meter
         was_started = meter.started
         meter.feed(data)
@@ -147,17 +159,31 @@ class Relay(Collect):
     def over(self) -> None:
         """No more comes. The holder keeps its last leg, so the leg lets go of the holder: no circle is left."""
         self._client.detach(self)
+        self._settle()
         del self._holder
+
+    def _owe(self) -> None:
+        """The engine's next byte is due. Not of a whole answer, which may take as long as all of its tokens."""
+        if not self._owes:
+            self._owes = True
+            self._signs.owe(self._loop.time())
+
+    def _settle(self) -> None:
+        if self._owes:
+            self._owes = False
+            self._signs.settle()
 
     def pause(self) -> None:
         """The client is slow. The engine's silence is then no fault of the engine."""
         self.deadline_s = float("inf")
+        self._settle()
         if self.connection is not None:
             self.connection.pause()
 
     def resume(self) -> None:
         """The client has caught up."""
         self.deadline_s = self._loop.time() + self._idle_timeout_s
+        self._owe()
         if self.connection is not None:
             self.connection.resume()
 
@@ -172,6 +198,7 @@ class HeldRelay(Relay):
         holder: Holder,
         client: Client,
         loop: asyncio.AbstractEventLoop,
+        signs: Signs,
         held: HeldStream,
         *,
         continues: bool,
@@ -185,7 +212,7 @@ class HeldRelay(Relay):
         `movable`: report the end of each event to the holder.
         """
         super().__init__(
-            holder, client, loop, streams=True, continues=continues, due_s=due_s, idle_timeout_s=idle_timeout_s
+            holder, client, loop, signs, streams=True, continues=continues, due_s=due_s, idle_timeout_s=idle_timeout_s
         )
         self._held = held
         self._unheld = held.lost
@@ -222,8 +249,9 @@ class HeldRelay(Relay):
                 self._holder.on(Event.TIED)
             super().on_data(shown)
             return
+        self._signs.heard_s = now_s = self._loop.time()
         if leg.tokens or not self._until_token:
-            self.deadline_s = self._loop.time() + self._idle_timeout_s
+            self.deadline_s = now_s + self._idle_timeout_s
         if shown:
             if not self.shows:
                 self._begin(Event.BEGUN)

@@ -17,15 +17,16 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ballast_core.model import Endpoint, Fault, Outcome, Stage
-from ballast_core.model.effects import Handoff, Migrate
+from ballast_core.model.effects import Handoff, Leave, Migrate
 from ballast_gateway.driver import Rejected, Ticket
 from ballast_gateway.errors import gateway_shutdown, internal_error, rejected, upstream_broke
 from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError
+from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy import answers
 from ballast_gateway.proxy.course import NEVER_S, Course, Resources
 from ballast_gateway.proxy.cutting import Remainder
 from ballast_gateway.proxy.held_stream import HeldStream
-from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, payload, refused
+from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, is_answer, payload, refused
 from ballast_gateway.proxy.life import Action, Event, Life, State
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
@@ -48,8 +49,10 @@ class Run:
         ticket: Ticket,
         *,
         movable: bool,
+        deadline_s: float | None = None,
         on_over: Callable[[RequestRecord], None],
     ) -> None:
+        """`deadline_s`: seconds from now until the answer must be whole."""
         self.life = Life()
         self._resources = resources
         self._job = job
@@ -58,11 +61,17 @@ class Run:
         self._on_over = on_over
         if movable:
             ticket.mover = self.order_move
+        ticket.leaver = self.order_leave
+        self._deadline = None
+        if deadline_s is not None:
+            self._deadline = resources.loop.call_later(deadline_s, self._expired, deadline_s)
         self._closed = False
         self._orders: Orders | None = None
         self._asked: Collect | None = None
         """The exchange under way, whose end `_after` takes."""
         self._after: After
+        self._owed: Signs | None = None
+        """Signs of life of the engine whose prefill is due."""
         self._part: asyncio.Task[Remainder | None] | None = None
         # What an action needs of the event before it; what brings the event sets it.
         self._course: Course
@@ -70,6 +79,7 @@ class Run:
         self._leg: Relay
         self._answer: Collect
         self._failure: LegFailed | Rejected
+        self._deadline_s: float
         self._failed: list[LegFailed] = []
         """The legs that have been reported as failed."""
 
@@ -94,6 +104,29 @@ class Run:
         self._orders.take(order, self.life.state, self._course if fit else None)
         self.on(Event.MOVE_ORDERED if fit else Event.MOVE_UNFIT)
 
+    def order_leave(self, order: Leave) -> None:
+        """Take the Director's order to leave a silent engine. A stream that could not go on elsewhere stays there."""
+        try:
+            event = self._left(order)
+            if event is not None:
+                self.on(event)
+                self._go_on()
+        except Exception as fault:
+            self._fail(fault)
+
+    def _left(self, order: Leave) -> Event | None:
+        """Hang up on the engine that the order names; None if no leg there may be left."""
+        state = self.life.state
+        decodes = state in _FOLLOWED
+        if not decodes and state not in _ASKS_PREFILL:
+            return None
+        endpoint = self._course.endpoint if decodes else self._prefiller
+        if endpoint.id != order.endpoint_id or (decodes and not self._may_leave()):
+            return None
+        self._leave()
+        self._failure = LegFailed(Stage.DECODE if decodes else Stage.PREFILL, endpoint, order.reason, Fault.SILENT)
+        return self._kind_of_failure() if decodes else Event.ENGINE_FAILED
+
     def client_gone(self) -> None:
         """Leave the engines: the client has closed its connection."""
         if self.life.state is State.ENDED:
@@ -101,8 +134,18 @@ class Run:
         self._leave()
         record = self._job.record
         record.outcome, record.reason = "cancelled", "client-gone"
+        self._end_by(Event.CLIENT_GONE)
+
+    def _expired(self, deadline_s: float) -> None:
+        """Leave the engines: the time of the request is over."""
+        if self.life.state is not State.ENDED:
+            self._leave()
+            self._deadline_s = deadline_s
+            self._end_by(Event.DEADLINE_PASSED)
+
+    def _end_by(self, event: Event) -> None:
         try:
-            self.on(Event.CLIENT_GONE)
+            self.on(event)
             self._close()
         except Exception as fault:
             self._fail(fault)
@@ -151,11 +194,15 @@ class Run:
 
     def _ask(self, endpoint: Endpoint, body: bytes, exchange: Collect, after: After) -> None:
         self._asked, self._after = exchange, after
+        if not isinstance(exchange, Relay):
+            self._owed = self._resources.life_signs.of(endpoint.id)
+            self._owed.owe(self._resources.loop.time())
         request = payload(self._job, endpoint, body, self._course.dispatch.priority)
         self._resources.pool.start(endpoint.address, request, exchange, self._over)
 
     def _over(self, error: UpstreamError | None) -> None:
         """The exchange under way has ended."""
+        self._settle(heard=error is None)
         self._asked = None
         try:
             event = self._after(self, error)
@@ -173,12 +220,21 @@ class Run:
     def _leave(self) -> None:
         """Hang up on the engines that are at work."""
         asked, self._asked = self._asked, None
+        self._settle(heard=False)
         if asked is not None:
             self._resources.pool.cancel(asked)
             if isinstance(asked, Relay):
                 self._end_leg(asked)
         if self._part is not None:
             self._part.cancel()
+
+    def _settle(self, *, heard: bool) -> None:
+        """Nothing is due from a prefill leg any more."""
+        if self._owed is not None:
+            if heard:
+                self._owed.heard_s = self._resources.loop.time()
+            self._owed.settle()
+            self._owed = None
 
     def _fail(self, fault: Exception) -> None:
         """A fault of ours: answer with it as far as that can be, and end."""
@@ -199,7 +255,9 @@ class Run:
         if self._closed:
             return
         self._closed = True
-        self._ticket.mover = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._ticket.mover = self._ticket.leaver = None
         if self._orders is not None:
             self._orders.close()
             self._orders = None
@@ -315,7 +373,7 @@ class Run:
         if isinstance(error, StoppedReading) or self.life.state is State.ENDED:
             return None  # with the stream's last event, in the relay
         failure = failure_of(Stage.DECODE, endpoint, leg, error)
-        if failure is None and not leg.continues and not leg.relays:
+        if failure is None and not leg.continues and not leg.relays and is_answer(leg):
             self._answer = leg
             return Event.ANSWERED
         self._failure = failure or _without_end(endpoint, leg)
@@ -338,10 +396,11 @@ class Run:
         due_s = min(resources.loop.time() + resources.prefill_timeout_s, course.due_s)
         if course.rest is not None:
             due_s = min(due_s, course.rest.due_s)
+        signs = resources.life_signs.of(course.endpoint.id)
         continues, idle_timeout_s = state is not State.OPENING, resources.idle_timeout_s
         if job.held is None:
             return Relay(
-                *(self, job.client, resources.loop),
+                *(self, job.client, resources.loop, signs),
                 streams=job.generation.stream,
                 continues=continues,
                 due_s=due_s,
@@ -349,13 +408,21 @@ class Run:
             )
         job.held.begin_leg()
         return HeldRelay(
-            *(self, job.client, resources.loop, job.held),
+            *(self, job.client, resources.loop, signs, job.held),
             continues=continues,
             due_s=due_s,
             idle_timeout_s=idle_timeout_s,
             until_token=state is State.CROSSING,
             movable=self._movable,
         )
+
+    def _may_leave(self) -> bool:
+        """Whether another engine could go on, and whether that is wanted."""
+        held, leg = self._job.held, self._leg
+        if not (leg.continues or leg.shows):
+            return True
+        wanted = self._resources.rescue or self._course.crossed
+        return wanted and held is not None and held.may_go_on and held.may_rewind
 
     def _kind_of_failure(self) -> Event:
         """Whether another engine could go on, and whether that is wanted."""
@@ -468,6 +535,11 @@ class Run:
             answers.refuse(self._job, gateway_shutdown())
         self._ticket.end(Outcome.FAILED, self._job.record.output_tokens)
 
+    def _expire(self) -> None:
+        begun = self._job.client.head_sent
+        answers.expire(self._job, self._deadline_s, between_events=begun and self._leg.between_events)
+        self._ticket.end(Outcome.FAILED, self._job.record.output_tokens)
+
     def _cancel(self) -> None:
         self._ticket.end(Outcome.CANCELLED)
 
@@ -508,6 +580,7 @@ def _about_a_move(action: Action) -> Callable[[Run], None]:
     return do
 
 
+_ASKS_PREFILL: Final = frozenset({State.FIRST_PART, State.PREFILLING, State.REFILLING})
 _FOLLOWED: Final = (State.OPENING, State.FLOWING, State.PASSING, State.WARMING, State.WARM, State.CROSSING)
 
 _BEGINS: Final[Mapping[State, Callable[[Run], Event | None]]] = {
@@ -537,5 +610,6 @@ _DOES: Final[Mapping[Action, Callable[[Run], None]]] = {
     Action.BREAK: Run._break,
     Action.CANCEL: Run._cancel,
     Action.TELL_END: Run._tell_end,
+    Action.EXPIRE: Run._expire,
     **{action: _about_a_move(action) for action in ACTIONS},
 }

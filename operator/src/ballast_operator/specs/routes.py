@@ -1,10 +1,12 @@
 """Objects that attach the pool to a Gateway: HTTPRoute, InferencePool, and Envoy Gateway's two policies.
 
-`ballast_operator.routing` decides which of them a ServingPool needs.
+`ballast_operator.routing` decides which of them a ServingPool needs. Why the policies are as they are, with figures:
+docs/picker.md, "When a picker dies or hangs".
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,8 +16,20 @@ from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL,
 from ballast_operator.specs.meta import Owner, child
 from ballast_operator.specs.services import PORT_CLIENTS, engines_service_name
 
-MESSAGE_TIMEOUT: Final = "60s"
+MESSAGE_TIMEOUT: Final = f"{names.PICKER_MESSAGE_TIMEOUT_S}s"
 """Envoy Gateway's default of 200 ms would fail requests that the picker holds until an endpoint has room."""
+MOST_STREAMS: Final = 65_536
+"""Above what pickers admit: beyond `limits.maxInFlight` they answer 429 and say why, while Envoy's own limit of 1,024
+would fail requests without a word."""
+UNAVAILABLE: Final = {
+    "error": {
+        "message": "no endpoint picker answers; try again",
+        "type": "service_unavailable",
+        "param": None,
+        "code": "picker-unavailable",
+    }
+}
+"""What clients get where no picker can be asked."""
 
 
 def backend_proxy(owner: Owner) -> Manifest:
@@ -97,11 +111,9 @@ def extension_policy(owner: Owner) -> Manifest:
                             "port": names.PORT_EXT_PROC,
                         }
                     ],
-                    # The response too: the picker sees the first token and the end in its body.
-                    "processingMode": {
-                        "request": {"body": "FullDuplexStreamed"},
-                        "response": {"body": "FullDuplexStreamed"},
-                    },
+                    "backendSettings": _picker_settings(),
+                    # Not the response: a stream that a picker sees breaks with it, and freezes with it.
+                    "processingMode": {"request": {"body": "FullDuplexStreamed"}},
                     "messageTimeout": MESSAGE_TIMEOUT,
                     "metadata": {
                         "accessibleNamespaces": [wire_names.METADATA_NAMESPACE, wire_names.SUBSET_NAMESPACE],
@@ -114,8 +126,17 @@ def extension_policy(owner: Owner) -> Manifest:
 
 
 def traffic_policy(owner: Owner) -> Manifest:
-    """Envoy Gateway: send the request to the endpoint in the picker's header."""
+    """Envoy Gateway: send the request to the endpoint in the picker's header, and say so where no picker answers."""
     override = {"extractFrom": [{"header": wire_names.DESTINATION}]}
+    unavailable = {
+        "source": "Local",  # engines' own answers pass
+        "match": {"statusCodes": [{"type": "Value", "value": 500}]},
+        "response": {
+            "statusCode": 503,
+            "contentType": "application/json",
+            "body": {"type": "Inline", "inline": json.dumps(UNAVAILABLE)},
+        },
+    }
     return child(
         TRAFFIC_POLICY,
         owner,
@@ -124,8 +145,53 @@ def traffic_policy(owner: Owner) -> Manifest:
         spec={
             "targetRefs": [_route_target(owner)],
             "loadBalancer": {"type": "RoundRobin", "endpointOverride": override},
+            "responseOverride": [unavailable],
         },
     )
+
+
+def _picker_settings() -> Manifest:
+    """One picker of several may die or hang: requests go to another one, and it is left alone until it is well."""
+    return {
+        # A request is not answered before it is routed, so all of it can be asked again.
+        "retry": {
+            "numRetries": 3,
+            "retryOn": {"triggers": ["connect-failure", "refused-stream", "reset", "unavailable"]},
+            "perRetry": {"backOff": {"baseInterval": "25ms", "maxInterval": "250ms"}},
+        },
+        # Without an answer to its PING a connection is closed, and its requests are asked again: a hung picker keeps
+        # its connections, and there is no time limit on a body in full duplex.
+        "http2": {"connectionKeepalive": {"interval": "1s", "timeout": "500ms"}},
+        "healthCheck": {
+            "active": {
+                "type": "GRPC",
+                "grpc": {"service": "readiness"},
+                "interval": "500ms",
+                "timeout": "500ms",
+                "unhealthyThreshold": 2,
+                "healthyThreshold": 1,
+                "overrides": {"port": names.PORT_GRPC_HEALTH},
+            },
+            "passive": {
+                # A connection that fails tells enough; large bodies, which cannot be asked again, find that out last.
+                "splitExternalLocalOriginErrors": True,
+                "consecutiveLocalOriginFailures": 1,
+                "consecutive5XxErrors": 5,
+                "interval": "1s",
+                "baseEjectionTime": "5s",
+                "maxEjectionPercent": 50,
+            },
+            # With none in good health all are asked: a picker that is not ready says why.
+            "panicThreshold": 1,
+        },
+        "circuitBreaker": {
+            "maxConnections": MOST_STREAMS,
+            "maxPendingRequests": MOST_STREAMS,
+            "maxParallelRequests": MOST_STREAMS,
+            "maxParallelRetries": MOST_STREAMS,
+        },
+        "timeout": {"tcp": {"connectTimeout": "1s"}},
+    }
 
 
 def http_route_name(serving_pool: str) -> str:

@@ -1,0 +1,107 @@
+"""Whatever a client connection is told to send, in whatever order: what goes out is one answer for each request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import httptools
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_gateway.errors import internal_error
+from ballast_gateway.http.requests import HttpRequest
+from ballast_gateway.http.server import ClientConnection, WrongAnswer
+
+
+class Wire:
+    """In place of the transport."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Face:
+    """In place of the proxy face: leaves every request to the test."""
+
+    max_header_bytes = max_body_bytes = 1 << 16
+    request_timeout_s = keep_alive_timeout_s = client_stall_timeout_s = 60.0
+    closing = False
+    cors = None
+
+    def __init__(self) -> None:
+        self.connections: set[ClientConnection] = set()
+        self.requests = 0
+
+    def handle(self, client: ClientConnection, request: HttpRequest) -> None:
+        self.requests += 1
+
+    def disconnected(self, client: ClientConnection) -> None: ...
+
+    def refused(self, error: object) -> None: ...
+
+
+class Reader:
+    """The client, strict."""
+
+    def __init__(self) -> None:
+        self.heads = self.wholes = 0
+        self.parser = httptools.HttpResponseParser(self)
+
+    def on_headers_complete(self) -> None:
+        self.heads += 1
+
+    def on_message_complete(self) -> None:
+        self.wholes += 1
+
+
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@given(st.lists(st.sampled_from(["ask", "respond", "error", "begin", "write", "end", "abort"]), max_size=30))
+def test_no_byte_goes_out_without_its_head(steps: list[str]) -> None:
+    """In a wrong order nothing is written at all."""
+
+    async def live() -> None:
+        wire, face, reader = Wire(), Face(), Reader()
+        client = ClientConnection(cast("Any", face), asyncio.get_running_loop())
+        client.connection_made(cast("asyncio.BaseTransport", wire))
+        does = {
+            "ask": lambda: client.data_received(REQUEST),
+            "respond": lambda: client.respond(200, [], b"{}"),
+            "error": lambda: client.respond_error(internal_error()),
+            "begin": lambda: client.start_stream(200, []),
+            "write": lambda: client.write(b"data: x\n\n"),
+            "end": client.end,
+            "abort": client.abort,
+        }
+        for step in steps:
+            was = wire.sent
+            try:
+                does[step]()
+            except WrongAnswer:
+                assert wire.sent == was
+            await asyncio.sleep(0)
+        reader.parser.feed_data(wire.sent)
+        assert reader.wholes <= reader.heads <= min(face.requests, reader.wholes + 1)
+
+    asyncio.run(live())
