@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.reliability.kit.engines import Engine
@@ -24,11 +24,13 @@ class Holdings:
     resident_mib: float
 
 
-async def settled(gateways: Sequence[GatewayProcess], engines: Sequence[Engine], most_files: int | None) -> list[str]:
-    """Wait until nothing is in flight, and not more files are open than before; what is not so in time."""
+async def settled(
+    gateways: Sequence[GatewayProcess], engines: Sequence[Engine], most_files: Mapping[GatewayProcess, int]
+) -> list[str]:
+    """Wait until nothing is in flight, and no more files are open than those; what is not so in time."""
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
     while True:
-        found = [*await _unsettled(gateways, engines), *_open(gateways, most_files)]
+        found = [*await _unsettled(gateways, engines), *_open(most_files)]
         if not found or asyncio.get_running_loop().time() > deadline_s:
             return found
         await asyncio.sleep(0.5)
@@ -63,9 +65,9 @@ async def _unsettled(gateways: Sequence[GatewayProcess], engines: Sequence[Engin
     return found + [f"{name} is {count:.0f}" for name, count in gauges.items() if count]
 
 
-def _open(gateways: Sequence[GatewayProcess], most_files: int | None) -> list[str]:
+def _open(most_files: Mapping[GatewayProcess, int]) -> list[str]:
     return [
-        f"{gateway.program.name} has {files} files open, {most_files} before"
-        for gateway in gateways
-        if most_files is not None and (files := gateway.open_files()) > most_files
+        f"{gateway.program.name} has {files} files open, {most} before"
+        for gateway, most in most_files.items()
+        if (files := gateway.open_files()) > most
     ]

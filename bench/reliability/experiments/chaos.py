@@ -1,9 +1,10 @@
-"""Everything at once: faults of engines, restarts of gateways and bursts on a real trace, by a seed.
+"""Everything at once: faults of engines, restarts of gateways and pickers, bursts on a real trace, by a seed.
 
 Two prefills, three decodes and two gateways, one of which moves running streams. Engines are killed, stopped, frozen,
 misconfigured, reset, slowed, trickle or send garbage; gateways drain and start again one after the other, and clients
-ask the other one meanwhile. It fails where a request that can go on elsewhere broke, any answer lost or doubled a
-token, anything was stuck, a gateway answered 500 or logged an error, or where ledgers, sockets or memory are not back
+ask the other one meanwhile. Beside them two pickers behind Envoy, where it is installed, die one after the other, in
+front of two engines that are well. It fails where a request that can go on elsewhere broke, any answer lost or doubled
+a token, anything was stuck, a gateway answered 500 or logged an error, or where ledgers, sockets or memory are not back
 to where they were. The schedule of faults and the traffic follow from --seed; a run that failed prints its timeline.
 """
 
@@ -12,9 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
 
 from bench.reliability.chaos import afterwards
+from bench.reliability.chaos.behind_envoy import Front, behind_envoy, there_is_envoy
 from bench.reliability.chaos.schedule import Fault, schedule
 from bench.reliability.chaos.traffic import Arrival, arrivals, burst, source
 from bench.reliability.kit.asking import ask
@@ -29,8 +34,11 @@ WARM = 10_000_000
 DRAIN_S = 90.0
 NOTICED_S = 0.5
 """So long do clients go on to ask a gateway that drains, as a cluster's endpoints lag behind; its grace is longer."""
-SETTINGS = {"limits": {"drainGraceS": 1.5}}
-MOVES = {**SETTINGS, "policy": {"rescheduling": {"type": "ares"}}}
+ENVOY_SHARE, ENVOY_SEED = 0.3, 1_000_000
+"""Traffic behind Envoy beside the other, and what its seed differs by."""
+SETTINGS: dict[str, Any] = {"limits": {"drainGraceS": 1.5, "maxRetries": 6}}
+"""Three faults in one request's life are common here: each strikes every few seconds, and not every few days."""
+MOVES: dict[str, Any] = {**SETTINGS, "policy": {"rescheduling": {"type": "ares"}}}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -42,25 +50,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 async def run(lab: Lab) -> list[Row]:
     """One row."""
     await lab.start_engines("p0", "p1", "d0", "d1", "d2")
-    async with lab.gateway("g0", SETTINGS) as first, lab.gateway("g1", MOVES) as second:
-        chaos = Chaos(lab, [first, second])
-        return [await chaos.run()]
+    async with AsyncExitStack() as stack:
+        settings = {"g0": SETTINGS, "g1": MOVES}
+        gateways = [await stack.enter_async_context(lab.gateway(name, settings[name])) for name in settings]
+        front = await stack.enter_async_context(behind_envoy(lab)) if there_is_envoy() else None
+        return [await Chaos(lab, gateways, front).run()]
 
 
 class Chaos:
     """One run."""
 
-    def __init__(self, lab: Lab, gateways: list[GatewayProcess]) -> None:
+    def __init__(self, lab: Lab, gateways: list[GatewayProcess], front: Front | None) -> None:
         options = lab.options
         self._lab = lab
         self._gateways = gateways
+        self._front = front
+        self._pickers = front.pickers if front is not None else []
         self._serving = list(gateways)
         self._turn = 0
         self._seconds = 60.0 * options.minutes
-        self._names = {gateway.program.name: gateway for gateway in gateways}
-        self._faults = schedule(options.seed, self._seconds, list(self._names))
+        self._names = {each.program.name: each for each in [*gateways, *self._pickers]}
+        self._faults = schedule(
+            options.seed,
+            self._seconds,
+            [each.program.name for each in gateways],
+            [each.program.name for each in self._pickers],
+        )
         self._bursts = 0
         self._outcomes: list[Outcome] = []
+        self._behind_envoy: list[Outcome] = []
         self._struck: list[tuple[float, str]] = []
         self._problems: list[str] = []
         self._begun_s = 0.0
@@ -70,18 +88,21 @@ class Chaos:
         engines = list(self._lab.engines.values())
         for gateway in self._gateways:
             await at_rate(gateway.port, [ask(WARM + at) for at in range(20)], 20.0, bound_s=BOUND_S, name="warm")
-        self._problems += await afterwards.settled(self._gateways, engines, None)
+        all_gateways = list(self._names.values())
+        self._problems += await afterwards.settled(all_gateways, engines, {})
         await asyncio.sleep(6.0)  # until pooled connections are closed
         before = {gateway: afterwards.holdings(gateway) for gateway in self._gateways}
         self._begun_s = asyncio.get_running_loop().time()
         lanes = {fault.lane for fault in self._faults}
-        await asyncio.gather(self._traffic(), *map(self._lane, sorted(lanes)))
-        most = max(each.files for each in before.values())
-        self._problems += await afterwards.settled(self._gateways, engines, most)
+        await asyncio.gather(self._traffic(), self._traffic_behind_envoy(), *map(self._lane, sorted(lanes)))
+        most = {gateway: held.files for gateway, held in before.items()}
+        self._problems += await afterwards.settled(all_gateways, engines, most)
         for gateway, held in before.items():
             self._problems += afterwards.grown(gateway, held)
+        for gateway in all_gateways:
             self._problems += afterwards.complaints(gateway)
         self._problems += map(self._told, filter(_is_a_fault_of_ours, self._outcomes))
+        self._problems += [self._told(each) for each in self._behind_envoy if each.fate not in (Fate.WHOLE, Fate.LEFT)]
         return self._row()
 
     # --- traffic ----------------------------------------------------------------------------------------------------
@@ -89,6 +110,20 @@ class Chaos:
     async def _traffic(self) -> None:
         options = self._lab.options
         await self._ask_all(arrivals(options.seed, self._seconds, options.rate), "r")
+
+    async def _traffic_behind_envoy(self) -> None:
+        options, front = self._lab.options, self._front
+        if front is not None:
+
+            async def one(number: int, arrival: Arrival) -> None:
+                await asyncio.sleep(arrival.at_s)
+                leaves = arrival.leaves_after_s
+                name = f"envoy-{number}"
+                outcome = await send(front.port, arrival.ask, name, bound_s=BOUND_S, leave_after_s=leaves)
+                self._behind_envoy.append(outcome)
+
+            coming = arrivals(options.seed + ENVOY_SEED, self._seconds, options.rate * ENVOY_SHARE)
+            await asyncio.gather(*(one(number, each) for number, each in enumerate(coming)))
 
     async def _ask_all(self, coming: Iterable[Arrival], name: str) -> None:
         await asyncio.gather(*(self._ask(each, f"{name}-{number}") for number, each in enumerate(coming)))
@@ -118,6 +153,9 @@ class Chaos:
         elif fault.kind == "burst":
             self._bursts += 1
             await self._ask_all(burst(self._lab.options.seed, self._bursts), f"burst{self._bursts}")
+        elif fault.lane == "pickers":
+            await self._names[fault.target].kill()
+            await self._names[fault.target].start()
         else:
             await self._break_engine(fault)
 
@@ -175,12 +213,13 @@ class Chaos:
         else:
             failed = ""
         tied = [each for each in self._outcomes if not each.ask.replayable]
-        notes = {
+        notes: dict[str, object] = {
             "trace": source(),
             "faults": len(self._faults),
+            "behind Envoy": dict(Counter(str(each.fate) for each in self._behind_envoy)),
             "not replayable": f"{len(tied)}, of them broken {sum(each.fate is Fate.BROKEN for each in tied)}",
         }
-        return tally(f"chaos, seed {seed}", self._outcomes, notes=dict(notes), failed=failed)
+        return tally(f"chaos, seed {seed}", self._outcomes, notes=notes, failed=failed)
 
 
 def _is_a_fault_of_ours(outcome: Outcome) -> bool:

@@ -160,6 +160,7 @@ class World:
             "discovery": {"file": str(file)},
             "listeners": {"host": "127.0.0.1", "proxy": 0, "admin": 0},
             "scrape": {"intervalS": 3600.0},
+            "health": {"maxEjectedRatio": 0.0, "retryRatio": 100.0},
             **(settings or {}),
         }
         self._settings = GatewaySettings.parse(data)
@@ -279,8 +280,8 @@ class World:
         """The client may be slow for a while, or leave."""
         protocol, rng = wire._protocol, case.rng
         if rng.random() < 0.1:
-            self._loop.call_later(0, protocol.pause_writing)
-            self._loop.call_later(0.002, protocol.resume_writing)
+            protocol.pause_writing()
+            self._loop.call_later(0.001, protocol.resume_writing)
         if leaves:
             self._loop.call_later(0.0005 * rng.random(), wire.lose, None)
 

@@ -134,7 +134,7 @@ class Relay(Collect):
             return
         if not self.shows and any(b"data: {" in part for part in self._first):
             self._client.write(self._show())
-        if self.shows:
+        if self.shows and (self._meter.is_whole or self._meter.failed):
             self._holder.on(Event.END)
 
     def _show(self) -> bytes:
@@ -252,9 +252,13 @@ class HeldRelay(Relay):
         self._signs.heard_s = now_s = self._loop.time()
         if leg.tokens or not self._until_token:
             self.deadline_s = now_s + self._idle_timeout_s
-        if shown:
-            if not self.shows:
+        if shown and not self.shows:
+            self._first.append(shown)
+            shown = b""
+            if self._held.begun:  # no comment alone
+                shown, self._first = b"".join(self._first), []
                 self._begin(Event.BEGUN)
+        if shown:
             self._client.write(shown)
         if leg.tokens:
             tokens = leg.earlier_tokens + leg.tokens

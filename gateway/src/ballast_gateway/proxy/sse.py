@@ -22,13 +22,14 @@ _MAX_PARTIAL_BYTES = 1024 * 1024
 class TokenMeter:
     """Feed it the body of a stream as it comes."""
 
-    __slots__ = ("_events", "_partial", "_separator", "_usage", "failed", "started")
+    __slots__ = ("_done", "_events", "_partial", "_separator", "_usage", "failed", "started")
 
     def __init__(self) -> None:
         self.started = False
         """The first token is there."""
         self.failed = False
         """The engine has sent an error event. What came with it is not counted."""
+        self._done = False
         self._events = 0
         self._usage: int | None = None
         self._partial = bytearray()
@@ -38,6 +39,11 @@ class TokenMeter:
     def tokens(self) -> int:
         """Tokens so far: those of the stream's usage, else one for each event from the first token on."""
         return self._events if self._usage is None else self._usage
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it may end here: [DONE] came last, perhaps without a blank line after it."""
+        return self._done if not self._partial else self._partial.strip() == _DONE
 
     @property
     def between_events(self) -> bool:
@@ -75,10 +81,9 @@ class TokenMeter:
             return
         if b'"completion_tokens"' in whole and (found := _USAGE.findall(whole)):
             self._usage = int(found[-1])
+        self._done = _DONE in whole and whole.rstrip().endswith(_DONE)
         if self.started:
-            self._events += whole.count(self._separator)
-            if _DONE in whole and whole.rstrip().endswith(_DONE):
-                self._events -= 1
+            self._events += whole.count(self._separator) - self._done
             return
         for number, event in enumerate(events := whole.split(self._separator)[:-1]):
             if has_token(event):
