@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ballast_api.gateway_settings import Listeners
+from ballast_api.gateway_settings import GatewayTuning
 from ballast_gateway.observe.model_card import UNKNOWN, ModelCard, read_card
 from ballast_gateway.picker import paths
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
@@ -108,10 +108,9 @@ def names(answer: Answer) -> set[str]:
 
 
 async def test_a_page_of_an_admitted_origin_reads_answers_errors_and_streams(tmp_path: Path) -> None:
-    listeners = {"corsOrigins": [PAGE]}
     async with (
         scripted_engine(decode_script) as engine,
-        running_gateway(tmp_path, {"f0": engine.address}, listeners=listeners) as gateway,
+        running_gateway(tmp_path, {"f0": engine.address}, corsOrigins=[PAGE]) as gateway,
     ):
         origin = f"Origin: {PAGE}"
         asks = (origin, "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization,x-a")
@@ -145,7 +144,7 @@ async def test_a_page_of_another_origin_reads_nothing(tmp_path: Path, origins: l
     """Also not by what an engine says of origins itself."""
     async with (
         scripted_engine(open_to_all) as engine,
-        running_gateway(tmp_path, {"f0": engine.address}, listeners={"corsOrigins": origins}) as gateway,
+        running_gateway(tmp_path, {"f0": engine.address}, corsOrigins=origins) as gateway,
     ):
         asks = (f"Origin: {PAGE}", "Access-Control-Request-Method: POST")
         preflight, whole = await raw_exchange(
@@ -162,7 +161,7 @@ async def test_a_page_of_another_origin_reads_nothing(tmp_path: Path, origins: l
 async def test_every_origin_may_be_admitted(tmp_path: Path) -> None:
     async with (
         scripted_engine(decode_script) as engine,
-        running_gateway(tmp_path, {"f0": engine.address}, listeners={"corsOrigins": ["*"]}) as gateway,
+        running_gateway(tmp_path, {"f0": engine.address}, corsOrigins=["*"]) as gateway,
     ):
         (answer,) = await raw_exchange(gateway.port, post("/v1/completions", BODY, f"Origin: {PAGE}"), answers=1)
     assert answer.headers["access-control-allow-origin"] == "*"
@@ -174,7 +173,7 @@ async def test_every_origin_may_be_admitted(tmp_path: Path) -> None:
 )
 def test_a_wrong_origin_is_refused_by_name(origin: str) -> None:
     with pytest.raises(ValidationError, match="scheme://host"):
-        Listeners(cors_origins=(origin,))
+        GatewayTuning(cors_origins=(origin,))
 
 
 # --- routes through the picker --------------------------------------------------------------------------------------

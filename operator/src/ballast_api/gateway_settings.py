@@ -106,9 +106,6 @@ class Listeners(ApiModel):
     """gRPC health, for the faces Picker and Both."""
     admin: PortOrAny = names.PORT_ADMIN
     """Prometheus metrics, /healthz, /readyz and the admin API."""
-    cors_origins: Annotated[Seq[Origin], Field(max_length=64)] = ()
-    """Origins whose pages may call the proxy face from a browser (CORS), such as https://chat.example.org; "*" admits
-    all. By default none. Cookies are never admitted."""
 
 
 class Scrape(ApiModel):
@@ -262,7 +259,36 @@ class ServedModel(ApiModel):
     """Accepted names; the first is what /v1/models lists first."""
 
 
-class GatewaySettings(ApiModel):
+class GatewayTuning(ApiModel):
+    """What may be set of a gateway by hand: in its file, and in a ServingPool under `gateway.settings`."""
+
+    extra_paths: Annotated[Seq[Path], Field(max_length=64)] = ()
+    """Paths that the picker face lets through to engines beside vLLM's inference API, each exactly as clients write it.
+    All others are answered 404: engines have routes that put them to sleep or load files."""
+    cors_origins: Annotated[Seq[Origin], Field(max_length=64)] = ()
+    """Origins whose pages may call the proxy face from a browser (CORS), such as https://chat.example.org; "*" admits
+    all. By default none. Cookies are never admitted."""
+    scrape: Scrape = Field(default_factory=Scrape)
+    """Reading of the engines' metrics."""
+    limits: Limits = Field(default_factory=Limits)
+    """Bounds on requests and bodies, and timeouts."""
+    health: Health = Field(default_factory=Health)
+    """Ejection of failing endpoints, and retries."""
+    streams: Streams = Field(default_factory=Streams)
+    """Whether streams go on at another endpoint when theirs fails."""
+    watch: Watch = Field(default_factory=Watch)
+    """When a silent engine is suspected, and when it is left."""
+    trust: Trust = Field(default_factory=Trust)
+    """What is believed of clients."""
+    admin: Admin = Field(default_factory=Admin)
+    """Who may ask the admin API, and what it remembers."""
+    logs: Logs = Field(default_factory=Logs)
+    """Request and decision logs."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is logged."""
+
+
+class GatewaySettings(GatewayTuning):
     """Everything that a gateway needs to know."""
 
     model: ServedModel
@@ -278,29 +304,8 @@ class GatewaySettings(ApiModel):
     profiles: dict[str, EngineProfile] = Field(default_factory=dict)
     """What the gateway believes of the hardware, by HardwareProfile name. An entry replaces the shipped profile of its
     name; the other shipped profiles are known, too."""
-    extra_paths: Annotated[Seq[Path], Field(max_length=64)] = ()
-    """Paths that the picker face lets through to engines beside vLLM's inference API, each exactly as clients write it.
-    All others are answered 404: engines have routes that put them to sleep or load files."""
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
-    scrape: Scrape = Field(default_factory=Scrape)
-    """Reading of the engines' metrics."""
-    limits: Limits = Field(default_factory=Limits)
-    """Limits and timeouts."""
-    health: Health = Field(default_factory=Health)
-    """Ejection of failing endpoints, and retries."""
-    streams: Streams = Field(default_factory=Streams)
-    """Going on elsewhere."""
-    watch: Watch = Field(default_factory=Watch)
-    """Silent engines."""
-    trust: Trust = Field(default_factory=Trust)
-    """What is believed of clients."""
-    admin: Admin = Field(default_factory=Admin)
-    """The admin API."""
-    logs: Logs = Field(default_factory=Logs)
-    """Request and decision logs."""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe level that is logged."""
 
     @model_validator(mode="after")
     def _check_that_the_face_can(self) -> Self:

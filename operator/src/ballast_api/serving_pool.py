@@ -33,6 +33,7 @@ from ballast_api.common import (
 )
 from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
+from ballast_api.gateway_settings import GatewayTuning
 from ballast_api.pod_template import PodTemplateOverlay
 from ballast_api.serving_pool_rules import (
     autoscaling_rules,
@@ -200,6 +201,9 @@ class GatewaySpec(ApiModel):
     request (ext_proc); Both does both."""
     parent_refs: Annotated[Seq[ParentRef], Field(max_length=8)] = ()
     """Gateways that an HTTPRoute attaches the pool to. Left out, no HTTPRoute is made."""
+    settings: GatewayTuning | None = None
+    """Settings of the gateway's own, such as limits, timeouts and what it believes of clients. Left out, its defaults.
+    A change restarts the gateway's pods."""
     template: PodTemplateOverlay | None = None
     """Merged over the gateway's pods; the container `gateway` is the gateway. Left out, the pods stay as generated."""
 

@@ -91,7 +91,7 @@ class ProxyFace:
         )
         self.keep_alive_timeout_s = limits.keep_alive_timeout_s
         self.client_stall_timeout_s = limits.client_stall_timeout_s
-        origins = settings.listeners.cors_origins
+        origins = settings.cors_origins
         self.cors = Cors(origins) if origins else None
         self.connections: set[ClientConnection] = set()
         self.closing = False

@@ -20,7 +20,10 @@ def gateway_settings(
     owner: Owner, spec: ServingPoolSpec, policy: SchedulingPolicySpec, profiles: Mapping[str, HardwareProfileSpec]
 ) -> GatewaySettings:
     """What the gateway of this ServingPool needs to know."""
+    tuning = spec.gateway.settings
+    tuned = {} if tuning is None else {name: getattr(tuning, name) for name in tuning.model_fields_set}
     return GatewaySettings(
+        **tuned,
         model=ServedModel(served_names=spec.model.all_served_names()),
         face=spec.gateway.face,
         policy=policy,
