@@ -12,6 +12,7 @@ from ballast_api.hardware_profile import EngineProfile
 from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.events import EndpointObserved
+from ballast_core.policies.admission import ExpectedTtft, Open
 from ballast_core.profiles import H20_QWEN3_32B
 from ballast_gateway.app import Gateway
 from ballast_gateway.settings import director_settings
@@ -61,3 +62,11 @@ def test_limits_of_the_settings_bound_the_director(
 ) -> None:
     """Those that are the Director's to keep."""
     assert getattr(director_settings(settings(tmp_path / "none", **more)), field) == expected
+
+
+def test_by_default_a_gateway_admits_by_expected_time_and_trusts_no_client(tmp_path: Path) -> None:
+    """Who wants engines to queue everything says so."""
+    file = tmp_path / "endpoints.yaml"
+    assert director_settings(settings(file)).admission == ExpectedTtft()
+    assert director_settings(settings(file, policy={"admission": {"type": "open"}})).admission == Open()
+    assert (settings(file).trust.priorities, settings(file).trust.tenant_header) == (False, None)

@@ -94,11 +94,11 @@ def test_a_stream_asked_for_in_text_is_a_stream_that_can_be_replayed() -> None:
 
 
 async def test_engines_get_plain_numbers(tmp_path: Path) -> None:
-    """Over sockets, with prefill and decode."""
+    """Over sockets. Several choices: no stream inside, and no prefill leg."""
     async with scripted_engine(prefill_script) as first, scripted_engine(decode_script) as second:
         async with running_gateway(tmp_path, {"p0": first.address, "d0": second.address}) as gateway:
             (answer,) = await raw_exchange(
-                gateway.port, post("/v1/completions", {**OK, "max_tokens": "3", "stream": "off"}), answers=1
+                gateway.port, post("/v1/completions", {**OK, "max_tokens": "3", "stream": "off", "n": 2.0}), answers=1
             )
         assert answer.status == 200
         assert second.asked[0].body["max_tokens"] == 3

@@ -512,8 +512,8 @@ async def test_a_stream_breaks_when_no_engine_is_left_to_go_on(line: Line) -> No
         nonlocal last
         last = got
         if got.count(b"data: ") > 10:
-            line.kill("d0")
-            line.kill("d1")
+            for name in line.engines:
+                line.kill(name)
 
     with pytest.raises(httpx.RemoteProtocolError):
         await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", watch)

@@ -236,7 +236,7 @@ async def test_without_an_endpoint_the_client_gets_503(setup: EnvoySetup, tmp_pa
     async with stage(setup, tmp_path, hidden=3) as on:
         answer = await on.post()
         assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["retry-after"] in {"1", "2"}  # a second, with jitter
         assert answer.json()["error"]["code"] == answer.headers["x-ballast-reason"] == "no-endpoints"
         assert on.seen == []
 
@@ -259,7 +259,8 @@ async def test_beyond_the_limit_requests_are_shed(tmp_path: Path) -> None:
             one.paced = gate
         async with on.client.stream("POST", PATH, json=completion(stream=True)) as kept:
             answer = await on.post()
-            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] in ("1", "2")
             assert answer.json()["error"]["code"] == "saturated"
             for _ in range(3):
                 gate.release()

@@ -523,3 +523,19 @@ def test_a_body_that_comes_after_the_pick_is_not_read_for_it(mode: BodyMode) -> 
     proxy = Proxy(mode, settings=settings)
     proxy.request([CLEAN])
     assert [pick.body.prompt for pick in proxy.picks] == [NO_FACTS]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "status"),
+    [
+        ("/v1/completions", b'{"model":"m","prompt":"', 413),
+        ("/v1/chat/completions", b'{"model":"m","x":{"image_url":"', None),
+        ("/v1/audio/transcriptions", b"RIFF", None),
+    ],
+    ids=["text", "an image", "no JSON"],
+)
+def test_a_body_without_media_has_a_limit_of_its_own(path: str, text: bytes, status: int | None) -> None:
+    proxy = Proxy(DUPLEX, settings=ExchangeSettings(max_body_bytes=10_000, max_text_body_bytes=1_000))
+    proxy.send(Kind.REQUEST_HEADERS, headers={":path": path})
+    replies = proxy.send(Kind.REQUEST_BODY, body=text) + proxy.send(Kind.REQUEST_BODY, body=b"a" * 1_000)
+    assert [each.status for each in replies if isinstance(each, Immediate)] == ([] if status is None else [status])

@@ -1,8 +1,7 @@
 """What a picker loses by seeing less: the same requests behind a real Envoy, by what it shows of their responses.
 
-200 requests in a row that is the same for each mode, with prompts of 500 to 12,000 tokens, to three engines that are
-busy with prefills three quarters of the time. `--ballast` tries the picker of another installation. Needs Envoy:
-`make envoy`.
+200 requests in a row that is the same for each mode, with prompts of 500 to 12,000 tokens, to three engines.
+`--ballast` tries the picker of another installation. Needs Envoy: `make envoy`.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Placer:
     def eligible(self, stage: Stage, entry: Entry) -> Candidates:
         """The `allowed` candidates of a stage; of the shunned ones, too, where nothing else is left."""
         found = self.allowed(self._inventory.candidates(stage), entry)
-        if found.endpoints or not self._inventory.shunned:
+        if found.endpoints or not (self._inventory.shunned or self._inventory.suspected):
             return found
         return self.allowed(self._inventory.ready(stage), entry)
 

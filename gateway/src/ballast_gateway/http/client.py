@@ -116,6 +116,8 @@ class _Turn:
     over: Over
     may_be_stale: bool = False
     """The connection was used before and has brought no byte since: if it closes now, the request was not taken."""
+    sent: bool = False
+    """It was sent once, over a connection that then closed: if there is no new one, the engine has broken off."""
     connecting: asyncio.Task[None] | None = None
 
 
@@ -295,6 +297,7 @@ class UpstreamPool:
         """An exchange has ended, or its request was not taken and is sent anew. Called by its connection."""
         if isinstance(error, StaleConnection):
             self.drop(turn.address)  # the other pooled connections are as old
+            turn.sent = True
             self._send(turn)
         else:
             del self._running[turn.exchange]
@@ -358,13 +361,17 @@ class UpstreamPool:
                     lambda: UpstreamConnection(self, address), host, port
                 )
         except TimeoutError:
-            self.ended(turn, NoConnection(f"{address}: no connection within {self._connect_timeout_s:g} s"))
+            self._unconnected(turn, f"no connection within {self._connect_timeout_s:g} s")
         except (OSError, ValueError) as error:  # ValueError: an address that is none
-            self.ended(turn, NoConnection(f"{address}: {getattr(error, 'strerror', None) or error}"))
+            self._unconnected(turn, str(getattr(error, "strerror", None) or error))
         else:
             connection.begin(turn)
         finally:
             turn.connecting = None
+
+    def _unconnected(self, turn: _Turn, problem: str) -> None:
+        kind = UpstreamError if turn.sent else NoConnection
+        self.ended(turn, kind(f"{turn.address}: {problem}"))
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:

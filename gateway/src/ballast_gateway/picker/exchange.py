@@ -24,6 +24,7 @@ from ballast_api.gateway_settings import Trust
 from ballast_core.model import Outcome
 from ballast_gateway import errors
 from ballast_gateway.errors import ApiError
+from ballast_gateway.openai_body import is_json_path, may_hold_media
 from ballast_gateway.picker import paths
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
@@ -53,6 +54,8 @@ class ExchangeSettings:
     """Settings that all exchanges share."""
 
     max_body_bytes: int
+    max_text_body_bytes: int | None = None
+    """Of JSON without media; None sets no limit of its own."""
     served_models: tuple[str, ...] = ()
     """Names that clients may ask for; empty accepts any."""
     trusted: Trusted = Trusted(Trust())  # noqa: RUF009
@@ -316,6 +319,11 @@ class Exchange:
         if self._size > self._settings.max_body_bytes:
             raise InvalidRequest(errors.body_too_large(self._settings.max_body_bytes))
         self._chunks.append(message.body)
+        most = self._settings.max_text_body_bytes
+        if most is None or not self._size - len(message.body) <= most < self._size or not is_json_path(self.path):
+            return
+        if not may_hold_media(self._chunks):
+            raise InvalidRequest(errors.body_too_large(most, "maxTextBodyBytes"))
 
     def _read(self, prompts: PromptReader | None = None) -> BodyFacts:
         headers = NO_HEADERS if self._headers is None else self._headers

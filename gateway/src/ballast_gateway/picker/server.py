@@ -85,6 +85,7 @@ async def serve(
     limits, at = settings.limits, settings.listeners
     exchange = ExchangeSettings(
         max_body_bytes=limits.max_body_bytes,
+        max_text_body_bytes=limits.max_text_body_bytes,
         served_models=tuple(settings.model.served_names),
         prompts=PromptReader(driver.abilities.beliefs),
         trusted=Trusted(settings.trust),

@@ -25,6 +25,8 @@ ASK_FOR_HANDLE: Final[JsonObject] = {
     "remote_host": None,
     "remote_port": None,
 }
+AS_STREAM: Final[JsonObject] = {"stream": True, "stream_options": {"include_usage": True}}
+_STREAMED: Final = openai_body.dump(AS_STREAM)[1:]
 COMPLETION_TOKENS: Final = 16
 """The default of `max_tokens` in `/v1/completions`."""
 _POSITIVE_INTS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of")
@@ -58,10 +60,9 @@ class Generation:
 
     def as_stream(self) -> Generation:
         """The same request, with the answer and its usage as a stream."""
-        fields: JsonObject = {"stream": True, "stream_options": {"include_usage": True}}
         body = self.raw[: self.raw.rindex(b"}")]
-        raw = b"%b,%b" % (body, openai_body.dump(fields)[1:])  # of two equal keys the last one counts
-        return replace(self, stream=True, document=self.document | fields, raw=raw)
+        raw = b"%b,%b" % (body, _STREAMED)  # of two equal keys the last one counts
+        return replace(self, stream=True, document=self.document | AS_STREAM, raw=raw)
 
     def prefill_body(self) -> bytes:
         """The prefill leg: one token, no stream, and a KV handle please."""

@@ -252,9 +252,13 @@ class HeldRelay(Relay):
         self._signs.heard_s = now_s = self._loop.time()
         if leg.tokens or not self._until_token:
             self.deadline_s = now_s + self._idle_timeout_s
-        if shown:
-            if not self.shows:
+        if shown and not self.shows:
+            self._first.append(shown)
+            shown = b""
+            if self._held.begun:  # no comment alone
+                shown, self._first = b"".join(self._first), []
                 self._begin(Event.BEGUN)
+        if shown:
             self._client.write(shown)
         if leg.tokens:
             tokens = leg.earlier_tokens + leg.tokens

@@ -408,7 +408,7 @@ class Run:
     def _may_leave(self) -> bool:
         """Whether another engine could go on, and whether that is wanted."""
         held, leg = self._job.held, self._leg
-        if not (leg.continues or leg.shows):
+        if self._job.whole is not None or not (leg.continues or leg.shows):
             return True
         wanted = self._resources.rescue or self._course.crossed
         return wanted and held is not None and held.may_go_on and held.may_rewind
