@@ -195,6 +195,15 @@ def test_waiting_tenants_get_the_same_work_however_much_they_ask_for() -> None:
     assert tokens["modest"] > 0.9 * modest_asked, "it asks for less than its share, and gets all of it"
 
 
+def test_each_of_a_few_tenants_may_have_one_waiting_however_slow_the_queue_is() -> None:
+    """Nothing moves for seconds: the greedy one's go, the other's only one stays."""
+    d = overloaded()
+    arrive(d, 0.0, *(ask(f"g{number}", tenant="greedy") for number in range(100)), ask("m0", tenant="modest"))
+    for step in range(1, 90):
+        arrive(d, 0.1 * step, ask(f"h{step}", tenant="greedy"))
+    assert waiting(d)["modest"] == 1
+
+
 def test_the_least_urgent_are_shed_first() -> None:
     """A request that is more urgent takes the place of one that is less."""
     d = overloaded()

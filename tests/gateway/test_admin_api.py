@@ -50,8 +50,36 @@ async def test_a_decision_is_explained_with_the_cost_of_every_candidate(tmp_path
     assert [line["decision"] for line in lines] == ["dispatch", "handoff"] * 2
 
 
-async def test_the_api_asks_for_the_token_of_its_file(tmp_path: Path) -> None:
-    """Health and metrics stay open; the file is read anew, so that a rotated token works at once."""
+BEHIND = ("/ballast/v1/endpoints", "/ballast/v1/decisions", "/openapi.json", "/docs", "/nothing")
+OPEN = ("/healthz", "/readyz", "/metrics")
+
+
+async def test_without_a_token_only_loopback_is_answered(tmp_path: Path) -> None:
+    """From elsewhere, and for a proxy that speaks for somebody else: 403 names the setting. Probes are open."""
+    async with running_gateway(tmp_path, {}) as gateway:
+
+        async def asked(path: str, source: str, **headers: str) -> httpx.Response:
+            transport = httpx.AsyncHTTPTransport(local_address=source)
+            async with httpx.AsyncClient(base_url=gateway.admin_url, transport=transport) as admin:
+                return await admin.get(path, headers=headers)
+
+        for path in BEHIND:
+            assert (await asked(path, "127.0.0.1")).status_code == (404 if path in ("/docs", "/nothing") else 200)
+            for refused in (
+                await asked(path, "127.0.0.6"),
+                await asked(path, "127.0.0.1", **{"x-forwarded-for": "127.0.0.1"}),
+                await asked(path, "127.0.0.1", forwarded="for=10.0.0.1"),
+            ):
+                assert refused.status_code == 403
+                assert "admin.tokenFile" in refused.json()["detail"]
+        assert [(await asked(path, "127.0.0.6")).status_code for path in OPEN] == [200] * 3
+
+
+async def test_the_api_asks_for_the_token_of_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Loopback or not. Health and metrics stay open; the file is read anew, so that a rotated token works at once.
+
+    Without a token in the file everybody is refused, and the log says once why.
+    """
     file = tmp_path / "token"
     file.write_text("sesame\n")
     async with (
@@ -63,16 +91,23 @@ async def test_the_api_asks_for_the_token_of_its_file(tmp_path: Path) -> None:
             headers = {} if token is None else {"authorization": token}
             return (await admin.get(path, headers=headers)).status_code
 
-        for path in ("/ballast/v1/endpoints", "/ballast/v1/decisions"):
+        for path in BEHIND:
             assert [await status(path), await status(path, "Bearer wrong"), await status(path, "sesame")] == [401] * 3
+        for path in ("/ballast/v1/endpoints", "/ballast/v1/decisions", "/openapi.json"):
             assert await status(path, "Bearer sesame") == 200
-        assert [await status(path) for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 200]
+        assert [await status(path) for path in OPEN] == [200, 200, 200]
         file.write_text("rotated")
         assert await status("/ballast/v1/endpoints", "Bearer rotated") == 200
         file.write_text("")
-        assert await status("/ballast/v1/endpoints", "Bearer") == 401
+        for given in ("Bearer", "Bearer rotated"):
+            assert await status("/ballast/v1/endpoints", given) == 503
         file.unlink()
-        assert await status("/ballast/v1/endpoints", "Bearer rotated") == 503
+        for _ in range(2):
+            assert await status("/ballast/v1/endpoints", "Bearer rotated") == 503
+        assert [record.getMessage() for record in caplog.records if "admin" in record.getMessage()] == [
+            "the admin API refuses everybody: admin.tokenFile is empty",
+            "the admin API refuses everybody: admin.tokenFile cannot be read: No such file or directory",
+        ]
 
 
 async def test_readiness_names_what_is_missing(tmp_path: Path) -> None:
@@ -141,7 +176,7 @@ async def test_a_drain_lets_running_requests_end(tmp_path: Path) -> None:
 
 
 async def test_a_drain_ends_at_its_time_limit(tmp_path: Path) -> None:
-    """It returns that a request was cut off."""
+    """It returns that a request was cut off; the client is told why."""
 
     async def never(asked: object, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
@@ -153,7 +188,8 @@ async def test_a_drain_ends_at_its_time_limit(tmp_path: Path) -> None:
         call = asyncio.create_task(raw_exchange(gateway.port, post(PATH, COMPLETION)))
         await until(lambda: len(engine.asked) == 1)
         assert await gateway.gateway.drain() is False
-        assert await call == []
+        (answer,) = await call
+        assert (answer.status, answer.headers["x-ballast-reason"]) == (503, "gateway-shutdown")
         async with asyncio.timeout(20):
             await engine.hung_up.wait()
 

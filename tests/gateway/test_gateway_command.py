@@ -58,7 +58,7 @@ def test_it_serves_until_a_signal_and_exits_with_0(tmp_path: Path, number: signa
         out, _ = running.communicate(timeout=30)
     assert running.returncode == 0
     logged = [json.loads(text) for text in out.splitlines()]
-    assert [(entry["outcome"], entry["status"]) for entry in logged] == [("completed", 200), ("rejected", 503)]
+    assert [(entry["outcome"], entry["status"]) for entry in logged] == [("answered", 200), ("rejected", 503)]
 
 
 @pytest.mark.parametrize(

@@ -129,32 +129,31 @@ async def test_a_bad_engine_is_ejected_logged_and_counted_and_comes_back_when_it
     async with Line() as line:
         gateway = await line.start(tmp_path, health=health, policy={"decode": {"type": "round-robin"}})
         await misbehave(line.engines["d0"], FAULTS["500"])
-        states: list[str] = []
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+
+            def changes() -> list[tuple[str, str, str]]:
+                logged = [vars(record) for record in caplog.records if getattr(record, "event", "") == "health"]
+                return [(str(one["endpoint"]), str(one["state"]), one["reason"]) for one in logged]
 
             async def until_it_is(state: str) -> None:
                 for number in range(2000):
                     assert await ask(client, gateway.url, number) == TOKENS
-                    report = (await endpoints(gateway, client))["d0"]
-                    if report["state"] == state:
-                        states.append(report["reason"])
+                    if changes() and changes()[-1][1] == state:
                         return
                 raise AssertionError(f"it never was {state}")
 
             await until_it_is("ejected")
+            assert changes() == [("d0", "ejected", "3 legs in a row failed, the last one: error (500)")]
             page = (await client.get(f"{gateway.admin_url}/metrics")).text
             assert 'ballast_gateway_ejections_total{cause="in-a-row"} 1.0' in page
             assert 'ballast_gateway_endpoint_health{role="decode",state="healthy"} 2.0' in page
             assert "ballast_gateway_retry_budget " in page
             await misbehave(line.engines["d0"])
             await until_it_is("healthy")
-        assert states == ["3 legs in a row failed, the last one: error (500)", "a probe succeeded"]
-        logged = [record for record in caplog.records if getattr(record, "event", "") == "health"]
-        assert [(str(one.state), str(one.endpoint)) for one in logged] == [  # type: ignore[attr-defined]
-            ("ejected", "d0"),
-            ("probing", "d0"),
-            ("healthy", "d0"),
-        ]
+            assert (await endpoints(gateway, client))["d0"]["state"] == "healthy"
+        states = [state for _, state, _ in changes()]
+        assert states == [*["ejected", "probing"] * (len(states) // 2), "healthy"]
+        assert changes()[-1] == ("d0", "healthy", "a probe succeeded")
 
 
 @pytest.mark.parametrize("status", [400, 401, 429])
@@ -207,5 +206,6 @@ async def test_retries_beyond_the_budget_get_the_engines_answer(tmp_path: Path) 
             )
         reasons = [answer.headers["x-ballast-reason"] for answer in answers]
         assert {answer.status_code for answer in answers} == {503}
-        assert set(reasons) == {"upstream-failed", "retry-budget"}
+        assert "retry-budget" in reasons
+        assert set(reasons) <= {"upstream-failed", "retry-budget"}
         assert sum(entry.get("retries", 0) for entry in gateway.requests()) == 10

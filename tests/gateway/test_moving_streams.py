@@ -494,8 +494,8 @@ async def test_without_rescue_a_stream_breaks_with_its_engine(line: Line) -> Non
 
     def watch(got: bytes) -> None:
         if got.count(b"data: ") > 10:
-            line.kill("d0")
-            line.kill("d1")
+            for name in ("d0", "d1", "p0"):
+                line.kill(name)
 
     with pytest.raises(httpx.RemoteProtocolError):
         await stream(f"{gateway.url}{PATHS[0]}", request(PATHS[0]), "one", watch)

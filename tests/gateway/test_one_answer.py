@@ -9,6 +9,7 @@ import httptools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ballast_gateway.clients import Clients
 from ballast_gateway.errors import internal_error
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, WrongAnswer
@@ -32,6 +33,9 @@ class Wire:
 
     abort = close
 
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return ("127.0.0.1", 1)
+
     def can_write_eof(self) -> bool:
         return False
 
@@ -43,13 +47,15 @@ class Wire:
 class Face:
     """In place of the proxy face: leaves every request to the test."""
 
-    max_header_bytes = max_body_bytes = 1 << 16
-    request_timeout_s = keep_alive_timeout_s = client_stall_timeout_s = 60.0
+    max_header_bytes = max_body_bytes = max_text_body_bytes = 1 << 16
+    request_timeout_s = body_timeout_s = keep_alive_timeout_s = client_stall_timeout_s = 60.0
+    min_body_bytes_per_s = 1
     closing = False
     cors = None
 
     def __init__(self) -> None:
         self.connections: set[ClientConnection] = set()
+        self.clients = Clients(most_bytes=1 << 20, most_client_bytes=1 << 20, most_client_connections=100)
         self.requests = 0
 
     def handle(self, client: ClientConnection, request: HttpRequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -259,6 +260,21 @@ async def test_running_streams_may_finish_while_the_server_closes() -> None:
         await call.done_writing()
         await closing
         assert [event.outcome for event in running.finished] == [Outcome.COMPLETED]
+
+
+async def test_a_request_that_is_held_when_the_picker_ends_is_told_so() -> None:
+    """503 and the reason, at the end of the grace."""
+    async with picker((), limits=Limits(hold_s=60)) as running, channel(running.server.port) as made:
+        call = process(made)
+        await call.write(headers())
+        await call.write(body())
+        await until(lambda: running.in_flight == 1)
+        closing = asyncio.create_task(running.server.aclose(grace_s=0.1))
+        answer = (await call.read()).immediate_response
+        assert answer.status.code == 503
+        assert json.loads(answer.body)["error"]["code"] == "gateway-shutdown"
+        await closing
+        assert running.in_flight == 0
 
 
 async def test_a_taken_port_is_an_os_error() -> None:

@@ -303,6 +303,7 @@ class World:
         self.run.start()
         self.orders = 0
         self.left = False
+        self.gateway_ends = False
 
     def ended(self, record: RequestRecord) -> None:
         assert record is self.record
@@ -316,7 +317,11 @@ class World:
 
     def steps(self) -> dict[str, int]:
         """What can happen now, and how often it does beside the others."""
-        found = {"order": 3, "leave": 1, "silent": 3, "late": 1} if self.run.life.state is not State.ENDED else {}
+        found = (
+            {"order": 3, "leave": 1, "shut down": 1, "silent": 3, "late": 1}
+            if self.run.life.state is not State.ENDED
+            else {}
+        )
         if self.run.life.state is State.WARM:
             found["patience"] = 2
         if self.director.wanted:
@@ -335,9 +340,9 @@ class World:
                 self.orders += 1
                 assert self.director.mover is not None
                 self.director.mover(Migrate(RequestId("r"), ENDPOINTS[0], ENDPOINTS[2]))
-            case "leave":
-                self.left = True
-                self.run.client_gone()
+            case "leave" | "shut down":
+                self.left, self.gateway_ends = step == "leave", step == "shut down"
+                (self.run.client_gone if self.left else self.run.shut_down)()
             case "dispatch":
                 self.director.give(Dispatch(RequestId("r"), None, ENDPOINTS[0]))
             case "split":
@@ -396,6 +401,11 @@ class World:
         assert self.whole or self.passed or self.director.first_tokens == bool(self.client.text)
         assert not self.whole or "abort" not in self.client.ends
         assert not (self.whole and self.passed)
+        assert (self.record.reason == "gateway-shutdown") == self.gateway_ends
+        if self.gateway_ends:
+            assert self.client.ends == ["abort" if self.client.head_sent else "error"]
+            assert self.passed or self.client.head_sent == (b'"gateway-shutdown"' in self.client.sent)
+            assert self.director.ends == [Outcome.FAILED]
         assert len(self.record.moves) == self.orders
         assert sum(move.pause_s is not None for move in self.record.moves) == self.director.moved
         assert not self.engines.calls

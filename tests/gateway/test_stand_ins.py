@@ -45,7 +45,8 @@ async def test_without_a_role_the_other_one_serves_whole_requests(
             for _ in range(2):
                 [answer] = await raw_exchange(gateway.port, post(PATH, COMPLETION), answers=1)
                 assert answer.status == 200
-            assert [asked.body for asked in serves.asked] == [COMPLETION] * 2
+            assert [asked.body["max_tokens"] for asked in serves.asked] == [3, 3]
+            assert not any("kv_transfer_params" in asked.body for asked in serves.asked)
             assert [(entry.get("prefill"), entry["decode"]) for entry in gateway.requests()] == [(None, name)] * 2
             assert await fallbacks(gateway, missing) == 2
             assert changes(caplog) == [("role-gone", missing)]

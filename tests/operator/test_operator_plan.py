@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ballast_api.gateway_settings import Limits
 from ballast_api.loading import parse_settings
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_operator.kinds import (
@@ -186,6 +187,17 @@ def test_an_engine_ends_after_the_gateway_has_learnt_of_it_and_with_time_for_its
     timeout = int(container["args"][container["args"].index("--shutdown-timeout") + 1])
     assert sleep > 0
     assert sleep + timeout < grace
+
+
+def test_a_gateway_ends_with_time_for_its_streams() -> None:
+    """preStop sleep, then SIGTERM, then the gateway's grace and drain: all within the grace period."""
+    spec = find(plan(observed()), "Deployment", "chat-gateway")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    sleep_s, limits = container["lifecycle"]["preStop"]["sleep"]["seconds"], Limits()
+    assert limits.drain_timeout_s == 300
+    assert sleep_s > 0
+    assert sleep_s + limits.drain_grace_s + limits.drain_timeout_s < limits.longest_drain_s + sleep_s
+    assert sleep_s + limits.longest_drain_s < spec["terminationGracePeriodSeconds"]
 
 
 def test_a_change_of_policy_rolls_the_gateway_and_no_engine() -> None:

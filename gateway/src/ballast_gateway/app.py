@@ -36,6 +36,7 @@ from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
+from ballast_gateway.who_may_ask import WhoMayAsk
 
 _log = logging.getLogger(__name__)
 
@@ -162,6 +163,8 @@ class Gateway:
         """Report not ready, serve for the grace period, then finish the running requests. False if one was cut off."""
         limits = self.settings.limits
         self._draining = True
+        if self.proxy is not None:
+            self.proxy.prepare_drain()
         if self.picker is not None:
             self.picker.drain()
         await asyncio.sleep(limits.drain_grace_s)
@@ -171,6 +174,15 @@ class Gateway:
         if self.picker is not None:
             waits.append(self.picker.aclose(limits.drain_timeout_s))
         return False not in await asyncio.gather(*waits)
+
+    async def shut_down(self) -> None:
+        """End a drain, and tell the clients of the requests that still run."""
+        waits: list[Awaitable[object]] = []
+        if self.proxy is not None:
+            waits.append(self.proxy.shut_down())
+        if self.picker is not None:
+            waits.append(self.picker.aclose(0.0))
+        await asyncio.gather(*waits)
 
     async def close(self) -> None:
         """Stop everything at once, without a drain."""
@@ -243,15 +255,21 @@ class Gateway:
                 decisions=self.decisions,
                 watch=self.driver.director.watch,
                 now_s=self.driver.now_s,
-                token_file=None if token_file is None else Path(token_file),
             )
 
-        probes = Probes(self.registry, not_ready=self.not_ready, build=build)
+        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
+        probes = Probes(self.registry, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self.ports["admin"] = listener.getsockname()[1]
         config = uvicorn.Config(
-            probes, interface="asgi3", log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            probes,
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            proxy_headers=False,  # a peer is who connects, not who it says it speaks for
+            timeout_graceful_shutdown=1,
         )
         server = _AdminServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -27,6 +27,13 @@ class ApiError:
     message: str
     param: str | None = None
     retry_after_s: int | None = None
+    quoteless: str | None = None
+    """The message without what the client sent; None: it quotes nothing."""
+
+    @property
+    def for_log(self) -> str:
+        """The message as it may be logged: what a client sends may be secret."""
+        return self.message if self.quoteless is None else self.quoteless
 
     def body(self) -> bytes:
         """JSON in the shape of OpenAI's errors."""
@@ -60,9 +67,13 @@ def rejected(reason: RejectReason, message: str, retry_after_s: float) -> ApiErr
     return ApiError(status=status, type=kind, code=str(reason), message=message, retry_after_s=after_s)
 
 
-def invalid_request(message: str, *, param: str | None = None, code: str = "invalid-request") -> ApiError:
+def invalid_request(
+    message: str, *, param: str | None = None, code: str = "invalid-request", quoteless: str | None = None
+) -> ApiError:
     """The client's fault: 400."""
-    return ApiError(status=400, type="invalid_request_error", code=code, message=message, param=param)
+    return ApiError(
+        status=400, type="invalid_request_error", code=code, message=message, param=param, quoteless=quoteless
+    )
 
 
 def model_not_found(model: str, served: tuple[str, ...]) -> ApiError:
@@ -74,6 +85,7 @@ def model_not_found(model: str, served: tuple[str, ...]) -> ApiError:
         code="model-not-found",
         message=f"the model {model!r} does not exist here; served: {known}",
         param="model",
+        quoteless=f"this model does not exist here; served: {known}",
     )
 
 
@@ -121,7 +133,11 @@ def not_found(path: str, known: Sequence[str] = ()) -> ApiError:
     """No route: 404."""
     hint = f"; known: {', '.join(known)}" if known else ""
     return ApiError(
-        status=404, type="invalid_request_error", code="not-found", message=f"there is no {path!r} here{hint}"
+        status=404,
+        type="invalid_request_error",
+        code="not-found",
+        message=f"there is no {path!r} here{hint}",
+        quoteless="/metrics is on the admin port" if path == "/metrics" else f"there is no such path here{hint}",
     )
 
 
@@ -158,6 +174,17 @@ def request_timeout(limit: str) -> ApiError:
 def unsupported(status: int, message: str, *, code: str = "unsupported") -> ApiError:
     """Legal HTTP that this gateway does not speak. 4xx also where RFC 9110 has 501 or 505: 5xx are our own faults."""
     return ApiError(status=status, type="invalid_request_error", code=code, message=message)
+
+
+def gateway_shutdown() -> ApiError:
+    """This gateway ends; another one, or its successor, answers: 503, or an event in a stream that has begun."""
+    return ApiError(
+        status=503,
+        type="service_unavailable_error",
+        code="gateway-shutdown",
+        message="this gateway is shutting down; retry",
+        retry_after_s=1,
+    )
 
 
 def deadline_exceeded(seconds: float) -> ApiError:

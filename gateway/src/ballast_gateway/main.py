@@ -44,10 +44,14 @@ async def _run(settings: GatewaySettings) -> int:
         _log.info("draining", extra={"event": "draining"})
         drain = asyncio.create_task(gateway.drain())
         await _first_of(asyncio.wait({drain}), second.wait())
-        if drain.done() and not drain.result():
-            _log.warning("requests were cut off at limits.drainTimeoutS")
+        if drain.done():
+            if not drain.result():
+                _log.warning("requests were cut off at limits.drainTimeoutS", extra={"event": "cut-off"})
+            return 0
+        _log.warning("a second signal ends the drain", extra={"event": "cut-off"})
         drain.cancel()
         await asyncio.gather(drain, return_exceptions=True)
+        await gateway.shut_down()
         return 0
     finally:
         await gateway.close()

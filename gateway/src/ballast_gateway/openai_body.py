@@ -29,12 +29,26 @@ _MEDIA: Final = (b'_url"', b'data"', b'_embeds"')
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
 
 
-class InvalidBody(Exception):
-    """The client's body is wrong. The message is for the client; `param` names the field, if one is at fault."""
+_NOTHING: Final = object()
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
+
+class InvalidBody(Exception):
+    """The client's body is wrong. The message is for the client; `param` names the field, if one is at fault.
+
+    `problem` is the message without what the client sent, for the log.
+    """
+
+    def __init__(
+        self, problem: str, param: str | None = None, *, got: object = _NOTHING, message: str | None = None
+    ) -> None:
+        """`got`: the value at fault, which only the client is shown. `message`, if it says more than both."""
+        super().__init__(message or (problem if got is _NOTHING else f"{problem}, not {_shown(got)}"))
         self.param = param
+        self.problem = problem
+
+    def bare(self) -> InvalidBody:
+        """The same without a traceback."""
+        return InvalidBody(self.problem, self.param, message=str(self))
 
 
 def is_json_path(path: str) -> bool:
@@ -54,7 +68,8 @@ def parse_object(raw: bytes, size: Size | None = None) -> JsonObject:
     try:
         document = strict_json.parse(raw, size)
     except InvalidJson as error:
-        raise InvalidBody(str(error), error.field) from None
+        problem = str(error) if error.field is None else "a name stands twice in one object, or a number is too large"
+        raise InvalidBody(problem, error.field, message=str(error)) from None
     if not isinstance(document, dict):
         raise InvalidBody("the body must be a JSON object")
     return document
@@ -148,3 +163,18 @@ def _count(value: object) -> tuple[int, int]:
             case _:
                 pass  # images and the like: no text to count
     return ids, chars
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "an object"
+        case list():
+            return "an empty list" if not value else "a list"
+        case _:
+            text = repr(value[:40] if isinstance(value, str) else value)
+            return text if len(text) <= 40 else f"{text[:37]}..."

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from ballast_gateway.who_may_ask import WhoMayAsk
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -20,13 +22,21 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Probes:
-    """An ASGI application. `not_ready` returns why the gateway is not ready; `build` makes what answers the rest."""
+    """An ASGI application. `not_ready` returns why the gateway is not ready; `build` makes what answers the rest, to
+    those who may ask.
+    """
 
     def __init__(
-        self, registry: CollectorRegistry, *, not_ready: Callable[[], list[str]], build: Callable[[], App]
+        self,
+        registry: CollectorRegistry,
+        *,
+        not_ready: Callable[[], list[str]],
+        who_may_ask: WhoMayAsk,
+        build: Callable[[], App],
     ) -> None:
         self._registry = registry
         self._not_ready = not_ready
+        self._who_may_ask = who_may_ask
         self._build = build
         self._rest: asyncio.Task[App] | None = None
         self._answers = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
@@ -35,7 +45,15 @@ class Probes:
         """Answer one request."""
         answer = self._answers.get(scope.get("path", ""))
         if answer is None:
-            await (await self._others())(scope, receive, send)
+            peer, _ = scope.get("client") or (None, 0)
+            refusal = self._who_may_ask.refusal(peer, scope["headers"])
+            if refusal is None:
+                await (await self._others())(scope, receive, send)
+            else:
+                challenge = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+                await _respond(
+                    send, refusal.status, "application/json", _json({"detail": refusal.message}), **challenge
+                )
         elif scope["method"] == "GET":
             await _respond(send, *answer())
         else:

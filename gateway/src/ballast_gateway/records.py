@@ -52,8 +52,9 @@ class RequestRecord:
     status: int = 0
     """The status that the client got; 0 if it left before."""
     outcome: str = "completed"
-    """completed, failed, cancelled, rejected (no endpoint), invalid (the client's fault), or routed: sent to its
-    endpoint by a proxy that does not show how it ended; its times are those of the pick."""
+    """completed, failed, cancelled, rejected (no endpoint), invalid (the client's fault), answered (by the gateway
+    itself, with no generation), or routed: sent to its endpoint by a proxy that does not show how it ended; its times
+    are those of the pick."""
     reason: str = ""
     """The error's code if it did not complete."""
     detail: str = ""

@@ -36,6 +36,8 @@ from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_core.model import Endpoint, EndpointId, Role
 
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
+LAST_BYTES_S = 2.0
+"""How long clients may take for the last bytes of their answers when the gateway ends."""
 ADDRESS = r"^(\[[0-9A-Fa-f:.%a-z]+\]|[^\s:\[\]/]+):[0-9]{1,5}$"
 
 
@@ -167,8 +169,14 @@ class Limits(ApiModel):
     """Seconds that a client may accept nothing of its answer; then the connection is closed and the engine stopped."""
     drain_grace_s: NonNegativeFloat = 1.0
     """Seconds after SIGTERM in which new requests are still taken, until the cluster has noticed."""
-    drain_timeout_s: PositiveFloat = 30.0
-    """Seconds that running requests get after that."""
+    drain_timeout_s: PositiveFloat = 300.0
+    """Seconds that running requests get after that; new ones are answered 503. What still runs then is ended with an
+    error that says so (`gateway-shutdown`)."""
+
+    @property
+    def longest_drain_s(self) -> float:
+        """Seconds from SIGTERM to the end of the process, at most."""
+        return self.drain_grace_s + self.drain_timeout_s + LAST_BYTES_S
 
 
 class Health(ApiModel):
@@ -232,7 +240,8 @@ class Admin(ApiModel):
     """The admin API."""
 
     token_file: NonEmptyStr | None = None
-    """Path of a file with the bearer token that /ballast/v1 asks for; by default for none. Read at each call."""
+    """Path of a file with the bearer token for all but /metrics, /healthz and /readyz. Read at each call; without a
+    token in it everybody is refused. By default no token is asked for, and only loopback is answered."""
     decisions_kept: PositiveInt = 512
     """Decisions that /ballast/v1/decisions can look back on."""
 

@@ -15,6 +15,9 @@ from ballast_core.model.effects import Effect, Hold, Reject
 from ballast_core.policies.admission import Admission
 from ballast_core.state.ledger import Entry, Ledger
 
+_LEAST_TENANTS = 8
+"""So many tenants may have a request waiting each, however slowly the queue moves."""
+
 
 class Admitter:
     """Applies one admission policy. Times are seconds on the Director's clock."""
@@ -141,7 +144,9 @@ class Admitter:
         if not backlog.tokens or not self._placer.exist():
             return effects
         most = self._admission.max_backlog_s(None) * backlog.rate(self._capacity.prefill_tokens_per_s())
-        while (last := queue.shed_first()) is not None and backlog.tokens - last[1] > most:
+        while len(queue) > min(queue.tenants, _LEAST_TENANTS) and (last := queue.shed_first()) is not None:
+            if backlog.tokens - last[1] <= most:
+                break
             effects += self._shed_one(ShedCause.BACKLOG, now_s)
         return effects
 

@@ -83,7 +83,10 @@ class Capacity:
 
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens per second that the ready endpoints prefill together, by their profiles."""
-        slots = self._inventory.candidates(Stage.PREFILL).slots
+        candidates = self._inventory.candidates
+        slots = candidates(Stage.PREFILL).slots
+        if not len(slots):
+            slots = candidates(Stage.DECODE).slots  # they prefill then
         if Belief.PREFILL_TIMES not in self._beliefs.kinds or not len(slots):
             return PREFILL_RATES.default_tokens_per_s
         return float(self._beliefs.prefill_times.tokens_per_s(slots).sum())

@@ -204,7 +204,7 @@ class Placer:
         return any(self.eligible(stage, entry).endpoints for stage in _STAGES)
 
     def exist(self) -> bool:
-        """Whether any endpoint is ready."""
+        """Whether any endpoint is ready: one role can serve alone."""
         return any(self._inventory.candidates(stage).endpoints for stage in _STAGES)
 
     def may_hand_off(self) -> bool:

@@ -108,6 +108,11 @@ class Queue:
             heapq.heapify(self._ends)
         return True
 
+    @property
+    def tenants(self) -> int:
+        """How many tenants wait."""
+        return len(self._turns)
+
     def dispatched(self, request_id: RequestId) -> None:
         """Remove a waiting request because it has been dispatched: its tenant had its turn."""
         waiting = self._waiting[request_id]
@@ -147,8 +152,8 @@ class Queue:
     def restricted(self) -> Iterator[Entry]:
         """One request of each room whose requests may not go everywhere."""
         for (subset, avoid), room in self._rooms.items():
-            if subset is not None or avoid:
-                yield self._waiting[next(iter(room))].entry
+            if (subset is not None or avoid) and (rank := room.first_rank()) is not None:
+                yield self._waiting[RequestId(rank[4])].entry
 
     def expired(self, now_s: float) -> list[Entry]:
         """The requests that have waited too long, by the end of their wait; they stay in the queue."""

@@ -24,9 +24,16 @@ POOL_IDLE_S = 4.0
 
 
 class UpstreamError(Exception):
-    """The exchange failed: no connection, a broken one, no HTTP, or silence for too long."""
+    """The exchange failed: no connection, a broken one, no HTTP, or silence for too long.
+
+    `said`: what the engine sent instead, which may hold what the client sent, and is not part of the message.
+    """
 
     fault = Fault.BROKE
+
+    def __init__(self, *arguments: object, said: bytes = b"") -> None:
+        super().__init__(*arguments)
+        self.said = said
 
 
 class NoConnection(UpstreamError):

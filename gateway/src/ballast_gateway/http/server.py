@@ -38,6 +38,10 @@ class Work(Protocol):
         """The connection was closed before the client had the whole answer."""
         ...
 
+    def shut_down(self) -> None:
+        """The gateway ends: end the answer, and say why."""
+        ...
+
 
 class Server(Protocol):
     """What a connection needs of the face that it belongs to."""
@@ -53,7 +57,7 @@ class Server(Protocol):
     cors: Cors | None
     """Rules for browsers of other origins; None admits none."""
     closing: bool
-    """No further request is taken: connections close after the one that they serve."""
+    """Connections close after the request that they serve."""
     connections: set[ClientConnection]
     clients: Clients
 
@@ -111,6 +115,8 @@ class ClientConnection(asyncio.Protocol):
         self._stalled_since_s: float | None = None
         self._deadline_s = loop.time() + server.keep_alive_timeout_s
         self._flow: Flow | None = None
+        self._served = False
+        """It has been given an answer."""
         self.gone = False
 
     # --- asyncio --------------------------------------------------------------------------------------------------
@@ -307,6 +313,7 @@ class ClientConnection(asyncio.Protocol):
         refused = self._request is None
         closes = self._closes()
         self._request = self._flow = self._work = None
+        self._served = True
         self._chunked = self._streams = False
         if refused:
             self._linger()
@@ -360,10 +367,22 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._refuse(request_timeout(self._late))
 
-    def close_if_idle(self) -> None:
-        """Close the connection unless it serves a request."""
-        if self._request is None and not self._reader.requests and not self._discarding:
+    # --- the end of the gateway ---------------------------------------------------------------------------------
+
+    def close_if_idle(self, *, fresh: bool) -> None:
+        """Close the connection if no request is on its way. `fresh`: also where none has come yet."""
+        idle = self._request is None and not self._reader.requests and self._reader.reading is Reading.NOTHING
+        if idle and (fresh or self._served) and not self._discarding:
             self._close()
+
+    def shut_down(self, error: ApiError) -> None:
+        """End what is served, refuse with `error` what has begun to come, and close."""
+        if self._work is not None:
+            self._work.shut_down()
+        elif self._reader.reading is not Reading.NOTHING and self._request is None and not self._discarding:
+            self._server.refused(error)
+            self.respond_error(error)
+        self.close_if_idle(fresh=True)
 
 
 def _error(error: ApiError, extra: tuple[Header, ...]) -> tuple[list[Header], bytes]:

@@ -58,17 +58,17 @@ def _values(page: bytes, name: bytes) -> list[float]:
         if end < 0:
             end = len(page)
         if (start == 0 or page[start - 1] == 0x0A) and page[after : after + 1] in (b"{", b" ", b"\t"):
-            values.append(_value(page[after:end]))
+            values.append(_value(name, page[after:end]))
         start = page.find(name, end)
     return values
 
 
-def _value(rest: bytes) -> float:
-    """`{labels} value [timestamp]` without the metric's name. A label's value may hold anything, a brace too."""
+def _value(name: bytes, rest: bytes) -> float:
+    """`{labels} value [timestamp]`, after the metric's name. A label's value may hold anything, a brace too."""
     try:
         value = float(rest[rest.rfind(b"}") + 1 :].split()[0])
     except (ValueError, IndexError):
-        raise BadExposition(f"no number in {rest[:80].decode(errors='replace')!r}") from None
+        raise BadExposition(f"no number after {name.decode()}") from None
     if not abs(value) < float("inf"):
-        raise BadExposition(f"not a finite number: {rest[:80].decode(errors='replace')!r}")
+        raise BadExposition(f"no finite number after {name.decode()}")
     return value

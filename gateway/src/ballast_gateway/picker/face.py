@@ -32,6 +32,7 @@ from ballast_gateway.records import RequestRecord
 
 _log = logging.getLogger(__name__)
 
+_REJECTED: Final = frozenset({*map(str, RejectReason), errors.gateway_shutdown().code})
 _ANSWER_S: Final = 0.9 * names.PICKER_MESSAGE_TIMEOUT_S
 _AT_ONCE_S: Final = 0.05
 """A stream that Envoy closes so soon after a response's headers says nothing of the response's end."""
@@ -103,6 +104,13 @@ class PickerFace:
         self.unseen = UnseenRequests(settle_s=settle_s, now_s=driver.now_s)
         self.listeners = listeners
         self.on_record = on_record
+        self.held: set[_StreamSession] = set()
+        """Sessions whose requests wait for an endpoint."""
+
+    def shut_down(self) -> None:
+        """Answer the requests that are held: the gateway ends."""
+        for session in list(self.held):
+            session.shut_down()
 
     def open(self, answer_late: LateReplies) -> Session:
         """A session: one request from its headers to the end of its response. An `OpenSession`."""
@@ -150,6 +158,7 @@ class _StreamSession:
         """However the stream ends, the ticket is closed, at once or when scrapes tell."""
         if self._holding is not None:
             self._holding.cancel()
+            self._face.held.discard(self)
         if broken and self._ticket is not None and not self._decode:
             self._ticket.end(Outcome.CANCELLED)  # gone before it was routed
         self._carry_out(self._exchange.closed())
@@ -188,6 +197,7 @@ class _StreamSession:
             return self._rejected(rejected)
         if dispatch is None:
             self._holding = asyncio.get_running_loop().create_task(self._hold(ticket, query))
+            self._face.held.add(self)
             return []
         return self._routed(dispatch, body)
 
@@ -206,8 +216,18 @@ class _StreamSession:
         except Exception:
             _log.exception("a held request failed")
             actions = self._exchange.refused(errors.internal_error())
+        self._held_over(actions)
+
+    def _held_over(self, actions: list[Action]) -> None:
         self._holding = None
+        self._face.held.discard(self)
         self._answer_late(self._carry_out(actions))
+
+    def shut_down(self) -> None:
+        """Answer a held request: the gateway ends."""
+        if self._holding is not None:
+            self._holding.cancel()
+            self._held_over(self._exchange.refused(errors.gateway_shutdown()))
 
     def _rejected(self, rejected: Rejected) -> list[Action]:
         return self._exchange.refused(errors.rejected(rejected.reason, str(rejected), rejected.retry_after_s))
@@ -263,7 +283,7 @@ class _StreamSession:
         record = self._record
         record.id = record.id or self._exchange.request_id or ""
         record.status, record.reason = answer.status, answer.reason
-        record.outcome = "invalid" if answer.reason not in set(RejectReason) else "rejected"
+        record.outcome = "rejected" if answer.reason in _REJECTED else "invalid"
         for listen in self._face.listeners:
             listen(Refused(request_id=record.id, status=answer.status, reason=answer.reason))
         self._recorded()

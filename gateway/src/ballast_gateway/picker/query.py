@@ -16,7 +16,7 @@ class InvalidRequest(Exception):
     """The request cannot be placed; the client gets `answer`."""
 
     def __init__(self, answer: ApiError) -> None:
-        super().__init__(answer.message)
+        super().__init__(answer.for_log)
         self.answer = answer
 
 
@@ -76,7 +76,9 @@ def read_body(
         model = openai_body.model_of(document) if must_be_json else str(document.get("model") or "")
     except openai_body.InvalidBody as error:
         if must_be_json:
-            raise InvalidRequest(errors.invalid_request(str(error), param=error.param)) from None
+            raise InvalidRequest(
+                errors.invalid_request(str(error), param=error.param, quoteless=error.problem)
+            ) from None
         return BodyFacts.unseen(len(body))
     if must_be_json and served_models and model not in served_models:
         raise InvalidRequest(errors.model_not_found(model, served_models))

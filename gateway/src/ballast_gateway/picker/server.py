@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Final
@@ -20,6 +21,8 @@ from ballast_gateway.trust import Trusted
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
 """Room in a message for all but the body: headers, metadata."""
+_TELL_S: Final = 0.2
+"""How long the last answers may take."""
 
 
 class PickerServer:
@@ -34,6 +37,7 @@ class PickerServer:
         drain_timeout_s: float,
         stop: Callable[[], None],
     ) -> None:
+        """`stop`: report NOT_SERVING from now on."""
         self._face = face
         self._transport = transport
         self._health = health
@@ -56,9 +60,16 @@ class PickerServer:
         self._face.unseen.observed(endpoint_id, observation)
 
     async def aclose(self, grace_s: float | None = None) -> None:
-        """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop."""
+        """Drain, give running streams `grace_s` seconds (default: `limits.drainTimeoutS`), and stop.
+
+        A request that is still held then is answered 503; other streams are broken off.
+        """
         self.drain()
-        await self._transport.aclose(self._drain_timeout_s if grace_s is None else grace_s)
+        limit_s = self._drain_timeout_s if grace_s is None else grace_s
+        stopping = asyncio.create_task(self._transport.aclose(limit_s + _TELL_S))
+        await asyncio.wait({stopping}, timeout=limit_s)
+        self._face.shut_down()
+        await stopping
         await self._health.aclose(0)
         self._face.unseen.close()
 

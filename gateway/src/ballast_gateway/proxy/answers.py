@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ballast_core.model import RejectReason
 from ballast_gateway import headers
-from ballast_gateway.errors import ApiError, deadline_exceeded, upstream_broke
+from ballast_gateway.errors import ApiError, deadline_exceeded
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
 from ballast_gateway.proxy.legs import Job, LegFailed
@@ -56,7 +56,7 @@ def refuse(job: Job, error: ApiError) -> None:
     """Send an error of our own, in place of an answer."""
     record = job.record
     record.status, record.outcome, record.reason = error.status, "rejected", error.code
-    record.detail = record.detail or error.message
+    record.detail = record.detail or error.for_log
     job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))
 
 
@@ -74,13 +74,12 @@ def expire(job: Job, seconds: float, *, between_events: bool) -> None:
         client.abort()
 
 
-def break_off(job: Job, failure: Exception, *, between_events: bool) -> None:
+def break_off(job: Job, error: ApiError, *, between_events: bool) -> None:
     """Put an error event into the stream, where one fits, and cut the connection; it is too late for a status, unless
     the client waits for a whole answer.
     """
-    error = upstream_broke("the engine failed in the middle of the answer")
     record = job.record
-    record.outcome, record.reason, record.detail = "failed", error.code, str(failure)
+    record.outcome, record.reason = "failed", error.code
     if job.whole is not None:
         record.status = error.status
         job.client.respond_error(error, ((headers.REQUEST_ID, record.id.encode()),))

@@ -120,20 +120,20 @@ def read_generation(
 def _check_common(document: JsonObject) -> None:
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise InvalidBody(f"stream: must be true or false, not {_shown(stream)}", "stream")
+        raise InvalidBody("stream: must be true or false", "stream", got=stream)
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise InvalidBody(f"stream_options: must be an object, not {_shown(options)}", "stream_options")
+        raise InvalidBody("stream_options: must be an object", "stream_options", got=options)
     if options is not None and not stream:
         raise InvalidBody("stream_options: only allowed with stream: true", "stream_options")
     for field in _POSITIVE_INTS:
         value = document.get(field)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InvalidBody(f"{field}: must be a whole number of 1 or more, not {_shown(value)}", field)
+            raise InvalidBody(f"{field}: must be a whole number of 1 or more", field, got=value)
     for field in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         value = document.get(field)
         if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
-            raise InvalidBody(f"{field}: must be a number, not {_shown(value)}", field)
+            raise InvalidBody(f"{field}: must be a number", field, got=value)
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidBody(f"{field}: the number is too large", field)
 
@@ -145,7 +145,7 @@ def _check_prompt(document: JsonObject) -> None:
     if prompt is None or isinstance(prompt, str):
         return
     if not isinstance(prompt, list) or not prompt:
-        raise InvalidBody(f"prompt: must be a text or a list that is not empty, not {_shown(prompt)}", "prompt")
+        raise InvalidBody("prompt: must be a text or a list that is not empty", "prompt", got=prompt)
     if not (_are_ids(prompt) or all(isinstance(item, str) for item in prompt)) and not all(
         isinstance(item, list) and item and _are_ids(item) for item in prompt
     ):
@@ -160,31 +160,15 @@ def _are_ids(items: list[object]) -> bool:
 def _check_messages(document: JsonObject) -> None:
     messages = document.get("messages")
     if not isinstance(messages, list) or not messages:
-        problem = "is missing" if messages is None else f"must be a list that is not empty, not {_shown(messages)}"
-        raise InvalidBody(f"messages: {problem}; give a list of messages", "messages")
+        if messages is None:
+            raise InvalidBody("messages: is missing; give a list of messages", "messages")
+        raise InvalidBody("messages: must be a list that is not empty", "messages", got=messages)
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
-            raise InvalidBody(f"{where}: must be an object with role and content, not {_shown(message)}", where)
+            raise InvalidBody(f"{where}: must be an object with role and content", where, got=message)
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or not role:
-            raise InvalidBody(f"{where}.role: must be a text {_ROLES_HINT}, not {_shown(role)}", f"{where}.role")
+            raise InvalidBody(f"{where}.role: must be a text {_ROLES_HINT}", f"{where}.role", got=role)
         if content is not None and not isinstance(content, (str, list)):
-            raise InvalidBody(
-                f"{where}.content: must be a text or a list of parts, not {_shown(content)}", f"{where}.content"
-            )
-
-
-def _shown(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case dict():
-            return "an object"
-        case list():
-            return "an empty list" if not value else "a list"
-        case _:
-            text = repr(value[:40] if isinstance(value, str) else value)
-            return text if len(text) <= 40 else f"{text[:37]}..."
+            raise InvalidBody(f"{where}.content: must be a text or a list of parts", f"{where}.content", got=content)

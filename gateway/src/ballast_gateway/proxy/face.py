@@ -11,13 +11,14 @@ from functools import partial
 from typing import NamedTuple
 
 from ballast_api import wire_names
-from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
 from ballast_gateway import headers, strict_json
 from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
     ApiError,
+    gateway_shutdown,
     internal_error,
     invalid_request,
     method_not_allowed,
@@ -94,6 +95,10 @@ class ProxyFace:
         self.cors = Cors(origins) if origins else None
         self.connections: set[ClientConnection] = set()
         self.closing = False
+        self._stopping = False
+        """No further request is served."""
+        self._ended_all = asyncio.Event()
+        """Set at each end after which no generation is in flight."""
         self._emptied = asyncio.Event()
         self.in_flight = 0
         """Generations that have not ended."""
@@ -146,29 +151,58 @@ class ProxyFace:
         self._pool.sweep(now_s)
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Take no new requests and let the running ones end. Returns False if one was cut off at the time limit."""
-        if self._server is not None:
-            self._server.close()
+    def prepare_drain(self) -> None:
+        """Close connections that wait for a further request; those that have one close with its answer."""
         self.closing = True
         for connection in list(self.connections):
-            connection.close_if_idle()
+            connection.close_if_idle(fresh=False)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Let running requests end, refuse new ones; then `shut_down`. Returns False if that cut one off."""
+        self.prepare_drain()
+        self._stopping = True
+        for connection in list(self.connections):
+            connection.close_if_idle(fresh=True)
+        ends_s = self._loop.time() + timeout_s
+        if self.in_flight:
+            self._ended_all.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended_all.wait(), timeout_s)
+        cut = self.in_flight
+        await self.shut_down(flush_s=max(LAST_BYTES_S, ends_s - self._loop.time()))
+        return cut == 0
+
+    async def shut_down(self, flush_s: float = LAST_BYTES_S) -> None:
+        """Tell the clients of running requests that the gateway ends, and stop listening.
+
+        `flush_s`: how long clients may take for what is left of their answers.
+        """
+        self._tell_all()
         if self.connections:
             self._emptied.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), timeout_s)
-        cut = self.in_flight
-        for connection in list(self.connections):
-            connection.abort()
-        return cut == 0
+                await asyncio.wait_for(self._emptied.wait(), flush_s)
+        self._abort_all()
 
     async def close(self) -> None:
         """Close the listener and every connection at once."""
-        await self.drain(0.0)
+        self._tell_all()
+        self._abort_all()
         await asyncio.sleep(0)
         self._large.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+
+    def _tell_all(self) -> None:
+        self.closing = self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.shut_down(gateway_shutdown())
+
+    def _abort_all(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -176,6 +210,9 @@ class ProxyFace:
         """Answer at once, or return what will. Never raises."""
         path = _path(request.target)
         record = RequestRecord(id=self._id_of(request), arrived_s=self._driver.now_s(), path=path.decode("latin-1"))
+        if self._stopping:
+            self._refuse(client, record, gateway_shutdown(), outcome="rejected")
+            return None
         try:
             return self._route(client, request, path, record)
         except Exception:
@@ -194,7 +231,7 @@ class ProxyFace:
         now_s = self._driver.now_s()
         record = RequestRecord(id="", arrived_s=now_s, ended_s=now_s, status=error.status)
         outcome = "rejected" if error.retry_after_s else "invalid"
-        record.outcome, record.reason, record.detail = outcome, error.code, error.message
+        record.outcome, record.reason, record.detail = outcome, error.code, error.for_log
         self._on_record(record)
 
     def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
@@ -210,7 +247,7 @@ class ProxyFace:
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
         elif path == _MODELS:
             models = _models_body(self._served, self._created_s, self._max_model_len())
-            record.status = 200
+            record.status, record.outcome = 200, "answered"
             client.respond(
                 200, [(b"content-type", b"application/json"), (headers.REQUEST_ID, record.id.encode())], models
             )
@@ -248,12 +285,12 @@ class ProxyFace:
         try:
             generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
         except InvalidBody as error:
-            return InvalidBody(str(error), error.param)  # the raised one holds frames, and these the body
+            return error.bare()  # the raised one holds frames, and these the body
         return _Read(generation, size, self._prompts.blocks(generation.document, generation.model))
 
     def _refuse_body(self, ask: _Ask, error: InvalidBody) -> None:
         ask.held.set(0)
-        self._refuse(ask.client, ask.record, invalid_request(str(error), param=error.param))
+        self._refuse(ask.client, ask.record, invalid_request(str(error), param=error.param, quoteless=error.problem))
 
     def _admitted(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Run | None:
         client, record = ask.client, ask.record
@@ -325,6 +362,8 @@ class ProxyFace:
     def _over(self, record: RequestRecord, memory: Held) -> None:
         self.in_flight -= 1
         memory.set(0)
+        if not self.in_flight:
+            self._ended_all.set()
         self._ended(record)
 
     def _refuse(
@@ -336,7 +375,9 @@ class ProxyFace:
         outcome: str = "invalid",
         allow: str = "",
     ) -> None:
-        record.status, record.outcome, record.reason, record.detail = error.status, outcome, error.code, error.message
+        record.status, record.outcome, record.reason, record.detail = error.status, outcome, error.code, error.for_log
+        if error.quoteless is not None:
+            _log.debug("a request was refused", extra={"request_id": record.id, "error": error.message})
         extra = ((headers.REQUEST_ID, record.id.encode()), *(((b"allow", allow.encode()),) if allow else ()))
         client.respond_error(error, extra)
         self._ended(record)
@@ -401,13 +442,24 @@ class _Pending:
         if self._run is not None:
             self._run.client_gone()
             return
+        self._drop()
+        record = self._ask.record
+        record.outcome, record.reason = "cancelled", "client-gone"
+        self._face._ended(record)
+
+    def shut_down(self) -> None:
+        """The gateway ends."""
+        if self._run is not None:
+            self._run.shut_down()
+        else:
+            self._drop()
+            self._face._refuse(self._ask.client, self._ask.record, gateway_shutdown(), outcome="rejected")
+
+    def _drop(self) -> None:
         if self.reading is not None:
             self.reading.dropped = True
             self.reading = None
         self._ask.held.set(0)
-        record = self._ask.record
-        record.outcome, record.reason = "cancelled", "client-gone"
-        self._face._ended(record)
 
 
 def _path(target: bytes) -> bytes:

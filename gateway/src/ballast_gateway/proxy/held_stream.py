@@ -107,6 +107,8 @@ class Leg:
     """Output tokens in it."""
     partial: bytearray = field(default_factory=bytearray)
     """The event that has not come to its end."""
+    said: bytes = b""
+    """The engine's event that was none of a stream's, for a debug log."""
     broken: str = ""
     """Why it can bring no more."""
 
@@ -231,10 +233,11 @@ class HeldStream:
             return self._without_data(event)
         choices = event.find(CHOICES)
         if choices < 0 and has_error(event):
-            leg.broken = "the engine sent an error event"
+            leg.broken, leg.said = "the engine sent an error event", event
             return None
         if choices < 0:
-            return self._give_up(event, f"an event without choices: {event[6:206].decode(errors='replace')}")
+            leg.said = event
+            return self._give_up(event, "an event without choices")
         leg.head = leg.head or event[:choices]
         if not event.startswith(leg.head) or not event.endswith(b"}") or b"\n" in event:
             return self._give_up(event, "an event that is none of this stream's")

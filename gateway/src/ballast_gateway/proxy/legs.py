@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ballast_core.model import Endpoint, Fault, Stage
 from ballast_gateway import headers, openai_body
@@ -14,19 +15,35 @@ from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 
+_MOST_SAID_BYTES: Final = 500
+
 
 class LegFailed(Exception):
     """A leg failed in a way that another endpoint may mend: before the client got a byte, or with its tokens held."""
 
     def __init__(
-        self, stage: Stage, endpoint: Endpoint, problem: str, fault: Fault, reply: Collect | None = None
+        self,
+        stage: Stage,
+        endpoint: Endpoint,
+        problem: str,
+        fault: Fault,
+        reply: Collect | None = None,
+        *,
+        said: bytes = b"",
     ) -> None:
-        """`reply`: the engine's answer, if it gave another one than a result."""
+        """`reply`: the engine's answer, if it gave another one than a result. `said`: as of `UpstreamError`."""
         super().__init__(f"{stage} on {endpoint.id}: {problem}")
         self.stage = stage
         self.endpoint = endpoint
         self.fault = fault
         self.reply = reply
+        self._said = said
+
+    @property
+    def said(self) -> str:
+        """The engine's own words. They may hold what the client sent: for a debug log only."""
+        said = self._said if self.reply is None else bytes(self.reply.body)
+        return said[:_MOST_SAID_BYTES].decode(errors="replace")
 
     @property
     def status(self) -> int:
@@ -83,7 +100,7 @@ async def perform(pool: UpstreamPool, stage: Stage, endpoint: Endpoint, request:
 def failure_of(stage: Stage, endpoint: Endpoint, reply: Collect, error: UpstreamError | None) -> LegFailed | None:
     """How a leg that has ended failed, where another endpoint may mend it; of a stream only what its head says."""
     if error is not None:
-        return LegFailed(stage, endpoint, str(error), error.fault)
+        return LegFailed(stage, endpoint, str(error), error.fault, said=error.said)
     if reply.status != 200:
         return refused(stage, endpoint, reply)
     if is_error(reply.body):
@@ -93,7 +110,7 @@ def failure_of(stage: Stage, endpoint: Endpoint, reply: Collect, error: Upstream
 
 def refused(stage: Stage, endpoint: Endpoint, reply: Collect) -> LegFailed:
     """The failure of a leg that was answered with another status than 200."""
-    return LegFailed(stage, endpoint, refusal(reply), fault_of(reply), reply)
+    return LegFailed(stage, endpoint, f"answered {reply.status}", fault_of(reply), reply)
 
 
 def fault_of(reply: Collect) -> Fault:
@@ -115,11 +132,6 @@ def is_error(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(document, dict) and ("error" in document or document.get("object") == "error")
-
-
-def refusal(reply: Collect) -> str:
-    """An answer that is no result, for the log."""
-    return f"answered {reply.status}: {reply.body[:200].decode(errors='replace')}"
 
 
 def is_answer(reply: Collect) -> bool:

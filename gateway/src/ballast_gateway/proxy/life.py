@@ -115,6 +115,8 @@ class Event(_Name):
     """An event that ends with a whole character."""
     PATIENCE_OVER = "patience over"
     """The timer of a warm target: no such event came."""
+    SHUT_DOWN = "gateway ends"
+    """Its time to drain is over."""
     CLIENT_GONE = "client gone"
     """The client has closed its connection."""
     DEADLINE_PASSED = "deadline passed"
@@ -139,6 +141,7 @@ class Action(_Name):
     FINISH = "end the stream, report the end"
     BREAK = "break the stream off, report the failure"
     CANCEL = "report that the client is gone"
+    TELL_END = "tell the client that the gateway ends"
     EXPIRE = "say that the deadline has passed, report the end"
     WARM_UP = "ask the target to warm up"
     AWAIT_CUT = "start the timer"
@@ -151,7 +154,7 @@ class Action(_Name):
 
 
 ENDS: Final = frozenset(
-    {Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL, Action.EXPIRE}
+    {Action.REFUSE_REQUEST, Action.PASS_ON, Action.FINISH, Action.BREAK, Action.CANCEL, Action.EXPIRE, Action.TELL_END}
 )
 """The ends of a request: one of them comes, once, with the transition to ENDED."""
 
@@ -265,17 +268,19 @@ _BEGUN: Final[dict[State, dict[Event, Step]]] = {
 }
 """After the first byte."""
 
-_ANYWHERE: Final = frozenset({Event.CLIENT_GONE, Event.DEADLINE_PASSED})
+_ANYWHERE: Final = frozenset({Event.CLIENT_GONE, Event.DEADLINE_PASSED, Event.SHUT_DOWN})
 _MOVING: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
 
 
 def _whole_rows(state: State, rows: Rows) -> Rows:
-    """The rows of a live state with those that all of them share: the client may go, time passes, and orders may come
-    too late."""
+    """The rows of a live state with those that all of them share: the client or the gateway may go, time passes, and
+    orders may come too late."""
     dropped = (Action.DROP_MOVE,) if state in _MOVING else ()
-    gone, expired = (Step(State.ENDED, (end, *dropped)) for end in (Action.CANCEL, Action.EXPIRE))
+    gone, ends, expired = (
+        Step(State.ENDED, (end, *dropped)) for end in (Action.CANCEL, Action.TELL_END, Action.EXPIRE)
+    )
     refused = Step(state, (Action.REFUSE_MOVE,))
-    shared = {Event.CLIENT_GONE: gone, Event.DEADLINE_PASSED: expired}
+    shared = {Event.CLIENT_GONE: gone, Event.SHUT_DOWN: ends, Event.DEADLINE_PASSED: expired}
     return {**shared, Event.MOVE_UNFIT: refused, Event.MOVE_ORDERED: refused, **rows}
 
 
@@ -303,8 +308,7 @@ class Life:
 
 
 def diagram() -> str:
-    """The table in Mermaid's language: one arrow for each change of state, without `client gone`, `deadline passed` and
-    refused orders."""
+    """The table in Mermaid's language: one arrow for each change of state, but for those that every state shares."""
     lines = ["stateDiagram-v2", f"    [*] --> {_name(State.PLACING)}"]
     for state, rows in TABLE.items():
         arrows: dict[State, list[str]] = {}

@@ -237,7 +237,7 @@ class HeldRelay(Relay):
         leg = self._held.leg
         self._pass_on(leg, leg.tokens, self._held.feed(data))
         if leg.broken:
-            raise UpstreamError(leg.broken)
+            raise UpstreamError(leg.broken, said=leg.said)
         if self._movable and not self._unheld:
             self._holder.between_events()
 

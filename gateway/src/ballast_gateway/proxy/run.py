@@ -19,7 +19,7 @@ from typing import Final
 from ballast_core.model import Endpoint, Fault, Outcome, Stage
 from ballast_core.model.effects import Handoff, Leave, Migrate
 from ballast_gateway.driver import Rejected, Ticket
-from ballast_gateway.errors import internal_error, rejected
+from ballast_gateway.errors import gateway_shutdown, internal_error, rejected, upstream_broke
 from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError
 from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy import answers
@@ -146,6 +146,17 @@ class Run:
     def _end_by(self, event: Event) -> None:
         try:
             self.on(event)
+            self._close()
+        except Exception as fault:
+            self._fail(fault)
+
+    def shut_down(self) -> None:
+        """Leave the engines, and tell the client that the gateway ends."""
+        if self.life.state is State.ENDED:
+            return
+        self._leave()
+        try:
+            self.on(Event.SHUT_DOWN)
             self._close()
         except Exception as fault:
             self._fail(fault)
@@ -443,6 +454,7 @@ class Run:
         assert isinstance(failure, LegFailed)
         record.detail = str(failure)
         _log.warning("a leg failed", extra={"request_id": record.id, "problem": str(failure)})
+        self._log_said(failure)
         self._resources.cutter.forget(failure.endpoint)
         record.faults += (failure.fault,)
         self._failed.append(failure)
@@ -509,9 +521,19 @@ class Run:
         failure, fault = self._failure, None
         if isinstance(failure, LegFailed):
             fault = failure.fault
+            self._log_said(failure)
             self._job.record.faults += (fault,)
-        answers.break_off(self._job, failure, between_events=self._leg.between_events)
+        self._job.record.detail = str(failure)
+        error = upstream_broke("the engine failed in the middle of the answer")
+        answers.break_off(self._job, error, between_events=self._leg.between_events)
         self._ticket.end(Outcome.FAILED, self._leg.tokens, fault)
+
+    def _tell_end(self) -> None:
+        if self._job.client.head_sent:
+            answers.break_off(self._job, gateway_shutdown(), between_events=self._leg.between_events)
+        else:
+            answers.refuse(self._job, gateway_shutdown())
+        self._ticket.end(Outcome.FAILED, self._job.record.output_tokens)
 
     def _expire(self) -> None:
         begun = self._job.client.head_sent
@@ -520,6 +542,10 @@ class Run:
 
     def _cancel(self) -> None:
         self._ticket.end(Outcome.CANCELLED)
+
+    def _log_said(self, failure: LegFailed) -> None:
+        if _log.isEnabledFor(logging.DEBUG) and failure.said:
+            _log.debug("what the engine said", extra={"request_id": self._job.record.id, "said": failure.said})
 
     # --- helpers ------------------------------------------------------------------------------------------------
 
@@ -583,6 +609,7 @@ _DOES: Final[Mapping[Action, Callable[[Run], None]]] = {
     Action.FINISH: Run._finish,
     Action.BREAK: Run._break,
     Action.CANCEL: Run._cancel,
+    Action.TELL_END: Run._tell_end,
     Action.EXPIRE: Run._expire,
     **{action: _about_a_move(action) for action in ACTIONS},
 }

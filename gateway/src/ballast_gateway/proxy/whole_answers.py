@@ -191,9 +191,10 @@ class WholeAnswer:
         else:
             made["text"] = text
         made |= {"logprobs": None, "finish_reason": choice["finish_reason"], "stop_reason": choice.get("stop_reason")}
-        made |= {"token_ids": output_ids, "routed_experts": None}
+        made["token_ids"] = output_ids
         if not chat:
             made |= {"prompt_logprobs": None, "prompt_token_ids": prompt_ids}
+        made["routed_experts"] = None
         kind = "chat.completion" if chat else "text_completion"
         assert self._first is not None
         body: JsonObject = {"id": self._first["id"], "object": kind, "created": self._first["created"]}

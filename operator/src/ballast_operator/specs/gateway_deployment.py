@@ -17,6 +17,8 @@ from ballast_operator.specs.security import container_security, pod_security
 
 PRE_STOP_S: Final = 5
 """Seconds in which Services and Envoys learn that the pod ends, before the gateway stops accepting."""
+SLACK_S: Final = 8
+"""Seconds for all else before the kubelet kills what is left."""
 
 
 def gateway_deployment(
@@ -59,7 +61,7 @@ def gateway_deployment(
 
 
 def _grace_s(limits: Limits) -> int:
-    return PRE_STOP_S + math.ceil(limits.drain_grace_s + limits.drain_timeout_s) + 10
+    return PRE_STOP_S + math.ceil(limits.longest_drain_s) + SLACK_S
 
 
 def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
