@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -217,11 +218,12 @@ def drop_headers(reply: Reply, rng: Random) -> None:
 
 def change_handle(reply: Reply, rng: Random) -> None:
     """Another KV handle than a connector's; one that names other tokens lies."""
-    if reply.events is None and b'"kv_transfer_params"' in reply.body and reply.body.endswith(b"}"):
-        document = json.loads(reply.body)
-        handle = document["kv_transfer_params"] = rng.choice(HANDLES)
-        reply.lies = reply.lies or (isinstance(handle, dict) and "prompt_token_ids" in handle)
-        reply.body = json.dumps(document).encode()
+    if reply.events is None and b'"kv_transfer_params"' in reply.body:
+        with suppress(ValueError):  # it was cut off before
+            document = json.loads(reply.body)
+            handle = document["kv_transfer_params"] = rng.choice(HANDLES)
+            reply.lies = reply.lies or (isinstance(handle, dict) and "prompt_token_ids" in handle)
+            reply.body = json.dumps(document).encode()
 
 
 def change_body(reply: Reply, rng: Random) -> None:
