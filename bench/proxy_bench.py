@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -30,7 +31,7 @@ import uvloop
 from ballast_gateway.http.client import Collect, UpstreamPool
 from ballast_gateway.http.responses import Headers
 
-METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
+METRICS = b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
 HANDLE = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [list(range(32))], "remote_port": 1}
 EVENT = b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1795241406,"model":"tiny","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'  # noqa: E501
 LAST_EVENT = EVENT.replace(b'"finish_reason":null', b'"finish_reason":"length"')
@@ -54,11 +55,18 @@ GOALS = (
 # --- the engines: one lean server ---------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Load:
+    """What one engine does now."""
+
+    streams: int = 0
+
+
 class Engine(asyncio.Protocol):
     """Answers at once; a stream in so many events, one each `gap_s`."""
 
-    def __init__(self, chunks: int, gap_s: float) -> None:
-        self.chunks, self.gap_s = chunks, gap_s
+    def __init__(self, chunks: int, gap_s: float, load: Load) -> None:
+        self.chunks, self.gap_s, self.load = chunks, gap_s, load
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -74,7 +82,7 @@ class Engine(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body, self.body = self.body, b""
         if not body:
-            self._reply(METRICS)
+            self._reply(METRICS % self.load.streams)
         elif b'"do_remote_decode":true' in body:
             self._reply(json.dumps({"choices": [{"text": "a"}], "kv_transfer_params": HANDLE}).encode())
         elif b'"include_usage":true' in body and b'"max_tokens": 1,' in body:
@@ -83,6 +91,7 @@ class Engine(asyncio.Protocol):
             self.transport.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             )
+            self.load.streams += 1
             self._event(0, b"return_token_ids" in body)
         else:
             self._reply(json.dumps({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}}).encode())
@@ -101,8 +110,10 @@ class Engine(asyncio.Protocol):
 
     def _event(self, number: int, ids: bool) -> None:
         if self.transport.is_closing():
+            self.load.streams -= 1
             return
         if number == self.chunks:
+            self.load.streams -= 1
             self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
             return
         event = (EVENT_WITH_IDS if number else FIRST_EVENT) if ids else EVENT
@@ -114,7 +125,7 @@ async def serve_engines(count: int, chunks: int, gap_s: float) -> None:
     """Serve on so many ports of their own, and say which."""
     loop = asyncio.get_running_loop()
     ports = [("127.0.0.1", 0)] * count
-    servers = [await loop.create_server(lambda: Engine(chunks, gap_s), *at, backlog=1024) for at in ports]
+    servers = [await loop.create_server(partial(Engine, chunks, gap_s, Load()), *at, backlog=1024) for at in ports]
     sys.stdout.write(json.dumps([server.sockets[0].getsockname()[1] for server in servers]) + "\n")
     sys.stdout.flush()
     await asyncio.Event().wait()

@@ -64,7 +64,7 @@ class Engine(asyncio.Protocol):
     def on_message_complete(self) -> None:
         body, self.body = self.body, b""
         if not body:
-            self._reply(METRICS)
+            self._reply(METRICS % 0)
             return
         asked, loop = json.loads(body), asyncio.get_running_loop()
         tokens = asked["max_tokens"]

@@ -18,7 +18,8 @@ _PRIOR_S = 1.0
 """Weight of the rate that endpoints' profiles promise."""
 _MEAN_OVER = 100
 """Completed requests over which the mean output is taken."""
-_FIRST_MEAN_TOKENS = 128.0
+_FIRST_MEAN_TOKENS = 0.0
+"""Before any request has completed, work is prompts alone: the promised rate is one of prefills, too."""
 
 
 @dataclass(slots=True)

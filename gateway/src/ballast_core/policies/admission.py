@@ -134,7 +134,7 @@ class ExpectedTtft:
 
     An endpoint is full for prefill while 2 requests and 0.05 max_ttft_s of work by its recalibrated profile are queued
     there; and for decode while it reports max(8, running / 8) waiting requests or 0.95 of its KV in use, or while more
-    than max(16, running) are on their way to it or wait there. That half needs no profile.
+    than max(64, running) are on their way to it or wait there. That half needs no profile.
 
     While every endpoint is full requests wait in the gateway. The work before a request may take at most 0.2
     max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill). Beyond
@@ -178,7 +178,7 @@ class ExpectedTtft:
 
 
 _LEAST_PREFILLS = 2
-_LEAST_ON_THE_WAY = 16
+_LEAST_ON_THE_WAY = 64
 _LEAST_WAITING = 8
 _MOST_KV_RATIO = 0.95
 _ENGINE_SHARE = 0.05
