@@ -89,14 +89,27 @@ def test_which_paths_must_carry_json(path: str, expected: bool) -> None:
     assert openai_body.is_json_path(path) is expected
 
 
-@pytest.mark.parametrize(("reason", "status"), [("no-endpoints", 503), ("saturated", 429), ("upstream-failed", 503)])
-def test_every_rejection_has_a_status_and_a_time_to_retry(reason: str, status: int) -> None:
+REJECTIONS = {
+    "no-endpoints": 503,
+    "saturated": 429,
+    "upstream-failed": 503,
+    "retry-budget": 503,
+    "upstream-refused": 502,
+    "breaks-engines": 502,
+}
+
+
+def test_every_rejection_has_a_status() -> None:
+    assert set(RejectReason) == set(REJECTIONS)
+
+
+@pytest.mark.parametrize(("reason", "status"), REJECTIONS.items())
+def test_a_rejection_has_a_time_to_retry_unless_that_would_fail_again(reason: str, status: int) -> None:
     """OpenAI's shape, and a reason for machines in body and header."""
     error = errors.rejected(RejectReason(reason), "why", 1.0)
     assert error.status == status
-    assert set(RejectReason) == {"no-endpoints", "saturated", "upstream-failed"}
     headers = dict(error.headers())
-    assert (headers["retry-after"], headers["x-ballast-reason"]) == ("1", reason)
+    assert (headers.get("retry-after"), headers["x-ballast-reason"]) == (None if status == 502 else "1", reason)
     assert json.loads(error.body())["error"] == {
         "message": "why",
         "type": error.type,

@@ -250,7 +250,7 @@ SCENES = {
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test needs few requests."""
-    monkeypatch.setattr(stretches, "LEAST", 40)
+    monkeypatch.setattr(stretches, "LEAST", 50)
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -289,7 +289,7 @@ def test_progress_counts_every_run_that_is_made_and_no_other() -> None:
         assert done == runs
     made = sum(runs for what, lines in told.items() for done, runs in lines if done == 0)
     assert made == answer.effort.runs
-    assert [what for what in told if "the busiest 40 of 120 requests" in what]
+    assert [what for what in told if "the busiest 50 of 120 requests" in what]
 
 
 @pytest.mark.parametrize(
