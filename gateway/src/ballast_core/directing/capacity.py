@@ -28,11 +28,14 @@ class Capacity:
         """Our requests from which each slot is full: the policy's limits less the foreign ones."""
         self._least_tokens: FloatArray = np.zeros(0)
         """Tokens left to prefill below which a slot is not full, however many requests they are."""
+        self._asked: dict[Stage, tuple[IntArray, IntArray]] = {}
+        """The slots last asked about, and their limits, while these hold."""
 
     def observed(self, slots: IntArray) -> None:
         """Compute the limits of these slots anew, after an observation."""
         if not self._bounded:
             return
+        self._asked.clear()
         inventory = self._inventory
         more = inventory.capacity - len(self._least_tokens)
         if more > 0:
@@ -58,7 +61,7 @@ class Capacity:
         free = self._has_capacity(stage, candidates.slots)
         if stage is Stage.DECODE and Role.PREFILL not in self._inventory.ready_roles():
             free &= self._has_capacity(Stage.PREFILL, candidates.slots) | ~self._flexible(candidates)
-        return candidates if free.all() else candidates.take(np.flatnonzero(free).tolist())
+        return candidates if _are_all(free) else candidates.take(np.flatnonzero(free).tolist())
 
     def any_free(self) -> bool:
         """Whether a request without a subset could be dispatched now."""
@@ -92,8 +95,11 @@ class Capacity:
         return float(self._beliefs.prefill_times.tokens_per_s(slots).sum())
 
     def _has_capacity(self, stage: Stage, slots: IntArray) -> BoolArray:
-        free: BoolArray = self._ledger.requests[stage].take(slots) < self._limits[stage].take(slots)
-        if self._timed and stage is Stage.PREFILL and not free.all():
+        asked = self._asked.get(stage)
+        if asked is None or asked[0] is not slots:
+            asked = self._asked[stage] = slots, self._limits[stage].take(slots)
+        free: BoolArray = self._ledger.requests[stage].take(slots) < asked[1]
+        if self._timed and stage is Stage.PREFILL and not _are_all(free):
             free |= self._ledger.uncached_tokens.take(slots) < self._least_tokens.take(slots)
         return free
 
@@ -101,3 +107,7 @@ class Capacity:
     def _flexible(candidates: Candidates) -> BoolArray:
         """Candidates that prefill what they decode, where no prefill endpoint is ready."""
         return np.array([one.role is Role.FLEXIBLE for one in candidates.endpoints], np.bool_)
+
+
+def _are_all(flags: BoolArray) -> bool:
+    return bool(np.count_nonzero(flags) == len(flags))  # `all` takes five times as long
