@@ -108,6 +108,8 @@ class ClientConnection(asyncio.Protocol):
         self._reading_paused = False
         self._discarding = False
         self._chunked = False
+        self._unsent = b""
+        """The head of a stream that has begun: it leaves with the first part, at the price of one system call."""
         self._streams = False
         """The head of a stream is sent, and not its end: the only time at which parts may be written."""
         self.head_sent = False
@@ -251,11 +253,11 @@ class ClientConnection(asyncio.Protocol):
         self._finish()
 
     def start_stream(self, status: int, headers: Iterable[Header]) -> None:
-        """Answer with a body of unknown length; `write` and then `end` it."""
+        """Answer with a body of unknown length; `write` and then `end` it. The head leaves with the first of it."""
         if self._request is None:
             raise WrongAnswer("a stream without a request")
         self._chunked = self._request.http11
-        self._send(self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b""))
+        self._unsent = self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b"")
         self._streams = True
 
     def write(self, data: bytes) -> None:
@@ -264,19 +266,26 @@ class ClientConnection(asyncio.Protocol):
             raise WrongAnswer("a part of a stream that has not begun, or is over")
         transport = self._transport
         if not transport.is_closing():
-            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            part = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+            if self._unsent:
+                part, self._unsent = self._unsent + part, b""
+            transport.write(part)
 
     def end(self) -> None:
         """The stream is whole."""
         if not self._streams:
             raise WrongAnswer("the end of a stream that has not begun, or is over")
-        if self._chunked:
-            self._send(b"0\r\n\r\n")
+        last = self._unsent + (b"0\r\n\r\n" if self._chunked else b"")
+        self._unsent = b""
+        if last:
+            self._send(last)
         self._finish()
 
     def abort(self) -> None:
         """Cut the connection, which shows the client that the answer is not whole."""
-        self._request, self._streams = None, False
+        if self._unsent:
+            self._send(self._unsent)
+        self._request, self._streams, self._unsent = None, False, b""
         self._close()
 
     def _send(self, data: bytes) -> None:
