@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ PROMPT_IDS = b'"prompt_token_ids":[%b],"token_ids"' % b",".join([b"15043"] * 60)
 FIRST_EVENT = EVENT_WITH_IDS.replace(b'"token_ids"', PROMPT_IDS)
 CONNECTIONS = 32
 STREAMS, CHUNKS, GAP_S = 200, 60, 0.05
+OURS = (sys.executable, "-m", "ballast_cli")
 FLOOR, LEAST, DEFAULT = "bare proxy", "least-requests", "default policy"
 GOALS = (
     ("cpu_ms", "a P/D request", LEAST, FLOOR, 4.0),
@@ -85,7 +86,7 @@ class Engine(asyncio.Protocol):
             self._reply(METRICS % self.load.streams)
         elif b'"do_remote_decode":true' in body:
             self._reply(json.dumps({"choices": [{"text": "a"}], "kv_transfer_params": HANDLE}).encode())
-        elif b'"include_usage":true' in body and b'"max_tokens": 1,' in body:
+        elif b'"max_tokens": 1,' in body and (b'"include_usage":true' in body or b'"stream": true' in body):
             self._one_token()
         elif b'"stream": true' in body or b'"stream":true' in body:
             self.transport.write(
@@ -153,9 +154,8 @@ def cpu_s(pid: int) -> float:
 # --- the load -----------------------------------------------------------------------------------------------------
 
 
-def request(stream: bool) -> bytes:
-    """A request of 60 tokens or so; for a stream of `CHUNKS`, or for a whole answer of one."""
-    tokens = CHUNKS if stream else 1
+def request(stream: bool, tokens: int) -> bytes:
+    """A request of 60 tokens or so, for a stream or a whole answer of so many."""
     body = json.dumps({"model": "tiny", "prompt": "word " * 60, "max_tokens": tokens, "stream": stream}).encode()
     return (
         b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -200,10 +200,10 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-async def small_requests(port: int, pid: int | None, count: int, connections: int) -> Requests:
-    """A closed loop of so many connections."""
+async def small_requests(port: int, pid: int | None, count: int, connections: int, *, stream: bool = False) -> Requests:
+    """A closed loop of so many connections, for one token each."""
     pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5)
-    payload, address = request(stream=False), f"127.0.0.1:{port}"
+    payload, address = request(stream=stream, tokens=1), f"127.0.0.1:{port}"
     took: list[float] = []
 
     async def one_connection(turns: int) -> None:
@@ -226,7 +226,7 @@ async def small_requests(port: int, pid: int | None, count: int, connections: in
 async def paced_streams(port: int, pid: int | None) -> Streams:
     """Many streams at once; delay is how much later than its pace an event came, by its stream's earliest."""
     pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5)
-    payload, address = request(stream=True), f"127.0.0.1:{port}"
+    payload, address = request(stream=True, tokens=CHUNKS), f"127.0.0.1:{port}"
     exchanges = [Events() for _ in range(STREAMS)]
 
     async def one(number: int) -> None:
@@ -297,6 +297,10 @@ async def measure(subjects: list[Subject], rounds: int, count: int) -> dict[str,
                 turns = count if connections > 1 else count // 5
                 figures = await small_requests(each.port, each.pid, turns, connections)
                 note(f"requests, {connections} connections, {each.name}", figures)
+            note(
+                f"short streams, {each.name}",
+                await small_requests(each.port, each.pid, count, CONNECTIONS, stream=True),
+            )
             note(f"paced streams, {each.name}", await paced_streams(each.port, each.pid))
     return {name: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for name, rows in found.items()}
 
@@ -319,6 +323,12 @@ def table(figures: dict[str, dict[str, float]]) -> str:
         ratio = figures[f"{rows[key]}, {name}"][key] / figures[f"{rows[key]}, {beside}"][key]
         met = "" if ratio <= most else "  MISSED"
         lines.append(f"{what}, {name}: {ratio:.2f} times {beside}, goal {most:g}{met}")
+    lines += [
+        f"{name}: {row[key] / figures[f'{name}, other'][key]:.2f} times the other installation"
+        for name, row in figures.items()
+        for key in ("cpu_ms", "cpu_ms_per_1000")
+        if row.get(key) and f"{name}, other" in figures
+    ]
     return "\n".join(lines)
 
 
@@ -331,11 +341,13 @@ def engines(chunks: int = CHUNKS, gap_s: float = GAP_S) -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def gateway(name: str, ports: list[int], policy: str, *, rescue: bool) -> Iterator[Subject]:
-    """`ballast gateway` in front of the engines, ready to serve."""
+def gateway(
+    name: str, ports: list[int], policy: str, *, rescue: bool, ballast: Sequence[str] = OURS
+) -> Iterator[Subject]:
+    """`ballast gateway` in front of the engines, ready to serve; `ballast`: the command."""
     with tempfile.TemporaryDirectory() as folder:
         config = settings(Path(folder), ports, policy, rescue=rescue)
-        command = (sys.executable, "-m", "ballast_cli", "gateway", "--config", str(config))
+        command = (*ballast, "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (process, line):
             at = json.loads(line)["ports"]
             asyncio.run(until_ready(at["admin"]))
@@ -356,6 +368,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10_000, help="per round, at 32 connections")
     parser.add_argument("--policy", default="", help="PREFILL/DECODE: one more gateway, under this policy")
+    parser.add_argument("--ballast", help="the `ballast` of another installation, to compare with")
     parser.add_argument("--no-rescue", action="store_true", help="streams.rescue: false, so no token ids are kept")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engines", nargs=2, type=float, help=argparse.SUPPRESS)
@@ -369,7 +382,12 @@ def main() -> None:
         ports = running.enter_context(engines())
         subjects = [Subject("direct", ports[-1], None), running.enter_context(bare_proxy(ports))]
         for name, policy in policies.items():
-            subjects.append(running.enter_context(gateway(name, ports, policy, rescue=not options.no_rescue)))
+            for whose, ballast in {"": OURS, ", other": (options.ballast,)}.items():
+                if all(ballast):
+                    rescue = not options.no_rescue
+                    subjects.append(
+                        running.enter_context(gateway(name + whose, ports, policy, rescue=rescue, ballast=ballast))
+                    )
         figures = uvloop.run(measure(subjects, options.rounds, options.requests))
     sys.stdout.write(f"{table(figures)}\n")
     if options.json:

@@ -19,7 +19,7 @@ from typing import cast
 
 import uvloop
 
-from bench.proxy_bench import Subject, engines, gateway, request
+from bench.proxy_bench import CHUNKS, Subject, engines, gateway, request
 
 OPENED_EACH_S = 250
 SETTLING_EVENTS = 17
@@ -33,7 +33,7 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.first = True
-        cast("asyncio.Transport", transport).write(request(stream=True))
+        cast("asyncio.Transport", transport).write(request(stream=True, tokens=CHUNKS))
 
     def data_received(self, data: bytes) -> None:
         Stream.begun += self.first
