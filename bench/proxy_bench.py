@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -39,6 +40,7 @@ USAGE_EVENT = b'data: {"id":"cmpl-0123456789abcdef","object":"text_completion","
 EVENT_WITH_IDS = EVENT.replace(b'"stop_reason":null', b'"stop_reason":null,"token_ids":[15043]')
 PROMPT_IDS = b'"prompt_token_ids":[%b],"token_ids"' % b",".join([b"15043"] * 60)
 FIRST_EVENT = EVENT_WITH_IDS.replace(b'"token_ids"', PROMPT_IDS)
+ASKS_TO_STREAM, ASKS_FOR_ONE = re.compile(rb'"stream": ?true'), re.compile(rb'"max_tokens": ?1[,}]')
 CONNECTIONS = 32
 STREAMS, CHUNKS, GAP_S = 200, 60, 0.05
 OURS = (sys.executable, "-m", "ballast_cli")
@@ -86,9 +88,9 @@ class Engine(asyncio.Protocol):
             self._reply(METRICS % self.load.streams)
         elif b'"do_remote_decode":true' in body:
             self._reply(json.dumps({"choices": [{"text": "a"}], "kv_transfer_params": HANDLE}).encode())
-        elif b'"max_tokens": 1,' in body and (b'"include_usage":true' in body or b'"stream": true' in body):
+        elif ASKS_TO_STREAM.search(body) and ASKS_FOR_ONE.search(body):
             self._one_token()
-        elif b'"stream": true' in body or b'"stream":true' in body:
+        elif ASKS_TO_STREAM.search(body):
             self.transport.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             )

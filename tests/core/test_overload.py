@@ -16,10 +16,11 @@ from ballast_core.directing.fair_room import FairRoom
 from ballast_core.directing.returns import LEAST_S, MOST_S, Returns
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.turns import Turns
-from ballast_core.model import Outcome, RejectReason, Request, RequestId, ShedCause
+from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId, ShedCause, Stage
 from ballast_core.model.effects import Dispatch, Effect, Hold, Reject
 from ballast_core.model.events import (
     ClientGone,
+    DispatchFailed,
     EndpointObserved,
     FirstToken,
     RequestArrived,
@@ -101,6 +102,20 @@ def test_a_tighter_bound_leaves_less_to_wait_and_an_open_door_all() -> None:
         arrive(d, 0.0, *(ask(f"r{number}") for number in range(200)))
         lengths.append(len(d.queue))
     assert lengths[0] > 1.5 * lengths[1] > 2 * lengths[2] > 0
+
+
+def test_a_request_whose_leg_has_failed_waits_no_second_time() -> None:
+    """The one endpoint that is left for it is full, and may stay so for long; `bounded` keeps to its places."""
+    for admission, sent_on in ((ExpectedTtft(), True), (Bounded(max_prefill_requests=2), False)):
+        d = overloaded(admission, ("p0", "p1", "d0"))
+        effects = arrive(d, 0.0, *(ask(f"r{number}", tokens=40_000) for number in range(4)))
+        first = next(each for each in effects if isinstance(each, Dispatch) and each.prefill is not None)
+        assert first.prefill is not None
+        again = d.on_event(DispatchFailed(first.request_id, Stage.PREFILL, first.prefill.id, Fault.REFUSED, 401), 0.1)
+        (effect,) = [
+            each for each in again if isinstance(each, (Dispatch, Hold)) and each.request_id == first.request_id
+        ]
+        assert isinstance(effect, Dispatch) is sent_on
 
 
 def test_a_single_prompt_of_any_length_may_wait() -> None:

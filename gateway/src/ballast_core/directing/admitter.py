@@ -58,6 +58,10 @@ class Admitter:
 
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
+        if entry.failures and not self._admission.retries_wait:
+            dispatch = self._dispatcher.dispatch(entry, now_s) or self._dispatcher.dispatch(entry, now_s, anyway=True)
+            if dispatch is not None:
+                return [dispatch]
         if not self.serves or (self._capacity.any_free() and not self._queue.has_like(entry)):
             dispatch = self._dispatcher.dispatch(entry, now_s)
             if dispatch is not None:

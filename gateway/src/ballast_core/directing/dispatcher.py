@@ -38,9 +38,12 @@ class Dispatcher:
         self._bookings = bookings
         self._health = health
 
-    def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """Dispatch a held request, cut or whole; None if no endpoint has capacity for it."""
-        dispatch = self._dispatch(entry, now_s)
+    def dispatch(self, entry: Entry, now_s: float, *, anyway: bool = False) -> Dispatch | None:
+        """Dispatch a held request, cut or whole; None if no endpoint has capacity for it.
+
+        `anyway`: full endpoints count, too.
+        """
+        dispatch = self._dispatch(entry, now_s, anyway=anyway)
         if self._inventory.on_trial and dispatch is not None:
             self._sent(entry, dispatch.decode.id)
             if dispatch.prefill is not None:
@@ -52,27 +55,27 @@ class Dispatcher:
         if slot in self._inventory.on_trial:
             self._health.sent(entry.request.id, slot)
 
-    def _dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
+    def _dispatch(self, entry: Entry, now_s: float, *, anyway: bool) -> Dispatch | None:
         cut = self._partitioner.dispatch(entry, now_s)
         if cut is None:
-            return self._whole(entry, now_s)
+            return self._whole(entry, now_s, anyway=anyway)
         first = self._inventory.slot_of((cut.prefill or cut.decode).id)
         assert first is not None
         return replace(cut, priority=self._queue.priority(entry, first, now_s))
 
-    def _whole(self, entry: Entry, now_s: float) -> Dispatch | None:
+    def _whole(self, entry: Entry, now_s: float, *, anyway: bool) -> Dispatch | None:
         """Prefill is placed first: the decode endpoint's load counts at its expected end."""
         placer = self._placer
-        prefill = placer.place(Stage.PREFILL, entry, now_s) if placer.may_hand_off() else None
+        prefill = placer.place(Stage.PREFILL, entry, now_s, anyway=anyway) if placer.may_hand_off() else None
         handoff_s = None if prefill is None else placer.prefill_s(prefill)
-        decode = placer.place(Stage.DECODE, entry, now_s, handoff_s=handoff_s)
+        decode = placer.place(Stage.DECODE, entry, now_s, anyway=anyway, handoff_s=handoff_s)
         if decode is None:
-            return self._alone(entry, now_s)
+            return self._alone(entry, now_s, anyway=anyway)
         endpoint = self._inventory.endpoint(decode.slot)
         if endpoint.role is Role.FLEXIBLE and Role.PREFILL not in self._inventory.ready_roles():
             prefill = None
         elif prefill is None:
-            return self._alone(entry, now_s)
+            return self._alone(entry, now_s, anyway=anyway)
         elif prefill.slot == decode.slot:
             prefill = None
         placer.chosen(Stage.DECODE, decode.slot)
@@ -87,12 +90,13 @@ class Dispatcher:
             priority=self._queue.priority(entry, (prefill or decode).slot, now_s),
         )
 
-    def _alone(self, entry: Entry, now_s: float) -> Dispatch | None:
+    def _alone(self, entry: Entry, now_s: float, *, anyway: bool) -> Dispatch | None:
         """Where no endpoint may serve one of the stages, one of the other role serves both; its costs count both."""
         candidates = self._placer.stand_ins(entry)
         if candidates is None:
             return None
-        placed = self._placer.place(Stage.DECODE, entry, now_s, among=self._placer.with_capacity(candidates))
+        among = candidates if anyway else self._placer.with_capacity(candidates)
+        placed = self._placer.place(Stage.DECODE, entry, now_s, among=among)
         if placed is None:
             return None
         self._placer.chosen(Stage.DECODE, placed.slot)

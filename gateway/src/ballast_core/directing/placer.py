@@ -78,17 +78,19 @@ class Placer:
         now_s: float,
         *,
         among: Candidates | None = None,
+        anyway: bool = False,
         keep: int | None = None,
         handoff_s: float | None = None,
     ) -> Placed | None:
         """The best candidate that has capacity for one more request of this stage, or None if there is none.
 
-        `among`: the candidates, if they are not those of the stage. Ties go to slot `keep` if it is among them, then to
-        the least recently chosen, then to the smallest id.
+        `among`: the candidates, if they are not those of the stage. `anyway`: full ones count, too. Ties go to slot
+        `keep` if it is among them, then to the least recently chosen, then to the smallest id.
         """
         candidates = among
         if candidates is None:
-            candidates = self._capacity.free(stage, self.eligible(stage, entry))
+            candidates = self.eligible(stage, entry)
+            candidates = candidates if anyway else self._capacity.free(stage, candidates)
         if not candidates.endpoints:
             return None
         request, policy = entry.request, self.placements[stage]

@@ -56,6 +56,11 @@ class Admission(Protocol):
         """Seconds that a request waits for capacity before it is rejected as saturated."""
         ...
 
+    @property
+    def retries_wait(self) -> bool:
+        """Whether a request whose leg has failed waits for capacity, or goes to a full endpoint at once."""
+        ...
+
     def max_backlog_s(self, ttft_objective_s: float | None) -> float:
         """Seconds of work that may wait before a request with this objective; infinite without such a limit."""
         ...
@@ -72,6 +77,7 @@ class Open:
     type: ClassVar[str] = "open"
     needs: ClassVar[Belief] = Belief.NONE
     bounded: ClassVar[bool] = False
+    retries_wait: ClassVar[bool] = True
     max_waiting: ClassVar[int] = 0
     max_wait_s: ClassVar[float] = 0.0
 
@@ -97,6 +103,7 @@ class Bounded:
     type: ClassVar[str] = "bounded"
     needs: ClassVar[Belief] = Belief.NONE
     bounded: ClassVar[bool] = True
+    retries_wait: ClassVar[bool] = True
     max_prefill_requests: int = parameter(4, "Requests in flight for prefill on one endpoint, 1 to 1000000.")
     max_decode_requests: int = parameter(256, "Requests in flight for decode on one endpoint, 1 to 1000000.")
     max_kv_ratio: float = parameter(1.0, "Share of KV in use from which an endpoint takes no decode; 1: no limit.")
@@ -140,13 +147,15 @@ class ExpectedTtft:
     max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill). Beyond
     that the newest request of the tenant with the most waiting work is rejected. The rest of max_ttft_s is for the
     prefill itself and for errors of the estimate; a request that has waited that long is rejected, too. A request's own
-    TTFT objective takes the place of max_ttft_s if it is shorter.
+    TTFT objective takes the place of max_ttft_s if it is shorter. A request whose leg has failed waits no second time:
+    the retry budget bounds what that adds to full endpoints.
     Example: max_ttft_s 10, 30,000 tokens wait, 10,000 tokens/s are dispatched -> 3 s, which is more than 2 s: shed.
     """
 
     type: ClassVar[str] = "expected-ttft"
     needs: ClassVar[Belief] = Belief.PREFILL_TIMES
     bounded: ClassVar[bool] = True
+    retries_wait: ClassVar[bool] = False
     max_waiting: ClassVar[int] = 1_000_000
     max_ttft_s: float = parameter(10.0, "Seconds within which every admitted request should get its first token.")
 
