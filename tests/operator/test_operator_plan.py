@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 
 from ballast_api.gateway_settings import Limits
 from ballast_api.loading import parse_settings
@@ -198,6 +199,26 @@ def test_a_gateway_ends_with_time_for_its_streams() -> None:
     assert sleep_s > 0
     assert sleep_s + limits.drain_grace_s + limits.drain_timeout_s < limits.longest_drain_s + sleep_s
     assert sleep_s + limits.longest_drain_s < spec["terminationGracePeriodSeconds"]
+
+
+def test_a_pool_sets_its_gateway() -> None:
+    """What is set reaches the gateway's file, and nothing else; the pod's grace period follows the drain."""
+    tuned = {
+        "limits": {"drainTimeoutS": 40.0, "maxRetries": 4},
+        "trust": {"tenantHeader": "x-team"},
+        "corsOrigins": ["https://chat.example.org"],
+        "logLevel": "debug",
+    }
+    planned = plan(observed(serving_pool(gateway={"settings": tuned})))
+    text = find(planned, "ConfigMap", "chat-gateway")["data"]["gateway.yaml"]
+    written = yaml.safe_load(text)
+    assert {name: written[name] for name in tuned} == tuned
+    assert not {"watch", "health", "streams", "scrape", "admin"} & written.keys()
+    read = parse_settings(text)
+    assert (read.limits.drain_timeout_s, read.limits.max_retries, read.limits.idle_timeout_s) == (40.0, 4, 300.0)
+    spec = find(planned, "Deployment", "chat-gateway")["spec"]["template"]["spec"]
+    default = find(plan(observed()), "Deployment", "chat-gateway")["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == default["terminationGracePeriodSeconds"] - 260
 
 
 def test_a_change_of_policy_rolls_the_gateway_and_no_engine() -> None:
