@@ -254,7 +254,9 @@ def test_policies_that_make_no_sense_or_do_not_suit_are_refused_with_the_reason(
     policy = kubectl.get("schedulingpolicy", NAME)
     bare = {key: policy[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": NAME}}
     with pytest.raises(CommandError, match="orders nothing"):
-        kubectl.apply({**bare, "spec": {**policy["spec"], "queue": {"type": "uniboost"}}})
+        kubectl.apply(
+            {**bare, "spec": {**policy["spec"], "queue": {"type": "uniboost"}, "admission": {"type": "open"}}}
+        )
     parts = {"queue": {"type": "uniboost"}, "admission": {"type": "bounded"}}
     kubectl.apply({**bare, "spec": {**policy["spec"], **parts, "partition": {"type": "libra"}}})
     kubectl.apply(referred)
