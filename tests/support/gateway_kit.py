@@ -53,9 +53,14 @@ class RunningGateway:
         assert len(entries) == 1, entries
         return entries[0]
 
-    async def ready_endpoints(self, count: int) -> None:
-        """Wait until so many endpoints are ready."""
-        await until(lambda: sum(m.state == "ready" for m in self.gateway.fleet.members.values()) == count)
+    async def ready_endpoints(self, count: int, timeout_s: float = 20.0) -> None:
+        """Wait until so many endpoints are ready; those that are not are named with what is wrong."""
+        members = self.gateway.fleet.members
+        try:
+            await until(lambda: sum(m.state == "ready" for m in members.values()) == count, timeout_s)
+        except TimeoutError:
+            found = {str(key): (member.state, member.problem) for key, member in members.items()}
+            raise AssertionError(f"not {count} endpoints are ready after {timeout_s:g} s: {found}") from None
 
 
 def _is_scrape(entry: Mapping[str, Any]) -> bool:
@@ -87,9 +92,9 @@ def settings(endpoints_file: Path, **more: Any) -> GatewaySettings:
 
 @asynccontextmanager
 async def running_gateway(
-    tmp_path: Path, addresses: Mapping[str, str], *, wait: bool = True, **more: Any
+    tmp_path: Path, addresses: Mapping[str, str], *, wait: bool = True, ready_s: float = 20.0, **more: Any
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway in front of these endpoints, all of them ready."""
+    """A gateway in front of these endpoints, all of them ready, which may take them up to `ready_s`."""
     file = tmp_path / "endpoints.yaml"
     file.write_text(endpoints_text(addresses))
     out = io.StringIO()
@@ -98,7 +103,7 @@ async def running_gateway(
         await gateway.start()
         running = RunningGateway(gateway, out, file)
         if wait:
-            await running.ready_endpoints(len(addresses))
+            await running.ready_endpoints(len(addresses), ready_s)
         yield running
     finally:
         await gateway.close()

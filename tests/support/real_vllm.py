@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -19,6 +20,9 @@ START_S = 420.0
 BLOCK_SIZE = 32  # the smallest that the CPU backend takes
 MAX_MODEL_LEN = 2048
 LEASE_S = 90  # an engine that holds KV polls without a pause: with few cores, others then wait for theirs
+
+PATIENT: dict[str, Any] = {"scrape": {"intervalS": 1.0, "timeoutS": 30.0}, "ready_s": 2 * LEASE_S}
+"""Engines that hold KV poll without a pause: with few cores, one may be silent for long, and then goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from ballast_gateway.proxy import cutting
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE
 from tests.support.cuts import CUTTING, cut_at
 from tests.support.gateway_kit import running_gateway
-from tests.support.real_vllm import BLOCK_SIZE, LEASE_S, RealVllm, flexible_pair
+from tests.support.real_vllm import BLOCK_SIZE, LEASE_S, PATIENT, RealVllm, flexible_pair
 from tests.support.streams import heard
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENS = 48
-SELDOM = {"intervalS": 1.0}
+ATTEMPTS = 3
+"""Requests until one was cut in peace: on few cores a hand-off may stall, and the gateway rightly turns elsewhere."""
 TEXT = "The harbour is quiet at night, and the ships lie still. "
 
 
@@ -44,7 +45,7 @@ def _warm_up(first: RealVllm, second: RealVllm) -> None:
 
     Each way on its own: with both engines busy it would take longer than that.
     """
-    with httpx.Client(timeout=120, trust_env=False) as client:
+    with httpx.Client(timeout=300, trust_env=False) as client:
 
         def generate(server: RealVllm, **more: object) -> Any:
             body = {"model": "tiny", "prompt": list(range(1600, 1700)), "max_tokens": 2, **more}
@@ -56,7 +57,7 @@ def _warm_up(first: RealVllm, second: RealVllm) -> None:
 
 def new_client() -> httpx.AsyncClient:
     """Without connections that are kept: where processors are short, servers close them just when they are used."""
-    return httpx.AsyncClient(timeout=120, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+    return httpx.AsyncClient(timeout=300, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 async def pulled(client: httpx.AsyncClient, server: RealVllm) -> float:
@@ -96,30 +97,46 @@ FIRST, *OTHERS = REQUESTS
 async def test_a_cut_prompt_says_what_one_engine_says(
     tmp_path: Path, flexible: tuple[RealVllm, RealVllm], name: str
 ) -> None:
-    """Greedy: the same text, end and usage; the second engine has pulled exactly the first part, and once."""
+    """Greedy: the same text, end and usage, always; cut in peace, the second engine has pulled the first part, once."""
     path, request, ratio, expected = REQUESTS[name]
     first, second = flexible
-    body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, **request}
+    body = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(flexible)}
     async with (
-        running_gateway(tmp_path, addresses, policy=CUTTING, scrape=SELDOM) as gateway,
+        running_gateway(tmp_path, addresses, policy=CUTTING, **PATIENT) as gateway,
         new_client() as client,
     ):
         cut_at(gateway, ratio)
-        before = await pulled(client, second)
-        cut = await heard(client, f"{gateway.url}{path}", body, "r")
-        (entry,) = gateway.requests()
-        assert entry.get("retries", 0) == 0, entry
-        got = await pulled(client, second) - before
-        alone = await heard(client, f"{first.url}{path}", body, "r")
-        again = await heard(client, f"{second.url}{path}", body, "r")
-    assert cut == alone
-    assert again == alone, "what was pulled must not spoil the second engine's prefix cache"
-    assert (entry["outcome"], entry["prefill"], entry["decode"]) == ("completed", "f0", "f1")
+        for attempt in range(ATTEMPTS):
+            body |= another(request, attempt)
+            before = await pulled(client, second)
+            cut = await heard(client, f"{gateway.url}{path}", body, "r")
+            entry = gateway.requests()[-1]
+            got = await pulled(client, second) - before
+            alone = await heard(client, f"{first.url}{path}", body, "r")
+            again = await heard(client, f"{second.url}{path}", body, "r")
+            assert cut == alone
+            assert again == alone, "what was pulled must not spoil the second engine's prefix cache"
+            assert entry["outcome"] == "completed"
+            if not entry.get("retries"):
+                break
+        else:
+            pytest.fail(f"none of {ATTEMPTS} requests was cut in peace: {gateway.requests()}")
+    assert (entry["prefill"], entry["decode"]) == ("f0", "f1")
     assert entry["cut_tokens"] == (expected or entry["cut_tokens"])
     assert got == entry["cut_tokens"] >= 64
     assert alone["usage"]["prompt_tokens"] > entry["cut_tokens"]
+
+
+def another(request: dict[str, Any], attempt: int) -> dict[str, Any]:
+    """The request with a beginning that no engine has seen yet, as long as before."""
+    if not attempt:
+        return request
+    if "prompt" not in request:
+        return {"messages": [{"role": "system", "content": f"Attempt {attempt}."}, *request["messages"]]}
+    prompt = request["prompt"]
+    return {"prompt": f"{attempt}{prompt[1:]}" if isinstance(prompt, str) else [50 + attempt, *prompt[1:]]}
 
 
 @pytest.mark.vllm
@@ -133,7 +150,7 @@ async def test_a_part_that_is_cached_already_is_not_pulled_twice(
     plain = {"model": "tiny", "temperature": 0, "ignore_eos": True, "stream": True}
     addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(flexible)}
     async with (
-        running_gateway(tmp_path, addresses, policy=CUTTING, scrape=SELDOM) as gateway,
+        running_gateway(tmp_path, addresses, policy=CUTTING, **PATIENT) as gateway,
         new_client() as client,
     ):
         cut_at(gateway, 0.5)
@@ -154,7 +171,7 @@ async def test_many_cut_at_once(tmp_path: Path, flexible: tuple[RealVllm, RealVl
     addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(flexible)}
     even = {"partition": {"type": "libra", "parameters": {"cuts": "prompt", "epsS": 0, "ttftSloS": 0}}}
     async with (
-        running_gateway(tmp_path, addresses, policy=even, scrape=SELDOM) as gateway,
+        running_gateway(tmp_path, addresses, policy=even, **PATIENT) as gateway,
         new_client() as client,
     ):
         bodies = [

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateway_kit import running_gateway
-from tests.support.real_vllm import RealVllm
+from tests.support.real_vllm import PATIENT, RealVllm
 
 
 @pytest.mark.vllm
@@ -21,7 +21,7 @@ async def test_a_stream_crosses_prefill_and_decode(tmp_path: Path, real: tuple[R
     counted = {"stream": True, "stream_options": {"include_usage": True}}  # vLLM may join tokens into one event
     addresses = {"p0": f"127.0.0.1:{prefill.port}", "d0": f"127.0.0.1:{decode.port}"}
     async with (
-        running_gateway(tmp_path, addresses) as gateway,
+        running_gateway(tmp_path, addresses, ready_s=PATIENT["ready_s"]) as gateway,
         httpx.AsyncClient(timeout=120, trust_env=False) as client,
     ):
         tokens: list[int] = []

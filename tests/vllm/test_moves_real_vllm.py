@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateway_kit import running_gateway
-from tests.support.real_vllm import RealVllm
+from tests.support.real_vllm import PATIENT, RealVllm
 from tests.support.shuffle import shuffle
 from tests.support.streams import heard
 
@@ -37,7 +37,9 @@ async def test_a_stream_that_moves_says_what_one_engine_says(
     plain |= {"stream": True, "stream_options": {"include_usage": True}}
     addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(real)}
     async with (
-        running_gateway(tmp_path, addresses, policy={"rescheduling": {"type": "ares"}}) as gateway,
+        running_gateway(
+            tmp_path, addresses, policy={"rescheduling": {"type": "ares"}}, ready_s=PATIENT["ready_s"]
+        ) as gateway,
         httpx.AsyncClient(timeout=300, trust_env=False) as client,
     ):
         shuffle(gateway, 0.05)
