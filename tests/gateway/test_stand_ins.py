@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -94,7 +95,7 @@ async def test_no_request_is_lost_while_every_prefill_comes_and_goes(tmp_path: P
             await misbehave(server, flap)
         addresses = {f"p{n}": f"127.0.0.1:{each.port}" for n, each in enumerate((one, two))}
         addresses["d0"] = f"127.0.0.1:{decode.port}"
-        more = {"model": {"servedNames": ["m"]}, "scrape": {"intervalS": 0.05, "failuresUntilLost": 2}}
+        more: dict[str, Any] = {"model": {"servedNames": ["m"]}, "scrape": {"intervalS": 0.05, "failuresUntilLost": 2}}
         async with running_gateway(tmp_path, addresses, wait=False, **more) as gateway:
             await until(lambda: gateway.gateway.fleet.members[EndpointId("d0")].state == "ready")
             body = {"model": "m", "prompt": [1, 2, 3, 4], "max_tokens": 8, "ignore_eos": True, "stream": True}
