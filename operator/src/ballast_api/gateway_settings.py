@@ -243,6 +243,18 @@ class Admin(ApiModel):
     """Decisions that /ballast/v1/decisions can look back on."""
 
 
+class Traffic(ApiModel):
+    """The traffic recorder: what `/ballast/v1/traffic` gives as a trace for `ballast simulate`. Whichever bound is
+    reached first counts. The memory is 400 bytes a request and 8 a block at most: 16 MB by default."""
+
+    kept_s: NonNegativeFloat = 900.0
+    """Seconds for which a request that has ended is kept; 0 records nothing."""
+    kept_requests: PositiveInt = 20_000
+    """Requests that are kept at most, the last ones."""
+    kept_blocks: NonNegativeInt = 1_000_000
+    """Prefix blocks (64 tokens each) of these requests that are kept at most. 0 keeps none."""
+
+
 class Logs(ApiModel):
     """What is logged beside messages."""
 
@@ -282,6 +294,8 @@ class GatewayTuning(ApiModel):
     """What is believed of clients."""
     admin: Admin = Field(default_factory=Admin)
     """Who may ask the admin API, and what it remembers."""
+    traffic: Traffic = Field(default_factory=Traffic)
+    """How much of the last minutes' traffic is recorded."""
     logs: Logs = Field(default_factory=Logs)
     """Request and decision logs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -324,21 +324,20 @@ class ProxyFace:
         job = self._job(client, path, forwarded, generation, record)
         generation, held = job.generation, job.held
         movable = self._moves and held is not None
-        ticket = self._driver.open(
-            Request(
-                id=RequestId(record.id),
-                prompt_tokens=generation.prompt_tokens,
-                max_output_tokens=generation.max_output_tokens,
-                model=generation.model,
-                block_hashes=facts.block_hashes,
-                block_size=facts.block_size,
-                traffic_class=facts.traffic_class,
-                priority=self._trusted.priority(header, generation.priority),
-                tenant=self._trusted.tenant(header),
-                movable=movable,
-                divisible=self._cuts and is_divisible(generation),
-            )
+        record.asked = Request(
+            id=RequestId(record.id),
+            prompt_tokens=generation.prompt_tokens,
+            max_output_tokens=generation.max_output_tokens,
+            model=generation.model,
+            block_hashes=facts.block_hashes,
+            block_size=facts.block_size,
+            traffic_class=facts.traffic_class,
+            priority=self._trusted.priority(header, generation.priority),
+            tenant=self._trusted.tenant(header),
+            movable=movable,
+            divisible=self._cuts and is_divisible(generation),
         )
+        ticket = self._driver.open(record.asked)
         self.in_flight += 1
         over = partial(self._over, memory=memory)
         run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)

@@ -383,6 +383,8 @@ class Run:
         record = self._job.record
         leg.over()
         record.output_tokens = max(record.output_tokens, leg.tokens)
+        if self._job.held is not None:
+            record.measured_prompt_tokens = self._job.held.prompt_tokens
 
     def _decode_body(self) -> bytes:
         course, generation, held = self._course, self._job.generation, self._job.held
