@@ -275,8 +275,9 @@ class GatewayTuning(ApiModel):
     """What may be set of a gateway by hand: in its file, and in a ServingPool under `gateway.settings`."""
 
     extra_paths: Annotated[Seq[Path], Field(max_length=64)] = ()
-    """Paths that the picker face lets through to engines beside vLLM's inference API, each exactly as clients write it.
-    All others are answered 404: engines have routes that put them to sleep or load files."""
+    """Paths that clients may ask engines for beside vLLM's inference API, each exactly as clients write it; on the
+    proxy face with POST and a JSON object. All others are answered 404: engines have routes that put them to sleep or
+    load files."""
     cors_origins: Annotated[Seq[Origin], Field(max_length=64)] = ()
     """Origins whose pages may call the proxy face from a browser (CORS), such as https://chat.example.org; "*" admits
     all. By default none. Cookies are never admitted."""

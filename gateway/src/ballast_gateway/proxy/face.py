@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ballast_api import wire_names
 from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
-from ballast_gateway import headers, strict_json
+from ballast_gateway import headers, paths, strict_json
 from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
@@ -38,6 +38,7 @@ from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.large_bodies import INLINE_BYTES, INLINE_WORK, LargeBodies, Reading
 from ballast_gateway.proxy.legs import Job
+from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
@@ -46,12 +47,11 @@ from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
 
-_MODELS = b"/v1/models"
-_COMPLETIONS = b"/v1/completions"
-_CHAT = b"/v1/chat/completions"
-_HEALTH = b"/health"
-_ALLOWED = {_HEALTH: "GET", _MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
-_KNOWN = tuple(path.decode() for path in _ALLOWED)
+_MODELS = paths.MODELS.encode()
+_CHAT = paths.CHAT.encode()
+_GENERATIONS = frozenset({paths.COMPLETIONS.encode(), _CHAT})
+_HEALTH = paths.HEALTH.encode()
+_OWN = {_HEALTH: "GET", _MODELS: "GET", **dict.fromkeys(sorted(_GENERATIONS, reverse=True), "POST")}
 _SWEEP_S = 0.25
 _BACKLOG = 2048
 
@@ -109,6 +109,9 @@ class ProxyFace:
         self._new_id = new_id
         self._on_record = on_record
         self._served = settings.model.served_names
+        passed = sorted(path.encode() for path in paths.PASSED.union(settings.extra_paths))
+        self._allowed = {**_OWN, **{path: "POST" for path in passed if path not in _OWN}}
+        self._known = tuple(path.decode() for path in self._allowed)
         self._prompts = PromptReader(driver.abilities.beliefs)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
@@ -235,14 +238,14 @@ class ProxyFace:
         self._on_record(record)
 
     def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
-        allowed = _ALLOWED.get(path)
+        allowed = self._allowed.get(path)
         method = request.method.decode("latin-1")
         preflight = None if self.cors is None or allowed is None else self.cors.preflight(request, allowed)
         if preflight is not None:
             client.respond(200, preflight, b"")
         elif allowed is None:
             record.path = ""  # what clients write is not repeated in metrics
-            self._refuse(client, record, not_found(path[:200].decode("latin-1"), _KNOWN))
+            self._refuse(client, record, not_found(path[:200].decode("latin-1"), self._known))
         elif method != allowed and not (allowed == "GET" and method == "HEAD"):
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
         elif path == _MODELS:
@@ -260,7 +263,7 @@ class ProxyFace:
 
     def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
         """Read the body, here or on the thread for large ones, and book its memory."""
-        body, chat = request.body, path == _CHAT
+        body = request.body
         held = self.clients.hold(self.clients.names(client.address, request.headers))
         size = strict_json.measure(body) if len(body) <= INLINE_BYTES else None
         error = held.set(2 * len(body) if size is None else size.held_bytes)
@@ -270,20 +273,27 @@ class ProxyFace:
         ask = _Ask(client, request, path, record, held)
         if size is not None and size.work <= INLINE_WORK:
             try:
-                generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+                generation = self._read(path, body, size)
             except InvalidBody as error_:
                 self._refuse_body(ask, error_)
                 return None
             return self._admitted(ask, generation, None)
         pending = _Pending(self, ask)
-        pending.reading = self._large.read(held.names, lambda: self._read_large(body, chat), pending.read)
+        pending.reading = self._large.read(held.names, lambda: self._read_large(path, body), pending.read)
         return pending
 
-    def _read_large(self, body: bytes, chat: bool) -> _Read | InvalidBody:
+    def _read(self, path: bytes, body: bytes, size: Size) -> Generation:
+        """What a body asks for. Raises `InvalidBody`."""
+        dropped = self._trusted.dropped_fields
+        if path in _GENERATIONS:
+            return read_generation(body, chat=path == _CHAT, dropped=dropped, size=size)
+        return read_passed(body, path=path.decode(), default_model=self._served[0], dropped=dropped, size=size)
+
+    def _read_large(self, path: bytes, body: bytes) -> _Read | InvalidBody:
         """On the thread."""
         size = strict_json.measure(body)
         try:
-            generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+            generation = self._read(path, body, size)
         except InvalidBody as error:
             return error.bare()  # the raised one holds frames, and these the body
         return _Read(generation, size, self._prompts.blocks(generation.document, generation.model))
