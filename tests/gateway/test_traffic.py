@@ -33,13 +33,14 @@ def record(
     output_tokens: int = 20,
     hashes: tuple[int, ...] = (),
     outcome: str = "completed",
+    limit: int = 30,
     measured: int = 0,
     traffic_class: str = "m",
 ) -> RequestRecord:
     asked = Request(
         RequestId("secret-id"),
         prompt_tokens,
-        max_output_tokens=30,
+        max_output_tokens=limit,
         model="secret-model",
         block_hashes=hashes,
         block_size=64 if hashes else 0,
@@ -161,18 +162,19 @@ def test_memory_is_what_the_bounds_say() -> None:
 
 
 def test_the_simulator_reads_it(tmp_path: Path) -> None:
-    """Rejected requests and those that never had a token are left out; limits and classes come through."""
+    """Requests whose output was not seen are left out, but for those that have none; limits and classes stay."""
     kept = recorder()
     kept(record(92.0, hashes=(8, 9)))
     kept(record(90.0, hashes=(8,), outcome="cancelled"))
     kept(record(91.0, outcome="rejected", output_tokens=0))
     kept(record(93.0, outcome="completed", output_tokens=0))
+    kept(record(94.0, outcome="completed", output_tokens=0, limit=1))
     file = tmp_path / "traffic.jsonl"
     file.write_bytes(b"".join(kept.trace()))
     read = read_trace(file)
-    assert [(each.arrival_s, each.output_tokens) for each in read] == [(0.0, 20), (2.0, 20), (3.0, 1)]
+    assert [(each.arrival_s, each.output_tokens) for each in read] == [(0.0, 20), (2.0, 20), (4.0, 1)]
     assert [each.hash_ids for each in read] == [(0,), (0, 1), None]
-    assert {each.max_tokens for each in read} == {30}
+    assert [each.max_tokens for each in read] == [30, 30, 1]
     assert {each.traffic_class for each in read} == {"class-0"}
 
 

@@ -85,8 +85,8 @@ class _Response(Answer):
             "usage": None if event is None else self._response_usage(event),
         }
         nothing = ("max_tool_calls", "previous_response_id", "prompt", "reasoning", "text", "top_logprobs", "user")
-        more = ("presence_penalty", "frequency_penalty", "ec_transfer_params", "input_messages", "output_messages")
-        response |= dict.fromkeys((*nothing, *more))
+        more = ("ec_transfer_params", "input_messages", "output_messages")
+        response |= dict.fromkeys((*nothing, *more)) | dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0)
         held = None if event is None or self.hand_off_params is None else self.hand_off_params(event)
         return response | {"kv_transfer_params": held}
 

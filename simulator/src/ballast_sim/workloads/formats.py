@@ -87,9 +87,9 @@ class Row:
 
 
 def _ours(row: Row) -> WorkloadRequest | None:
-    """A gateway's recorder says how each request ended: one without output is left out, unless it was to have none."""
-    outcome, output_tokens = row.values.get("outcome"), row.count("output_tokens", 0)
-    if outcome not in (None, "", "completed") and output_tokens == 0:
+    """A row with an outcome is a gateway's: one whose output it did not see is left out, unless it was to have none."""
+    output_tokens, max_tokens = row.count("output_tokens", 0), row.optional("max_tokens")
+    if row.values.get("outcome") and output_tokens == 0 and max_tokens != 1:
         return None
     number = row.optional("class")
     input_tokens = row.count("input_tokens", 1)
@@ -108,7 +108,7 @@ def _ours(row: Row) -> WorkloadRequest | None:
         session=row.optional("session"),
         turn=row.optional("turn"),
         client=row.optional("client"),
-        max_tokens=row.optional("max_tokens") or None,
+        max_tokens=max_tokens or None,
         traffic_class="" if number is None else f"class-{number}",
     )
 
