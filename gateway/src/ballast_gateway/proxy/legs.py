@@ -144,9 +144,10 @@ def is_answer(reply: Collect, *, passed: bool = False) -> bool:
     """
     if reply.status != 200:
         return True
-    names = {name: value for name, value in reply.headers if name in _FRAMING}
-    if passed and not names.get(b"content-type", b"").startswith(b"application/json"):
-        return len(names) > (b"content-type" in names)
+    if passed:
+        framing = {name: value for name, value in reply.headers if name in _FRAMING}
+        if not framing.pop(b"content-type", b"").startswith(b"application/json"):
+            return bool(framing)
     try:
         document = openai_body.load(reply.body)
     except (ValueError, RecursionError):
