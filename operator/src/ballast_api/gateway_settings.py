@@ -233,6 +233,15 @@ class Trust(ApiModel):
     Left out, requests are told apart by API key (`authorization`, else `x-api-key`)."""
 
 
+class Keys(ApiModel):
+    """API keys of the proxy face."""
+
+    file: NonEmptyStr | None = None
+    """Path of a file with tenants, the hashes of their API keys and their limits (see KeysFile), such as of a mounted
+    Secret; read again when it changes. Requests without one of these keys are answered 401. By default keys are not
+    checked, and pass to the engines."""
+
+
 class Admin(ApiModel):
     """The admin API."""
 
@@ -293,6 +302,8 @@ class GatewayTuning(ApiModel):
     """When a silent engine is suspected, and when it is left."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
+    keys: Keys = Field(default_factory=Keys)
+    """Whose requests are served, and how much of each tenant's. Proxy face."""
     admin: Admin = Field(default_factory=Admin)
     """Who may ask the admin API, and what it remembers."""
     traffic: Traffic = Field(default_factory=Traffic)
@@ -367,3 +378,45 @@ class EndpointsFile(ApiModel):
     def to_yaml(self) -> str:
         """The file's text."""
         return yaml.safe_dump(self.dump(), sort_keys=False, allow_unicode=True)
+
+
+def _key_hash(value: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", value):
+        raise PydanticCustomError("hash", "must be a SHA-256 in 64 lower-case hexadecimal digits, not the key itself")
+    return value
+
+
+KeyHash = Annotated[str, AfterValidator(_key_hash)]
+"""SHA-256 of an API key, in hexadecimal: `printf %s KEY | sha256sum`."""
+
+
+class TenantEntry(ApiModel):
+    """A tenant of a keys file. Its limits count in each gateway by itself."""
+
+    name: NonEmptyStr
+    """Tells tenants apart."""
+    keys: Annotated[Seq[KeyHash], Field(min_length=1, max_length=1000)]
+    """SHA-256 of each of its API keys, in hexadecimal: `printf %s KEY | sha256sum`."""
+    max_in_flight: PositiveInt | None = None
+    """Requests of its that may be in flight; more are answered 429. Left out, there is no limit of its own."""
+    tokens_per_minute: PositiveInt | None = None
+    """Prompt and output tokens a minute. Up to a minute's worth may come at once; while it has used more than that, it
+    is answered 429, with the time until then in Retry-After. Left out, there is no limit."""
+
+
+class KeysFile(ApiModel):
+    """The file of `keys.file`: `tenants:` and a list."""
+
+    tenants: Annotated[Seq[TenantEntry], KeyedBy("name")] = ()
+    """Whose keys are known."""
+
+    @model_validator(mode="after")
+    def _check_that_a_key_has_one_tenant(self) -> Self:
+        owners: dict[str, str] = {}
+        for number, tenant in enumerate(self.tenants):
+            for key in tenant.keys:
+                other = owners.setdefault(key, tenant.name)
+                if other != tenant.name:
+                    reason = f"one of these keys is {other!r}'s, too; give each key to one tenant"
+                    raise_at("KeysFile", [(f"tenants[{number}].keys", "key", reason, None)])
+        return self

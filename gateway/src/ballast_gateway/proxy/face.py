@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from ballast_api import wire_names
@@ -20,6 +21,7 @@ from ballast_gateway.errors import (
     ApiError,
     gateway_shutdown,
     internal_error,
+    invalid_api_key,
     invalid_request,
     method_not_allowed,
     model_not_found,
@@ -29,6 +31,7 @@ from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Work
+from ballast_gateway.keys import KeyRing, Tenant
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
@@ -115,7 +118,9 @@ class ProxyFace:
         self._prompts = PromptReader(driver.abilities.beliefs)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
-        self._not_forwarded = headers.PRIORITY if own_turns else b""
+        keys = settings.keys.file
+        self._keys = None if keys is None else KeyRing(Path(keys), driver.now_s)
+        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *(headers.KEYS if keys else ()))
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
@@ -152,6 +157,8 @@ class ProxyFace:
         for connection in list(self.connections):
             connection.sweep(now_s)
         self._pool.sweep(now_s)
+        if self._keys is not None:
+            self._keys.refresh()
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def prepare_drain(self) -> None:
@@ -248,6 +255,8 @@ class ProxyFace:
             self._refuse(client, record, not_found(path[:200].decode("latin-1"), self._known))
         elif method != allowed and not (allowed == "GET" and method == "HEAD"):
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
+        elif self._keys is not None and path != _HEALTH and self._keys.tenant(request.headers) is None:
+            self._refuse(client, record, invalid_api_key())
         elif path == _MODELS:
             models = _models_body(self._served, self._created_s, self._max_model_len())
             record.status, record.outcome = 200, "answered"
@@ -317,10 +326,24 @@ class ProxyFace:
             self._refuse(client, record, invalid_request(str(error), param=wire_names.DEADLINE))
             return None
         deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
-        return self._generate(ask, generation, blocks, deadline_s=deadline_s)
+        tenant = None
+        if self._keys is not None:
+            tenant = self._keys.tenant(ask.request.headers)
+            refusal = invalid_api_key() if tenant is None else tenant.begin(generation.prompt_tokens)
+            if refusal is not None:  # a key may be revoked while a large body is read
+                ask.held.set(0)
+                self._refuse(client, record, refusal, outcome="invalid" if tenant is None else "rejected")
+                return None
+        return self._generate(ask, generation, blocks, tenant, deadline_s=deadline_s)
 
     def _generate(
-        self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None, *, deadline_s: float | None
+        self,
+        ask: _Ask,
+        generation: Generation,
+        blocks: tuple[int, ...] | None,
+        tenant: Tenant | None,
+        *,
+        deadline_s: float | None,
     ) -> Run:
         client, request, path, record, memory = ask
         if self._driver.in_flight(RequestId(record.id)):
@@ -343,13 +366,13 @@ class ProxyFace:
             block_size=facts.block_size,
             traffic_class=facts.traffic_class,
             priority=self._trusted.priority(header, generation.priority),
-            tenant=self._trusted.tenant(header),
+            tenant=self._trusted.tenant(header) if tenant is None else tenant.name,
             movable=movable,
             divisible=self._cuts and is_divisible(generation),
         )
         ticket = self._driver.open(record.asked)
         self.in_flight += 1
-        over = partial(self._over, memory=memory)
+        over = partial(self._over, memory=memory, tenant=tenant)
         run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)
         run.start()
         return run
@@ -368,8 +391,10 @@ class ProxyFace:
         whole = WholeAnswer(client, asked, held)
         return Job(whole, path, forwarded, generation, record, held, whole)
 
-    def _over(self, record: RequestRecord, memory: Held) -> None:
+    def _over(self, record: RequestRecord, memory: Held, tenant: Tenant | None) -> None:
         self.in_flight -= 1
+        if tenant is not None:
+            tenant.end(record.output_tokens)
         memory.set(0)
         if not self.in_flight:
             self._ended_all.set()
