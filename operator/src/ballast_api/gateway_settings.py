@@ -337,6 +337,9 @@ class GatewaySettings(GatewayTuning):
     def _check_that_the_face_can(self) -> Self:
         if found := misfits(self.policy.build(), self.face):
             raise_at("GatewaySettings", [(f"policy.{each.part}", "policy", each.reason, None) for each in found])
+        if self.keys.file is not None and not self.face.serves_proxy:
+            reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
+            raise_at("GatewaySettings", [("keys.file", "face", reason, None)])
         return self
 
     def to_yaml(self) -> str:
