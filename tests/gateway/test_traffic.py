@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import tracemalloc
@@ -15,8 +16,16 @@ from ballast_core.model import Request, RequestId
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.traffic import BLOCK_BYTES, ROW_BYTES, Bounds, TrafficRecorder
 from ballast_sim.workloads import read_trace
-from tests.support.gateway_kit import post, raw_exchange, running_gateway
-from tests.support.scripted_engine import decode_script, prefill_script, scripted_engine
+from tests.support.gateway_kit import post, raw_exchange, running_gateway, until
+from tests.support.scripted_engine import (
+    SSE_HEAD,
+    Asked,
+    chunk,
+    decode_script,
+    prefill_script,
+    scripted_engine,
+    vllm_events,
+)
 
 PATH = "/v1/completions"
 
@@ -179,7 +188,7 @@ def test_the_simulator_reads_it(tmp_path: Path) -> None:
 
 
 async def test_the_admin_api_gives_the_traffic_of_the_gateway(tmp_path: Path) -> None:
-    """What was refused at the door is not in it; one that runs is, with its tokens so far."""
+    """What was refused at the door is not in it."""
     async with (
         scripted_engine(prefill_script) as prefill,
         scripted_engine(decode_script) as decode,
@@ -203,3 +212,29 @@ async def test_the_admin_api_gives_the_traffic_of_the_gateway(tmp_path: Path) ->
         assert len((await admin.get("/ballast/v1/traffic", params={"limit": 1})).text.splitlines()) == 1
         for wrong in ({"minutes": 0}, {"limit": 0}, {"minutes": "x"}):
             assert (await admin.get("/ballast/v1/traffic", params=wrong)).status_code == 422
+
+
+async def test_a_request_that_runs_is_in_it_with_its_tokens_so_far(tmp_path: Path) -> None:
+    """And no more once it has ended, but as one that has."""
+    go_on = asyncio.Event()
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        first, *rest = vllm_events(["a", "b", "c"])
+        writer.write(SSE_HEAD + chunk(first))
+        await go_on.wait()
+        writer.write(b"".join(map(chunk, rest)) + b"0\r\n\r\n")
+
+    async with (
+        scripted_engine(script) as engine,
+        running_gateway(tmp_path, {"d0": engine.address}) as gateway,
+    ):
+        body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 3, "stream": True}
+        asking = asyncio.create_task(raw_exchange(gateway.port, post(PATH, body), answers=1))
+        kept = gateway.gateway.traffic
+        await until(lambda: [row["output_tokens"] for row in rows(kept)] == [1])
+        [row] = rows(kept)
+        assert (row["outcome"], row["input_tokens"], row["max_tokens"]) == ("running", 3, 3)
+        assert "e2e_s" not in row
+        go_on.set()
+        await asking
+        await until(lambda: [(row["outcome"], row["output_tokens"]) for row in rows(kept)] == [("completed", 3)])

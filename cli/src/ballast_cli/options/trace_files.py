@@ -13,6 +13,7 @@ import typer
 TOKEN = "BALLAST_ADMIN_TOKEN"
 """The variable with the token of a gateway that asks for one (`admin.tokenFile`)."""
 _SCHEMES = ("http://", "https://")
+_fetched: dict[Path, str] = {}
 _TIMEOUT_S = 60.0
 _MOST_BYTES = 4 * 1024**3
 
@@ -33,7 +34,13 @@ def trace_file(where: str | Path) -> Path:
     except (URLError, OSError, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         raise typer.BadParameter(f"{url}: cannot be fetched: {reason}") from None
+    _fetched[file] = url
     return file
+
+
+def origin(file: Path) -> str:
+    """What the user named it: the URL of a fetched file."""
+    return _fetched.get(file, str(file))
 
 
 def _fetch(url: str, file: Path) -> None:
