@@ -100,7 +100,7 @@ class Outcomes:
             self.health.left(entry.request.id)
         others = self._placer.exist_for(entry)
         final = self._final(entry, leg, now_s, others=others)
-        return self._over_budget(leg, slot, now_s) if final is None and others else final
+        return self._over_budget(entry, leg, slot, now_s) if final is None and others else final
 
     def _final(self, entry: Entry, leg: FailedLeg, now_s: float, *, others: bool) -> tuple[RejectReason, str] | None:
         """Why no other endpoint is asked, whatever the budget."""
@@ -120,10 +120,14 @@ class Outcomes:
             return RejectReason.UPSTREAM_FAILED, f"{entry.failures} attempts failed, the last on {where}"
         return None
 
-    def _over_budget(self, leg: FailedLeg, slot: int | None, now_s: float) -> tuple[RejectReason, str] | None:
+    def _over_budget(
+        self, entry: Entry, leg: FailedLeg, slot: int | None, now_s: float
+    ) -> tuple[RejectReason, str] | None:
         if slot is None or leg.fault is Fault.UNREACHABLE or self.health.is_ejected(slot):
             return None  # no engine had work of it, or it had to leave
-        if self.budget.left(len(self._ledger), now_s) <= 0:
+        in_flight = len(self._ledger)
+        overdraft = in_flight if any(each.began for each in entry.failed_legs) else 0  # its answer has begun
+        if self.budget.left(in_flight, now_s) + overdraft <= 0:
             return RejectReason.RETRY_BUDGET, f"{leg.endpoint_id} failed ({leg.fault}), and retries are too many by now"
         self.budget.spend()
         return None
