@@ -304,7 +304,10 @@ BAD = {
     "seed twice": ([*SHORT, "--policy", "round-robin", "--seed", "1,1"], "--seed: '1,1' names a seed twice"),
     "bad binding": ([*SHORT, "--policy", "round-robin", "--binding", "soon"], "--binding: must be early, late or both"),
     "bad slo": ([*SHORT, "--policy", "round-robin", "--slo", "ttft=now"], "--slo: cannot read 'ttft=now'"),
-    "bad limit": ([*SHORT, "--policy", "round-robin", "--max-tokens", "0"], "--max-tokens: must be none, exact or"),
+    "bad limit": (
+        [*SHORT, "--policy", "round-robin", "--max-tokens", "0"],
+        "--max-tokens: must be trace, none",
+    ),
     "no gateway": ([*SHORT, "--policy", "round-robin", "--gateways", "0"], "--gateways: must be 1 or more"),
     "all lost twice": ([*SHORT, "--policy", "round-robin", "--scrape-loss", "2"], "--scrape-loss: must lie in 0..1"),
     "no processes": ([*SHORT, "--policy", "round-robin", "--jobs", "0"], "--jobs: must be 1 or more"),

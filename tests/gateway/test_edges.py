@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from ballast_api.gateway_settings import GatewayTuning
+from ballast_gateway import paths
 from ballast_gateway.observe.model_card import UNKNOWN, ModelCard, read_card
-from ballast_gateway.picker import paths
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.messages import Immediate, Inbound, Kind
 from ballast_sim.engine_sim.server import EngineSimServer

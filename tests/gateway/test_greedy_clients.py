@@ -217,10 +217,10 @@ async def test_others_are_served_while_a_large_body_is_read(tmp_path: Path, monk
         assert face is not None
         begun, go_on, read = threading.Event(), threading.Event(), face._read_large
 
-        def slowly(body: bytes, chat: bool) -> Any:
+        def slowly(path: bytes, body: bytes) -> Any:
             begun.set()
             go_on.wait(60)
-            return read(body, chat)
+            return read(path, body)
 
         monkeypatch.setattr(face, "_read_large", slowly)
         large = asyncio.create_task(raw_exchange(gateway.port, post(PATH, LARGE, ENDS)))

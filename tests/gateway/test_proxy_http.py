@@ -253,7 +253,7 @@ async def test_what_stands_beside_an_offered_upgrade_is_kept(
     ("method", "path", "status", "allow"),
     [
         ("GET", "/", 404, None),
-        ("POST", "/v1/embeddings", 404, None),
+        ("POST", "/v1/images", 404, None),
         ("GET", "/metrics", 404, None),
         ("GET", "/ballast/v1/endpoints", 404, None),
         ("GET", "/v1/models/tiny", 404, None),

@@ -47,6 +47,8 @@ class Job:
     output_tokens: int
     hash_ids: Sequence[int] | None = None
     block_size: int | None = None
+    max_tokens: int | None = None
+    traffic_class: str = ""
 
 
 def jobs_of(scenario: dict[str, Any]) -> list[Job]:

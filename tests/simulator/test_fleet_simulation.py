@@ -31,6 +31,8 @@ class Job:
     output_tokens: int
     hash_ids: Sequence[int] | None = None
     block_size: int | None = None
+    max_tokens: int | None = None
+    traffic_class: str = ""
 
 
 def poisson(rate: float, count: int, seed: int) -> list[Job]:

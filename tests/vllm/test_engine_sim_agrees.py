@@ -101,6 +101,20 @@ async def test_whole_answers_have_the_same_shape(pairs: Pairs, path: str, body: 
     assert shapes["vllm"] == shapes["engine-sim"]
 
 
+RESPONSE: dict[str, Any] = {"input": "Hello", "max_output_tokens": 5, "temperature": 0, "store": False}
+
+
+async def test_responses_have_the_same_shape(pairs: Pairs) -> None:
+    """The whole answer, and the events of the stream by name, keys and types."""
+    whole, streamed = {}, {}
+    for name, (_, decode) in pairs.items():
+        whole[name] = shape((await decode.post("/v1/responses", json=RESPONSE)).json())
+        parsed = [json.loads(event) for event in await events(decode, "/v1/responses", RESPONSE)]
+        streamed[name] = [kind for kind, _ in groupby((event["type"], shape(event)) for event in parsed)]
+    assert whole["vllm"] == whole["engine-sim"]
+    assert streamed["vllm"] == streamed["engine-sim"]
+
+
 async def test_a_hand_off_speaks_the_same_and_the_decode_side_continues(pairs: Pairs) -> None:
     """The handle has the same keys and types; the decode side pulls it and agrees with a single engine."""
     handles = {}

@@ -11,6 +11,7 @@ import typer
 
 from ballast_cli.options.declaring import Sets, in_options, with_options
 from ballast_cli.options.running import Jobs, processes
+from ballast_cli.options.trace_files import origin
 from ballast_cli.options.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
         traffic = replace(traffic, limit=ASSUMED_REQUESTS)
         assumed.append(f"that the first {traffic.limit} requests speak for the rest (--limit, --duration)")
     if wishes.max_tokens is None:
-        assumed.append("that requests carry no max_tokens (--max-tokens)")
+        but = "" if traffic.trace is None else " but those of the trace"
+        assumed.append(f"that requests carry no max_tokens{but} (--max-tokens)")
     if not 0 < wishes.attainment <= 1:
         raise SettingError("attainment", f"must be above 0 and 1 at most, not {wishes.attainment:g}")
     objective = Objective.parse(slo)
@@ -218,7 +220,7 @@ def _command(answer: "Answer", output: str, profiles: list[Path]) -> str:
     """The `ballast simulate` that prints these figures again; MANIFESTS stands for what went to standard output."""
     question, source = answer.question, answer.question.source
     words = ["ballast", "simulate"]
-    words += ["--trace", str(source.trace)] if source.trace else ["--workload", source.workload]
+    words += ["--trace", origin(source.trace)] if source.trace else ["--workload", source.workload]
     words += ["--endpoints", answer.best.shape, "--policy-file", "MANIFESTS" if output == "-" else output]
     words += [word for path in profiles for word in ("--profiles", str(path))]
     limits = {"ttft": question.objective.ttft_s, "tpot": question.objective.tpot_s, "e2e": question.objective.e2e_s}

@@ -7,12 +7,14 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
+from fastapi.responses import StreamingResponse
 
 from ballast_core.directing.watch import Watch
 from ballast_core.model import EndpointId
 from ballast_core.state.health import HealthReport
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.observe.fleet import Fleet, Member
+from ballast_gateway.traffic import TrafficRecorder
 
 
 def build_admin(
@@ -20,6 +22,7 @@ def build_admin(
     fleet: Fleet,
     health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
+    traffic: TrafficRecorder,
     watch: Watch | None,
     now_s: Callable[[], float],
 ) -> FastAPI:
@@ -42,6 +45,15 @@ def build_admin(
     ) -> dict[str, Any]:
         """The newest decisions first, each with the costs of every candidate."""
         return {"decisions": decisions.last(limit, request_id=request_id)}
+
+    @app.get("/ballast/v1/traffic")
+    async def recorded_traffic(
+        minutes: Annotated[float | None, Query(gt=0, le=1e6)] = None,
+        limit: Annotated[int | None, Query(ge=1)] = None,
+    ) -> StreamingResponse:
+        """The last minutes' requests as a trace of JSON lines: what `ballast simulate --trace` reads."""
+        lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit)
+        return StreamingResponse(lines, media_type="application/jsonl")
 
     return app
 

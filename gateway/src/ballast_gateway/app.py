@@ -36,6 +36,7 @@ from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
+from ballast_gateway.traffic import Bounds, TrafficRecorder
 from ballast_gateway.who_may_ask import WhoMayAsk
 
 _log = logging.getLogger(__name__)
@@ -90,6 +91,13 @@ class Gateway:
                 _tell_of_watch,
             ),
             on_decision_s=self.metrics.decision,
+        )
+        kept = settings.traffic
+        self.traffic = TrafficRecorder(
+            Bounds(requests=kept.kept_requests, seconds=kept.kept_s, blocks=kept.kept_blocks),
+            now_s=self.driver.now_s,
+            unix_s=unix_s,
+            running=lambda: director.ledger,
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
         self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
@@ -217,6 +225,7 @@ class Gateway:
 
     def _ended(self, record: RequestRecord) -> None:
         self.metrics.request(record)
+        self.traffic(record)
         if self.settings.logs.requests:
             self._request_log(record)
 
@@ -253,6 +262,7 @@ class Gateway:
                 fleet=self.fleet,
                 health=self.driver.director.health.report,
                 decisions=self.decisions,
+                traffic=self.traffic,
                 watch=self.driver.director.watch,
                 now_s=self.driver.now_s,
             )

@@ -111,6 +111,27 @@ def client_limit(what: str, limit: int, setting: str) -> ApiError:
     )
 
 
+def invalid_api_key() -> ApiError:
+    """No key, or none of those that are known: 401."""
+    return ApiError(
+        status=401,
+        type="invalid_request_error",
+        code="invalid-api-key",
+        message="this needs an API key that is known here, as `Authorization: Bearer KEY`",
+    )
+
+
+def tenant_limit(what: str, limit: int, retry_after_s: int) -> ApiError:
+    """A tenant has all of its share: 429."""
+    return ApiError(
+        status=429,
+        type="rate_limit_error",
+        code="tenant-limit",
+        message=f"this API key's tenant may have {limit} {what}; come back later",
+        retry_after_s=retry_after_s,
+    )
+
+
 def bodies_full(limit_bytes: int) -> ApiError:
     """Bodies in flight have all the memory that they may take: 503."""
     return ApiError(

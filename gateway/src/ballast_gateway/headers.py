@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from ballast_api import wire_names
 
 REQUEST_ID: Final = wire_names.REQUEST_ID.encode()
 PRIORITY: Final = wire_names.PRIORITY.encode()
+KEYS: Final = (b"authorization", b"x-api-key")
+"""Where clients put API keys: OpenAI's way, and Anthropic's."""
 _OBJECTIVES: Final = tuple(name.encode() for name in wire_names.OBJECTIVES)
 _DEADLINE: Final = wire_names.DEADLINE.encode()
 _MILLISECONDS = re.compile(rb"0{0,8}[1-9][0-9]{0,8}")
@@ -49,14 +51,14 @@ _NOT_DOWN: Final = HOP_BY_HOP | {
 """Which origins may read an answer is the gateway's to say (`http.cors`), so engines see none and say nothing."""
 
 
-def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: bytes = b"") -> bytes:
-    """The lines of a client's headers that pass to an engine, except the one named `without`."""
+def to_engine(headers: Iterable[tuple[bytes, bytes]], *, without: Collection[bytes] = ()) -> bytes:
+    """The lines of a client's headers that pass to an engine, except those named `without`."""
     listed: set[bytes] = set()
     lines = []
     for name, value in headers:
         if name == b"connection":
             listed |= {item.strip().lower() for item in value.split(b",")}
-        elif name not in _NOT_UP and name != without and not name.startswith(_CONTROL_PREFIX):
+        elif name not in _NOT_UP and name not in without and not name.startswith(_CONTROL_PREFIX):
             lines.append((name, value))
     return b"".join([b"%b: %b\r\n" % line for line in lines if line[0] not in listed])
 

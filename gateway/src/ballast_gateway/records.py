@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as _text  # what `json` itself writes texts with
 
-from ballast_core.model import Fault
+from ballast_core.model import Fault, Request
 
 
 class MoveOutcome(StrEnum):
@@ -64,6 +64,10 @@ class RequestRecord:
     """Why its legs failed, in turn."""
     rescues: int = 0
     """How often its engine failed after the first token and the stream continued."""
+    asked: Request | None = None
+    """What the Director was asked; None if it was not."""
+    measured_prompt_tokens: int = 0
+    """Tokens of the prompt as an engine counted them; 0 where none has said."""
 
     @property
     def retries(self) -> int:

@@ -234,6 +234,15 @@ class Trust(ApiModel):
     Left out, requests are told apart by API key (`authorization`, else `x-api-key`)."""
 
 
+class Keys(ApiModel):
+    """API keys of the proxy face."""
+
+    file: NonEmptyStr | None = None
+    """Path of a file with tenants, the hashes of their API keys and their limits (see KeysFile), such as of a mounted
+    Secret; read again when it changes. Requests without one of these keys are answered 401. By default keys are not
+    checked, and pass to the engines."""
+
+
 class Admin(ApiModel):
     """The admin API."""
 
@@ -242,6 +251,18 @@ class Admin(ApiModel):
     token in it everybody is refused. By default no token is asked for, and only loopback is answered."""
     decisions_kept: PositiveInt = 512
     """Decisions that /ballast/v1/decisions can look back on."""
+
+
+class Traffic(ApiModel):
+    """The traffic recorder: what `/ballast/v1/traffic` gives as a trace for `ballast simulate`. Whichever bound is
+    reached first counts. The memory is 400 bytes a request and 8 a block at most: 16 MB by default."""
+
+    kept_s: NonNegativeFloat = 900.0
+    """Seconds for which a request that has ended is kept; 0 records nothing."""
+    kept_requests: PositiveInt = 20_000
+    """Requests that are kept at most, the last ones."""
+    kept_blocks: NonNegativeInt = 1_000_000
+    """Prefix blocks (64 tokens each) of these requests that are kept at most. 0 keeps none."""
 
 
 class Logs(ApiModel):
@@ -264,8 +285,9 @@ class GatewayTuning(ApiModel):
     """What may be set of a gateway by hand: in its file, and in a ServingPool under `gateway.settings`."""
 
     extra_paths: Annotated[Seq[Path], Field(max_length=64)] = ()
-    """Paths that the picker face lets through to engines beside vLLM's inference API, each exactly as clients write it.
-    All others are answered 404: engines have routes that put them to sleep or load files."""
+    """Paths that clients may ask engines for beside vLLM's inference API, each exactly as clients write it; on the
+    proxy face with POST and a JSON object. All others are answered 404: engines have routes that put them to sleep or
+    load files."""
     cors_origins: Annotated[Seq[Origin], Field(max_length=64)] = ()
     """Origins whose pages may call the proxy face from a browser (CORS), such as https://chat.example.org; "*" admits
     all. By default none. Cookies are never admitted."""
@@ -281,8 +303,12 @@ class GatewayTuning(ApiModel):
     """When a silent engine is suspected, and when it is left."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
+    keys: Keys = Field(default_factory=Keys)
+    """Whose requests are served, and how much of each tenant's. Proxy face."""
     admin: Admin = Field(default_factory=Admin)
     """Who may ask the admin API, and what it remembers."""
+    traffic: Traffic = Field(default_factory=Traffic)
+    """How much of the last minutes' traffic is recorded."""
     logs: Logs = Field(default_factory=Logs)
     """Request and decision logs."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -312,6 +338,9 @@ class GatewaySettings(GatewayTuning):
     def _check_that_the_face_can(self) -> Self:
         if found := misfits(self.policy.build(), self.face):
             raise_at("GatewaySettings", [(f"policy.{each.part}", "policy", each.reason, None) for each in found])
+        if self.keys.file is not None and not self.face.serves_proxy:
+            reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
+            raise_at("GatewaySettings", [("keys.file", "face", reason, None)])
         return self
 
     def to_yaml(self) -> str:
@@ -353,3 +382,45 @@ class EndpointsFile(ApiModel):
     def to_yaml(self) -> str:
         """The file's text."""
         return yaml.safe_dump(self.dump(), sort_keys=False, allow_unicode=True)
+
+
+def _key_hash(value: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", value):
+        raise PydanticCustomError("hash", "must be a SHA-256 in 64 lower-case hexadecimal digits, not the key itself")
+    return value
+
+
+KeyHash = Annotated[str, AfterValidator(_key_hash)]
+"""SHA-256 of an API key, in hexadecimal: `printf %s KEY | sha256sum`."""
+
+
+class TenantEntry(ApiModel):
+    """A tenant of a keys file. Its limits count in each gateway by itself."""
+
+    name: NonEmptyStr
+    """Tells tenants apart."""
+    keys: Annotated[Seq[KeyHash], Field(min_length=1, max_length=1000)]
+    """SHA-256 of each of its API keys, in hexadecimal: `printf %s KEY | sha256sum`."""
+    max_in_flight: PositiveInt | None = None
+    """Requests of its that may be in flight; more are answered 429. Left out, there is no limit of its own."""
+    tokens_per_minute: PositiveInt | None = None
+    """Prompt and output tokens a minute. Up to a minute's worth may come at once; while it has used more than that, it
+    is answered 429, with the time until then in Retry-After. Left out, there is no limit."""
+
+
+class KeysFile(ApiModel):
+    """The file of `keys.file`: `tenants:` and a list."""
+
+    tenants: Annotated[Seq[TenantEntry], KeyedBy("name")] = ()
+    """Whose keys are known."""
+
+    @model_validator(mode="after")
+    def _check_that_a_key_has_one_tenant(self) -> Self:
+        owners: dict[str, str] = {}
+        for number, tenant in enumerate(self.tenants):
+            for key in tenant.keys:
+                other = owners.setdefault(key, tenant.name)
+                if other != tenant.name:
+                    reason = f"one of these keys is {other!r}'s, too; give each key to one tenant"
+                    raise_at("KeysFile", [(f"tenants[{number}].keys", "key", reason, None)])
+        return self

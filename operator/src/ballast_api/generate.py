@@ -20,7 +20,7 @@ from ballast_api import reference
 from ballast_api.chart_values import ChartValues
 from ballast_api.common import GROUP, ApiModel, Resource
 from ballast_api.crds import crd
-from ballast_api.gateway_settings import EndpointsFile, GatewaySettings
+from ballast_api.gateway_settings import EndpointsFile, GatewaySettings, KeysFile
 from ballast_api.resources import KINDS
 from ballast_api.structural import json_schema_of, paragraph
 
@@ -112,6 +112,9 @@ def reference_pages() -> dict[str, str]:
     )
     pages["endpoints-file.md"] = reference.settings_page(
         "Endpoints file", EndpointsFile, "A YAML file that the gateway reads again when it changes."
+    )
+    pages["keys-file.md"] = reference.settings_page(
+        "Keys file", KeysFile, "A YAML file, such as of a mounted Secret, that the gateway reads again when it changes."
     )
     pages["chart-values.md"] = reference.settings_page(
         "Chart values",

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ballast_api.common import API_VERSION, GROUP, ApiModel
 from ballast_api.errors import InvalidInput, Problem, explain
-from ballast_api.gateway_settings import EndpointsFile, GatewaySettings
+from ballast_api.gateway_settings import EndpointsFile, GatewaySettings, KeysFile
 from ballast_api.resources import KINDS, AnyResource
 
 ModelT = TypeVar("ModelT", bound=ApiModel)
@@ -76,6 +76,32 @@ def load_endpoints(path: Path) -> EndpointsFile:
 def parse_endpoints(text: str, *, source: str = "") -> EndpointsFile:
     """An endpoints file from YAML text. Raises `InvalidInput`."""
     return _parse(EndpointsFile, _single(text, source), source)
+
+
+def load_keys(path: Path) -> KeysFile:
+    """A keys file. Raises `InvalidInput`, which quotes nothing: a key may stand where its hash should."""
+    text = _read(path)
+    try:
+        return _parse(KeysFile, _single(text, str(path)), str(path))
+    except InvalidInput as error:
+        raise InvalidInput(str(path), list(dict.fromkeys(map(_unquoted, error.problems)))) from None
+
+
+def _unquoted(problem: Problem) -> Problem:
+    known = _KEYS_FIELD.fullmatch(problem.field)
+    if known is not None:
+        return Problem(problem.field, _KEYS_PROBLEMS[known[1]])
+    return Problem("", "must be YAML: `tenants:` and a list of entries, each with name and keys")
+
+
+_KEYS_FIELD = re.compile(r"tenants\[\d+\]\.(name|keys|maxInFlight|tokensPerMinute)(?:\[\d+\])?")
+_KEYS_PROBLEMS = {
+    "name": "must be a text that no other tenant has for a name",
+    "keys": "must be one or more SHA-256 in 64 lower-case hexadecimal digits, in quotes, of keys that no other tenant "
+    "has; not the keys themselves",
+    "maxInFlight": "must be a whole number of 1 or more",
+    "tokensPerMinute": "must be a whole number of 1 or more",
+}
 
 
 class _Loader(yaml.SafeLoader):

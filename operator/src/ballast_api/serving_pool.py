@@ -37,6 +37,7 @@ from ballast_api.gateway_settings import GatewayTuning
 from ballast_api.pod_template import PodTemplateOverlay
 from ballast_api.serving_pool_rules import (
     autoscaling_rules,
+    gateway_spec_rules,
     pool_rules,
     ratio_rules,
     rollout_rules,
@@ -187,6 +188,8 @@ class ParentRef(ApiModel):
 
 class GatewaySpec(ApiModel):
     """The gateway in front of the engines."""
+
+    rules: ClassVar[tuple[Rule, ...]] = gateway_spec_rules()
 
     replicas: NonNegativeInt = 1
     """Number of gateway pods; with 0 no request is served."""

@@ -84,6 +84,19 @@ def _int_or_percent(field: str, attribute: str) -> Rule:
     )
 
 
+def gateway_spec_rules() -> tuple[Rule, ...]:
+    """Rules within a gateway."""
+    return (
+        Rule(
+            field="settings.keys.file",
+            cel="self.face != 'Picker' || !has(self.settings) || !has(self.settings.keys) || "
+            "!has(self.settings.keys.file)",
+            message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
+            holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.file is None,
+        ),
+    )
+
+
 def serving_pool_spec_rules() -> tuple[Rule, ...]:
     """Rules across pools."""
     return (

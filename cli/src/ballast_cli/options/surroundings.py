@@ -19,8 +19,11 @@ class Surroundings:
     """What makes a `FleetSettings`."""
 
     max_tokens: Annotated[
-        str, typer.Option(help="The max_tokens that policies see: none, a number, or exact (each output's length).")
-    ] = "none"
+        str,
+        typer.Option(
+            help="The max_tokens that policies see: as in the trace, none, a number, or exact (each output's length)."
+        ),
+    ] = "trace"
     gateways: Annotated[int, typer.Option(help="Gateway replicas, each with its own view.")] = 1
     scrape_interval: Annotated[
         float, typer.Option(help="Seconds between two scrapes of an endpoint."), Sets("scrape_interval_s")
@@ -75,6 +78,7 @@ class Surroundings:
             gateways=self.gateways,
             known_limits=self.max_tokens == "exact",
             max_tokens=self._max_tokens(),
+            recorded_limits=self.max_tokens == "trace",
             physics=self.physics,
             engine_policy=self.engine_policy,  # type: ignore[arg-type]  # checked there
             failures=self._failures(machines),
@@ -88,11 +92,11 @@ class Surroundings:
     def _max_tokens(self) -> int | None:
         from ballast_sim.settings import SettingError
 
-        if self.max_tokens in ("none", "exact"):
+        if self.max_tokens in ("trace", "none", "exact"):
             return None
         if not self.max_tokens.isdecimal() or int(self.max_tokens) < 1:
             raise SettingError(
-                "max_tokens", f"must be none, exact or a number of tokens above 0, not {self.max_tokens!r}"
+                "max_tokens", f"must be trace, none, exact or a number of tokens above 0, not {self.max_tokens!r}"
             )
         return int(self.max_tokens)
 

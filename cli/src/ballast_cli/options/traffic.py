@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ballast_cli.options.declaring import Sets
+from ballast_cli.options.trace_files import trace_file
 
 if TYPE_CHECKING:
     from ballast_sim.simulation.inputs.source import WorkloadSource
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
 class Traffic:
     """What makes a `WorkloadSource`."""
 
-    trace: Annotated[Path | None, typer.Option(help="Trace file (CSV or JSONL, plain or gzip).")] = None
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            parser=trace_file,
+            metavar="FILE|URL",
+            help="Trace file (CSV or JSONL, plain or gzip), or its URL, such as of a gateway's /ballast/v1/traffic.",
+        ),
+    ] = None
     workload: Annotated[str | None, typer.Option(help="Built-in workload instead; see `ballast workloads`.")] = None
     rate: Annotated[
         float | None,

@@ -22,10 +22,9 @@ from typing import Final
 from ballast_api import wire_names
 from ballast_api.gateway_settings import Trust
 from ballast_core.model import Outcome
-from ballast_gateway import errors
+from ballast_gateway import errors, paths
 from ballast_gateway.errors import ApiError
 from ballast_gateway.openai_body import is_json_path, may_hold_media
-from ballast_gateway.picker import paths
 from ballast_gateway.picker.actions import Action, Destination, Pick
 from ballast_gateway.picker.messages import (
     NO_HEADERS,

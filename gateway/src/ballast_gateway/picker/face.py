@@ -266,6 +266,7 @@ class _StreamSession:
             priority=query.priority,
             subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
         )
+        self._record.asked = request
         try:
             return self._face.driver.open(request)
         except ValueError:

@@ -10,6 +10,7 @@ from ballast_gateway.errors import ApiError, deadline_exceeded
 from ballast_gateway.http.client import Collect
 from ballast_gateway.http.responses import Headers
 from ballast_gateway.proxy.legs import Job, LegFailed
+from ballast_gateway.proxy.named_events import output_tokens
 from ballast_gateway.proxy.sse import completion_tokens
 from ballast_gateway.records import RequestRecord
 
@@ -31,7 +32,7 @@ def pass_on(job: Job, reply: Collect) -> bool:
     """Send a whole answer: the result, or a refusal that any endpoint would give. Returns whether it is a result."""
     record, body = job.record, reply.body
     record.status = reply.status
-    record.output_tokens = completion_tokens(body)
+    record.output_tokens = output_tokens(body) if job.generation.passed else completion_tokens(body)
     if reply.status >= 400:
         record.outcome = "rejected" if reply.status == 429 else "invalid"
         record.reason = f"upstream-{reply.status}"

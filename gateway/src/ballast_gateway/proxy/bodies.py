@@ -52,11 +52,13 @@ class Generation:
     """The same as bytes."""
     priority: int = 0
     """The client's own, as in vLLM: lower is more urgent."""
+    passed: bool = False
+    """Of another route than completions and chats: one engine gets it, and its answer goes on as it comes."""
 
     @property
     def can_hand_off(self) -> bool:
         """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d)."""
-        return self.choices == 1
+        return self.choices == 1 and not self.passed
 
     def as_stream(self) -> Generation:
         """The same request, with the answer and its usage as a stream."""
@@ -97,10 +99,8 @@ def read_generation(
     (_check_messages if chat else _check_prompt)(document)
     stripped = openai_body.without_control_fields(document, dropped)
     document = document if stripped is None else stripped
-    if plain is not None or stripped is not None:
+    if plain is not None or stripped is not None or not is_plain_object(raw):
         raw = openai_body.dump(document)
-    elif not raw.lstrip(b" \t\r\n").startswith(b"{") or b"\0" in raw[:4]:
-        raw = openai_body.dump(document)  # UTF-16, UTF-32 or a byte order mark: JSON to us, not to every engine
     n, best_of = document.get("n") or 1, document.get("best_of") or 1
     prompts = document.get("prompt")
     batch = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
@@ -117,10 +117,21 @@ def read_generation(
     )
 
 
-def _check_common(document: JsonObject) -> None:
+def is_plain_object(raw: bytes) -> bool:
+    """False for UTF-16, UTF-32 and a byte order mark: JSON to us, not to every engine."""
+    return raw.lstrip(b" \t\r\n").startswith(b"{") and b"\0" not in raw[:4]
+
+
+def check_stream(document: JsonObject) -> bool:
+    """Whether a stream is asked for. Raises `InvalidBody`."""
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidBody("stream: must be true or false", "stream", got=stream)
+    return bool(stream)
+
+
+def _check_common(document: JsonObject) -> None:
+    stream = check_stream(document)
     options = document.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise InvalidBody("stream_options: must be an object", "stream_options", got=options)

@@ -8,18 +8,20 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from ballast_api import wire_names
 from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
-from ballast_gateway import headers, strict_json
+from ballast_gateway import headers, paths, strict_json
 from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
     ApiError,
     gateway_shutdown,
     internal_error,
+    invalid_api_key,
     invalid_request,
     method_not_allowed,
     model_not_found,
@@ -29,6 +31,7 @@ from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Work
+from ballast_gateway.keys import KeyRing, Tenant
 from ballast_gateway.openai_body import InvalidBody
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
@@ -38,6 +41,7 @@ from ballast_gateway.proxy.fields import is_divisible, is_replayable
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.large_bodies import INLINE_BYTES, INLINE_WORK, LargeBodies, Reading
 from ballast_gateway.proxy.legs import Job
+from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
@@ -46,12 +50,11 @@ from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
 
-_MODELS = b"/v1/models"
-_COMPLETIONS = b"/v1/completions"
-_CHAT = b"/v1/chat/completions"
-_HEALTH = b"/health"
-_ALLOWED = {_HEALTH: "GET", _MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
-_KNOWN = tuple(path.decode() for path in _ALLOWED)
+_MODELS = paths.MODELS.encode()
+_CHAT = paths.CHAT.encode()
+_GENERATIONS = frozenset({paths.COMPLETIONS.encode(), _CHAT})
+_HEALTH = paths.HEALTH.encode()
+_OWN = {_HEALTH: "GET", _MODELS: "GET", **dict.fromkeys(sorted(_GENERATIONS, reverse=True), "POST")}
 _SWEEP_S = 0.25
 _BACKLOG = 2048
 
@@ -109,10 +112,15 @@ class ProxyFace:
         self._new_id = new_id
         self._on_record = on_record
         self._served = settings.model.served_names
+        passed = sorted(path.encode() for path in paths.PASSED.union(settings.extra_paths))
+        self._allowed = {**_OWN, **{path: "POST" for path in passed if path not in _OWN}}
+        self._known = tuple(path.decode() for path in self._allowed)
         self._prompts = PromptReader(driver.abilities.beliefs)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
-        self._not_forwarded = headers.PRIORITY if own_turns else b""
+        keys = settings.keys.file
+        self._keys = None if keys is None else KeyRing(Path(keys), driver.now_s)
+        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *(headers.KEYS if keys else ()))
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
@@ -149,6 +157,8 @@ class ProxyFace:
         for connection in list(self.connections):
             connection.sweep(now_s)
         self._pool.sweep(now_s)
+        if self._keys is not None:
+            self._keys.refresh()
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def prepare_drain(self) -> None:
@@ -235,16 +245,18 @@ class ProxyFace:
         self._on_record(record)
 
     def _route(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
-        allowed = _ALLOWED.get(path)
+        allowed = self._allowed.get(path)
         method = request.method.decode("latin-1")
         preflight = None if self.cors is None or allowed is None else self.cors.preflight(request, allowed)
         if preflight is not None:
             client.respond(200, preflight, b"")
         elif allowed is None:
             record.path = ""  # what clients write is not repeated in metrics
-            self._refuse(client, record, not_found(path[:200].decode("latin-1"), _KNOWN))
+            self._refuse(client, record, not_found(path[:200].decode("latin-1"), self._known))
         elif method != allowed and not (allowed == "GET" and method == "HEAD"):
             self._refuse(client, record, method_not_allowed(method, path.decode(), allowed), allow=allowed)
+        elif self._keys is not None and path != _HEALTH and self._keys.tenant(request.headers) is None:
+            self._refuse(client, record, invalid_api_key())
         elif path == _MODELS:
             models = _models_body(self._served, self._created_s, self._max_model_len())
             record.status, record.outcome = 200, "answered"
@@ -260,7 +272,7 @@ class ProxyFace:
 
     def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
         """Read the body, here or on the thread for large ones, and book its memory."""
-        body, chat = request.body, path == _CHAT
+        body = request.body
         held = self.clients.hold(self.clients.names(client.address, request.headers))
         size = strict_json.measure(body) if len(body) <= INLINE_BYTES else None
         error = held.set(2 * len(body) if size is None else size.held_bytes)
@@ -270,20 +282,27 @@ class ProxyFace:
         ask = _Ask(client, request, path, record, held)
         if size is not None and size.work <= INLINE_WORK:
             try:
-                generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+                generation = self._read(path, body, size)
             except InvalidBody as error_:
                 self._refuse_body(ask, error_)
                 return None
             return self._admitted(ask, generation, None)
         pending = _Pending(self, ask)
-        pending.reading = self._large.read(held.names, lambda: self._read_large(body, chat), pending.read)
+        pending.reading = self._large.read(held.names, lambda: self._read_large(path, body), pending.read)
         return pending
 
-    def _read_large(self, body: bytes, chat: bool) -> _Read | InvalidBody:
+    def _read(self, path: bytes, body: bytes, size: Size) -> Generation:
+        """What a body asks for. Raises `InvalidBody`."""
+        dropped = self._trusted.dropped_fields
+        if path in _GENERATIONS:
+            return read_generation(body, chat=path == _CHAT, dropped=dropped, size=size)
+        return read_passed(body, path=path.decode(), default_model=self._served[0], dropped=dropped, size=size)
+
+    def _read_large(self, path: bytes, body: bytes) -> _Read | InvalidBody:
         """On the thread."""
         size = strict_json.measure(body)
         try:
-            generation = read_generation(body, chat=chat, dropped=self._trusted.dropped_fields, size=size)
+            generation = self._read(path, body, size)
         except InvalidBody as error:
             return error.bare()  # the raised one holds frames, and these the body
         return _Read(generation, size, self._prompts.blocks(generation.document, generation.model))
@@ -307,10 +326,24 @@ class ProxyFace:
             self._refuse(client, record, invalid_request(str(error), param=wire_names.DEADLINE))
             return None
         deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
-        return self._generate(ask, generation, blocks, deadline_s=deadline_s)
+        tenant = None
+        if self._keys is not None:
+            tenant = self._keys.tenant(ask.request.headers)
+            refusal = invalid_api_key() if tenant is None else tenant.begin(generation.prompt_tokens)
+            if refusal is not None:  # a key may be revoked while a large body is read
+                ask.held.set(0)
+                self._refuse(client, record, refusal, outcome="invalid" if tenant is None else "rejected")
+                return None
+        return self._generate(ask, generation, blocks, tenant, deadline_s=deadline_s)
 
     def _generate(
-        self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None, *, deadline_s: float | None
+        self,
+        ask: _Ask,
+        generation: Generation,
+        blocks: tuple[int, ...] | None,
+        tenant: Tenant | None,
+        *,
+        deadline_s: float | None,
     ) -> Run:
         client, request, path, record, memory = ask
         if self._driver.in_flight(RequestId(record.id)):
@@ -324,23 +357,22 @@ class ProxyFace:
         job = self._job(client, path, forwarded, generation, record)
         generation, held = job.generation, job.held
         movable = self._moves and held is not None
-        ticket = self._driver.open(
-            Request(
-                id=RequestId(record.id),
-                prompt_tokens=generation.prompt_tokens,
-                max_output_tokens=generation.max_output_tokens,
-                model=generation.model,
-                block_hashes=facts.block_hashes,
-                block_size=facts.block_size,
-                traffic_class=facts.traffic_class,
-                priority=self._trusted.priority(header, generation.priority),
-                tenant=self._trusted.tenant(header),
-                movable=movable,
-                divisible=self._cuts and is_divisible(generation),
-            )
+        record.asked = Request(
+            id=RequestId(record.id),
+            prompt_tokens=generation.prompt_tokens,
+            max_output_tokens=generation.max_output_tokens,
+            model=generation.model,
+            block_hashes=facts.block_hashes,
+            block_size=facts.block_size,
+            traffic_class=facts.traffic_class,
+            priority=self._trusted.priority(header, generation.priority),
+            tenant=self._trusted.tenant(header) if tenant is None else tenant.name,
+            movable=movable,
+            divisible=self._cuts and is_divisible(generation),
         )
+        ticket = self._driver.open(record.asked)
         self.in_flight += 1
-        over = partial(self._over, memory=memory)
+        over = partial(self._over, memory=memory, tenant=tenant)
         run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)
         run.start()
         return run
@@ -359,8 +391,10 @@ class ProxyFace:
         whole = WholeAnswer(client, asked, held)
         return Job(whole, path, forwarded, generation, record, held, whole)
 
-    def _over(self, record: RequestRecord, memory: Held) -> None:
+    def _over(self, record: RequestRecord, memory: Held, tenant: Tenant | None) -> None:
         self.in_flight -= 1
+        if tenant is not None:
+            tenant.end(record.output_tokens)
         memory.set(0)
         if not self.in_flight:
             self._ended_all.set()

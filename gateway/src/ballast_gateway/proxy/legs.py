@@ -16,6 +16,7 @@ from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 
 _MOST_SAID_BYTES: Final = 500
+_FRAMING: Final = frozenset({b"content-type", b"content-length", b"transfer-encoding"})
 
 
 class LegFailed(Exception):
@@ -131,17 +132,27 @@ def is_error(body: bytes) -> bool:
         document = openai_body.load(body)
     except (ValueError, RecursionError):
         return False
-    return isinstance(document, dict) and ("error" in document or document.get("object") == "error")
+    if not isinstance(document, dict) or document.get("object") == "response":
+        return False  # /v1/responses has the field, null or not, in each result
+    return "error" in document or document.get("object") == "error"
 
 
-def is_answer(reply: Collect) -> bool:
-    """Whether it is a refusal, or a result that is whole: one without a length may have lost its end."""
+def is_answer(reply: Collect, *, passed: bool = False) -> bool:
+    """Whether it is a refusal, or a result that is whole: one without a length may have lost its end.
+
+    `passed`: of a route whose results need not be an object, nor JSON.
+    """
     if reply.status != 200:
         return True
+    if passed:
+        framing = {name: value for name, value in reply.headers if name in _FRAMING}
+        if not framing.pop(b"content-type", b"").startswith(b"application/json"):
+            return bool(framing)
     try:
-        return isinstance(openai_body.load(reply.body), dict)
+        document = openai_body.load(reply.body)
     except (ValueError, RecursionError):
         return False
+    return isinstance(document, (dict, list) if passed else dict)
 
 
 def handle_of(body: bytes) -> JsonObject | None:

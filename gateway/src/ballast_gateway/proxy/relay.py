@@ -69,10 +69,11 @@ class Relay(Collect):
         continues: bool,
         due_s: float,
         idle_timeout_s: float,
+        meter: TokenMeter | None = None,
     ) -> None:
         """`due_s`: when a stream must have begun, on the loop's clock; `idle_timeout_s`: its longest silence after.
 
-        `signs`: its endpoint's signs of life.
+        `signs`: its endpoint's signs of life. `meter`: for other events than those of completions.
         """
         super().__init__(due_s if streams else float("inf"))
         self._holder = holder
@@ -83,7 +84,7 @@ class Relay(Collect):
         self._owes = False
         if streams:
             self._owe()
-        self._meter = TokenMeter()
+        self._meter = TokenMeter() if meter is None else meter
         self._reported = 0
         self._first: list[bytes] = []
         """What came before the first token: if an error follows, another endpoint is tried."""

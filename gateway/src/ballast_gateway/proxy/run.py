@@ -28,6 +28,7 @@ from ballast_gateway.proxy.cutting import Remainder
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job, LegFailed, failure_of, handle_of, is_answer, payload, refused
 from ballast_gateway.proxy.life import Action, Event, Life, State
+from ballast_gateway.proxy.named_events import meter_of
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
 from ballast_gateway.proxy.whole_answers import WholeAnswer
@@ -373,7 +374,8 @@ class Run:
         if isinstance(error, StoppedReading) or self.life.state is State.ENDED:
             return None  # with the stream's last event, in the relay
         failure = failure_of(Stage.DECODE, endpoint, leg, error)
-        if failure is None and not leg.continues and not leg.relays and is_answer(leg):
+        passed = self._job.generation.passed
+        if failure is None and not leg.continues and not leg.relays and is_answer(leg, passed=passed):
             self._answer = leg
             return Event.ANSWERED
         self._failure = failure or _without_end(endpoint, leg)
@@ -383,6 +385,8 @@ class Run:
         record = self._job.record
         leg.over()
         record.output_tokens = max(record.output_tokens, leg.tokens)
+        if self._job.held is not None:
+            record.measured_prompt_tokens = self._job.held.prompt_tokens
 
     def _decode_body(self) -> bytes:
         course, generation, held = self._course, self._job.generation, self._job.held
@@ -405,6 +409,7 @@ class Run:
                 continues=continues,
                 due_s=due_s,
                 idle_timeout_s=idle_timeout_s,
+                meter=meter_of(job.path) if job.generation.passed else None,
             )
         job.held.begin_leg()
         return HeldRelay(

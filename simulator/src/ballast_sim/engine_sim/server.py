@@ -23,9 +23,11 @@ from ballast_sim.engine_sim.bodies import (
     parse_json,
 )
 from ballast_sim.engine_sim.door import Door
+from ballast_sim.engine_sim.embeddings import Embeddings, check_format, inputs
 from ballast_sim.engine_sim.http11 import Exchange, HttpProtocol, Request
 from ballast_sim.engine_sim.metrics import Metrics
 from ballast_sim.engine_sim.options import ServerOptions, describe, model_root
+from ballast_sim.engine_sim.responses import StreamedResponse, WholeResponse, as_chat
 from ballast_sim.engine_sim.service import Clock, EngineService, LoopClock
 from ballast_sim.engine_sim.streams import Answer, StreamedAnswer, WholeAnswer
 from ballast_sim.engine_sim.text import GeneratedContent, detokenize, tokenize
@@ -81,6 +83,8 @@ class EngineSimServer:
         self._routes: dict[tuple[str, str], Callable[[Request, Exchange], None]] = {
             ("POST", "/v1/completions"): partial(self._generate, chat=False),
             ("POST", "/v1/chat/completions"): partial(self._generate, chat=True),
+            ("POST", "/v1/responses"): self._respond,
+            ("POST", "/v1/embeddings"): self._embed,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
@@ -242,15 +246,61 @@ class EngineSimServer:
         return scheme.lower() == "bearer" and key in keys
 
     def _generate(self, request: Request, exchange: Exchange, chat: bool) -> None:
-        if self._draining:
-            raise ApiError("The server is shutting down.", None, 503, "ServiceUnavailableError")
-        call = parse_call(parse_json(request.body), chat, self.options.names, self.config.max_model_len)
-        self._admit(len(call.tokens))
+        call = self._call(parse_json(request.body), chat)
         header = request.headers.get(b"x-request-id", b"").decode("latin-1")
         base = call.request_id or header or uuid.uuid4().hex
         response_id = f"{'chatcmpl' if chat else 'cmpl'}-{base}"
-        suffix = "" if chat else "-0"
-        engine_id = f"{response_id}{suffix}-{uuid.uuid4().hex[:8]}"
+        engine_id = f"{response_id}{'' if chat else '-0'}-{uuid.uuid4().hex[:8]}"
+        kind = partial(StreamedAnswer, stream_interval=self.options.stream_interval) if call.stream else WholeAnswer
+        self._take(call, request, exchange, response_id=response_id, engine_id=engine_id, kind=kind)
+
+    def _respond(self, request: Request, exchange: Exchange) -> None:
+        body = parse_json(request.body)
+        call = self._call(as_chat(body), chat=True)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        kind = StreamedResponse if call.stream else WholeResponse
+        self._take(
+            call,
+            request,
+            exchange,
+            response_id=response_id,
+            engine_id=f"{response_id}-0",
+            kind=partial(kind, asked=body),
+        )
+
+    def _embed(self, request: Request, exchange: Exchange) -> None:
+        body = parse_json(request.body)
+        check_format(body)
+        prompt = [token for tokens in inputs(body) for token in tokens]
+        call = self._call({"model": body.get("model"), "prompt": prompt, "max_tokens": 1}, chat=False)
+        response_id = f"embd-{uuid.uuid4().hex}"
+        self._take(
+            call,
+            request,
+            exchange,
+            response_id=response_id,
+            engine_id=f"{response_id}-0",
+            kind=partial(Embeddings, asked=body),
+        )
+
+    def _call(self, body: dict[str, Any], chat: bool) -> Call:
+        if self._draining:
+            raise ApiError("The server is shutting down.", None, 503, "ServiceUnavailableError")
+        call = parse_call(body, chat, self.options.names, self.config.max_model_len)
+        self._admit(len(call.tokens))
+        return call
+
+    def _take(
+        self,
+        call: Call,
+        request: Request,
+        exchange: Exchange,
+        *,
+        response_id: str,
+        engine_id: str,
+        kind: Callable[..., Answer],
+    ) -> None:
+        """Have the engine work on it; an answer of this kind takes what comes."""
         priority = _priority(request, call.priority)
         content = GeneratedContent(list(call.tokens), self.config.block_size, self.options.seed + call.seed)
         pull = self._pull(call)
@@ -266,7 +316,7 @@ class EngineSimServer:
             pull_tokens=None if pull is None else pull.tokens,
             hold=self._holds(call),
         )
-        answer = self._answer(call, content, exchange, response_id, spec)
+        answer = self._answer(partial(kind, call), content, exchange, response_id, spec)
         if pull is not None and pull.ends:
             session = handoff.PullSession(
                 pull.remote,
@@ -288,7 +338,12 @@ class EngineSimServer:
         self.service.submit(spec, answer)
 
     def _answer(
-        self, call: Call, content: GeneratedContent, exchange: Exchange, response_id: str, spec: EngineRequest
+        self,
+        kind: Callable[..., Answer],
+        content: GeneratedContent,
+        exchange: Exchange,
+        response_id: str,
+        spec: EngineRequest,
     ) -> Answer:
         common: dict[str, Any] = {
             "response_id": response_id,
@@ -298,12 +353,8 @@ class EngineSimServer:
             "show_cached": self.options.prompt_tokens_details,
             "on_end": partial(self._ended, spec.request_id),
         }
-        answer: Answer
-        if call.stream:
-            interval = self.options.stream_interval
-            answer = StreamedAnswer(call, content, exchange, self.metrics, stream_interval=interval, **common)
-        else:
-            answer = WholeAnswer(call, content, exchange, self.metrics, **common)
+        answer = kind(content, exchange, self.metrics, **common)
+        if not isinstance(answer, StreamedAnswer):
             answer.hand_off_params = self._hand_off
         return answer
 

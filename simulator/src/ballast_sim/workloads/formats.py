@@ -86,7 +86,12 @@ class Row:
         return tuple(value)
 
 
-def _ours(row: Row) -> WorkloadRequest:
+def _ours(row: Row) -> WorkloadRequest | None:
+    """A row with an outcome is a gateway's: one whose output it did not see is left out, unless it was to have none."""
+    output_tokens, max_tokens = row.count("output_tokens", 0), row.optional("max_tokens")
+    if row.values.get("outcome") and output_tokens == 0 and max_tokens != 1:
+        return None
+    number = row.optional("class")
     input_tokens = row.count("input_tokens", 1)
     ids, block = row.ids("hash_ids"), row.optional("block_size")
     if ids is not None:
@@ -97,12 +102,14 @@ def _ours(row: Row) -> WorkloadRequest:
     return WorkloadRequest(
         arrival_s=row.number("arrival_s"),
         input_tokens=input_tokens,
-        output_tokens=max(1, row.count("output_tokens", 0)),
+        output_tokens=max(1, output_tokens),
         hash_ids=ids,
         block_size=block if ids is not None else None,
         session=row.optional("session"),
         turn=row.optional("turn"),
         client=row.optional("client"),
+        max_tokens=max_tokens or None,
+        traffic_class="" if number is None else f"class-{number}",
     )
 
 

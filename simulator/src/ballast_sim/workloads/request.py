@@ -12,7 +12,8 @@ class WorkloadRequest:
     """When a request arrives and how long it is; `output_tokens` is hidden from every policy.
 
     `hash_ids` name the prompt's prefix blocks of `block_size` tokens, the last one possibly partial: equal leading
-    ids mean equal tokens. `session` and `turn` are its conversation and its turn there.
+    ids mean equal tokens. `session` and `turn` are its conversation and its turn there. `max_tokens` and
+    `traffic_class` are what gateways were told of it, where that was recorded.
     """
 
     arrival_s: float
@@ -23,6 +24,8 @@ class WorkloadRequest:
     session: int | None = None
     turn: int | None = None
     client: int | None = None
+    max_tokens: int | None = None
+    traffic_class: str = ""
 
 
 def scale_arrivals(requests: Sequence[WorkloadRequest], rate_scale: float) -> list[WorkloadRequest]:

@@ -28,7 +28,8 @@ class Book:
         index = len(self.arrivals)
         self.arrivals.append(arrival)
         self.ids.append(RequestId(str(index)))
-        self.records.append(Record(index, arrival.arrival_s, arrival.input_tokens, arrival.output_tokens))
+        lengths = (arrival.input_tokens, arrival.output_tokens, arrival.max_tokens)
+        self.records.append(Record(index, arrival.arrival_s, *lengths))
         return index
 
     def add_leg(self, leg: EngineLeg) -> None:

@@ -16,6 +16,7 @@ class Foresight:
         self._seed = settings.seed
         self._known_limits = settings.known_limits
         self._max_tokens = settings.max_tokens
+        self._recorded_limits = settings.recorded_limits
 
     def request(self, request_id: RequestId, arrival: Arrival, record: Record) -> Request:
         """A request as a gateway sees it."""
@@ -28,6 +29,7 @@ class Foresight:
             max_output_tokens=self.limit_tokens(record),
             block_hashes=hashes,
             block_size=arrival.block_size or 0 if hashes else 0,
+            traffic_class=arrival.traffic_class,
             expected_output_tokens=self.output_tokens(record),
         )
 
@@ -35,7 +37,9 @@ class Foresight:
         """The request's max_tokens, or None where it has none."""
         if self._known_limits:
             return record.output_tokens
-        return None if self._max_tokens is None else max(self._max_tokens, record.output_tokens)
+        if self._max_tokens is not None:
+            return max(self._max_tokens, record.output_tokens)
+        return record.max_tokens if self._recorded_limits else None
 
     def output_tokens(self, record: Record, generated_tokens: int = 0) -> float | None:
         """The predicted length of the whole output, at arrival or after so many tokens; None without a predictor."""

@@ -61,7 +61,9 @@ class FleetSettings:
     known_limits: bool = True
     """Whether requests carry max_tokens (equal to their output, as with forced lengths in benchmarks)."""
     max_tokens: int | None = None
-    """The max_tokens of every request where `known_limits` is off (never below its output); None: they carry none."""
+    """The max_tokens of every request where `known_limits` is off (never below its output); None: see the next."""
+    recorded_limits: bool = True
+    """Whether requests carry the max_tokens that a trace has of them, where neither of the two above gives one."""
     seed: int = 0
     """Of losses, and of which gateway gets a request."""
     physics: str = "vllm"

@@ -155,7 +155,8 @@ def _settings(setup: Setup, outcomes: Sequence[Outcome]) -> str:
     slo = [
         f"{name[:-2].upper()} {limit:g} s" for name in limits if (limit := getattr(setup.objective, name)) is not None
     ]
-    known = "exact" if fleet.known_limits else str(fleet.max_tokens or "none")
+    recorded = "as the trace has them" if fleet.recorded_limits and setup.source.trace is not None else "none"
+    known = "exact" if fleet.known_limits else str(fleet.max_tokens or recorded)
     versions = cast("Mapping[str, str]", first["versions"])
     values = {
         "endpoints": setup.shape,

@@ -38,6 +38,16 @@ class Arrival(Protocol):
         """Tokens of one such block."""
         ...
 
+    @property
+    def max_tokens(self) -> int | None:
+        """The client's limit on its output, or None."""
+        ...
+
+    @property
+    def traffic_class(self) -> str:
+        """What it is learned together with; empty if that is not known."""
+        ...
+
 
 @dataclass(slots=True)
 class Record:
@@ -47,6 +57,8 @@ class Record:
     arrival_s: float
     input_tokens: int
     output_tokens: int
+    max_tokens: int | None = None
+    """As recorded."""
     gateway: int = 0
     arrived: bool = False
     prefill: EndpointId | None = None

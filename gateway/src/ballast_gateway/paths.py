@@ -1,4 +1,4 @@
-"""Which of an engine's routes clients reach through the picker face: vLLM 0.32's inference API, and no others.
+"""Which of an engine's routes clients reach through the gateway: vLLM 0.32's inference API, and no others.
 
 The rest of its routes (`/sleep`, `/collective_rpc`, `/v1/load_lora_adapter`, `/update_weights`, ...) are for whoever
 runs the engines. A path passes if it is written exactly as it stands here: engines decode and normalise what proxies
@@ -11,20 +11,36 @@ import re
 from collections.abc import Collection
 from typing import Final
 
+COMPLETIONS: Final = "/v1/completions"
+CHAT: Final = "/v1/chat/completions"
+RESPONSES: Final = "/v1/responses"
+MODELS: Final = "/v1/models"
+HEALTH: Final = "/health"
+_UPLOADS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Their bodies are forms, not JSON."""
+
 INFERENCE: Final = frozenset(
     {
-        *("/v1/completions", "/v1/completions/render", "/v1/completions/derender"),
-        *("/v1/chat/completions", "/v1/chat/completions/batch"),
+        *(COMPLETIONS, "/v1/completions/render", "/v1/completions/derender"),
+        *(CHAT, "/v1/chat/completions/batch"),
         *("/v1/chat/completions/render", "/v1/chat/completions/derender"),
-        *("/v1/responses", "/v1/responses/render"),
+        *(RESPONSES, "/v1/responses/render"),
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/messages/render"),
-        *("/v1/embeddings", "/v1/audio/transcriptions", "/v1/audio/translations"),
+        *("/v1/embeddings", *_UPLOADS),
         *("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/classify", "/pooling", "/generative_scoring"),
         *("/cohere/v2/chat", "/v2/embed", "/tokenize", "/detokenize"),
-        *("/v1/models", "/health"),
+        *(MODELS, HEALTH),
     }
 )
 _RESPONSE: Final = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?")
+
+
+PASSED: Final = INFERENCE - _UPLOADS - {COMPLETIONS, CHAT, MODELS, HEALTH}
+"""What the proxy face passes to one engine: a JSON object is posted. Stored responses are not among them, since each
+engine knows its own only.
+"""
+GENERATING: Final = frozenset({RESPONSES, "/v1/messages", "/cohere/v2/chat", "/v1/chat/completions/batch"})
+"""Those of `PASSED` that generate; the others only read a prompt."""
 
 
 def passes(path: str, more: Collection[str] = ()) -> bool:

@@ -1,0 +1,58 @@
+"""Traces by URL: fetched once, before the run, into a file that ends with the process."""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+
+import typer
+
+TOKEN = "BALLAST_ADMIN_TOKEN"
+"""The variable with the token of a gateway that asks for one (`admin.tokenFile`)."""
+_SCHEMES = ("http://", "https://")
+_fetched: dict[Path, str] = {}
+_TIMEOUT_S = 60.0
+_MOST_BYTES = 4 * 1024**3
+
+
+def trace_file(where: str | Path) -> Path:
+    """The trace at a path or a URL, as a plain file. Raises `typer.BadParameter` where it cannot be fetched."""
+    url = str(where)
+    if not url.startswith(_SCHEMES):
+        return Path(url)
+    folder = Path(tempfile.mkdtemp(prefix="ballast-trace-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = folder / (Path(urlsplit(url).path).name or "trace")
+    try:
+        _fetch(url, file)
+    except HTTPError as error:
+        hint = f"; the gateway's token goes into {TOKEN}" if error.code == 401 else ""
+        raise typer.BadParameter(f"{url}: answered {error.code} {error.reason}{hint}") from None
+    except (URLError, OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        raise typer.BadParameter(f"{url}: cannot be fetched: {reason}") from None
+    _fetched[file] = url
+    return file
+
+
+def origin(file: Path) -> str:
+    """What the user named it: the URL of a fetched file."""
+    return _fetched.get(file, str(file))
+
+
+def _fetch(url: str, file: Path) -> None:
+    from urllib.request import Request, urlopen
+
+    request = Request(url)
+    if token := os.environ.get(TOKEN):
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    with urlopen(request, timeout=_TIMEOUT_S) as answer, file.open("wb") as out:
+        left = _MOST_BYTES
+        while part := answer.read(1 << 20):
+            left -= len(part)
+            if left < 0:
+                raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+            out.write(part)

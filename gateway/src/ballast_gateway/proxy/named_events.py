@@ -1,0 +1,70 @@
+"""Watches the streams of routes that are passed on, whose bytes go on as they come.
+
+The events of `/v1/responses`, `/v1/messages` and `/cohere/v2/chat` (vLLM 0.32) have names: in the `event:` line, or as
+the `type` of the data. Names that end with `delta` bring output, one event a token; a usage in the stream is more exact
+and wins. Of other streams nothing is known: each event brings something, and wherever HTTP ends them they are whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ballast_gateway import paths
+from ballast_gateway.proxy.events import DONE, has_error
+from ballast_gateway.proxy.sse import TokenMeter
+
+_NAME: Final = re.compile(rb"^event: ?([\w.-]+)|\"type\": ?\"([\w.-]+)\"", re.MULTILINE)
+_USAGE: Final = re.compile(rb'"(?:output|completion)_tokens"\s*:\s*(\d{1,15})')
+_ENDS: Final = frozenset(
+    {b"response.completed", b"response.incomplete", b"response.failed", b"message_stop", b"message-end"}
+)
+
+
+def meter_of(path: bytes) -> TokenMeter:
+    """What watches the streams of this route."""
+    return NamedMeter() if path.decode() in paths.GENERATING else AnyMeter()
+
+
+class AnyMeter(TokenMeter):
+    """Of unknown events."""
+
+    __slots__ = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """HTTP knows."""
+        return True
+
+    def _count(self, whole: bytes) -> None:
+        self.started = True
+        self._events += whole.count(self._separator)
+
+
+class NamedMeter(TokenMeter):
+    """Of events with names."""
+
+    __slots__ = ()
+
+    def _count(self, whole: bytes) -> None:
+        events = whole.split(self._separator)[:-1]
+        names = [_name(event) for event in events]
+        if has_error(whole) or b"error" in names:
+            self.failed = True
+            return
+        if found := _USAGE.findall(whole):
+            self._usage = int(found[-1])
+        self._events += sum(name.endswith(b"delta") for name in names)
+        self._done = bool(events) and (names[-1] in _ENDS or events[-1].strip().endswith(DONE))
+        self.started = self.started or self._events > 0 or self._done
+
+
+def _name(event: bytes) -> bytes:
+    found = _NAME.search(event)
+    return b"" if found is None else found[1] or found[2]
+
+
+def output_tokens(body: bytes) -> int:
+    """The output tokens in the `usage` of a whole answer; 0 without one."""
+    found = _USAGE.findall(body)
+    return int(found[-1]) if found else 0

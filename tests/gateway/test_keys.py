@@ -1,0 +1,233 @@
+"""API keys: who is served, how much of each tenant's, and that no key shows anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ballast_api.errors import InvalidInput
+from ballast_api.gateway_settings import TenantEntry
+from ballast_api.serving_pool import GatewaySpec
+from ballast_gateway.keys import KeyRing, Tenant
+from tests.support.gateway_kit import Answer, RunningGateway, post, raw_exchange, running_gateway, settings, until
+from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
+
+PATH, BODY = "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3}
+
+
+HASH = sha256(b"one").hexdigest()
+
+
+def hashed(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def write(file: Path, *tenants: dict[str, Any]) -> str:
+    """In place of what is there, by a new link, as a Secret's volume changes."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps({"tenants": list(tenants)}))
+    new.replace(file)
+    return str(file)
+
+
+def team(name: str, *keys: str, **limits: int) -> dict[str, Any]:
+    return {"name": name, "keys": [hashed(key) for key in keys], **limits}
+
+
+async def ask(gateway: RunningGateway, *headers: str, path: str = PATH) -> Answer:
+    [answer] = await raw_exchange(gateway.port, post(path, BODY, *headers), answers=1)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("header", "served"),
+    [
+        ("authorization: Bearer one", True),
+        ("authorization: bearer   two ", True),
+        ("x-api-key: one", True),
+        ("authorization: Bearer three", False),
+        ("authorization: Basic one", False),
+        ("authorization: one", False),
+        ("authorization: Bearer ", False),
+        ("x-api-key: " + hashed("one"), False),
+        ("x-other: one", False),
+    ],
+)
+async def test_who_has_a_known_key_is_served(header: str, served: bool, tmp_path: Path) -> None:
+    """The hash is no key. Engines never see one."""
+    file = write(tmp_path / "keys", team("a", "one", "two"))
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"d0": engine.address}, keys={"file": file}) as gateway,
+    ):
+        answer = await ask(gateway, header)
+        assert answer.status == (200 if served else 401)
+        if not served:
+            assert answer.json()["error"]["code"] == "invalid-api-key"
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        for asked in engine.asked:
+            assert not {"authorization", "x-api-key"} & asked.headers.keys()
+        assert len(engine.asked) == served
+        assert gateway.request()["outcome"] == ("completed" if served else "invalid")
+
+
+async def test_models_need_a_key_and_health_does_not(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", team("a", "one"))
+    async with running_gateway(tmp_path, {}, keys={"file": file}) as gateway:
+        asked = [b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path for path in (b"/v1/models", b"/health")]
+        models, health = await raw_exchange(gateway.port, *asked, answers=2)
+        assert (models.status, health.status) == (401, 200)
+
+
+async def test_without_a_keys_file_keys_pass_to_the_engines(tmp_path: Path) -> None:
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"d0": engine.address}) as gateway,
+    ):
+        assert (await ask(gateway, "authorization: Bearer anything")).status == 200
+        assert engine.asked[0].headers["authorization"] == "Bearer anything"
+
+
+async def test_a_changed_file_counts_at_once_and_a_bad_one_not_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new key comes, the old one goes; a file with a key in place of its hash is refused, and not repeated."""
+    caplog.set_level("INFO")
+    file = tmp_path / "keys"
+    write(file, team("a", "one"))
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"d0": engine.address}, keys={"file": str(file)}) as gateway,
+    ):
+        assert (await ask(gateway, "x-api-key: one")).status == 200
+        write(file, team("a", "two"))
+        await until(lambda: "read the keys file" in caplog.text)
+        assert (await ask(gateway, "x-api-key: one")).status == 401
+        assert (await ask(gateway, "x-api-key: two")).status == 200
+        write(file, {"name": "a", "keys": ["canary-key"]})
+        await until(lambda: "the keys file is not usable" in caplog.text)
+        assert (await ask(gateway, "x-api-key: two")).status == 200
+        assert "canary-key" not in str([vars(record) for record in caplog.records])
+        os.remove(file)
+        await until(lambda: caplog.text.count("the keys file is not usable") == 2)
+        assert (await ask(gateway, "x-api-key: two")).status == 200
+        assert hashed("two") not in str([vars(record) for record in caplog.records])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tenants: [{name: a, keys: [plain-secret]}]", "tenants[0].keys[0]: must be one or more SHA-256"),
+        ("tenants: [{name: a, keys: [1234567890]}]", "tenants[0].keys[0]"),
+        ("tenants: [{name: a, keys: []}]", "tenants[0].keys"),
+        (f"tenants: [{{name: a, keys: [{HASH}]}}, {{name: b, keys: [{HASH}]}}]", "that no other tenant has"),
+        (f"tenants: [{{name: a, keys: [{HASH}], maxInFlight: 0}}]", "tenants[0].maxInFlight: must be a whole number"),
+        (f"tenants: [{{name: a, keys: [{HASH}]}}, {{name: a, keys: [{HASH}]}}]", "tenants"),
+        ("plain-secret: []", "must be YAML: `tenants:`"),
+        ("tenants: {plain-secret", "must be YAML"),
+        ("tenants: [{name: a, plain-secret: 1}]", "tenants"),
+    ],
+    ids=["a key", "a number", "none", "a key of two", "no request", "a name twice", "a field", "no YAML", "inside"],
+)
+def test_a_bad_file_is_refused_at_the_start(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(InvalidInput) as raised:
+        KeyRing(tmp_path / "keys", lambda: 0.0)
+    assert said in str(raised.value)
+    assert "plain-secret" not in str(raised.value)
+    assert "1234567890" not in str(raised.value)
+
+
+def test_a_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        KeyRing(tmp_path / "keys", lambda: 0.0)
+
+
+def test_a_face_that_checks_no_keys_takes_no_file(tmp_path: Path) -> None:
+    """In the gateway's file and in a ServingPool alike: nobody shall believe that keys are checked."""
+    with pytest.raises(ValidationError, match="checked by the proxy face"):
+        settings(tmp_path / "endpoints", face="Picker", keys={"file": "/keys"})
+    assert settings(tmp_path / "endpoints", face="Both", keys={"file": "/keys"}).keys.file == "/keys"
+    with pytest.raises(ValidationError, match="checked by the proxy face"):
+        GatewaySpec.parse({"face": "Picker", "settings": {"keys": {"file": "/keys"}}})
+    assert GatewaySpec.parse({"settings": {"keys": {"file": "/keys"}}}).settings is not None
+
+
+def tenant(now_s: Callable[[], float] = lambda: 0.0, **limits: int) -> Tenant:
+    return Tenant(TenantEntry.parse(team("a", "one", **limits)), now_s)
+
+
+def test_a_tenant_has_so_many_requests_in_flight() -> None:
+    a = tenant(maxInFlight=2)
+    assert [a.begin(10) is None for _ in range(3)] == [True, True, False]
+    a.end(5)
+    assert a.begin(10) is None
+    refused = a.begin(10)
+    assert refused is not None
+    assert (refused.status, refused.code, refused.retry_after_s) == (429, "tenant-limit", 1)
+
+
+def test_tokens_are_let_in_at_their_rate_after_a_minutes_worth() -> None:
+    """Prompts count at their beginning, output at its end; a debt is paid before the next request."""
+    clock = [0.0]
+    a = tenant(lambda: clock[0], tokensPerMinute=600)
+    assert a.begin(500) is None
+    assert a.begin(50) is None
+    a.end(200)
+    refused = a.begin(1)
+    assert refused is not None
+    assert refused.retry_after_s == 16  # 151 tokens at 10 a second
+    clock[0] = 15.0
+    assert a.begin(1) is not None
+    clock[0] = float(refused.retry_after_s)
+    assert a.begin(1) is None
+    clock[0] = 1e6
+    assert [a.begin(600) is None for _ in range(2)] == [True, False]
+
+
+def test_limits_change_while_requests_run() -> None:
+    a = tenant(maxInFlight=1)
+    assert a.begin(1) is None
+    a.limit(TenantEntry.parse(team("a", "one", maxInFlight=2, tokensPerMinute=100)))
+    assert [a.begin(1) is None for _ in range(2)] == [True, False]
+    a.end(0)
+    a.end(0)
+    assert [a.begin(100) is None for _ in range(2)] == [True, False]
+
+
+async def test_limits_are_the_tenants_and_come_back_with_the_end(tmp_path: Path) -> None:
+    """Two keys, one tenant: its third request at once is refused with Retry-After; another tenant's is not."""
+    going: list[Any] = []
+
+    async def slow(asked: Asked, writer: Any) -> None:
+        going.append(asked)
+        await until(lambda: len(going) > 2)
+        writer.write(json_reply(completion()))
+
+    file = write(tmp_path / "keys", team("a", "one", "two", maxInFlight=2), team("b", "three"))
+    plain = {**BODY, "logprobs": 1}
+    async with (
+        scripted_engine(slow) as engine,
+        running_gateway(tmp_path, {"d0": engine.address}, keys={"file": file}) as gateway,
+    ):
+
+        async def one(key: str) -> Answer:
+            [answer] = await raw_exchange(gateway.port, post(PATH, plain, f"x-api-key: {key}"), answers=1)
+            return answer
+
+        first = [asyncio.create_task(one(key)) for key in ("one", "two")]
+        await until(lambda: len(going) == 2)
+        refused = await one("one")
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "tenant-limit"
+        assert (await one("three")).status == 200
+        assert [(await each).status for each in first] == [200, 200]
+        assert (await one("two")).status == 200
