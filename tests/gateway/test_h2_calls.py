@@ -78,6 +78,32 @@ def test_what_cannot_be_served_has_a_status(data: bytes, more: tuple[tuple[str, 
     assert answer(peer(), data, *more).status == status
 
 
+def test_a_handler_that_fails_at_its_begin_or_end_harms_no_other_call() -> None:
+    """Its call ends with INTERNAL, or as it would have; the connection and its other calls go on."""
+    made: list[Echo] = []
+    ends: list[Echo] = []
+
+    class Fragile(Echo):
+        def __init__(self, call: Call) -> None:
+            if len(made) == 1:
+                made.append(self)
+                raise LookupError("as asked")
+            super().__init__(call)
+            made.append(self)
+
+        def closed(self, *, broken: bool) -> None:
+            ends.append(self)
+            if self is made[0]:
+                raise LookupError("as asked")
+
+    to = peer(Fragile)
+    for stream in (1, 3, 5):
+        to.open(stream)
+    assert to.answers[3].status == "13"
+    to.connection.connection_lost(None)
+    assert ends == [made[0], made[2]]
+
+
 def test_an_unknown_method_is_unimplemented() -> None:
     """Head and trailers in one, as clients expect of an error without an answer."""
     found = answer(peer(), message(b"x"), path="/other.Service/\u00e9%")

@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _HEAD: Final = Struct(">BL")
 _OK_HEAD: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _HEAD_BLOCK: Final = blocks.write(_OK_HEAD)
+_FAILED: Final = "the server failed; its log says why"
 _NO_GRPC: Final = b"this port speaks gRPC only\n"
 _NO_GRPC_BLOCK: Final = blocks.write(
     (
@@ -170,7 +171,7 @@ class Call:
             do(*arguments)
         except Exception:
             _log.exception("a gRPC call failed")
-            self._fail(Status.INTERNAL, "the server failed; its log says why")
+            self._fail(Status.INTERNAL, _FAILED)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +199,10 @@ class Call:
             self._timer.cancel()
             self._timer = None
         if handler is not None:
-            handler.closed(broken=broken)
+            try:
+                handler.closed(broken=broken)
+            except Exception:  # the others of a lost connection must hear of it, too
+                _log.exception("a gRPC call failed at its end")
 
 
 class NoCall:
@@ -256,7 +260,12 @@ def accept(stream: Stream, request: Request, methods: Mapping[str, Method], max_
     if request.compressed:
         stream.finish(_only_block(Status.UNIMPLEMENTED, "compressed messages are not read"))
         return _NOBODY
-    return Call(stream, request, method, max_message_bytes)
+    try:
+        return Call(stream, request, method, max_message_bytes)
+    except Exception:
+        _log.exception("a gRPC call failed at its begin")
+        stream.finish(_only_block(Status.INTERNAL, _FAILED))
+        return _NOBODY
 
 
 def _fields(status: Status, message: str) -> tuple[tuple[bytes, bytes], ...]:
