@@ -186,6 +186,34 @@ def test_windows_open_again_as_messages_are_taken() -> None:
         assert granted >= 500_000 - 45_000
 
 
+def test_padding_is_given_back() -> None:
+    """It counts in the windows (RFC 9113, 6.9.1), though nobody reads it."""
+    stage = Stage(do=keep, limits=Limits(stream_window=20_000))
+    stage.peer.open(1)
+    stage.peer.send(raw(DATA, 0, 1, message(b"x" * 90_000)[:5]))
+    for _ in range(200):
+        stage.peer.send(raw(DATA, h2_peer.PADDED, 1, b"\xff" + b"x" * 100 + bytes(255)))
+    granted = sum(int.from_bytes(frame.payload) for frame in stage.said(WINDOW_UPDATE) if frame.stream == 1)
+    assert granted >= 200 * 356 - 10_000
+    assert stage.peer.answers.get(1) is None
+
+
+def test_a_peer_that_overruns_the_connections_window_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stream need have its own window overrun."""
+    limits = Limits(stream_window=60_000, connection_window=65_535, unsent_bytes=0)
+    stage = Stage(do=lambda handler, raw: handler.call.hold(), limits=limits)
+    peer = stage.peer
+    for stream in (1, 3):
+        peer.open(stream)
+    half = raw(DATA, 0, 1, message(b"x" * 16_000)) + raw(DATA, 0, 3, message(b"x" * 16_000))
+    monkeypatch.setattr(peer.connection, "_refill", lambda: None)  # else only a burst in one read could overrun it
+    peer.send(half * 2)
+    assert not peer.pipe.closing
+    peer.send(half)
+    assert stage.broken_by == Code.FLOW_CONTROL_ERROR
+    assert [handler.over for handler in stage.handlers] == [["broken"], ["broken"]]
+
+
 def test_a_message_longer_than_the_window_is_read() -> None:
     """What lies in half a message counts as taken, up to the longest message."""
     stage = Stage(limits=Limits(stream_window=16_384))
