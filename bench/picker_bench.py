@@ -1,10 +1,10 @@
 """What the picker face costs: processor time of an exchange without transport, then of a request behind a real Envoy.
 
-The first part is `exchange_bench`. The second has Envoy alone beside it in one run. Real parts on loopback: `ballast
-gateway` (face Picker, endpoints from a file, scraping every endpoint), Envoy with one worker, small upstreams, and a
-closed-loop load of so many connections. The set-ups take turns; medians are shown. Everything shares this machine's
-cores, so rates are floors; the processor times and their ratios are what to compare. Prints two tables; `--json FILE`
-writes the figures. The second part needs Envoy: `make envoy`.
+The first part is `exchange_bench`. The second has Envoy alone, and the same picker on grpc.aio, beside it in one run.
+Real parts on loopback: `ballast gateway` (face Picker, endpoints from a file, scraping every endpoint), Envoy with one
+worker, small upstreams, and a closed-loop load of so many connections. The set-ups take turns; medians are shown.
+Everything shares this machine's cores, so rates are floors; the processor times and their ratios are what to compare.
+Prints two tables; `--json FILE` writes the figures. The second part needs Envoy: `make envoy`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ from tests.support.envoy import BINARY, EnvoySetup, RunningEnvoy, envoy
 
 MODEL = "m"
 ALONE = "Envoy alone"
+BALLAST = [str(Path(sys.executable).with_name("ballast"))]
+TRANSPORTS = {"own": BALLAST, "grpc.aio": [sys.executable, "-m", "bench.grpc_gateway"]}
+"""What carries ext_proc, and the command that is `ballast` with it."""
 BODY = json.dumps({"model": MODEL, "max_tokens": 5, "prompt": "a" * 400}).encode()
 SETUPS = {
     "request": EnvoySetup(response_body=None),
@@ -60,6 +63,7 @@ class Row:
     """Medians of the repeats."""
 
     setup: str
+    transport: str
     connections: int
     rps: float
     picker_us: float
@@ -160,7 +164,7 @@ async def load(url: str, request: bytes, connections: int, seconds: float) -> tu
 
 
 @asynccontextmanager
-async def gateway(addresses: list[str], folder: Path) -> AsyncIterator[tuple[int, int]]:
+async def gateway(command: list[str], addresses: list[str], folder: Path) -> AsyncIterator[tuple[int, int]]:
     """`ballast gateway` as its own process: (ext_proc port, pid)."""
     endpoints = EndpointsFile(
         endpoints=tuple(EndpointEntry(name=f"e{n}", address=a, role="flexible") for n, a in enumerate(addresses))
@@ -171,7 +175,7 @@ async def gateway(addresses: list[str], folder: Path) -> AsyncIterator[tuple[int
         discovery=Discovery(file=str(folder / "endpoints.yaml")),
         listeners=Listeners(host="127.0.0.1", proxy=0, ext_proc=0, grpc_health=0, admin=0),
     )
-    process = _start_gateway(settings, endpoints, folder)
+    process = _start_gateway(command, settings, endpoints, folder)
     try:
         ports = await _ports(process, folder / "gateway.log")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports['admin']}") as client, asyncio.timeout(30):
@@ -186,12 +190,16 @@ async def gateway(addresses: list[str], folder: Path) -> AsyncIterator[tuple[int
             process.kill()
 
 
-def _start_gateway(settings: GatewaySettings, endpoints: EndpointsFile, folder: Path) -> subprocess.Popen[bytes]:
+def _start_gateway(
+    command: list[str], settings: GatewaySettings, endpoints: EndpointsFile, folder: Path
+) -> subprocess.Popen[bytes]:
+    folder.mkdir()
     (folder / "endpoints.yaml").write_text(endpoints.to_yaml())
     (folder / "gateway.yaml").write_text(settings.to_yaml())
-    command = [str(Path(sys.executable).with_name("ballast")), "gateway", "--config", str(folder / "gateway.yaml")]
     with (folder / "gateway.log").open("wb") as log, (folder / "requests.log").open("wb") as requests:
-        return subprocess.Popen(command, stdout=requests, stderr=log)
+        return subprocess.Popen(
+            [*command, "gateway", "--config", str(folder / "gateway.yaml")], stdout=requests, stderr=log
+        )
 
 
 async def _ports(process: subprocess.Popen[bytes], log: Path) -> dict[str, int]:
@@ -207,10 +215,19 @@ async def _ports(process: subprocess.Popen[bytes], log: Path) -> dict[str, int]:
             await asyncio.sleep(0.05)
 
 
-async def one_run(
-    name: str, at: RunningEnvoy, *, picker_pid: int | None, target: str, connections: int, seconds: float
-) -> Row:
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A set-up that is running."""
+
+    setup: str
+    transport: str
+    at: RunningEnvoy
+    picker_pid: int | None = None
+
+
+async def one_run(stage: Stage, *, target: str, connections: int, seconds: float) -> Row:
     """One run of one set-up. Without a picker the load itself names the target."""
+    at, picker_pid = stage.at, stage.picker_pid
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     if picker_pid is None:
         head += f"x-gateway-destination-endpoint: {target}\r\n"
@@ -222,7 +239,8 @@ async def one_run(
     used_us = {who: (cpu_s(pid) - before[who]) / count * 1e6 for who, pid in pids.items()}
     latencies_s.sort()
     return Row(
-        setup=name,
+        setup=stage.setup,
+        transport=stage.transport,
         connections=connections,
         rps=count / seconds,
         picker_us=used_us.get("picker", 0.0),
@@ -239,25 +257,20 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
     servers = [await loop.create_server(Answer, "127.0.0.1", 0) for _ in range(options.endpoints)]
     addresses = [f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
     async with AsyncExitStack() as stack:
-        port, picker_pid = await stack.enter_async_context(gateway(addresses, folder))
-        running = {ALONE: await stack.enter_async_context(envoy(None, EnvoySetup(), folder / "alone"))}
-        for name, setup in SETUPS.items():
-            running[name] = await stack.enter_async_context(envoy(port, setup, folder / name.replace(" ", "-")))
+        stages = [Stage(ALONE, "", await stack.enter_async_context(envoy(None, EnvoySetup(), folder / "alone")))]
+        for transport, command in TRANSPORTS.items():
+            port, pid = await stack.enter_async_context(gateway(command, addresses, folder / transport))
+            for name, setup in SETUPS.items():
+                at = await stack.enter_async_context(envoy(port, setup, folder / transport / name.replace(" ", "-")))
+                stages.append(Stage(name, transport, at, pid))
         rows = []
         for connections in options.connections:
-            runs: dict[str, list[Row]] = {name: [] for name in running}
+            runs: list[list[Row]] = [[] for _ in stages]
             for _ in range(options.repeats):
-                for name, at in running.items():
-                    row = await one_run(
-                        name,
-                        at,
-                        picker_pid=None if name == ALONE else picker_pid,
-                        target=addresses[0],
-                        connections=connections,
-                        seconds=options.seconds,
-                    )
-                    runs[name].append(row)
-            rows += [_median(each) for each in runs.values()]
+                for stage, seen in zip(stages, runs, strict=True):
+                    row = await one_run(stage, target=addresses[0], connections=connections, seconds=options.seconds)
+                    seen.append(row)
+            rows += [_median(each) for each in runs]
         for server in servers:
             server.close()
         return rows
@@ -268,6 +281,7 @@ def _median(runs: list[Row]) -> Row:
     middle = {name: statistics.median(getattr(run, name) for run in runs) for name in names}
     return Row(
         setup=runs[0].setup,
+        transport=runs[0].transport,
         connections=runs[0].connections,
         failed=sum(run.failed for run in runs),
         **middle,
@@ -281,20 +295,32 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run (default 4)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each set-up (default 3)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--only-envoy", action="store_true", help="leave out the exchange without its transport")
     parser.add_argument("--turns", type=int, default=15, help="of each set-up without a transport (default 15)")
     options = parser.parse_args()
-    exchanges = exchange_bench.measure(options.turns)
-    exchange_bench.show(exchanges)
+    exchanges = [] if options.only_envoy else exchange_bench.measure(options.turns)
+    if exchanges:
+        exchange_bench.show(exchanges)
     if not BINARY.exists():
         print("no Envoy: run `make envoy`", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="picker-bench-") as folder:
         rows = asyncio.run(measure(options, Path(folder)))
     print(f"{options.endpoints} endpoints, {options.repeats} x {options.seconds:g} s, medians")
-    header = ("shown to the picker", "conns", "req/s", "picker us/req", "envoy us/req", "p50 ms", "p99 ms", "failed")
-    print("{:<28} {:>5} {:>7} {:>13} {:>12} {:>7} {:>7} {:>6}".format(*header))
+    header = (
+        "shown to the picker",
+        "transport",
+        "conns",
+        "req/s",
+        "picker us/req",
+        "envoy us/req",
+        "p50 ms",
+        "p99 ms",
+        "failed",
+    )
+    print("{:<28} {:<9} {:>5} {:>7} {:>13} {:>12} {:>7} {:>7} {:>6}".format(*header))
     for row in rows:
-        print("{:<28} {:>5} {:>7.0f} {:>13.0f} {:>12.0f} {:>7.2f} {:>7.2f} {:>6}".format(*asdict(row).values()))
+        print("{:<28} {:<9} {:>5} {:>7.0f} {:>13.0f} {:>12.0f} {:>7.2f} {:>7.2f} {:>6}".format(*asdict(row).values()))
     if options.json:
         figures = {
             "exchanges": [asdict(row) for row in exchanges],

@@ -116,9 +116,9 @@ def test_a_taken_port_is_reported_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_proxy_starts_without_what_only_others_need(tmp_path: Path) -> None:
-    """A start is paid by each new pod: no Kubernetes client, no gRPC, no frameworks, before the first request."""
-    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "--config", str(files(tmp_path))]
+def imported_before_listening(config: Path, *arguments: str) -> set[str]:
+    """The modules that a gateway has loaded when it says that it listens."""
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "--config", str(config), *arguments]
     imported = set()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
@@ -127,10 +127,26 @@ def test_a_proxy_starts_without_what_only_others_need(tmp_path: Path) -> None:
                 break
             imported.add(line.rpartition("|")[2].strip())
         running.kill()
+    return imported
+
+
+def test_a_proxy_starts_without_what_only_others_need(tmp_path: Path) -> None:
+    """A start is paid by each new pod: no Kubernetes client, no gRPC, no frameworks, before the first request."""
+    imported = imported_before_listening(files(tmp_path))
     assert {"ballast_gateway.proxy.face", "uvicorn", "uvloop"} <= imported
     heavy = {"kubernetes", "kubernetes_asyncio", "aiohttp", "grpc", "fastapi", "starlette", "httpx", "kopf", "rich"}
     heavy |= {"ballast_sim", "ballast_operator", "ballast_gateway.picker.server", "numpy.random"}
     assert heavy & imported == set()
+
+
+def test_a_picker_starts_without_grpcs_runtime(tmp_path: Path) -> None:
+    """It speaks HTTP/2 by itself; of gRPC it has the messages of health alone."""
+    config = files(tmp_path)
+    ports = "listeners: {host: 127.0.0.1, proxy: 0, admin: 0, extProc: 0, grpcHealth: 0}"
+    config.write_text(config.read_text().replace("listeners: {host: 127.0.0.1, proxy: 0, admin: 0}", ports))
+    imported = imported_before_listening(config, "--face", "Picker")
+    assert "ballast_gateway.h2.server" in imported
+    assert "grpc" not in imported
 
 
 def test_both_faces_serve_from_one_process_and_drain_together(tmp_path: Path) -> None:

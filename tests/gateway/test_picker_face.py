@@ -14,11 +14,11 @@ from ballast_core.policies.registry import build_placement
 from ballast_gateway.driver import Driver
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
-from ballast_gateway.picker.grpc_transport import converse
 from ballast_gateway.picker.messages import Immediate, Inbound, Kind, Reply
 from ballast_gateway.prompts import BLOCK_TOKENS, PromptReader
 from ballast_gateway.records import RequestRecord
 from tests.support.core_builders import director, endpoint
+from tests.support.grpc_transport import converse
 
 REQUEST = (
     Inbound(kind=Kind.REQUEST_HEADERS, headers={":path": "/v1/completions", "x-request-id": "r"}),

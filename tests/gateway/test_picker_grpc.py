@@ -1,11 +1,15 @@
-"""The picker face over real gRPC, without a proxy: streams, cancellation, health, drain."""
+"""The picker face for a client of real gRPC, without a proxy: streams, cancellation, health, drain.
+
+Over the gateway's own transport and over grpc.aio, the reference: the same messages and the same books.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,15 +21,31 @@ from grpc_health.v1 import health_pb2
 from ballast_api.gateway_settings import Limits
 from ballast_core.model import Outcome, Role
 from ballast_gateway.driver import Driver
-from ballast_gateway.picker import codec
+from ballast_gateway.picker import codec, h2_transport
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import PickerFace
+from ballast_gateway.picker.transport import Listen
+from tests.support import grpc_transport, picker_builders
 from tests.support.core_builders import director
-from tests.support.picker_builders import MODEL, RunningPicker, endpoint_at, picker
+from tests.support.picker_builders import MODEL, RunningPicker, endpoint_at
 
 ENDPOINTS = [endpoint_at("10.0.0.1:8000"), endpoint_at("10.0.0.2:8000")]
 BODY = f'{{"model":"{MODEL}","prompt":"hello"}}'.encode()
 BUFFERED = pb.ProtocolConfiguration(request_body_mode=2, response_body_mode=1)
+
+
+Start = Callable[..., AbstractAsyncContextManager[RunningPicker]]
+
+
+@pytest.fixture(params=[h2_transport.listen, grpc_transport.listen], ids=["own", "grpc.aio"])
+def listen(request: pytest.FixtureRequest) -> Listen:
+    chosen: Listen = request.param
+    return chosen
+
+
+@pytest.fixture
+def picker(listen: Listen) -> Start:
+    return partial(picker_builders.picker, listen=listen)
 
 
 @asynccontextmanager
@@ -83,7 +103,7 @@ async def health(port: int, service: str) -> Any:
         return (await check(health_pb2.HealthCheckRequest(service=service))).status
 
 
-async def test_a_request_is_picked_followed_and_ended() -> None:
+async def test_a_request_is_picked_followed_and_ended(picker: Start) -> None:
     """From headers to the end of the response, on one stream."""
     async with picker(ENDPOINTS) as running, channel(running.server.port) as made:
         call = process(made)
@@ -101,7 +121,7 @@ async def test_a_request_is_picked_followed_and_ended() -> None:
         assert [event.outcome for event in running.finished] == [Outcome.COMPLETED]
 
 
-async def test_a_disaggregated_request_names_its_prefiller() -> None:
+async def test_a_disaggregated_request_names_its_prefiller(picker: Start) -> None:
     """For sidecars that fetch the KV cache themselves."""
     endpoints = [endpoint_at("10.0.0.1:8000", Role.PREFILL), endpoint_at("10.0.0.2:8000", Role.DECODE)]
     async with picker(endpoints) as running, channel(running.server.port) as made:
@@ -112,7 +132,7 @@ async def test_a_disaggregated_request_names_its_prefiller() -> None:
         assert values["x-gateway-destination-endpoint"] == b"10.0.0.2:8000"
 
 
-async def test_a_cancelled_stream_frees_the_ledger() -> None:
+async def test_a_cancelled_stream_frees_the_ledger(picker: Start) -> None:
     """Exactly once, and as the client's doing."""
     async with picker(ENDPOINTS) as running, channel(running.server.port) as made:
         call = process(made)
@@ -123,7 +143,7 @@ async def test_a_cancelled_stream_frees_the_ledger() -> None:
         assert [event.outcome for event in running.finished] == [Outcome.CANCELLED]
 
 
-async def test_a_request_whose_response_is_not_shown_is_booked_until_a_scrape_shows_its_end() -> None:
+async def test_a_request_whose_response_is_not_shown_is_booked_until_a_scrape_shows_its_end(picker: Start) -> None:
     """However long that takes; the log has it at once."""
     request_only = pb.ProtocolConfiguration(request_body_mode=4, response_body_mode=0)
     async with picker(ENDPOINTS) as running, channel(running.server.port) as made:
@@ -140,7 +160,7 @@ async def test_a_request_whose_response_is_not_shown_is_booked_until_a_scrape_sh
         assert running.all_idle()
 
 
-async def test_two_requests_of_one_id_are_two_requests() -> None:
+async def test_two_requests_of_one_id_are_two_requests(picker: Start) -> None:
     """Ids of clients need not be unique."""
     async with picker(ENDPOINTS) as running, channel(running.server.port) as made:
         calls = [process(made) for _ in range(2)]
@@ -159,7 +179,9 @@ async def test_two_requests_of_one_id_are_two_requests() -> None:
     ("limit", "endpoints", "status", "reason"),
     [(10, [], 503, "no-endpoints"), (1, ENDPOINTS, 429, "saturated")],
 )
-async def test_what_cannot_be_placed_is_answered(limit: int, endpoints: list[Any], status: int, reason: str) -> None:
+async def test_what_cannot_be_placed_is_answered(
+    picker: Start, limit: int, endpoints: list[Any], status: int, reason: str
+) -> None:
     """503 without an endpoint, 429 beyond the limit; the stream ends cleanly."""
     async with picker(endpoints, limits=Limits(max_in_flight=limit)) as running, channel(running.server.port) as made:
         kept = process(made)
@@ -176,7 +198,7 @@ async def test_what_cannot_be_placed_is_answered(limit: int, endpoints: list[Any
         kept.cancel()
 
 
-async def test_an_observer_gets_no_answers() -> None:
+async def test_an_observer_gets_no_answers(picker: Start) -> None:
     """In observability mode the proxy does not listen, so nothing is picked."""
     async with picker(ENDPOINTS) as running, channel(running.server.port) as made:
         call = process(made)
@@ -188,7 +210,7 @@ async def test_an_observer_gets_no_answers() -> None:
         assert running.picked == []
 
 
-async def test_a_broken_message_ends_its_own_stream_only() -> None:
+async def test_a_broken_message_ends_its_own_stream_only(picker: Start) -> None:
     """The next stream is served."""
     async with picker(ENDPOINTS) as running, channel(running.server.port) as made:
         as_bytes: Any = bytes
@@ -199,7 +221,7 @@ async def test_a_broken_message_ends_its_own_stream_only() -> None:
         assert destination(await routed(process(made))) == running.picked[-1].decode
 
 
-async def test_a_body_beyond_the_limit_is_refused_also_in_one_message() -> None:
+async def test_a_body_beyond_the_limit_is_refused_also_in_one_message(picker: Start) -> None:
     """413, not a broken stream."""
     async with picker(ENDPOINTS, limits=Limits(max_body_bytes=1000)) as running, channel(running.server.port) as made:
         call = process(made)
@@ -215,7 +237,7 @@ async def serving(running: RunningPicker) -> dict[str, bool]:
     return {name: await health(port, name) == health_pb2.HealthCheckResponse.SERVING for name in services}
 
 
-async def test_health_follows_readiness_and_drain() -> None:
+async def test_health_follows_readiness_and_drain(picker: Start) -> None:
     """Liveness always; the rest only while requests can be placed and the gateway stays."""
     ready = False
     async with picker(ENDPOINTS, ready=lambda: ready) as running:
@@ -230,7 +252,7 @@ async def test_health_follows_readiness_and_drain() -> None:
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_health_can_be_watched() -> None:
+async def test_health_can_be_watched(picker: Start) -> None:
     """Each change is sent; an unknown service is reported as such."""
     ready = False
     async with picker(ENDPOINTS, ready=lambda: ready) as running, channel(running.server.health_port) as made:
@@ -249,7 +271,7 @@ async def test_health_can_be_watched() -> None:
         unknown.cancel()
 
 
-async def test_running_streams_may_finish_while_the_server_closes() -> None:
+async def test_running_streams_may_finish_while_the_server_closes(picker: Start) -> None:
     """Until the grace is over."""
     async with picker(ENDPOINTS) as running, channel(running.server.port) as made:
         call = process(made)
@@ -262,7 +284,7 @@ async def test_running_streams_may_finish_while_the_server_closes() -> None:
         assert [event.outcome for event in running.finished] == [Outcome.COMPLETED]
 
 
-async def test_a_request_that_is_held_when_the_picker_ends_is_told_so() -> None:
+async def test_a_request_that_is_held_when_the_picker_ends_is_told_so(picker: Start) -> None:
     """503 and the reason, at the end of the grace."""
     async with picker((), limits=Limits(hold_s=60)) as running, channel(running.server.port) as made:
         call = process(made)
@@ -277,10 +299,8 @@ async def test_a_request_that_is_held_when_the_picker_ends_is_told_so() -> None:
         assert running.in_flight == 0
 
 
-async def test_a_taken_port_is_an_os_error() -> None:
+async def test_a_taken_port_is_an_os_error(listen: Listen) -> None:
     """So that the process can name the port and stop."""
-    from ballast_gateway.picker.grpc_transport import listen
-
     face = PickerFace(Driver(director()), ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
     first = await listen(face.open, host="127.0.0.1", port=0, max_message_bytes=1 << 20)
     with pytest.raises(OSError, match=str(first.port)):

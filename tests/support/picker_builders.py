@@ -13,8 +13,9 @@ from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_core.model.events import EndpointObserved
 from ballast_gateway.driver import Driver
-from ballast_gateway.picker import PickerServer, serve
+from ballast_gateway.picker import PickerServer, h2_transport, serve
 from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused
+from ballast_gateway.picker.transport import Listen
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 
@@ -72,6 +73,7 @@ async def picker(
     limits: Limits | None = None,
     ready: Callable[[], bool] = lambda: True,
     scrape_interval_s: float = 0.2,
+    listen: Listen = h2_transport.listen,
 ) -> AsyncIterator[RunningPicker]:
     """A picker on free ports of loopback, round robin over the endpoints."""
     settings = GatewaySettings(
@@ -96,6 +98,7 @@ async def picker(
         new_id=lambda: f"made-{next(ids)}",
         listeners=(events.append,),
         on_record=records.append,
+        listen=listen,
     )
     try:
         yield RunningPicker(server, driver, endpoints, events, records)

@@ -10,11 +10,11 @@ from typing import Final
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import EndpointId, Observation
 from ballast_gateway.driver import Driver
+from ballast_gateway.picker import h2_transport
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import PickerFace, PickerListener
-from ballast_gateway.picker.grpc_transport import listen
 from ballast_gateway.picker.health import listen_health
-from ballast_gateway.picker.transport import Transport
+from ballast_gateway.picker.transport import Listen, Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.trust import Trusted
@@ -82,8 +82,9 @@ async def serve(
     new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     listeners: tuple[PickerListener, ...] = (),
     on_record: Callable[[RequestRecord], None] = lambda record: None,
+    listen: Listen = h2_transport.listen,
 ) -> PickerServer:
-    """Listen for ext_proc and health. `ready` returns whether the gateway can place requests.
+    """Listen for ext_proc, by `listen`, and for health. `ready` returns whether the gateway can place requests.
 
     Raises `OSError` if a port is taken.
     """
@@ -110,7 +111,7 @@ async def serve(
         listeners=listeners,
         on_record=on_record,
     )
-    # Twice the limit: a body that is a little too large gets a 413; beyond that gRPC breaks the stream off.
+    # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
     transport = await listen(face.open, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
     try:

@@ -1,4 +1,4 @@
-"""What the picker face needs of a transport, so that a leaner one can replace gRPC's own runtime.
+"""What the picker face needs of a transport, so that tests can put gRPC's own runtime beside ours.
 
 The session of a stream is plain calls: messages in, replies out, in the same call for all but a request that is held.
 A transport needs no task for it, and may pass on the replies as it likes.
@@ -6,7 +6,7 @@ A transport needs no task for it, and may pass on the replies as it likes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 from ballast_gateway.picker.messages import Inbound, Reply
@@ -46,3 +46,12 @@ class Transport(Protocol):
 
     async def aclose(self, grace_s: float) -> None:
         """Take no new streams, give the running ones `grace_s` seconds, then break them off."""
+
+
+class Listen(Protocol):
+    """Starts a transport."""
+
+    def __call__(
+        self, open_session: OpenSession, *, host: str, port: int, max_message_bytes: int
+    ) -> Awaitable[Transport]:
+        """Serve ext_proc. Raises `OSError` if the port is taken."""

@@ -1,4 +1,4 @@
-"""The transport on grpc.aio. Cleartext HTTP/2 (h2c)."""
+"""The transport on grpc.aio: the reference for the gateway's own. Cleartext HTTP/2 (h2c)."""
 
 from __future__ import annotations
 
