@@ -266,6 +266,23 @@ def test_a_request_that_two_dead_endpoints_broke_off_with_is_not_fed_to_a_third(
             assert reason(effect) is RejectReason.BREAKS_ENGINES
 
 
+def test_a_prefill_and_a_decode_that_break_off_say_nothing_of_the_request() -> None:
+    """What kills engines does so at the same work."""
+    d = told("p0", "p1", "d0", "d1")
+    d.now_s = 1.0
+    d.scraped("p0", "p1", "d0", "d1")
+    d.send("r")
+    entry = d.ledger.entries[RequestId("r")]
+    assert entry.prefill_slot is not None
+    effect = d.fails("r", d.inventory.endpoint(entry.prefill_slot).id)
+    assert isinstance(effect, Dispatch)
+    d.on_event(PrefillDone(RequestId("r")), d.now_s)
+    effect = d.fails("r", effect.decode.id)
+    assert isinstance(effect, Dispatch)
+    d.on_event(PrefillDone(RequestId("r")), d.now_s)
+    assert reason(d.fails("r", effect.decode.id)) is RejectReason.BREAKS_ENGINES
+
+
 def test_requests_that_ran_well_on_an_engine_are_not_blamed_for_its_death() -> None:
     """They had tokens from it: what killed it came later."""
     d = told(*FLEXIBLE)

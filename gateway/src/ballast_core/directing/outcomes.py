@@ -87,7 +87,8 @@ class Outcomes:
     def failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> tuple[RejectReason, str] | None:
         """A leg has failed; its request is still booked there. Why the request is not sent again; None: it is."""
         began = entry.generated_tokens > 0
-        leg = FailedLeg(event.endpoint_id, event.stage, event.fault, event.status, began, now_s)
+        prefilling = entry.phase is Phase.PREFILLING
+        leg = FailedLeg(event.endpoint_id, event.stage, event.fault, event.status, began, prefilling, now_s)
         entry.failed_legs += (leg,)
         slot = self._inventory.slot_of(event.endpoint_id)
         if slot is not None:
@@ -133,11 +134,16 @@ class Outcomes:
         return None
 
     def _also_broke(self, entry: Entry, leg: FailedLeg) -> EndpointId | None:
-        """Another endpoint that broke off before its first token, too, and has given no sign of life since."""
+        """Another endpoint that broke off at the same work for it, before a token, and has given no sign of life since.
+
+        What kills engines does so when the prompt is computed, or when it is decoded: two that fail at different work
+        have fallen to something else.
+        """
         if leg.fault not in _BREAKS or leg.began:
             return None
         for other in entry.failed_legs:
-            if other.fault in _BREAKS and not other.began and other.endpoint_id != leg.endpoint_id:
+            alike = other.fault in _BREAKS and not other.began and other.prefilling is leg.prefilling
+            if alike and other.endpoint_id != leg.endpoint_id:
                 slot = self._inventory.slot_of(other.endpoint_id)
                 if slot is None or self._silent_since(other.at_s, slot):
                     return other.endpoint_id
