@@ -17,6 +17,7 @@ from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
 from ballast_gateway.picker.messages import Immediate, Inbound, Kind, Reply
 from ballast_gateway.prompts import BLOCK_TOKENS, PromptReader
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.traffic import Bounds, TrafficRecorder
 from tests.support.core_builders import director, endpoint
 from tests.support.grpc_transport import converse
 
@@ -68,6 +69,18 @@ async def test_wherever_a_stream_breaks_the_request_ends_once(breaks_at_reply: i
     assert len(driver.director.ledger) == 0
     assert [event.outcome for event in events if isinstance(event, Finished)] == [outcome]
     assert [record.outcome for record in records] == [outcome]
+
+
+async def test_what_the_picker_routes_is_recorded_as_traffic() -> None:
+    """With its prompt; the output passes unread, so that replays leave the row out."""
+    driver = Driver(director(("f0",)))
+    kept = TrafficRecorder(Bounds(requests=10, seconds=60.0, blocks=100), now_s=driver.now_s, unix_s=0.0)
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", on_record=kept)
+    await converse(face.open, ScriptedStream(REQUEST + RESPONSE))
+    [line] = b"".join(kept.trace()).splitlines()
+    row = json.loads(line)
+    assert (row["outcome"], row["output_tokens"]) == ("completed", 0)
+    assert row["input_tokens"] > 0
 
 
 async def test_a_client_that_leaves_while_its_request_is_held_is_forgotten() -> None:
