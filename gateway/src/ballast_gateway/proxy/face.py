@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ballast_api import wire_names
 from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
+from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway import headers, strict_json
 from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
@@ -30,7 +31,7 @@ from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Work
 from ballast_gateway.openai_body import InvalidBody
-from ballast_gateway.prompts import PromptReader
+from ballast_gateway.prompts import PromptFacts, PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
@@ -42,6 +43,8 @@ from ballast_gateway.proxy.run import Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
+from ballast_gateway.token_questions import Question
+from ballast_gateway.tokenizing import Tokenizing, Waiting
 from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
@@ -60,7 +63,8 @@ class ProxyFace:
     """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
 
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
-    `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from.
+    `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
+    the tokens of text prompts, where endpoints report what they cache.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class ProxyFace:
         created_s: int,
         max_model_len: Callable[[], int | None] = lambda: None,
         not_ready: Callable[[], list[str]] = list,
+        tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         limits = settings.limits
@@ -109,7 +114,8 @@ class ProxyFace:
         self._new_id = new_id
         self._on_record = on_record
         self._served = settings.model.served_names
-        self._prompts = PromptReader(driver.abilities.beliefs)
+        self._tokenizing = tokenizing
+        self._prompts = PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
         self._not_forwarded = headers.PRIORITY if own_turns else b""
@@ -292,7 +298,7 @@ class ProxyFace:
         ask.held.set(0)
         self._refuse(ask.client, ask.record, invalid_request(str(error), param=error.param, quoteless=error.problem))
 
-    def _admitted(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Run | None:
+    def _admitted(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Work | None:
         client, record = ask.client, ask.record
         if generation.model not in self._served:
             ask.held.set(0)
@@ -307,18 +313,31 @@ class ProxyFace:
             self._refuse(client, record, invalid_request(str(error), param=wire_names.DEADLINE))
             return None
         deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
-        return self._generate(ask, generation, blocks, deadline_s=deadline_s)
+        objective = headers.objective(ask.request.headers)
+        facts = self._prompts.read(generation.document, model=generation.model, objective=objective, blocks=blocks)
+        if isinstance(facts.tokens, Question) and self._tokenizing is not None:
+            waits = _Tokenized(self, ask, generation, facts, deadline_s)
+            found = self._tokenizing.find(facts.tokens, waits.found)
+            if isinstance(found, Waiting):
+                waits.waiting = found
+                return waits
+            return self._generate(ask, generation, facts, tokens=found, deadline_s=deadline_s)
+        tokens = facts.tokens if isinstance(facts.tokens, PromptTokens) else None
+        return self._generate(ask, generation, facts, tokens=tokens, deadline_s=deadline_s)
 
     def _generate(
-        self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None, *, deadline_s: float | None
+        self,
+        ask: _Ask,
+        generation: Generation,
+        facts: PromptFacts,
+        *,
+        tokens: PromptTokens | None,
+        deadline_s: float | None,
     ) -> Run:
         client, request, path, record, memory = ask
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
-        facts = self._prompts.read(
-            generation.document, model=generation.model, objective=headers.objective(request.headers), blocks=blocks
-        )
         header = partial(headers.first, request.headers)
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = self._job(client, path, forwarded, generation, record)
@@ -327,11 +346,12 @@ class ProxyFace:
         ticket = self._driver.open(
             Request(
                 id=RequestId(record.id),
-                prompt_tokens=generation.prompt_tokens,
+                prompt_tokens=facts.count(tokens, generation.prompt_tokens),
                 max_output_tokens=generation.max_output_tokens,
                 model=generation.model,
                 block_hashes=facts.block_hashes,
                 block_size=facts.block_size,
+                tokens=tokens,
                 traffic_class=facts.traffic_class,
                 priority=self._trusted.priority(header, generation.priority),
                 tenant=self._trusted.tenant(header),
@@ -414,7 +434,7 @@ class _Pending:
     def __init__(self, face: ProxyFace, ask: _Ask) -> None:
         self._face = face
         self._ask = ask
-        self._run: Run | None = None
+        self._run: Work | None = None
         self.reading: Reading[_Read | InvalidBody] | None = None
 
     def read(self, outcome: asyncio.Future[_Read | InvalidBody]) -> None:
@@ -459,6 +479,51 @@ class _Pending:
         if self.reading is not None:
             self.reading.dropped = True
             self.reading = None
+        self._ask.held.set(0)
+
+
+class _Tokenized:
+    """A request that waits for the tokens of its prompt; later, whose generation runs."""
+
+    def __init__(
+        self, face: ProxyFace, ask: _Ask, generation: Generation, facts: PromptFacts, deadline_s: float | None
+    ) -> None:
+        self._face = face
+        self._ask = ask
+        self._generation = generation
+        self._facts = facts
+        self._deadline_s = deadline_s
+        self._run: Run | None = None
+        self.waiting: Waiting | None = None
+
+    def found(self, tokens: PromptTokens | None) -> None:
+        """Go on with these tokens, or without."""
+        self.waiting = None
+        face, ask = self._face, self._ask
+        self._run = face._generate(ask, self._generation, self._facts, tokens=tokens, deadline_s=self._deadline_s)
+
+    def client_gone(self) -> None:
+        """The client has closed its connection."""
+        if self._run is not None:
+            self._run.client_gone()
+            return
+        self._drop()
+        record = self._ask.record
+        record.outcome, record.reason = "cancelled", "client-gone"
+        self._face._ended(record)
+
+    def shut_down(self) -> None:
+        """The gateway ends."""
+        if self._run is not None:
+            self._run.shut_down()
+        else:
+            self._drop()
+            self._face._refuse(self._ask.client, self._ask.record, gateway_shutdown(), outcome="rejected")
+
+    def _drop(self) -> None:
+        if self.waiting is not None:
+            self.waiting.drop()
+            self.waiting = None
         self._ask.held.set(0)
 
 
