@@ -247,7 +247,7 @@ class KvEvents(ApiModel):
     ranks: Annotated[int, Field(ge=1, le=32)] = 1
     """Data-parallel ranks behind one endpoint; each adds its number to both ports, as in vLLM."""
     max_blocks: PositiveInt = 262_144
-    """Blocks that one rank may report, some 350 bytes each; of one that reports more nothing is believed."""
+    """Blocks that one rank may report, some 200 bytes each; of one that reports more nothing is believed."""
     tokenize_wait_s: NonNegativeFloat = 0.05
     """Seconds that a request with a text prompt may wait for its token ids, which an engine's /tokenize gives; without
     them it is placed by what was routed. 0 asks for none."""
