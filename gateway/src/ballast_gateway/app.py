@@ -157,6 +157,7 @@ class Gateway:
         tokenizing = None
         if self.kv_events is not None:
             tokenizing = Tokenizing(self.pool, self.fleet.usable, wait_s=self.settings.kv_events.tokenize_wait_s)
+            self._closing.callback(tokenizing.close)
         if self.settings.face.serves_proxy:
             self.proxy = ProxyFace(
                 self.driver,

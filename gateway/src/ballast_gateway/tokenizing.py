@@ -76,6 +76,13 @@ class Tokenizing:
         asking.waiting.append(waiting)
         return waiting
 
+    def close(self) -> None:
+        """Give all questions up; nobody is told."""
+        for asking in list(self._asking.values()):
+            for waiting in list(asking.waiting):
+                waiting.drop()
+            asking.give_up()
+
     def _too_late(self, waiting: Waiting) -> None:
         self._late += 1
         waiting.asking.waiting.remove(waiting)
@@ -159,7 +166,6 @@ class _Asking:
 
     def give_up(self) -> None:
         """No answer has come."""
-        self.timer = None
         if self.exchange is not None:
             self._tokenizing.cancel(self.exchange)
         self._end(None)
