@@ -25,7 +25,7 @@ _LIBRARY = "_kernel.abi3.so"
 _WITH_ZIG = {"x86_64", "amd64", "aarch64", "arm64", "i686", "armv7l", "ppc64le", "s390x", "riscv64"}
 """Machines for which `ziglang` has wheels."""
 _FLAGS = [
-    *("-O3", "-std=c11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno"),
+    *("-O3", "-std=c11", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Werror=implicit-function-declaration"),
     "-ffp-contract=off",  # the same roundings on every machine
 ]
 

@@ -71,6 +71,27 @@ def test_a_trace_is_served_without_a_failure(cluster: Cluster, fleet: Kubectl) -
     assert report["failed"] == 0
 
 
+def gateway_pods(kubectl: Kubectl) -> set[str]:
+    """Names of the gateway's pods, of those that drain, too."""
+    found = kubectl.items("pods", f"serving.ballast.dev/serving-pool={NAME},app.kubernetes.io/component=gateway")
+    return {pod["metadata"]["name"] for pod in found}
+
+
+def test_a_new_gateway_breaks_no_stream_of_the_old_one(cluster: Cluster, fleet: Kubectl) -> None:
+    """An edit of the gateway's settings with traffic on: the old pod drains while the new one serves."""
+    before = gateway_pods(fleet)
+    load = start_load(fleet, "roll", image=cluster.images.ballast, url=URL, duration_s=40, time_scale=TIME_SCALE)
+    load.wait_started()
+    fleet.patch("servingpool", NAME, {"spec": {"gateway": {"settings": {"limits": {"maxRetries": 3}}}}})
+    wait_until(lambda: gateway_pods(fleet) - before, 60, "a new gateway pod is there")
+    fleet.rollout(f"deployment/{NAME}-gateway")
+    report = load.result(timeout_s=40 * TIME_SCALE + 180)
+    keep("roll", report)
+    assert report["requests"] > 100
+    assert report["failed"] == 0, report.get("failures")
+    wait_until(lambda: not gateway_pods(fleet) & before, 360, "the old gateway pod has ended with its last stream")
+
+
 def test_scaling_under_load_loses_at_most_what_ran_on_removed_pods(cluster: Cluster, fleet: Kubectl) -> None:
     """Decode 4 -> 5 -> 3 with traffic on. Engines finish what they have within their grace period."""
     load = start_load(fleet, "scaling", image=cluster.images.ballast, url=URL, duration_s=60, time_scale=TIME_SCALE)

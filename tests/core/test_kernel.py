@@ -257,6 +257,19 @@ def test_ties_are_broken_alike(costs: list[float], turns: list[int], keep: int) 
     assert chosen[0] == chosen[1]
 
 
+@given(rows=st.lists(st.tuples(*[st.integers(0, 3)] * 4), min_size=1, max_size=12), timed=st.booleans(), data=st.data())
+def test_whether_all_have_capacity_is_found_alike(
+    rows: list[tuple[int, int, int, int]], timed: bool, data: st.DataObject
+) -> None:
+    compiled = kernel.active()
+    assert compiled is not None
+    requests, most, tokens, least = np.array(rows).T.copy()
+    slots = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12)), np.int64)
+    room = (requests < most) | (timed & (tokens < least))
+    given_tokens = (tokens, least.astype(float)) if timed else (None, None)
+    assert compiled.all_have_room(slots, requests, most, *given_tokens) is bool(room[slots].all())
+
+
 @several
 @given(
     steps=st.lists(
@@ -364,6 +377,7 @@ def recorded(name: str) -> Arguments:
         spy = kernel.active()
         assert spy is not None
         spy.tallies(made.ledger.prepared.census(spy), AGES, *np.zeros((3, 3, AGES)))
+        spy.all_have_room(np.arange(3), np.arange(4), np.arange(1, 5), np.arange(4), np.ones(4))
     return taken[0]
 
 
@@ -391,7 +405,7 @@ def spoilt(value: Any, how: int) -> Any:
 
 
 FUNCTIONS = [
-    "fleet", "prefill_s", "least_uncached_tokens", "ballast", "choose",
+    "fleet", "prefill_s", "least_uncached_tokens", "ballast", "choose", "all_have_room",
     "curves", "tabulate", "kaplan_meier", "census", "recount", "tallies", "growth", "regrow", "sibyl",
 ]  # fmt: skip
 

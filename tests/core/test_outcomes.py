@@ -210,6 +210,23 @@ def test_retries_beyond_the_budget_are_refused_but_leaving_an_ejected_endpoint_i
     assert all(isinstance(effect, Dispatch) for effect in dying)
 
 
+def test_answers_that_have_begun_overdraw_the_budget_once_over() -> None:
+    """By as many as there are requests in flight; those that have not begun are refused meanwhile."""
+    d = told(*FLEXIBLE, health=HealthSettings(max_ejected_ratio=0.0, retry_ratio=0.0))
+    sent = {f"r{number}": d.send(f"r{number}") for number in range(30)}
+    for name in sent:
+        d.on_event(FirstToken(RequestId(name)), d.now_s)
+    for name, at in sent.items():
+        effect = d.fails(name, at)
+        assert isinstance(effect, Dispatch)
+        sent[name] = effect.decode.id
+    assert d.outcomes.retries_left(0.0) == 0
+    assert reason(d.fails("new", d.send("new"), Fault.ERROR, 500)) is RejectReason.RETRY_BUDGET
+    again = [d.fails(name, at) for name, at in sent.items()]
+    assert isinstance(again[0], Dispatch)
+    assert reason(again[-1]) is RejectReason.RETRY_BUDGET
+
+
 def test_retries_that_reached_no_engine_are_free() -> None:
     """No connection came about: nobody has worked for them."""
     d = told(*FLEXIBLE, health=HealthSettings(max_ejected_ratio=0.0, retry_ratio=0.0))
@@ -247,6 +264,23 @@ def test_a_request_that_two_dead_endpoints_broke_off_with_is_not_fed_to_a_third(
             assert isinstance(effect, Dispatch)
         else:
             assert reason(effect) is RejectReason.BREAKS_ENGINES
+
+
+def test_a_prefill_and_a_decode_that_break_off_say_nothing_of_the_request() -> None:
+    """What kills engines does so at the same work."""
+    d = told("p0", "p1", "d0", "d1")
+    d.now_s = 1.0
+    d.scraped("p0", "p1", "d0", "d1")
+    d.send("r")
+    entry = d.ledger.entries[RequestId("r")]
+    assert entry.prefill_slot is not None
+    effect = d.fails("r", d.inventory.endpoint(entry.prefill_slot).id)
+    assert isinstance(effect, Dispatch)
+    d.on_event(PrefillDone(RequestId("r")), d.now_s)
+    effect = d.fails("r", effect.decode.id)
+    assert isinstance(effect, Dispatch)
+    d.on_event(PrefillDone(RequestId("r")), d.now_s)
+    assert reason(d.fails("r", effect.decode.id)) is RejectReason.BREAKS_ENGINES
 
 
 def test_requests_that_ran_well_on_an_engine_are_not_blamed_for_its_death() -> None:

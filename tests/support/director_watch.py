@@ -322,7 +322,7 @@ class Watch:
             assert (None if slot is None else inventory.endpoint(slot).id) == life.decode, f"1: {request_id}: not there"
             assert (request_id in director.queue) == life.held == (life.dispatch is None), "3: waits, and does not"
             if life.held:
-                waiting[request_id] = director.queue._waiting[request_id].until_s
+                waiting[request_id] = director.queue.waiting[request_id].until_s
         assert len(director.queue) == len(waiting), "3: the queue holds a request that is over"
         for request_id, until_s in waiting.items():
             assert until_s in self.timers or not until_s > self.now_s, f"8: no timer for {request_id}"

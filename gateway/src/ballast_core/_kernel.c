@@ -23,7 +23,7 @@
 #include <string.h>
 
 /* What callers and kernel agree on; raised with every change of a function's arguments or formulas. */
-#define VERSION 2
+#define VERSION 3
 
 #define TIMES 9       /* times at which `ballast` weighs a request: the hand-off and eight pieces of its life */
 #define LANES 8       /* of those, the first ones: whole vectors. The ninth time is summed by itself */
@@ -390,6 +390,38 @@ static PyObject *choose(PyObject *module, PyObject *const *given, Py_ssize_t cou
     }
     release(&held);
     return PyLong_FromSsize_t(best);
+}
+
+/* --- capacity (directing/capacity.py) ---------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(all_have_room_doc,
+"all_have_room(slots, requests, most_requests, tokens, least_tokens)\n--\n\n"
+"Whether every slot has fewer requests than its most, or fewer tokens than its least; the last two may be None.");
+
+static PyObject *all_have_room(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    Held held = {.count = 0};
+    Array slots, requests, most, tokens, least;
+    int timed = count == 5 && given[3] != Py_None;
+    if (expect_arguments(count, 5) < 0 || get(&held, given[0], "slots", 'q', 1, READ, &slots) < 0 ||
+        get(&held, given[1], "requests", 'q', 1, READ, &requests) < 0 ||
+        get(&held, given[2], "most_requests", 'q', 1, READ, &most) < 0 ||
+        expect_within("slots", &slots, requests.len) < 0 || expect_within("slots", &slots, most.len) < 0 ||
+        (timed && (get(&held, given[3], "tokens", 'q', 1, READ, &tokens) < 0 ||
+                   get(&held, given[4], "least_tokens", 'd', 1, READ, &least) < 0 ||
+                   expect_within("slots", &slots, tokens.len) < 0 || expect_within("slots", &slots, least.len) < 0))) {
+        release(&held);
+        return NULL;
+    }
+    Py_ssize_t k = 0;
+    for (; k < slots.len; k++) {
+        int64_t slot = slots.i[k];
+        if (requests.i[slot] >= most.i[slot] && !(timed && (double)tokens.i[slot] < least.f[slot]))
+            break;
+    }
+    int all = k == slots.len;
+    release(&held);
+    return PyBool_FromLong(all);
 }
 
 /* --- survival curves (beliefs/survival_tables.py) ---------------------------------------------------------------- */
@@ -1905,7 +1937,7 @@ done:
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef functions[] = {
-    FUNCTION(fleet), FUNCTION(prefill_s), FUNCTION(least_uncached_tokens), FUNCTION(choose),
+    FUNCTION(fleet), FUNCTION(prefill_s), FUNCTION(least_uncached_tokens), FUNCTION(choose), FUNCTION(all_have_room),
     FUNCTION(curves), FUNCTION(tabulate), FUNCTION(kaplan_meier),
     FUNCTION(census), FUNCTION(recount), FUNCTION(tallies), FUNCTION(ballast),
     FUNCTION(growth), FUNCTION(regrow), FUNCTION(sibyl), {NULL, NULL, 0, NULL},

@@ -79,6 +79,7 @@ double PyFloat_AsDouble(PyObject *);
 long long PyLong_AsLongLong(PyObject *);
 PyObject *PyLong_FromLongLong(long long);
 PyObject *PyLong_FromSsize_t(Py_ssize_t);
+PyObject *PyBool_FromLong(long);
 void PyErr_SetString(PyObject *, const char *);
 PyObject *PyErr_Format(PyObject *, const char *, ...);
 PyObject *PyErr_NoMemory(void);

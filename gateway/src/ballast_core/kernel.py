@@ -12,7 +12,7 @@ from typing import NewType, Protocol, cast
 
 from ballast_core.arrays import BoolArray, FloatArray, IntArray
 
-_VERSION = 2
+_VERSION = 3
 """Of the functions below. An extension with another version was built from other sources: it counts as absent."""
 
 
@@ -85,6 +85,16 @@ class Kernel(Protocol):
 
     def choose(self, costs: FloatArray, slots: IntArray, turns: IntArray, keep: int) -> int:
         """The index of the lowest cost, ties by `keep`, then by turn; -1 where none is finite."""
+
+    def all_have_room(
+        self,
+        slots: IntArray,
+        requests: IntArray,
+        most_requests: IntArray,
+        tokens: IntArray | None,
+        least_tokens: FloatArray | None,
+    ) -> bool:
+        """Whether each slot has fewer requests than its most, or fewer tokens than its least (`Capacity`)."""
 
     def tabulate(
         self,

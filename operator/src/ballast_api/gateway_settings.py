@@ -190,7 +190,8 @@ class Health(ApiModel):
     none."""
     retry_ratio: NonNegativeFloat = 0.2
     """Requests that may be sent to another endpoint, as a share of all requests; in 10 s, ten more than that. Requests
-    that leave an ejected endpoint do not count, nor do those to which no connection came about."""
+    that leave an ejected endpoint do not count, nor do those to which no connection came about. Those whose answers
+    have begun may overdraw it, by as many as there are requests in flight."""
 
 
 class Streams(ApiModel):

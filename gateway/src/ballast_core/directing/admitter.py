@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from ballast_core.directing.capacity import Capacity
@@ -10,7 +12,7 @@ from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
 from ballast_core.directing.returns import Returns, jittered_s
 from ballast_core.directing.timers import Timers
-from ballast_core.model import RejectReason, Request, ShedCause
+from ballast_core.model import RejectReason, Request, RequestId, ShedCause
 from ballast_core.model.effects import Effect, Hold, Reject
 from ballast_core.policies.admission import Admission
 from ballast_core.state.ledger import Entry, Ledger
@@ -45,11 +47,8 @@ class Admitter:
         self._timers = timers
         self._returns = Returns()
         self._limits_backlog = admission.max_backlog_s(None) < np.inf
-
-    @property
-    def serves(self) -> bool:
-        """Whether requests wait for capacity, which any event may free."""
-        return self._admission.bounded and len(self._queue) > 0
+        self.serves: Collection[RequestId] = queue.waiting if admission.bounded else ()
+        """The requests that wait for capacity, which any event may free."""
 
     @property
     def expected_wait_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ballast_core import kernel
 from ballast_core.arrays import BoolArray, FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
@@ -28,14 +29,11 @@ class Capacity:
         """Our requests from which each slot is full: the policy's limits less the foreign ones."""
         self._least_tokens: FloatArray = np.zeros(0)
         """Tokens left to prefill below which a slot is not full, however many requests they are."""
-        self._asked: dict[Stage, tuple[IntArray, IntArray]] = {}
-        """The slots last asked about, and their limits, while these hold."""
 
     def observed(self, slots: IntArray) -> None:
         """Compute the limits of these slots anew, after an observation."""
         if not self._bounded:
             return
-        self._asked.clear()
         inventory = self._inventory
         more = inventory.capacity - len(self._least_tokens)
         if more > 0:
@@ -58,8 +56,11 @@ class Capacity:
         """The candidates that have capacity for one more request of this stage."""
         if not self._bounded or not candidates.endpoints:
             return candidates
+        prefills_too = stage is Stage.DECODE and Role.PREFILL not in self._inventory.ready_roles()
+        if not prefills_too and self._all_have_room(stage, candidates.slots):
+            return candidates
         free = self._has_capacity(stage, candidates.slots)
-        if stage is Stage.DECODE and Role.PREFILL not in self._inventory.ready_roles():
+        if prefills_too:
             free &= self._has_capacity(Stage.PREFILL, candidates.slots) | ~self._flexible(candidates)
         return candidates if _are_all(free) else candidates.take(np.flatnonzero(free).tolist())
 
@@ -94,11 +95,18 @@ class Capacity:
             return PREFILL_RATES.default_tokens_per_s
         return float(self._beliefs.prefill_times.tokens_per_s(slots).sum())
 
+    def _all_have_room(self, stage: Stage, slots: IntArray) -> bool:
+        """Whether all have capacity, as they mostly have, by one call of the kernel; False without a kernel."""
+        compiled = kernel.active()
+        if compiled is None:
+            return False
+        requests, most = self._ledger.requests[stage], self._limits[stage]
+        if self._timed and stage is Stage.PREFILL:
+            return compiled.all_have_room(slots, requests, most, self._ledger.uncached_tokens, self._least_tokens)
+        return compiled.all_have_room(slots, requests, most, None, None)
+
     def _has_capacity(self, stage: Stage, slots: IntArray) -> BoolArray:
-        asked = self._asked.get(stage)
-        if asked is None or asked[0] is not slots:
-            asked = self._asked[stage] = slots, self._limits[stage].take(slots)
-        free: BoolArray = self._ledger.requests[stage].take(slots) < asked[1]
+        free: BoolArray = self._ledger.requests[stage].take(slots) < self._limits[stage].take(slots)
         if self._timed and stage is Stage.PREFILL and not _are_all(free):
             free |= self._ledger.uncached_tokens.take(slots) < self._least_tokens.take(slots)
         return free

@@ -146,7 +146,7 @@ class Director:
                 follows_progress=settings.follows_progress,
             )
         )
-        self._bounded = admission.bounded
+        self._serves = self._admitter.serves
         self._entry_of = self.ledger.entries.get
         self._of_request: Mapping[type, Callable[[Entry, Any, float], list[Effect]]] = {
             PrefillDone: self._prefill_done,
@@ -190,7 +190,7 @@ class Director:
             effects = self._of_fleet[kind](event, now_s)
             if kind in _BATCHES:
                 return effects
-        if self._bounded and self._admitter.serves:
+        if self._serves:
             effects += self._admitter.serve(now_s)
         return effects
 
@@ -211,7 +211,7 @@ class Director:
             entry = self.ledger.open(request, now_s)
             self._learner.arrived(request, now_s)
             self.outcomes.budget.arrived(now_s)
-            effects = self._admitter.serve(now_s) if self._bounded and self._admitter.serves else []
+            effects = self._admitter.serve(now_s) if self._serves else []
             effects += self._admitter.admit(entry, now_s)
         effects += self.rescheduler.wake(now_s)
         return effects
@@ -318,7 +318,7 @@ class Director:
         self.ledger.observed_all(slots, answers)
         self._learner.observed_all(slots, now_s)
         self.capacity.observed(slots)
-        return self._admitter.serve(now_s) if self._admitter.serves else []
+        return self._admitter.serve(now_s) if self._serves else []
 
     def _heard(self, event: EndpointsHeard, now_s: float) -> list[Effect]:
         return [] if self.watch is None else self.watch.heard(event.signs, now_s)

@@ -87,7 +87,8 @@ class Outcomes:
     def failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> tuple[RejectReason, str] | None:
         """A leg has failed; its request is still booked there. Why the request is not sent again; None: it is."""
         began = entry.generated_tokens > 0
-        leg = FailedLeg(event.endpoint_id, event.stage, event.fault, event.status, began, now_s)
+        prefilling = entry.phase is Phase.PREFILLING
+        leg = FailedLeg(event.endpoint_id, event.stage, event.fault, event.status, began, prefilling, now_s)
         entry.failed_legs += (leg,)
         slot = self._inventory.slot_of(event.endpoint_id)
         if slot is not None:
@@ -100,7 +101,7 @@ class Outcomes:
             self.health.left(entry.request.id)
         others = self._placer.exist_for(entry)
         final = self._final(entry, leg, now_s, others=others)
-        return self._over_budget(leg, slot, now_s) if final is None and others else final
+        return self._over_budget(entry, leg, slot, now_s) if final is None and others else final
 
     def _final(self, entry: Entry, leg: FailedLeg, now_s: float, *, others: bool) -> tuple[RejectReason, str] | None:
         """Why no other endpoint is asked, whatever the budget."""
@@ -120,20 +121,29 @@ class Outcomes:
             return RejectReason.UPSTREAM_FAILED, f"{entry.failures} attempts failed, the last on {where}"
         return None
 
-    def _over_budget(self, leg: FailedLeg, slot: int | None, now_s: float) -> tuple[RejectReason, str] | None:
+    def _over_budget(
+        self, entry: Entry, leg: FailedLeg, slot: int | None, now_s: float
+    ) -> tuple[RejectReason, str] | None:
         if slot is None or leg.fault is Fault.UNREACHABLE or self.health.is_ejected(slot):
             return None  # no engine had work of it, or it had to leave
-        if self.budget.left(len(self._ledger), now_s) <= 0:
+        in_flight = len(self._ledger)
+        overdraft = in_flight if any(each.began for each in entry.failed_legs) else 0  # its answer has begun
+        if self.budget.left(in_flight, now_s) + overdraft <= 0:
             return RejectReason.RETRY_BUDGET, f"{leg.endpoint_id} failed ({leg.fault}), and retries are too many by now"
         self.budget.spend()
         return None
 
     def _also_broke(self, entry: Entry, leg: FailedLeg) -> EndpointId | None:
-        """Another endpoint that broke off before its first token, too, and has given no sign of life since."""
+        """Another endpoint that broke off at the same work for it, before a token, and has given no sign of life since.
+
+        What kills engines does so when the prompt is computed, or when it is decoded: two that fail at different work
+        have fallen to something else.
+        """
         if leg.fault not in _BREAKS or leg.began:
             return None
         for other in entry.failed_legs:
-            if other.fault in _BREAKS and not other.began and other.endpoint_id != leg.endpoint_id:
+            alike = other.fault in _BREAKS and not other.began and other.prefilling is leg.prefilling
+            if alike and other.endpoint_id != leg.endpoint_id:
                 slot = self._inventory.slot_of(other.endpoint_id)
                 if slot is None or self._silent_since(other.at_s, slot):
                     return other.endpoint_id

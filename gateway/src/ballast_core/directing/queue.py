@@ -48,7 +48,8 @@ class Queue:
         self.order = order
         self._beliefs = beliefs
         self._inventory = inventory
-        self._waiting: dict[RequestId, _Waiting] = {}
+        self.waiting: dict[RequestId, _Waiting] = {}
+        """Always this one: whoever asks at every event whether anything waits keeps it."""
         self.backlog = Backlog()
         """The waiting work."""
         self._turns = Turns()
@@ -67,17 +68,17 @@ class Queue:
         self._start_s: float | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._waiting
+        return request_id in self.waiting
 
     # --- waiting requests ---------------------------------------------------------------------------------------
 
     def add(self, entry: Entry, until_s: float, now_s: float) -> None:
         """Let a request wait until `until_s`. Raises `ValueError` if it waits already."""
         request = entry.request
-        if request.id in self._waiting:
+        if request.id in self.waiting:
             raise ValueError(f"request id {request.id!r} waits already")
         self._refresh(now_s)
         reach = request.subset, entry.avoid
@@ -87,14 +88,14 @@ class Queue:
         self._turns.joins(request.tenant)
         room.add(request.id, request.tenant, self._work(entry, self._cached_somewhere(request)), self.service)
         work = self.backlog.work(request)
-        self._waiting[request.id] = _Waiting(entry, until_s, reach, work)
+        self.waiting[request.id] = _Waiting(entry, until_s, reach, work)
         if not entry.failures:
             self.backlog.add(request, work, now_s)
         heapq.heappush(self._ends, (until_s, request.id))
 
     def remove(self, request_id: RequestId) -> bool:
         """Remove a request; False if it did not wait."""
-        waiting = self._waiting.pop(request_id, None)
+        waiting = self.waiting.pop(request_id, None)
         if waiting is None:
             return False
         room, request = self._rooms[waiting.reach], waiting.entry.request
@@ -103,8 +104,8 @@ class Queue:
             del self._rooms[waiting.reach]
         self._turns.leaves(request.tenant)
         self.backlog.remove(request)
-        if len(self._ends) > 2 * len(self._waiting) + 64:
-            self._ends = [(each.until_s, each_id) for each_id, each in self._waiting.items()]
+        if len(self._ends) > 2 * len(self.waiting) + 64:
+            self._ends = [(each.until_s, each_id) for each_id, each in self.waiting.items()]
             heapq.heapify(self._ends)
         return True
 
@@ -115,7 +116,7 @@ class Queue:
 
     def dispatched(self, request_id: RequestId) -> None:
         """Remove a waiting request because it has been dispatched: its tenant had its turn."""
-        waiting = self._waiting[request_id]
+        waiting = self.waiting[request_id]
         self._turns.served(waiting.entry.request.tenant, waiting.work)
         self.backlog.dispatched(waiting.work)
         self.remove(request_id)
@@ -123,11 +124,11 @@ class Queue:
     def shed_first(self) -> tuple[Entry, int] | None:
         """The request that is shed first, and its work; None if none may be shed. Those that have failed may not."""
         found = self.backlog.last()
-        return None if found is None else (self._waiting[found[0]].entry, found[1])
+        return None if found is None else (self.waiting[found[0]].entry, found[1])
 
     def in_turn(self, now_s: float) -> Iterator[Entry]:
         """The requests to try next, in order. One that the caller does not remove ends the turn of its room."""
-        if not self._waiting:
+        if not self.waiting:
             return
         self._refresh(now_s)
         stuck: set[_Reach] = set()
@@ -141,8 +142,8 @@ class Queue:
                 return
             rank, reach = min(ranked, key=lambda each: each[0])
             request_id = RequestId(rank[4])
-            yield self._waiting[request_id].entry
-            if request_id in self._waiting:
+            yield self.waiting[request_id].entry
+            if request_id in self.waiting:
                 stuck.add(reach)
 
     def has_like(self, entry: Entry) -> bool:
@@ -153,21 +154,21 @@ class Queue:
         """One request of each room whose requests may not go everywhere."""
         for (subset, avoid), room in self._rooms.items():
             if (subset is not None or avoid) and (rank := room.first_rank()) is not None:
-                yield self._waiting[RequestId(rank[4])].entry
+                yield self.waiting[RequestId(rank[4])].entry
 
     def expired(self, now_s: float) -> list[Entry]:
         """The requests that have waited too long, by the end of their wait; they stay in the queue."""
         over: dict[RequestId, Entry] = {}  # one that left and came back at the same time has two items with one end
         while self._ends and self._ends[0][0] <= now_s:
             until_s, request_id = heapq.heappop(self._ends)
-            waiting = self._waiting.get(request_id)
+            waiting = self.waiting.get(request_id)
             if waiting is not None and waiting.until_s == until_s:
                 over[request_id] = waiting.entry
         return list(over.values())
 
     def extend(self, request_id: RequestId, until_s: float) -> None:
         """Let a request that had expired wait longer."""
-        self._waiting[request_id].until_s = until_s
+        self.waiting[request_id].until_s = until_s
         heapq.heappush(self._ends, (until_s, request_id))
 
     # --- order --------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Queue:
             decode_tokens_per_s=self._decode_rate(now_s),
             gamma_per_s=self._learned.gamma_per_s,
         )
-        if not self._waiting or not self.order.needs:  # no key to recompute, or none depends on the rates
+        if not self.waiting or not self.order.needs:  # no key to recompute, or none depends on the rates
             self._keyed_with = self.service
         elif _moved(self._keyed_with, self.service):
             self._keyed_with = self.service

@@ -1,9 +1,10 @@
 """How many requests may be sent again: a budget for the whole fleet, and which refusals are worth asking another one.
 
 A retry budget (as Finagle's, Linkerd's and Envoy's) bounds the load that failures add: retries in a sliding window are
-at most a share of the requests in it and in flight, plus a small floor. Two are free: leaving an endpoint that has been
-ejected, which is an evacuation, bounded by what ran there; and a retry after no connection came about, which has cost
-no engine anything (gRPC's transparent retries).
+at most a share of the requests in it and in flight, plus a small floor. Answers that have begun may overdraw it, by as
+many as there are requests in flight: to break them off costs their clients more. Two are free: leaving an endpoint
+that has been ejected, which is an evacuation, bounded by what ran there; and a retry after no connection came about,
+which has cost no engine anything (gRPC's transparent retries).
 """
 
 from __future__ import annotations

@@ -74,6 +74,8 @@ class FailedLeg(NamedTuple):
     """Of the engine's answer; 0 if it gave none."""
     began: bool
     """It had given tokens."""
+    prefilling: bool
+    """It was to compute the prompt; else to decode what had been handed over."""
     at_s: float
 
 

@@ -42,14 +42,12 @@ def pass_on(job: Job, reply: Collect) -> bool:
 def shared(reason: RejectReason, failed: Sequence[LegFailed]) -> Collect | None:
     """The answer of the engines that were asked, where it is the client's: a 4xx that all of them gave.
 
-    Where no further engine was asked for the sake of the retry budget, it is the last one's.
+    Not where the retry budget kept the gateway from asking another one: nobody knows whose fault it is.
     """
     last = failed[-1] if failed else None
-    if last is None or last.reply is None or not 400 <= last.status < 500:
+    if last is None or last.reply is None or not 400 <= last.status < 500 or reason is RejectReason.RETRY_BUDGET:
         return None
-    if reason is RejectReason.RETRY_BUDGET or all(leg.status == last.status for leg in failed):
-        return last.reply
-    return None
+    return last.reply if all(leg.status == last.status for leg in failed) else None
 
 
 def refuse(job: Job, error: ApiError) -> None:

@@ -26,7 +26,9 @@ _ERROR_EVENTS: Final = (b'data: {"error":', b'data: {"object":"error"')
 """How vLLM's error events begin, those of today and those of before."""
 USAGE: Final = b'"usage":{'
 _FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
-_IDS: Final = re.compile(rb"\d{1,18}(?:,\d{1,18})*")
+MOST_DIGITS: Final = 18
+"""Of a token id; more would be no integer of 64 bits."""
+_IDS: Final = re.compile(rb"\d{1,%d}(?:,\d{1,%d})*" % (MOST_DIGITS, MOST_DIGITS))
 _PROMPT_TOKENS: Final = re.compile(rb'"prompt_tokens":\d{1,15}')
 _COMPLETION_TOKENS: Final = re.compile(rb'"completion_tokens":(\d{1,15})')
 _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":(\d{1,15})')
@@ -34,7 +36,7 @@ _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens":(\d{1,15})')
 
 def are_ids(ids: bytes) -> bool:
     """Whether this is a list of token ids as vLLM writes it, empty or not: whole numbers, commas, nothing else."""
-    return not ids or (ids.isdigit() and len(ids) <= 18) or _IDS.fullmatch(ids) is not None
+    return not ids or (ids.isdigit() and len(ids) <= MOST_DIGITS) or _IDS.fullmatch(ids) is not None
 
 
 def has_error(events: bytes) -> bool:

@@ -20,6 +20,7 @@ from ballast_gateway.proxy.events import (
     DONE,
     FINISHED,
     IDS,
+    MOST_DIGITS,
     NO_CHOICES,
     PROMPT_IDS,
     SEPARATOR,
@@ -63,11 +64,17 @@ class Output:
 
     def add(self, ids: bytes, event: bytes) -> int:
         """Keep an event's ids, one at least. Returns how many."""
-        tokens = ids.count(b",") + 1
-        self.tokens += tokens
-        self.output += b",%b" % ids
+        more = ids.count(b",")
+        self.tokens += more
+        self.add_one(ids, event)
+        return more + 1
+
+    def add_one(self, ids: bytes, event: bytes) -> None:
+        """Keep an event's only id."""
+        self.tokens += 1
+        self.output += b","
+        self.output += ids
         self.recent.append((ids, event))
-        return tokens
 
     def drop_last(self, number: int) -> None:
         """Forget the last events."""
@@ -174,8 +181,8 @@ class HeldStream:
         its tokens are those of the events that it returned, now or earlier.
         """
         leg = self.leg
-        if leg.tokens and not leg.partial and not leg.continues and _is_one_token(data, leg.head):
-            return self._take_ids(data) or b""
+        if leg.tokens and not leg.partial and not leg.continues and (kept := self._one_token(data)) is not None:
+            return kept
         if leg.partial and not (data := self._joined(data)):
             return b""
         *whole, partial = data.split(SEPARATOR)
@@ -201,6 +208,34 @@ class HeldStream:
             return b""
         shown.append(b"")
         return SEPARATOR.join(shown)
+
+    def _one_token(self, data: bytes) -> bytes | None:
+        """What the client sees of the usual read in the midst of a stream: one whole event of the usual form with one
+        token, not the last one. None: it is another read.
+        """
+        leg = self.leg
+        start = data.find(IDS)
+        first = start + len(IDS)
+        end = data.find(b"]", first)
+        ids = data[first:end]
+        if (
+            start < 0
+            or end < 0
+            or not ids.isdigit()
+            or len(ids) > MOST_DIGITS
+            or self.finished
+            or FINISHED in data
+            or data.find(IDS, end) >= 0
+            or not data.endswith(_END)
+            or data.find(b"\n") != len(data) - len(SEPARATOR)
+            or not data.startswith(leg.head)
+            or not data.startswith(CHOICES, len(leg.head))
+            or (self._generation.chat and (b'"reasoning' in data or b'"tool_calls"' in data))
+        ):
+            return None
+        leg.tokens += 1
+        self._output.add_one(ids, data)
+        return data if self._asked_ids else b"%bnull%b" % (data[: first - 1], data[end + 1 :])
 
     def _joined(self, data: bytes) -> bytes:
         """The event that has not come to its end, and these bytes; nothing if they do not end it either."""
@@ -407,17 +442,6 @@ class HeldStream:
         """Whether a handle is for exactly these tokens: vLLM does not look, and dies or errs if it is not."""
         ids = count(self._output.ids)
         return handle is not None and handle.get("remote_num_tokens") == ids and self.confirms(reply, ids)
-
-
-def _is_one_token(data: bytes, head: bytes) -> bool:
-    """The usual read in the midst of a stream: one whole event of the usual form, not the last one."""
-    return (
-        data.startswith(head)
-        and data.endswith(_END)
-        and data.find(b"\n") == len(data) - len(SEPARATOR)
-        and data.startswith(CHOICES, len(head))
-        and FINISHED not in data
-    )
 
 
 def _repeats_prompt(event: bytes) -> bool:
