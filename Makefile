@@ -124,6 +124,7 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python bench/proxy_bench.py
 	@$(BIN)/python bench/prompt_bench.py
 	@$(BIN)/python -m bench.transport_bench
+	@$(BIN)/python -m bench.kv_events_bench
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
 # One process for each core: numpy's own threads would only get in each other's way.

@@ -1,4 +1,4 @@
-"""Names of prefix blocks, and the feed that gives an engine's blocks our names."""
+"""Names of prefix blocks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.beliefs.block_hashes import text_block_hashes, token_block_hashes, trace_block_hashes
-from ballast_core.beliefs.kv_events import KvEventFeed
-from ballast_core.beliefs.prefix_index import PrefixIndex
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 
@@ -40,16 +38,6 @@ def test_two_prompts_share_names_exactly_as_far_as_their_blocks_agree(
     assert not set(names_left[shared:]) & set(names_right[shared:])
 
 
-@given(TOKENS, st.integers(1, 5), st.integers(0, 10))
-@settings(deadline=None)
-def test_a_chain_goes_on_from_its_parent(tokens: list[int], block_size: int, cut: int) -> None:
-    whole = token_block_hashes(tokens, block_size, salt=b"lora")
-    cut = min(cut, len(whole))
-    if cut > 0:
-        rest = token_block_hashes(tokens[cut * block_size :], block_size, salt=b"ignored", parent=whole[cut - 1])
-        assert whole[cut:] == rest
-
-
 def test_a_salt_keeps_equal_prompts_apart() -> None:
     names = [token_block_hashes(range(64), 16, salt=salt) for salt in (b"", b"a", b"b")]
     assert len({name for prompt in names for name in prompt}) == 12
@@ -75,63 +63,6 @@ def test_an_empty_block_is_refused() -> None:
         token_block_hashes([1], 0)
     with pytest.raises(ValueError, match="block_size: must be 1 or more"):
         trace_block_hashes([1], 1, 0)
-    with pytest.raises(ValueError, match="block_size: must be 1 or more"):
-        KvEventFeed(PrefixIndex(), 0)
-
-
-def feed() -> KvEventFeed:
-    index = PrefixIndex()
-    index.add(0, 100)
-    index.add(1, 100)
-    return KvEventFeed(index, 4)
-
-
-def test_what_an_engine_stores_is_found_by_the_routers_own_names() -> None:
-    """The engine names its blocks as it likes; a prompt is two events here, the second with a parent."""
-    target, tokens = feed(), list(range(100, 112))
-    names = token_block_hashes(tokens, 4, salt=b"m")
-    assert target.stored(0, block_hashes=[77, b"x"], token_ids=tokens[:8], block_size=4, now_s=0.0, salt=b"m") == 2
-    stored = target.stored(
-        0, block_hashes=["c"], token_ids=tokens[8:], block_size=4, now_s=1.0, parent_block_hash=b"x", salt=b"m"
-    )
-    assert stored == 1
-    assert target.index.match(names).tolist() == [3, 0]
-    assert target.removed(0, block_hashes=["c", "unknown"], now_s=2.0) == 1
-    assert target.index.match(names).tolist() == [2, 0]
-    target.cleared(0, now_s=3.0)
-    assert target.index.match(names).tolist() == [0, 0]
-
-
-def test_events_that_cannot_be_named_are_left_out() -> None:
-    """A parent that was never seen, another block size, too few tokens."""
-    target = feed()
-    tokens = list(range(8))
-    assert target.stored(0, block_hashes=[1], token_ids=tokens, block_size=4, now_s=0.0, parent_block_hash=9) == 0
-    assert target.stored(0, block_hashes=[1], token_ids=tokens, block_size=8, now_s=0.0) == 0
-    assert target.stored(0, block_hashes=[1, 2, 3], token_ids=tokens, block_size=4, now_s=0.0) == 0
-    assert len(target.index) == 0
-
-
-def test_a_forgotten_endpoints_names_are_gone() -> None:
-    target = feed()
-    target.stored(1, block_hashes=[5], token_ids=range(4), block_size=4, now_s=0.0)
-    target.forget(1)
-    assert target.removed(1, block_hashes=[5], now_s=1.0) == 0
-
-
-def test_events_of_endpoints_that_are_not_in_the_index_leave_nothing_behind() -> None:
-    target = feed()
-    assert target.stored(9, block_hashes=[5], token_ids=range(4), block_size=4, now_s=0.0) == 0
-    assert target.removed(9, block_hashes=[5], now_s=1.0) == 0
-
-
-def test_names_of_blocks_whose_eviction_got_lost_are_dropped_at_capacity() -> None:
-    """100 blocks fit; of 300 stored without a removal the last 100 names are kept."""
-    target = feed()
-    for number in range(300):
-        target.stored(0, block_hashes=[number], token_ids=[number] * 4, block_size=4, now_s=float(number))
-    assert target.removed(0, block_hashes=list(range(200)), now_s=300.0) == 0
-    assert target.removed(0, block_hashes=list(range(200, 300)), now_s=300.0) == 100
 
 
 @given(st.text("ab\u4e2d\ud800", max_size=40), st.text("ab\u4e2d\ud800", max_size=40), st.integers(1, 9))

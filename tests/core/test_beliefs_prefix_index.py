@@ -1,4 +1,4 @@
-"""Prefix index: what was routed is held, least recently used falls out, and an engine's own reports rule.
+"""Prefix index: what was routed is held, least recently used falls out.
 
 Invariants, against plain sets per endpoint:
 1. `match` counts exactly the leading blocks held, for every endpoint.
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ballast_core.beliefs.prefix_index import PrefixIndex
 
 
-def index(*capacities: int, confirm_s: float = 30.0) -> PrefixIndex:
-    made = PrefixIndex(confirm_s=confirm_s)
+def index(*capacities: int) -> PrefixIndex:
+    made = PrefixIndex()
     for slot, capacity in enumerate(capacities):
         made.add(slot, capacity)
     return made
@@ -139,117 +139,6 @@ def test_the_index_is_a_least_recently_used_cache_per_endpoint(operations: list[
     assert not target.match(prompt(1, 8)).any()
 
 
-# --- exact: KV events -----------------------------------------------------------------------------------------------
-
-
-def test_reports_rule_from_the_first_one_on() -> None:
-    target = index(100, confirm_s=10.0)
-    target.stored(0, [1, 2, 3], 0.0)
-    assert matched(target, 1, 2, 3) == [3]
-    target.removed(0, [3], 1.0)
-    assert matched(target, 1, 2, 3) == [2]
-    target.cleared(0, 2.0)
-    assert matched(target, 1, 2, 3) == [0]
-    assert len(target) == 0
-
-
-def test_what_we_route_to_a_reporting_endpoint_counts_until_its_report_should_have_come() -> None:
-    """A second request of the same prefix must find the first one, which is still being prefilled."""
-    target = index(100, confirm_s=10.0)
-    target.stored(0, [1], 0.0)
-    target.record(0, [1, 2, 3], 1.0)
-    assert matched(target, 1, 2, 3) == [3]
-    target.stored(0, [2], 5.0)
-    target.stored(0, [50], 12.0)
-    assert matched(target, 1, 2, 3) == [2]
-
-
-def test_what_was_guessed_before_the_first_report_fades() -> None:
-    target = index(100, confirm_s=10.0)
-    target.record(0, [1, 2], 0.0)
-    target.stored(0, [50], 1.0)
-    assert matched(target, 1, 2) == [2]
-    target.stored(0, [51], 12.0)
-    assert matched(target, 1, 2) == [0]
-    assert matched(target, 50) == [1]
-
-
-def test_a_report_of_eviction_removes_also_what_was_only_routed() -> None:
-    target = index(100)
-    target.stored(0, [50], 0.0)
-    target.record(0, [1, 2], 0.0)
-    target.removed(0, [2, 777], 1.0)
-    assert matched(target, 1, 2) == [1]
-
-
-def test_lost_evictions_do_not_let_an_endpoint_hold_more_than_it_can() -> None:
-    target = index(5)
-    for block in range(50):
-        target.stored(0, [block], float(block))
-        target.record(0, [1000 + block], float(block))
-    assert target.blocks(0) <= 10
-    assert len(target) <= 10
-
-
-def test_after_lost_reports_routing_is_believed_again() -> None:
-    target = index(4)
-    target.stored(0, [1, 2], 0.0)
-    target.record(0, [1, 2, 3], 0.0)
-    target.lost_events(0)
-    assert matched(target, 1, 2, 3) == [3]
-    target.record(0, [10, 11], 100.0)
-    assert target.blocks(0) == 4
-    assert matched(target, 10, 11) == [2]
-
-
-def test_reports_of_endpoints_that_are_not_known_are_ignored() -> None:
-    target = index(10)
-    target.stored(7, [1], 0.0)
-    target.removed(7, [1], 0.0)
-    target.cleared(7, 0.0)
-    target.lost_events(7)
-    target.remove(7)
-    assert matched(target, 1) == [0]
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["record", "stored", "removed", "cleared", "lost", "remove"]),
-            st.integers(0, 2),
-            st.lists(st.integers(0, 9), max_size=6, unique=True),
-        ),
-        max_size=50,
-    )
-)
-@settings(deadline=None)
-def test_whatever_comes_holders_and_caches_agree(operations: list[tuple[str, int, list[int]]]) -> None:
-    """Invariants 2 and 3 with both sources mixed; every held block is found by `match`, and no other."""
-    target, prompt = index(4, 4, 4, confirm_s=5.0), tuple(range(5))
-    for now_s, (what, slot, hashes) in enumerate(operations):
-        match what:
-            case "record":
-                target.record(slot, hashes, float(now_s))
-            case "stored":
-                target.stored(slot, hashes, float(now_s))
-            case "removed":
-                target.removed(slot, hashes, float(now_s))
-            case "cleared":
-                target.cleared(slot, float(now_s))
-            case "lost":
-                target.lost_events(slot)
-            case _:
-                target.add(slot, 4)
-        held = sum(target.match([block]) for block in range(10))
-        expected = target.match(list(prompt))
-        np.testing.assert_array_equal(target.match(prompt), expected)  # remembered until the next change, no longer
-        np.testing.assert_array_equal(held, [target.blocks(slot) for slot in range(3)])
-        assert max(target.blocks(slot) for slot in range(3)) <= 8
-    for slot in range(3):
-        target.remove(slot)
-    assert len(target) == 0
-
-
 def test_a_prompt_asked_for_again_is_matched_once_until_a_holder_changes() -> None:
     """Both stages of a dispatch ask for the same request."""
     target, prompt = index(4, 4), (1, 2)
@@ -264,5 +153,3 @@ def test_a_prompt_asked_for_again_is_matched_once_until_a_holder_changes() -> No
 def test_impossible_endpoints_are_refused() -> None:
     with pytest.raises(ValueError, match="capacity_blocks"):
         index(0)
-    with pytest.raises(ValueError, match="confirm_s: must be 0 or more"):
-        PrefixIndex(confirm_s=-1)

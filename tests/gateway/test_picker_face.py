@@ -9,17 +9,25 @@ from collections.abc import Sequence
 import pytest
 
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.model import Request
 from ballast_core.model.events import EndpointObserved
+from ballast_core.model.prompt_tokens import packed
 from ballast_core.policies.registry import build_placement
-from ballast_gateway.driver import Driver
+from ballast_gateway.driver import Driver, Ticket
+from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import Finished, PickerEvent, PickerFace
 from ballast_gateway.picker.messages import Immediate, Inbound, Kind, Reply
 from ballast_gateway.prompts import BLOCK_TOKENS, PromptReader
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.traffic import Bounds, TrafficRecorder
+from ballast_sim.engine_sim.text import tokenize
 from tests.support.core_builders import director, endpoint
+from tests.support.engine_sim import engine_sim
+from tests.support.gateway_kit import until
 from tests.support.grpc_transport import converse
+from tests.support.scripted_engine import silent_server
 
 REQUEST = (
     Inbound(kind=Kind.REQUEST_HEADERS, headers={":path": "/v1/completions", "x-request-id": "r"}),
@@ -168,6 +176,50 @@ async def test_the_director_learns_prefixes_and_classes_of_what_the_picker_route
     assert known == [10, 10, 20]
     first, second, _ = (event.decode for event in picked if isinstance(event, Finished))
     assert first == second
+
+
+async def test_a_text_prompt_is_placed_by_the_tokens_that_an_engine_gives_and_without_them_when_it_is_late() -> None:
+    """Both are held for that; a client that leaves meanwhile is forgotten."""
+    loop = asyncio.get_running_loop()
+    driver = Driver(director(("f0", "f1"), policy=build_placement("lmetric")))
+    placed: list[Request] = []
+    admit = driver.open
+
+    def opened(request: Request) -> Ticket:
+        placed.append(request)
+        return admit(request)
+
+    driver.open = opened  # type: ignore[assignment]
+    settings = ExchangeSettings(max_body_bytes=1000, prompts=PromptReader(Belief.PREFIXES, wants_tokens=True))
+    pool = UpstreamPool(loop, connect_timeout_s=5.0)
+    async with engine_sim() as (server, _), silent_server() as silent:
+        at = [f"127.0.0.1:{server.port}"]
+        patient = Tokenizing(pool, lambda: at, wait_s=20.0)
+        face = PickerFace(driver, settings, new_id=lambda: "id", tokenizing=patient)
+        await converse(face.open, ScriptedStream(REQUEST + RESPONSE))
+        await converse(face.open, ScriptedStream(REQUEST + RESPONSE))
+        tokens = packed(tokenize("x"))
+        assert [each.tokens.ids for each in placed if each.tokens is not None] == [tokens, tokens]
+        assert [each.prompt_tokens for each in placed] == [1, 1]
+        at[0] = silent
+        hasty, again = Tokenizing(pool, lambda: at, wait_s=0.01), Tokenizing(pool, lambda: at, wait_s=20.0)
+        face = PickerFace(driver, settings, new_id=lambda: "id", tokenizing=hasty)
+        await converse(face.open, ScriptedStream(REQUEST + RESPONSE))
+        assert placed[2].tokens is None
+        face = PickerFace(driver, settings, new_id=lambda: "id", tokenizing=again)
+        serving = asyncio.create_task(converse(face.open, ScriptedStream(REQUEST)))
+        asked = again._asking.values
+        await until(lambda: any(each.exchange is not None and each.exchange.connection for each in asked()))
+        for _ in range(10):  # the server has accepted it, too
+            await asyncio.sleep(0)
+        assert len(face.held) == 1
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        assert (len(placed), len(face.held), len(driver.director.ledger)) == (3, 0, 0)
+        hasty.close()
+        again.close()
+    pool.close()
+    driver.close()
 
 
 @pytest.mark.parametrize(

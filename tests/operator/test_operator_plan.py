@@ -27,6 +27,7 @@ from ballast_operator.outcome import Outcome, Refusal
 from ballast_operator.plan import plan
 from ballast_operator.planned import Plan
 from ballast_operator.verdict import Verdict, verdict
+from ballast_sim.engine_sim.options import KvEventsConfig, kv_events_config
 from tests.support.operator_builders import (
     all_ready,
     deployment,
@@ -138,6 +139,21 @@ def test_the_engine_gets_vllms_command_line_with_the_users_arguments_last() -> N
     assert container["args"][:6] == ["serve", "org/model", "--host", "0.0.0.0", "--port", "8200"]
     assert container["args"][6:9] == ["--served-model-name", "big", "small"]
     assert container["args"][-4:] == ["--max-model-len", "4096", "--seed", "7"]
+
+
+def test_a_pool_that_listens_to_kv_events_has_engines_that_publish_where_its_gateway_listens() -> None:
+    """One fact: ports and topic of the gateway's settings are in the engines' arguments. Off, nothing is."""
+    quiet = engine(plan(observed(serving_pool())), "chat-decode")
+    assert not any("kv-events" in argument for argument in quiet["args"])
+    settings = {"kvEvents": {"enabled": True, "port": 7001, "replayPort": 7101, "topic": "kv"}}
+    made = plan(observed(serving_pool(gateway={"settings": settings})))
+    publishing = engine(made, "chat-decode")
+    config = json.loads(publishing["args"][publishing["args"].index("--kv-events-config") + 1])
+    assert (config["endpoint"], config["replay_endpoint"], config["topic"]) == ("tcp://*:7001", "tcp://*:7101", "kv")
+    ports = {port["name"]: port["containerPort"] for port in publishing["ports"]}
+    assert (ports["kv-events"], ports["kv-replay"]) == (7001, 7101)
+    understood = kv_events_config(publishing["args"][publishing["args"].index("--kv-events-config") + 1])
+    assert understood == KvEventsConfig(7001, 7101, "kv")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.watch import WatchSettings
 from ballast_core.model import Binding, Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model import events as ev
+from ballast_core.model.kv_reports import BlocksRemoved, BlocksStored, CacheCleared, HistoryTold
 from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
+from ballast_core.model.prompt_tokens import PromptTokens, packed
 from ballast_core.policies.admission import Bounded, Open
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.partition.libra import Libra
@@ -106,6 +108,8 @@ _KINDS_OF_REQUESTS = (
     Request(RequestId(""), 0, expected_output_tokens=60.0),
     Request(RequestId(""), 0, max_output_tokens=40, traffic_class="chat", priority=1, ttft_objective_s=0.5),
     Request(RequestId(""), 0, block_hashes=(1, 2, 3), block_size=16, expected_output_tokens=300.0),
+    Request(RequestId(""), 0, block_hashes=(1, 2, 3), block_size=16, tokens=PromptTokens.of([1] * 40)),
+    Request(RequestId(""), 0, tokens=PromptTokens.of([1] * 20 + [2] * 20, model="l", cache_salt="s")),
     Request(RequestId(""), 0, block_hashes=(1, 2, 4), block_size=32, expected_thinking_tokens=30.0, movable=False),
     Request(RequestId(""), 0, subset=frozenset({"p0:8000", "d0:8000", "f0:8000", "f1:8000"})),
     Request(RequestId(""), 0, divisible=False, priority=-1),
@@ -143,6 +147,20 @@ tokens = st.integers(0, 300)
 
 _ids = st.sampled_from([*REQUESTS, "unknown"]).map(RequestId)
 _scrapes = st.lists(st.tuples(endpoints, observations), max_size=4, unique_by=lambda answer: answer[0].id)
+_block_names = st.integers(0, 5)
+_kv_reports = st.one_of(
+    st.builds(
+        lambda names, parent, size, adapter: BlocksStored(
+            tuple(names), parent, packed([1] * size * len(names)), size, adapter=adapter
+        ),
+        st.lists(_block_names, max_size=3),
+        st.none() | _block_names,
+        st.sampled_from([4, 4, 4, 16]),
+        st.sampled_from(["", "l"]),
+    ),
+    st.lists(_block_names, max_size=3).map(lambda names: BlocksRemoved(tuple(names))),
+    st.sampled_from([CacheCleared(), HistoryTold()]),
+)
 _signs = st.builds(
     LifeSign,
     endpoint_ids,
@@ -171,6 +189,11 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.EndpointDraining: st.builds(ev.EndpointDraining, endpoint_ids),
     ev.EndpointLost: st.builds(ev.EndpointLost, endpoint_ids),
     ev.EndpointsHeard: st.lists(_signs, max_size=5).map(ev.EndpointsHeard),
+    ev.CacheReportsBegun: st.builds(
+        ev.CacheReportsBegun, endpoint_ids, st.integers(0, 1), st.integers(1, 20), st.sampled_from(["", "a gap"])
+    ),
+    ev.CacheReported: st.builds(ev.CacheReported, endpoint_ids, st.integers(0, 1), st.lists(_kv_reports, max_size=4)),
+    ev.CacheReportsEnded: st.builds(ev.CacheReportsEnded, endpoint_ids),
     ev.TimerFired: st.just(ev.TimerFired()),
 }
 """A generator of each kind of event, with ids and words that need not make sense; for the times see `dated`."""

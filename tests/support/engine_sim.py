@@ -39,16 +39,15 @@ async def engine_sim(
     role: KvTransfer | None = None,
     clock: Clock | None = None,
     observe: Callable[[EngineEvent], None] | None = None,
+    host: str = "127.0.0.1",
     **options: Any,
 ) -> AsyncIterator[tuple[EngineSimServer, httpx.AsyncClient]]:
     """A server named `m` and a client for it."""
-    settings = ServerOptions(model="m", profile=profile, host="127.0.0.1", port=0, kv_transfer=role, **options)
+    settings = ServerOptions(model="m", profile=profile, host=host, port=0, kv_transfer=role, **options)
     server = EngineSimServer(settings, clock, observe)
     await server.start()
     try:
-        async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{server.port}", timeout=20.0, trust_env=False
-        ) as client:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{server.port}", timeout=20.0, trust_env=False) as client:
             yield server, client
     finally:
         await server.stop()

@@ -52,6 +52,16 @@ def flexible_pair(folder: Path) -> AbstractContextManager[tuple[RealVllm, RealVl
 
 
 @contextmanager
+def one_engine(folder: Path, *arguments: str, **environment: str) -> Iterator[RealVllm]:
+    """One server that hands nothing over, with further arguments and environment."""
+    model = folder / "tiny"
+    subprocess.run([BIN / "python", "-m", "tiny_model", model], env=_environment(), check=True, timeout=300)
+    with _serve(model, folder, "alone", None, 0, *arguments, **environment) as server:
+        _wait(server)
+        yield server
+
+
+@contextmanager
 def _pair(folder: Path, transfers: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[RealVllm, RealVllm]]:
     model = folder / "tiny"
     subprocess.run([BIN / "python", "-m", "tiny_model", model], env=_environment(), check=True, timeout=300)
@@ -89,18 +99,27 @@ def _environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def _serve(model: Path, folder: Path, role: str, config: Mapping[str, object], core: int) -> Iterator[RealVllm]:
+def _serve(
+    model: Path,
+    folder: Path,
+    role: str,
+    config: Mapping[str, object] | None,
+    core: int,
+    *arguments: str,
+    **more: str,
+) -> Iterator[RealVllm]:
     server = RealVllm(role, free_port(), folder / f"{role}.log")
-    transfer = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu", **config}
+    transfer = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu", **(config or {})}
     command: list[str] = [
         *(str(BIN / "vllm"), "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"),
         *("--port", str(server.port), "--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)),
         *("--enforce-eager", "--seed", "7", "--max-num-seqs", "16", "--block-size", str(BLOCK_SIZE)),
-        *("--kv-transfer-config", json.dumps(transfer)),
+        *(() if config is None else ("--kv-transfer-config", json.dumps(transfer))),
+        *arguments,
     ]
     cores = os.cpu_count() or 1
     environment = _environment(
-        VLLM_CPU_OMP_THREADS_BIND=str(core % cores), VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port())
+        VLLM_CPU_OMP_THREADS_BIND=str(core % cores), VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()), **more
     )
     with server.log.open("wb") as log:
         process = subprocess.Popen(

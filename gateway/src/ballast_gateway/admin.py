@@ -24,6 +24,7 @@ def build_admin(
     decisions: DecisionLog,
     traffic: TrafficRecorder,
     watch: Watch | None,
+    kv_cache: Callable[[EndpointId], dict[str, object] | None] = lambda endpoint_id: None,
     now_s: Callable[[], float],
 ) -> FastAPI:
     """The application. Who may ask is `probes`' to judge."""
@@ -35,7 +36,10 @@ def build_admin(
         members = sorted(fleet.members.values(), key=lambda member: member.endpoint.id)
         return {
             "endpoints": [
-                _member(member, health(member.endpoint.id), now_s()) | _watched(watch, member) for member in members
+                _member(member, health(member.endpoint.id), now_s())
+                | _watched(watch, member)
+                | _reported(kv_cache(member.endpoint.id))
+                for member in members
             ]
         }
 
@@ -56,6 +60,10 @@ def build_admin(
         return StreamingResponse(lines, media_type="application/jsonl")
 
     return app
+
+
+def _reported(cache: dict[str, object] | None) -> dict[str, Any]:
+    return {} if cache is None else {"kv_cache": cache}
 
 
 def _watched(watch: Watch | None, member: Member) -> dict[str, Any]:

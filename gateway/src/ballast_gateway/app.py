@@ -10,14 +10,16 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core import kernel
+from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
 from ballast_core.model import EndpointId, Observation
 from ballast_core.model.effects import Effect, PulseChanged
@@ -26,6 +28,7 @@ from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.kv_metrics import KvMetrics
 from ballast_gateway.logs import LineWriter, RequestLog
 from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
@@ -36,8 +39,12 @@ from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
+from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.traffic import Bounds, TrafficRecorder
 from ballast_gateway.who_may_ask import WhoMayAsk
+
+if TYPE_CHECKING:
+    from ballast_gateway.observe.kv_events import KvEventStreams
 
 _log = logging.getLogger(__name__)
 
@@ -112,11 +119,41 @@ class Gateway:
             life_signs=self.driver.life_signs,
             on_failure=self.metrics.scrape_failed,
         )
-        self.fleet.on_change = self._scraper.sync
+        self.kv_events = self._listening()
+        self.fleet.on_change = self._members_changed
         self._lines = LineWriter(out, loop)
         self._request_log = RequestLog(self._lines, unix_s=unix_s)
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
+
+    def _listening(self) -> KvEventStreams | None:
+        """What listens to engines' KV events, where that is asked for and a policy reads what it tells."""
+        settings = self.settings.kv_events
+        if not settings.enabled:
+            return None
+        if Belief.PREFIXES not in self.driver.abilities.beliefs:
+            _log.info("no policy in use reads cached prefixes: KV events are not listened to")
+            return None
+        from ballast_gateway.observe.kv_events import KvEventStreams
+
+        streams = KvEventStreams(settings, self.driver.feed)
+        KvMetrics(streams.counts, self.driver.director.beliefs.reported, self.fleet, self.registry)
+        return streams
+
+    def _members_changed(self) -> None:
+        self._scraper.sync()
+        if self.kv_events is not None:
+            self.kv_events.sync(self.fleet.members)
+
+    def _kv_cache(self, endpoint_id: EndpointId) -> dict[str, object] | None:
+        """For the admin API; None where no KV events are listened to."""
+        if self.kv_events is None:
+            return None
+        known = self.driver.director.beliefs.reported.known(endpoint_id)
+        return {
+            "connected": self.kv_events.connected(endpoint_id),
+            **({} if known is None else asdict(known)),
+        }
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -125,6 +162,10 @@ class Gateway:
         listeners = self.settings.listeners
         await self._serve_admin(listeners.host, listeners.admin)
         await self._discover()
+        tokenizing = None
+        if self.kv_events is not None:
+            tokenizing = Tokenizing(self.pool, self.fleet.usable, wait_s=self.settings.kv_events.tokenize_wait_s)
+            self._closing.callback(tokenizing.close)
         if self.settings.face.serves_proxy:
             self.proxy = ProxyFace(
                 self.driver,
@@ -134,6 +175,7 @@ class Gateway:
                 created_s=int(time.time()),
                 max_model_len=self.fleet.max_model_len,
                 not_ready=self.not_ready,
+                tokenizing=tokenizing,
                 on_record=self._ended,
             )
             self._closing.push_async_callback(self.proxy.close)
@@ -143,7 +185,11 @@ class Gateway:
             from ballast_gateway import picker
 
             self.picker = await picker.serve(
-                self.driver, self.settings, ready=lambda: not self.not_ready(), on_record=self._ended
+                self.driver,
+                self.settings,
+                ready=lambda: not self.not_ready(),
+                tokenizing=tokenizing,
+                on_record=self._ended,
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -196,6 +242,8 @@ class Gateway:
         """Stop everything at once, without a drain."""
         await self._closing.aclose()
         await self._scraper.close()
+        if self.kv_events is not None:
+            await self.kv_events.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -264,6 +312,7 @@ class Gateway:
                 decisions=self.decisions,
                 traffic=self.traffic,
                 watch=self.driver.director.watch,
+                kv_cache=self._kv_cache,
                 now_s=self.driver.now_s,
             )
 

@@ -24,7 +24,9 @@ import numpy as np
 
 from ballast_core.beliefs.block_hashes import text_block_hashes, token_block_hashes
 from ballast_core.beliefs.kinds import Belief
+from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway.openai_body import CHARS_PER_TOKEN, JsonObject
+from ballast_gateway.token_questions import Question, tokens_of
 from ballast_gateway.traffic_classes import MOST_CHARS, TrafficClasses
 
 BLOCK_TOKENS: Final = 64
@@ -52,6 +54,12 @@ class PromptFacts:
     block_hashes: tuple[int, ...] = ()
     block_size: int = 0
     traffic_class: str = ""
+    tokens: PromptTokens | Question | None = None
+    """The prompt's tokens, or what to ask an engine for them."""
+
+    def count(self, tokens: PromptTokens | None, counted: int) -> int:
+        """How many tokens the prompt has: `counted`, unless that is an estimate of a text whose tokens have come."""
+        return len(tokens) if tokens is not None and isinstance(self.tokens, Question) else counted
 
 
 NO_FACTS: Final = PromptFacts()
@@ -60,8 +68,10 @@ NO_FACTS: Final = PromptFacts()
 class PromptReader:
     """Reads as much of a prompt as the policies in use need."""
 
-    def __init__(self, needs: Belief) -> None:
-        """`needs`: the beliefs that the Director learns (`Beliefs.kinds`)."""
+    def __init__(self, needs: Belief, *, wants_tokens: bool = False) -> None:
+        """`needs`: the beliefs that the Director learns (`Beliefs.kinds`). `wants_tokens`: whether endpoints report
+        what they cache, so that the tokens themselves are looked for, too."""
+        self._wants_tokens = wants_tokens and Belief.PREFIXES in needs
         self._names_blocks = Belief.PREFIXES in needs or Belief.HOTSPOTS in needs
         self._classes = TrafficClasses() if Belief.LENGTHS in needs else None
 
@@ -80,6 +90,7 @@ class PromptReader:
             block_hashes=hashes,
             block_size=BLOCK_TOKENS if hashes else 0,
             traffic_class="" if self._classes is None else self._classes.name(model, objective),
+            tokens=tokens_of(document, model) if self._wants_tokens else None,
         )
 
 

@@ -222,6 +222,38 @@ class Watch(ApiModel):
     """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
 
 
+class KvEvents(ApiModel):
+    """What engines report of their prefix caches: vLLM's KV events, over ZeroMQ. With them, policies that read cached
+    prefixes know exactly which endpoint holds what of a prompt whose tokens are known; without, they believe that an
+    endpoint holds what was routed there. A ServingPool that sets this starts its engines with the same ports and topic;
+    others start them with `--kv-events-config`, `endpoint` tcp://*:PORT and `replay_endpoint` tcp://*:REPLAYPORT."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="replayPort",
+            cel="self.port + self.ranks <= self.replayPort || self.replayPort + self.ranks <= self.port",
+            message="the ports of all ranks, one after another, must differ from those of `port`",
+            holds=lambda self: abs(self.port - self.replay_port) >= self.ranks,
+        ),
+    )
+
+    enabled: bool = False
+    """Whether engines are listened to. It costs processor time: docs/kv-events.md has how much."""
+    port: Port = names.PORT_KV_EVENTS
+    """Port on which engines publish; that of the first rank."""
+    replay_port: Port = names.PORT_KV_REPLAY
+    """Port on which they repeat what was missed; that of the first rank."""
+    topic: Annotated[str, Field(max_length=256)] = ""
+    """Prefix of the topics that are listened to; empty takes all."""
+    ranks: Annotated[int, Field(ge=1, le=32)] = 1
+    """Data-parallel ranks behind one endpoint; each adds its number to both ports, as in vLLM."""
+    max_blocks: PositiveInt = 262_144
+    """Blocks that one rank may report, some 200 bytes each; of one that reports more nothing is believed."""
+    tokenize_wait_s: NonNegativeFloat = 0.05
+    """Seconds that a request with a text prompt may wait for its token ids, which an engine's /tokenize gives; without
+    them it is placed by what was routed. 0 asks for none."""
+
+
 class Trust(ApiModel):
     """What the gateway believes of what a request says about itself. Change it only where an edge in front of the
     gateway sets or removes these headers and fields."""
@@ -301,6 +333,8 @@ class GatewayTuning(ApiModel):
     """Whether streams go on at another endpoint when theirs fails."""
     watch: Watch = Field(default_factory=Watch)
     """When a silent engine is suspected, and when it is left."""
+    kv_events: KvEvents = Field(default_factory=KvEvents)
+    """What engines report of their prefix caches."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
     keys: Keys = Field(default_factory=Keys)

@@ -63,6 +63,9 @@ PORT_ENGINE: Final = 8000
 PORT_EXT_PROC: Final = 9002
 PORT_GRPC_HEALTH: Final = 9003
 PORT_ADMIN: Final = 9090
+PORT_KV_EVENTS: Final = 5557
+"""vLLM's default."""
+PORT_KV_REPLAY: Final = 5657
 
 PICKER_MESSAGE_TIMEOUT_S: Final = 60
 """Seconds that an Envoy waits for a picker's answer, where it counts them; a picker answers every request before."""

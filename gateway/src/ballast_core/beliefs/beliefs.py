@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from ballast_core.arrays import IntArray
 from ballast_core.beliefs.hotspots import HotspotDetector
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.prefill_time import PrefillTimes
 from ballast_core.beliefs.prefix_index import PrefixIndex
 from ballast_core.beliefs.rates import ServiceRates
+from ballast_core.beliefs.reported_prefixes import ReportedPrefixes
 from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
 from ballast_core.beliefs.step_time import StepTimeBook
 from ballast_core.beliefs.survival_book import SurvivalBook, SurvivalSettings
+from ballast_core.model import Request
 from ballast_core.profiles import HardwareProfile
 
 
@@ -29,6 +34,9 @@ class Beliefs:
         self.step_times = StepTimeBook()
         self.prefill_times = PrefillTimes()
         self.prefixes = PrefixIndex()
+        """By what we route."""
+        self.reported = ReportedPrefixes()
+        """By what endpoints report."""
         self.rates = ServiceRates()
         self.hotspots = HotspotDetector()
         self.hardware = StackedProfiles()
@@ -56,7 +64,10 @@ class Beliefs:
             self.prefixes.add(slot, max(capacity, 1))
 
     def lose_cache(self, slot: int) -> None:
-        """The endpoint is gone, and its cache with it; its hardware is remembered in case it returns."""
+        """The endpoint is gone, and its cache with it; its hardware is remembered in case it returns.
+
+        What it reports goes by its reports alone.
+        """
         self.prefixes.remove(slot)
 
     def forget(self, slot: int) -> None:
@@ -66,6 +77,7 @@ class Beliefs:
         self.step_times.remove(slot)
         self.prefill_times.remove(slot)
         self.prefixes.remove(slot)
+        self.reported.vacate(slot)
         self.rates.forget(slot)
 
     def use_blocks_of(self, block_size: int) -> bool:
@@ -75,3 +87,23 @@ class Beliefs:
             for slot in self._names:
                 self._add_prefixes(slot)
         return block_size > 0 and block_size == self.block_size
+
+    def cached_tokens(self, request: Request, slots: IntArray) -> IntArray:
+        """Leading tokens of the prompt that the endpoints in these slots hold: as they report it, else as believed.
+
+        Where some reports were missed the larger one of the two counts. 0 where nothing is known.
+        """
+        blocks = request.block_hashes
+        if blocks and self.knows_prefixes and request.block_size == self.block_size:
+            believed = self.prefixes.match(blocks).take(slots)
+            believed *= request.block_size
+            if len(blocks) * request.block_size > request.prompt_tokens:  # an estimate, in another unit
+                np.minimum(believed, request.prompt_tokens, out=believed)
+        else:
+            believed = np.zeros(len(slots), np.int64)
+        if request.tokens is None or not self.reported:
+            return believed
+        reported, complete = self.reported.match(request.tokens, slots)
+        if len(request.tokens) > request.prompt_tokens:
+            np.minimum(reported, request.prompt_tokens, out=reported)
+        return np.where(complete, reported, np.maximum(reported, believed))

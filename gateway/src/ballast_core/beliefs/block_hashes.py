@@ -1,8 +1,7 @@
 """Hashes of prefix blocks: 64 bits over a block's tokens and everything before them.
 
 Two prompts share a prefix exactly as far as their leading hashes agree. Only whole blocks have a hash, since only whole
-blocks are cached. The hashes are our own: an engine's hashes depend on its version and settings. Its KV events carry
-the token ids, from which ours are computed (`KvEventFeed`).
+blocks are cached. The hashes are our own: an engine's hashes depend on its version and settings.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _ROOT = b"\0" * _DIGEST_BYTES
 
 
 def token_block_hashes(
-    token_ids: Sequence[int] | NDArray[np.integer], block_size: int, *, salt: bytes = b"", parent: int | None = None
+    token_ids: Sequence[int] | NDArray[np.integer], block_size: int, *, salt: bytes = b""
 ) -> list[int]:
-    """Hashes of the whole blocks of these tokens, in order; chained to `parent` if they continue a block.
+    """Hashes of the whole blocks of these tokens, in order.
 
     `salt` separates what must not be shared: model, adapter, tenant's cache salt, images. It enters the first hash and,
     through the chain, all others. Raises ValueError for a token id that is not an unsigned 32-bit number.
@@ -32,8 +31,6 @@ def token_block_hashes(
     data = tokens.astype("<u4").tobytes()
     step = 4 * block_size
     digest = blake2b(salt, digest_size=_DIGEST_BYTES).digest() if salt else _ROOT
-    if parent is not None:
-        digest = parent.to_bytes(_DIGEST_BYTES, "little")
     hashes = []
     for start in range(0, len(data) - step + 1, step):
         digest = blake2b(digest + data[start : start + step], digest_size=_DIGEST_BYTES).digest()

@@ -30,6 +30,9 @@ from ballast_core.directing.watch import Watch
 from ballast_core.model import Outcome, RejectReason, ShedCause, Stage
 from ballast_core.model.effects import Cancel, Effect
 from ballast_core.model.events import (
+    CacheReported,
+    CacheReportsBegun,
+    CacheReportsEnded,
     ClientGone,
     DispatchFailed,
     EndpointDraining,
@@ -57,7 +60,7 @@ from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
 
 _DECODING = Phase.DECODING  # found faster than a member of an Enum
-_BATCHES = frozenset({ProgressBatch, EndpointsScraped})
+_BATCHES = frozenset({ProgressBatch, EndpointsScraped, CacheReportsBegun, CacheReported, CacheReportsEnded})
 """Events that serve waiting requests by themselves, or not at all."""
 
 
@@ -165,6 +168,9 @@ class Director:
             EndpointDraining: self._drain,
             EndpointLost: self._lost,
             EndpointsHeard: self._heard,
+            CacheReportsBegun: self._reports_begun,
+            CacheReported: self._reported,
+            CacheReportsEnded: self._reports_ended,
             TimerFired: self._timer_fired,
         }
 
@@ -291,6 +297,7 @@ class Director:
             self.health.grow(self.inventory.capacity)
         if changed:
             self.beliefs.add(slot, event.endpoint.profile)
+            self.beliefs.reported.place(slot, event.endpoint.id)
             self.health.appeared(slot, event.endpoint)
         if event.observation is not None:
             self.inventory.observe(slot, event.observation)
@@ -315,6 +322,18 @@ class Director:
 
     def _heard(self, event: EndpointsHeard, now_s: float) -> list[Effect]:
         return [] if self.watch is None else self.watch.heard(event.signs, now_s)
+
+    def _reports_begun(self, event: CacheReportsBegun, now_s: float) -> list[Effect]:
+        self._learner.reports_begun(event)
+        return []
+
+    def _reported(self, event: CacheReported, now_s: float) -> list[Effect]:
+        self._learner.reported(event, now_s)
+        return []
+
+    def _reports_ended(self, event: CacheReportsEnded, now_s: float) -> list[Effect]:
+        self.beliefs.reported.end(event.endpoint_id)
+        return []
 
     def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:
         slot = self.inventory.slot_of(event.endpoint_id)

@@ -11,6 +11,7 @@ from ballast_core.arrays import FloatArray, IntArray, float_cells
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Outcome, Request, Stage
+from ballast_core.model.events import CacheReported, CacheReportsBegun
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Gaps, Ledger, Phase
 
@@ -76,8 +77,22 @@ class Learner:
     def dispatched(self, request: Request, slot: int, now_s: float) -> None:
         """The request will be prefilled in this slot, whose endpoint will cache its prefix."""
         beliefs = self.beliefs
-        if self._learns_prefixes and request.block_hashes and beliefs.use_blocks_of(request.block_size):
+        if not self._learns_prefixes:
+            return
+        if request.block_hashes and beliefs.use_blocks_of(request.block_size):
             beliefs.prefixes.record(slot, request.block_hashes, now_s)
+        if request.tokens is not None:
+            beliefs.reported.record(slot, request.tokens, now_s)
+
+    def reports_begun(self, event: CacheReportsBegun) -> None:
+        """An endpoint begins to report what it caches, or begins anew."""
+        if self._learns_prefixes:
+            self.beliefs.reported.begin(event.endpoint_id, event.rank, event.most_blocks, event.problem)
+
+    def reported(self, event: CacheReported, now_s: float) -> None:
+        """An endpoint reports what it caches."""
+        for report in event.reports:
+            self.beliefs.reported.report(event.endpoint_id, event.rank, report, now_s)
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill has ended."""

@@ -67,7 +67,7 @@ class Placer:
 
     def cached_tokens(self, placed: Placed) -> int:
         """Leading tokens of its prompt that the endpoint is believed to hold; 0 if no policy reads prefixes."""
-        if not (self._knows_prefixes and placed.view.request.block_hashes):
+        if not (self._knows_prefixes and placed.view.request.names_prefix):
             return 0
         return int(placed.view.matched_tokens[placed.position])
 

@@ -211,11 +211,9 @@ class Queue:
 
     def _cached_somewhere(self, request: Request) -> int:
         """Leading tokens of its prompt that the best endpoint is believed to hold."""
-        blocks, beliefs = request.block_hashes, self._beliefs
-        if not blocks or Belief.PREFIXES not in beliefs.kinds or request.block_size != beliefs.block_size:
+        if not request.names_prefix or not self._beliefs.knows_prefixes:
             return 0
-        held = beliefs.prefixes.match(blocks)
-        return min(int(held.max(initial=0)) * request.block_size, request.prompt_tokens)
+        return int(self._beliefs.cached_tokens(request, self._inventory.known_slots()).max(initial=0))
 
     def _refresh(self, now_s: float) -> None:
         """Update rates and gamma from time to time, and recompute all keys if they have changed by enough."""

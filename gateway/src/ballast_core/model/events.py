@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Observation, Outcome, Request, RequestId, Stage
+from ballast_core.model.kv_reports import KvReport
 from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
 
@@ -162,6 +163,34 @@ class EndpointsHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheReportsBegun:
+    """An endpoint's reports of what one data-parallel rank caches begin, or begin anew after a gap or a restart."""
+
+    endpoint_id: EndpointId
+    rank: int
+    most_blocks: int
+    """What a rank may hold; if it reports more, it is not believed."""
+    problem: str = ""
+    """Why they do not tell all that it holds; empty if they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReported:
+    """KV events of one data-parallel rank, in order and without gaps."""
+
+    endpoint_id: EndpointId
+    rank: int
+    reports: Sequence[KvReport]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReportsEnded:
+    """An endpoint reports no more what it caches."""
+
+    endpoint_id: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """The time of a `WakeAt` has come; one event for each `WakeAt`."""
 
@@ -189,5 +218,8 @@ Event: TypeAlias = (
     | EndpointDraining
     | EndpointLost
     | EndpointsHeard
+    | CacheReportsBegun
+    | CacheReported
+    | CacheReportsEnded
     | TimerFired
 )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from ballast_core.model.prompt_tokens import PromptTokens
+
 RequestId = NewType("RequestId", str)
 """Names one client request from arrival to end; unique among the requests in flight."""
 
@@ -36,6 +38,8 @@ class Request:
     """Hashes of the prompt's leading whole blocks (`beliefs.block_hashes`); empty if not known."""
     block_size: int = 0
     """Tokens per block. All requests share one size; hashes of blocks of another size are ignored."""
+    tokens: PromptTokens | None = None
+    """The prompt as engines will see it; None if not known, or if no endpoint reports what it caches."""
     traffic_class: str = ""
     """Requests of one class share a survival curve (model, adapter, objective); empty: the pooled curve."""
     expected_output_tokens: float | None = None
@@ -50,6 +54,11 @@ class Request:
     """Whether its prompt may be cut. False if its driver cannot identify the tokens of a part."""
     tenant: str = ""
     """Whose request it is: waiting requests of different tenants take turns. Empty: of all who are not told apart."""
+
+    @property
+    def names_prefix(self) -> bool:
+        """Whether cached prefixes of it can be found at all."""
+        return self.tokens is not None or bool(self.block_hashes)
 
 
 class Outcome(StrEnum):

@@ -90,6 +90,10 @@ class Inventory:
         """The endpoints that have a slot."""
         return set(self._slots)
 
+    def known_slots(self) -> IntArray:
+        """The slots of all endpoints that are ready, draining or lost with requests."""
+        return np.fromiter(self._slots.values(), np.int64, len(self._slots))
+
     def slot_of(self, endpoint_id: EndpointId) -> int | None:
         """The endpoint's slot, or None if it is not known."""
         return self._slots.get(endpoint_id)

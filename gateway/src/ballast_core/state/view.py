@@ -139,14 +139,7 @@ class View:
     @_once
     def matched_tokens(self) -> IntArray:
         """Leading tokens of the request's prompt that the endpoint is believed to hold; 0 where nothing is known."""
-        blocks, beliefs = self.request.block_hashes, self.beliefs
-        if not (blocks and beliefs.knows_prefixes and self.request.block_size == beliefs.block_size):
-            return np.zeros(len(self.endpoints), np.int64)
-        matched = beliefs.prefixes.match(blocks).take(self.slots)
-        matched *= self.request.block_size
-        if len(blocks) * self.request.block_size > self.request.prompt_tokens:  # an estimate, in another unit
-            np.minimum(matched, self.request.prompt_tokens, out=matched)
-        return matched
+        return self.beliefs.cached_tokens(self.request, self.slots)
 
     @_once
     def prefill_s(self) -> FloatArray:
@@ -179,8 +172,8 @@ class View:
 
     @property
     def known_matches(self) -> IntArray | None:
-        """`matched_tokens`, or None where the request names no blocks."""
-        return self.matched_tokens if self.request.block_hashes else None
+        """`matched_tokens`, or None where nothing of the prompt can be found."""
+        return self.matched_tokens if self.request.names_prefix else None
 
     def fleet(self, compiled: kernel.Kernel) -> kernel.Prepared:
         """The loads and the hardware of all slots."""

@@ -75,6 +75,10 @@ class Fleet:
         cards = [member.card for member in self.members.values() if member.card is not None]
         return min((card.max_model_len for card in cards if card.max_model_len is not None), default=None)
 
+    def usable(self) -> list[str]:
+        """Addresses of the endpoints that take requests."""
+        return [member.endpoint.address for member in self.members.values() if member.liveness.usable]
+
     def ready(self, endpoint: Endpoint, *, incarnation: str = "", proven: bool) -> None:
         """Discovery reports this endpoint as ready. Unless `proven`, it must first answer a scrape."""
         member = self.members.get(endpoint.id)

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from ballast_api import names
 from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
+from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway import errors, openai_body
 from ballast_gateway.driver import Driver, Rejected, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
@@ -29,6 +30,8 @@ from ballast_gateway.picker.subset import allowed
 from ballast_gateway.picker.transport import LateReplies, Session
 from ballast_gateway.picker.unseen import UnseenRequests
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.token_questions import Question
+from ballast_gateway.tokenizing import Tokenizing, Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +97,7 @@ class PickerFace:
         settle_s: float = 0.2,
         answer_s: float = _ANSWER_S,
         listeners: tuple[PickerListener, ...] = (),
+        tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         self.driver = driver
@@ -103,6 +107,7 @@ class PickerFace:
         self.answer_s = answer_s
         self.unseen = UnseenRequests(settle_s=settle_s, now_s=driver.now_s)
         self.listeners = listeners
+        self.tokenizing = tokenizing
         self.on_record = on_record
         self.held: set[_StreamSession] = set()
         """Sessions whose requests wait for an endpoint."""
@@ -190,7 +195,12 @@ class _StreamSession:
         record.prompt_tokens, record.stream = body.prompt_tokens, body.stream
         if body.model in self._face.settings.served_models:
             record.model = body.model
-        self._ticket = ticket = self._open(query)
+        tokens = self._tokens(query)
+        if isinstance(tokens, asyncio.Future):
+            self._holding = asyncio.get_running_loop().create_task(self._hold_for_tokens(tokens, query))
+            self._face.held.add(self)
+            return []
+        self._ticket = ticket = self._open(query, tokens)
         try:
             dispatch = ticket.poll()
         except Rejected as rejected:
@@ -200,6 +210,22 @@ class _StreamSession:
             self._face.held.add(self)
             return []
         return self._routed(dispatch, body)
+
+    def _tokens(self, query: Query) -> PromptTokens | asyncio.Future[PromptTokens | None] | None:
+        """The tokens of the prompt, now or soon; None if they are not to be had."""
+        tokens, tokenizing = query.body.prompt.tokens, self._face.tokenizing
+        if not isinstance(tokens, Question):
+            return tokens
+        if tokenizing is None:
+            return None
+        soon: asyncio.Future[PromptTokens | None] = asyncio.get_running_loop().create_future()
+        found = tokenizing.find(tokens, lambda answer: None if soon.done() else soon.set_result(answer))
+        return soon if isinstance(found, Waiting) else found
+
+    async def _hold_for_tokens(self, soon: asyncio.Future[PromptTokens | None], query: Query) -> None:
+        tokens = await soon
+        self._ticket = ticket = self._open(query, tokens)
+        await self._hold(ticket, query)
 
     async def _hold(self, ticket: Ticket, query: Query) -> None:
         """Wait for the pick, and answer late."""
@@ -251,16 +277,17 @@ class _StreamSession:
             )
         return self._exchange.routed(Destination(self._decode, prefill, dispatch.priority), record.id)
 
-    def _open(self, query: Query) -> Ticket:
+    def _open(self, query: Query, tokens: PromptTokens | None) -> Ticket:
         """Open a ticket. Ids from clients need not be unique; the Director's must be."""
         body = query.body
         request = Request(
             id=RequestId(self._record.id),
-            prompt_tokens=body.prompt_tokens,
+            prompt_tokens=body.prompt.count(tokens, body.prompt_tokens),
             max_output_tokens=body.max_output_tokens,
             model=body.model,
             block_hashes=body.prompt.block_hashes,
             block_size=body.prompt.block_size,
+            tokens=tokens,
             traffic_class=body.prompt.traffic_class,
             tenant=query.tenant,
             priority=query.priority,

@@ -17,6 +17,7 @@ from ballast_gateway.picker.health import listen_health
 from ballast_gateway.picker.transport import Listen, Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.trust import Trusted
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
@@ -81,10 +82,12 @@ async def serve(
     ready: Callable[[], bool] = lambda: True,
     new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     listeners: tuple[PickerListener, ...] = (),
+    tokenizing: Tokenizing | None = None,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
     listen: Listen = h2_transport.listen,
 ) -> PickerServer:
     """Listen for ext_proc, by `listen`, and for health. `ready` returns whether the gateway can place requests.
+    `tokenizing` has the tokens of text prompts, where endpoints report what they cache.
 
     Raises `OSError` if a port is taken.
     """
@@ -99,7 +102,7 @@ async def serve(
         max_body_bytes=limits.max_body_bytes,
         max_text_body_bytes=limits.max_text_body_bytes,
         served_models=tuple(settings.model.served_names),
-        prompts=PromptReader(driver.abilities.beliefs),
+        prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
         trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
     )
@@ -109,6 +112,7 @@ async def serve(
         new_id=new_id,
         settle_s=settings.scrape.interval_s,
         listeners=listeners,
+        tokenizing=tokenizing,
         on_record=on_record,
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.

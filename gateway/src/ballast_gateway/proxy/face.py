@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ballast_api import wire_names
 from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
 from ballast_core.model import Request, RequestId
+from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway import headers, paths, strict_json
 from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
@@ -33,7 +34,7 @@ from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Work
 from ballast_gateway.keys import KeyRing, Tenant
 from ballast_gateway.openai_body import InvalidBody
-from ballast_gateway.prompts import PromptReader
+from ballast_gateway.prompts import PromptFacts, PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
@@ -46,6 +47,8 @@ from ballast_gateway.proxy.run import Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
+from ballast_gateway.token_questions import Question
+from ballast_gateway.tokenizing import Tokenizing, Waiting
 from ballast_gateway.trust import Trusted
 
 _log = logging.getLogger(__name__)
@@ -63,7 +66,8 @@ class ProxyFace:
     """Serves the OpenAI API on one listener. Also what `ClientConnection` calls its server.
 
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
-    `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from.
+    `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
+    the tokens of text prompts, where endpoints report what they cache.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class ProxyFace:
         created_s: int,
         max_model_len: Callable[[], int | None] = lambda: None,
         not_ready: Callable[[], list[str]] = list,
+        tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         limits = settings.limits
@@ -115,7 +120,8 @@ class ProxyFace:
         passed = sorted(path.encode() for path in paths.PASSED.union(settings.extra_paths))
         self._allowed = {**_OWN, **{path: "POST" for path in passed if path not in _OWN}}
         self._known = tuple(path.decode() for path in self._allowed)
-        self._prompts = PromptReader(driver.abilities.beliefs)
+        self._tokenizing = tokenizing
+        self._prompts = PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
         keys = settings.keys.file
@@ -311,7 +317,7 @@ class ProxyFace:
         ask.held.set(0)
         self._refuse(ask.client, ask.record, invalid_request(str(error), param=error.param, quoteless=error.problem))
 
-    def _admitted(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Run | None:
+    def _admitted(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Work | None:
         client, record = ask.client, ask.record
         if generation.model not in self._served:
             ask.held.set(0)
@@ -334,24 +340,31 @@ class ProxyFace:
                 ask.held.set(0)
                 self._refuse(client, record, refusal, outcome="invalid" if tenant is None else "rejected")
                 return None
-        return self._generate(ask, generation, blocks, tenant, deadline_s=deadline_s)
+        objective = headers.objective(ask.request.headers)
+        facts = self._prompts.read(generation.document, model=generation.model, objective=objective, blocks=blocks)
+        generate = partial(self._generate, ask, generation, facts, tenant, deadline_s)
+        if isinstance(facts.tokens, Question) and self._tokenizing is not None:
+            waits = _Tokenized(self, ask, tenant, generate)
+            found = self._tokenizing.find(facts.tokens, waits.found)
+            if isinstance(found, Waiting):
+                waits.waiting = found
+                return waits
+            return generate(found)
+        return generate(facts.tokens if isinstance(facts.tokens, PromptTokens) else None)
 
-    def _generate(
+    def _generate(  # noqa: PLR0917 - all but the last by `partial`
         self,
         ask: _Ask,
         generation: Generation,
-        blocks: tuple[int, ...] | None,
+        facts: PromptFacts,
         tenant: Tenant | None,
-        *,
         deadline_s: float | None,
+        tokens: PromptTokens | None,
     ) -> Run:
         client, request, path, record, memory = ask
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
-        facts = self._prompts.read(
-            generation.document, model=generation.model, objective=headers.objective(request.headers), blocks=blocks
-        )
         header = partial(headers.first, request.headers)
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
         job = self._job(client, path, forwarded, generation, record)
@@ -359,11 +372,12 @@ class ProxyFace:
         movable = self._moves and held is not None
         record.asked = Request(
             id=RequestId(record.id),
-            prompt_tokens=generation.prompt_tokens,
+            prompt_tokens=facts.count(tokens, generation.prompt_tokens),
             max_output_tokens=generation.max_output_tokens,
             model=generation.model,
             block_hashes=facts.block_hashes,
             block_size=facts.block_size,
+            tokens=tokens,
             traffic_class=facts.traffic_class,
             priority=self._trusted.priority(header, generation.priority),
             tenant=self._trusted.tenant(header) if tenant is None else tenant.name,
@@ -448,7 +462,7 @@ class _Pending:
     def __init__(self, face: ProxyFace, ask: _Ask) -> None:
         self._face = face
         self._ask = ask
-        self._run: Run | None = None
+        self._run: Work | None = None
         self.reading: Reading[_Read | InvalidBody] | None = None
 
     def read(self, outcome: asyncio.Future[_Read | InvalidBody]) -> None:
@@ -493,6 +507,51 @@ class _Pending:
         if self.reading is not None:
             self.reading.dropped = True
             self.reading = None
+        self._ask.held.set(0)
+
+
+class _Tokenized:
+    """A request that waits for the tokens of its prompt; later, whose generation runs."""
+
+    def __init__(
+        self, face: ProxyFace, ask: _Ask, tenant: Tenant | None, generate: Callable[[PromptTokens | None], Run]
+    ) -> None:
+        self._face = face
+        self._ask = ask
+        self._tenant = tenant
+        self._generate = generate
+        self._run: Run | None = None
+        self.waiting: Waiting | None = None
+
+    def found(self, tokens: PromptTokens | None) -> None:
+        """Go on with these tokens, or without."""
+        self.waiting = None
+        self._run = self._generate(tokens)
+
+    def client_gone(self) -> None:
+        """The client has closed its connection."""
+        if self._run is not None:
+            self._run.client_gone()
+            return
+        self._drop()
+        record = self._ask.record
+        record.outcome, record.reason = "cancelled", "client-gone"
+        self._face._ended(record)
+
+    def shut_down(self) -> None:
+        """The gateway ends."""
+        if self._run is not None:
+            self._run.shut_down()
+        else:
+            self._drop()
+            self._face._refuse(self._ask.client, self._ask.record, gateway_shutdown(), outcome="rejected")
+
+    def _drop(self) -> None:
+        if self.waiting is not None:
+            self.waiting.drop()
+            self.waiting = None
+        if self._tenant is not None:
+            self._tenant.end(0)
         self._ask.held.set(0)
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Final
 
 from ballast_api import names
+from ballast_api.gateway_settings import KvEvents
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
@@ -43,6 +44,7 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
         "ports": [
             {"name": "http", "containerPort": engine.port, "protocol": "TCP"},
             {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
+            *_kv_events_ports(_kv_events(spec)),
         ],
         "resources": {"limits": {profile.resource_name: str(gpus_of(pool, profile))}},
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
@@ -72,6 +74,9 @@ def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpe
         *("--kv-transfer-config", kv_transfer_config(spec, pool)),
         *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
     ]
+    kv_events = _kv_events(spec)
+    if kv_events.enabled:
+        result += ["--kv-events-config", kv_events_config(kv_events)]
     if model.max_model_len is not None:
         result += ["--max-model-len", str(model.max_model_len)]
     return [*result, *spec.engine.args]
@@ -82,6 +87,30 @@ def kv_transfer_config(spec: ServingPoolSpec, pool: PoolSpec) -> str:
     connector = spec.engine.kv_connector
     config = {"kv_connector": connector.type, "kv_role": _KV_ROLES[pool.role], **connector.config}
     return json.dumps(config, separators=(",", ":"))
+
+
+def kv_events_config(settings: KvEvents) -> str:
+    """vLLM's --kv-events-config: what the gateway listens to."""
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{settings.port}",
+        "replay_endpoint": f"tcp://*:{settings.replay_port}",
+        "topic": settings.topic,
+    }
+    return json.dumps(config, separators=(",", ":"))
+
+
+def _kv_events(spec: ServingPoolSpec) -> KvEvents:
+    settings = spec.gateway.settings
+    return KvEvents() if settings is None else settings.kv_events
+
+
+def _kv_events_ports(settings: KvEvents) -> list[Manifest]:
+    if not settings.enabled:
+        return []
+    ports = {"kv-events": settings.port, "kv-replay": settings.replay_port}
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:

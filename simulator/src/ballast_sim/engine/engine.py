@@ -9,6 +9,7 @@ from ballast_sim.engine.gauges import EngineLoad, engine_load, transfer_stages
 from ballast_sim.engine.loop import EngineLoop, OnStep, stepping_loop
 from ballast_sim.engine.request_checks import check_request
 from ballast_sim.engine.requests import EngineRequest, RequestState, Status
+from ballast_sim.engine.vllm.block_pool import CacheListener
 
 
 class Engine:
@@ -114,6 +115,14 @@ class Engine:
         """Steps composed from now on last `factor` times what the timer gives; 1 ends it."""
         self.catch_up(now_s)
         self.loop.timer = slowed(self.config.timer, factor)
+
+    def publish_cache(self, listener: CacheListener) -> None:
+        """Tell this listener, from now on, what can be hit."""
+        self._state.kv.pool.listener = listener
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all that could be hit; False, and nothing is done, while requests hold blocks."""
+        return self._state.kv.pool.reset_prefix_cache()
 
     # -- what the driver may ask -------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Unknown flags are named in a warning and passed over: an operator's vLLM argumen
 import argparse
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,18 @@ class KvTransfer:
         return self.role != "kv_producer"
 
 
+@dataclass(frozen=True, slots=True)
+class KvEventsConfig:
+    """The value of `--kv-events-config`: what the engine publishes of its prefix cache."""
+
+    port: int = 5557
+    """0 takes any free port, as does the next one."""
+    replay_port: int | None = None
+    topic: str = ""
+    buffer_steps: int = 10_000
+    """Batches that are kept for replay."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """Everything one server needs to know."""
@@ -68,6 +81,7 @@ class ServerOptions:
     block_size: int | None = None
     tensor_parallel_size: int = 1
     kv_transfer: KvTransfer | None = None
+    kv_events: KvEventsConfig | None = None
     policy: Literal["fcfs", "priority"] = "fcfs"
     prefix_caching: bool = True
     async_scheduling: bool = True
@@ -136,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, type=_count)
     parser.add_argument("--tensor-parallel-size", "-tp", type=_positive, default=1)
     parser.add_argument("--kv-transfer-config", type=kv_transfer_config)
+    parser.add_argument("--kv-events-config", type=kv_events_config)
     parser.add_argument("--scheduling-policy", choices=["fcfs", "priority"], default="fcfs")
     for flag, default in (("--enable-prefix-caching", True), ("--async-scheduling", True)):
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
@@ -243,6 +258,32 @@ def kv_transfer_config(text: str) -> KvTransfer:
     return KvTransfer(role, policy, float(lease_s), extra.get("bidirectional_kv_xfer") is True, threshold)
 
 
+def kv_events_config(text: str) -> KvEventsConfig | None:
+    """Read vLLM's `--kv-events-config` JSON; None where it switches nothing on."""
+    try:
+        spec = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON: {error}") from None
+    if not isinstance(spec, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    if spec.get("enable_kv_cache_events") is not True or spec.get("publisher", "zmq") == "null":
+        return None
+    replay = spec.get("replay_endpoint")
+    topic, steps = spec.get("topic", ""), spec.get("buffer_steps", 10_000)
+    if not isinstance(topic, str) or not isinstance(steps, int) or steps < 1:
+        raise argparse.ArgumentTypeError("topic must be text, buffer_steps 1 or more")
+    return KvEventsConfig(
+        _bound_port(spec.get("endpoint", "tcp://*:5557")), None if replay is None else _bound_port(replay), topic, steps
+    )
+
+
+def _bound_port(endpoint: object) -> int:
+    match = re.fullmatch(r"tcp://\*:([0-9]{1,5})", endpoint) if isinstance(endpoint, str) else None
+    if match is None or int(match[1]) > 65535:
+        raise argparse.ArgumentTypeError(f"endpoint {endpoint!r} is not modelled; use tcp://*:PORT, which listens")
+    return int(match[1])
+
+
 def parse_options(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> tuple[ServerOptions, list[str]]:
@@ -265,6 +306,7 @@ def parse_options(
         block_size=known.block_size,
         tensor_parallel_size=known.tensor_parallel_size,
         kv_transfer=transfer,
+        kv_events=known.kv_events_config,
         policy=known.scheduling_policy,
         prefix_caching=known.enable_prefix_caching,
         async_scheduling=known.async_scheduling,

@@ -33,6 +33,7 @@ from ballast_sim.engine_sim.streams import Answer, StreamedAnswer, WholeAnswer
 from ballast_sim.engine_sim.text import GeneratedContent, detokenize, tokenize
 
 if TYPE_CHECKING:
+    from ballast_sim.engine_sim.kv_events import KvPublisher
     from ballast_sim.engine_sim.misbehave.saboteur import Saboteur
 
 VLLM_VERSION = "0.32.0"
@@ -66,6 +67,7 @@ class EngineSimServer:
         self._started_s = time.time()
         transfer = options.kv_transfer
         self.metrics = Metrics(options.names[0], self.config.max_model_len, self._started_s, transfer is not None)
+        self.kv_events = self._publishing()
         self.engine_id = str(uuid.uuid4())
         self.side_channel = handoff.SideChannel(self.service, self.metrics, self.engine_id)
         self.port = 0
@@ -94,6 +96,7 @@ class EngineSimServer:
             ("GET", "/metrics"): self._metrics,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
+            ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
         }
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -105,12 +108,33 @@ class EngineSimServer:
             ear = partial(HttpProtocol, self.side_channel.handle, self._connections)
             side = Door(ear, self._side_bind(), options.side_channel_port)
             self.side_channel_port = await self._listen("VLLM_NIXL_SIDE_CHANNEL_PORT", side)
+        if self.kv_events is not None:
+            self._open_publisher(self.kv_events)
         if self._saboteur is not None:
             await self._take_commands(self._saboteur)
         self.port = await self._listen("--port", self.door)
         if self._saboteur is not None:
             await self._saboteur.command(options.misbehave)
         logger.info("serving on port %d: %s", self.port, json.dumps(describe(options, self.config)))
+
+    def _publishing(self) -> "KvPublisher | None":
+        """What publishes KV events, where that is asked for; other servers load nothing."""
+        if self.options.kv_events is None:
+            return None
+        from ballast_sim.engine_sim.kv_events import KvPublisher
+
+        publisher = KvPublisher(self.options.kv_events, self.config.block_size)
+        self.service.engine.publish_cache(publisher)
+        return publisher
+
+    def _open_publisher(self, publisher: "KvPublisher") -> None:
+        try:
+            publisher.open(self.options.host)
+        except OSError as error:
+            for listener in self._listeners:
+                listener.close()
+            port = publisher.config.port
+            raise ListenError("--kv-events-config", self.options.host, port, error) from error
 
     def _misbehaving(self, clock: Clock) -> "tuple[Saboteur | None, Clock]":
         """Who stands in front of this server if it may misbehave, with a clock to stop; honest servers load nothing."""
@@ -175,6 +199,8 @@ class EngineSimServer:
             await asyncio.sleep(0.01)
         for listener in self._listeners:
             listener.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         self.service.close()
         for task in list(self._tasks):
             task.cancel()
@@ -429,6 +455,8 @@ class EngineSimServer:
             for request_id in event.tokens:
                 if request_id in self._prefilling:
                     self._first_token(request_id)
+            if self.kv_events is not None:
+                self.kv_events.publish(event.at_s)
         if self._observe is not None:
             self._observe(event)
 
@@ -468,6 +496,11 @@ class EngineSimServer:
             for name in self.options.names
         ]
         self._json(request, exchange, {"object": "list", "data": models})
+
+    def _reset_prefix_cache(self, request: Request, exchange: Exchange) -> None:
+        """As vLLM's route for development: 200 in any case; nothing happens while requests run."""
+        self.service.reset_prefix_cache()
+        exchange.respond(200, b"")
 
     def _tokenize(self, request: Request, exchange: Exchange) -> None:
         body = parse_json(request.body)

@@ -110,6 +110,11 @@ class EngineService:
         self.engine.pull_ended(request_id, self.now_s(), failed)
         self.pump()
 
+    def reset_prefix_cache(self) -> bool:
+        """See `Engine.reset_prefix_cache`."""
+        self.pump()
+        return self.engine.reset_prefix_cache()
+
     def call_at_engine(self, at_s: float, callback: Callable[[], None]) -> Timer:
         """Call back at an engine time."""
         return self._clock.call_at(self._start_s + at_s * self._time_scale, callback)

@@ -12,6 +12,7 @@ no other request shares are only *claimed*: they get their hashes when somebody 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ballast_sim.engine.content import BlockHashes
 from ballast_sim.engine.requests import RequestState
@@ -24,6 +25,22 @@ class _Group:
     blocks: list[int]
     claim: BlockHashes | None
     """The content whose hashes they have by claim."""
+
+
+class CacheListener(Protocol):
+    """Hears what can be hit: what vLLM's KV events tell. Only of content that is shared (`BlockHashes.shared`)."""
+
+    def stored(self, state: RequestState, first: int, last: int) -> None:
+        """The request's blocks `first` up to `last` got their hashes."""
+        ...
+
+    def removed(self, block_hash: int) -> None:
+        """One block of this hash lost it."""
+        ...
+
+    def cleared(self) -> None:
+        """All blocks lost theirs."""
+        ...
 
 
 class BlockPool:
@@ -45,6 +62,7 @@ class BlockPool:
         "_unnamed",
         "block_size",
         "free_blocks",
+        "listener",
         "usable_blocks",
     )
 
@@ -54,6 +72,7 @@ class BlockPool:
         self.usable_blocks = kv_blocks - 1
         self.free_blocks = kv_blocks - 1
         """Blocks that can be handed out, those that could still be hit included."""
+        self.listener: CacheListener | None = None
         self._caching = caching
         self._unnamed: list[int] = []  # the last goes first
         self._fresh = range(1, kv_blocks)
@@ -220,6 +239,8 @@ class BlockPool:
         if not self._claims_alone(state, content.upto(1)[0]):
             self._name(state.blocks[first:full], content.upto(full)[first:full])
         state.cached_blocks = full
+        if self.listener is not None:
+            self.listener.stored(state, first, full)
 
     def _claims_alone(self, state: RequestState, first: int) -> bool:
         """Whether the request alone has its content: its blocks get hashes only if somebody looks for them."""
@@ -264,6 +285,8 @@ class BlockPool:
             block_hash = hashes.pop(block, None)
             if block_hash is None:
                 continue
+            if self.listener is not None:
+                self.listener.removed(block_hash)
             if block_hash in copies:
                 self._forget(block, block_hash)
             else:
@@ -293,6 +316,24 @@ class BlockPool:
             del self._claims[first]
         else:
             self._unname(state.blocks[: state.cached_blocks])
+
+    def reset_prefix_cache(self) -> bool:
+        """Take all hashes away, the free queue's order kept; False, and nothing is done, while a block is in use."""
+        if self.free_blocks < self.usable_blocks:
+            return False
+        queue, _, _ = self.contents()
+        self._unnamed, self._fresh = queue[::-1], range(0)
+        self._groups.clear()
+        self._passed_over.clear()
+        self._gaps = 0
+        self._block_hash.clear()
+        self._idle.clear()
+        self._by_hash.clear()
+        self._copies.clear()
+        self._claims.clear()
+        if self.listener is not None:
+            self.listener.cleared()
+        return True
 
     # -- what tests compare ------------------------------------------------------------------------------------------
 
