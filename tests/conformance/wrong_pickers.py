@@ -619,6 +619,15 @@ class NeverGivesUp(Honest):
             await asyncio.Event().wait()
 
 
+@found_by("streams: half-close-at-once", "errors.out-of-order", "modes.observability")
+class WaitsForHeaders(Honest):
+    """A stream that is half-closed without a request stays open."""
+
+    async def on_half_close(self) -> None:
+        if self.head is None:
+            await asyncio.Event().wait()
+
+
 @found_by("streams: half-close", "response: served served-elsewhere")
 class FailsAtEnd(Honest):
     """A stream whose response was shown ends with an error."""
