@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ballast_cli import calibrate, engine_sim, gateway, listings, load, operator, profile, recommend, simulate, validate
+from ballast_cli import (
+    calibrate,
+    conformance,
+    engine_sim,
+    gateway,
+    listings,
+    load,
+    operator,
+    profile,
+    recommend,
+    simulate,
+    validate,
+)
 from ballast_cli.arithmetic import choose_arithmetic
 from ballast_cli.demo import command as demo
 from ballast_cli.output import discard_standard_output
@@ -42,6 +54,7 @@ app = typer.Typer(
 
 app.add_typer(engine_sim.app, name="engine-sim")
 app.add_typer(profile.app, name="profile")
+app.add_typer(conformance.app, name="conformance")
 app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("recommend")(recommend.recommend_command)

@@ -1,0 +1,1 @@
+"""What a picker is asked, by the part of the protocol; each module registers its cases."""

@@ -1,0 +1,92 @@
+"""`ballast conformance epp`, as a user types it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from ballast_cli.main import app
+from ballast_conformance import suite
+from tests.conformance.pickers import ENDPOINTS, Honest, running
+from tests.conformance.wrong_pickers import ListsOnly, NoMetadata
+
+QUICK = ("--model", "m", "--only", "destination.*", "--only", "subset.*")
+
+
+async def command(*arguments: str) -> Any:
+    return await asyncio.to_thread(CliRunner().invoke, app, ["conformance", "epp", *arguments])
+
+
+async def test_a_conformant_picker_exits_0_with_a_line_for_each_case(tmp_path: Path) -> None:
+    """And a file for programs."""
+    file = tmp_path / "results.json"
+    async with running(Honest) as picker:
+        result = await command(f"127.0.0.1:{picker.port}", *QUICK, "--json", str(file))
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("pass", "fail", "skip"))]
+    assert len(lines) == len(suite.chosen(QUICK[3::2]))
+    assert "pass  MUST    subset.one " in result.stdout
+    document = json.loads(file.read_text())
+    assert document["conformant"]
+    assert document["endpoints"] == list(ENDPOINTS)
+    assert {case["verdict"] for case in document["cases"]} == {"pass", "skip"}
+
+
+async def test_a_failed_must_exits_1_and_says_what_was_expected_and_seen() -> None:
+    """On the case's line."""
+    async with running(NoMetadata) as picker:
+        result = await command(f"127.0.0.1:{picker.port}", *QUICK)
+    assert result.exit_code == 1
+    [line] = [line for line in result.stdout.splitlines() if "destination.metadata" in line]
+    assert line.startswith("fail  MUST")
+    assert "Expected: dynamic_metadata has envoy.lb / x-gateway-destination-endpoint" in line
+    assert "Seen: request_headers, request_body." in line
+
+
+async def test_a_failed_may_is_told_and_exits_0() -> None:
+    """Only what the protocol demands counts."""
+    async with running(ListsOnly) as picker:
+        result = await command(f"127.0.0.1:{picker.port}", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "fail  MAY     subset.string" in result.stdout
+
+
+async def test_json_to_standard_output_is_json_alone() -> None:
+    """For pipes."""
+    async with running(Honest) as picker:
+        result = await command(f"127.0.0.1:{picker.port}", *QUICK, "--json", "-")
+    assert json.loads(result.stdout)["conformant"]
+
+
+async def test_a_model_is_needed_where_no_endpoint_can_be_asked() -> None:
+    """The message says what was tried, and which option helps."""
+    async with running(Honest) as picker:
+        result = await command(f"127.0.0.1:{picker.port}", "--endpoints", "127.0.0.1:1")
+    assert result.exit_code == 2
+    assert "--model" in result.stderr
+
+
+async def test_what_cannot_work_exits_2_with_a_reason() -> None:
+    """Before anything is asked."""
+    for arguments, reason in {
+        (): "name the picker",
+        ("nowhere",): "is not HOST:PORT",
+        ("127.0.0.1:1", "--only", "no.such"): "no case matches",
+        ("127.0.0.1:1", "--timeout", "1"): "no HTTP/2 server at 127.0.0.1:1",
+    }.items():
+        result = await command(*arguments)
+        assert result.exit_code == 2, arguments
+        assert reason in result.stderr
+
+
+def test_the_list_names_each_case_once_with_its_level_and_source() -> None:
+    """Ids are what results and options name."""
+    result = CliRunner().invoke(app, ["conformance", "epp", "--list"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(suite.ALL) == len({line.split()[1] for line in lines})
+    assert all(line.split()[0] in {"MUST", "SHOULD", "MAY"} for line in lines)
