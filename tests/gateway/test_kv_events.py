@@ -160,6 +160,25 @@ async def test_an_engine_that_gives_no_tokens_delays_nobody_for_long(tmp_path: P
         assert tokenizing._late == 3
 
 
+async def test_a_client_that_leaves_while_its_tokens_are_asked_for_is_forgotten(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1, wait_s=60.0) as (running, servers, _):
+        servers[0]._routes["POST", "/tokenize"] = lambda request, exchange: None
+        face = running.gateway.proxy
+        assert face is not None
+        assert face._tokenizing is not None
+        body = b'{"model":"m","prompt":"some words","max_tokens":1}'
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        asking = face._tokenizing._asking
+        await until(lambda: any(each.waiting for each in asking.values()))
+        assert face.in_flight == 0
+        writer.close()
+        await until(running.requests)
+        assert (running.request()["outcome"], running.request()["reason"]) == ("cancelled", "client-gone")
+        assert not any(each.waiting for each in asking.values())
+        assert await reader.read() == b""
+
+
 async def test_an_endpoint_that_goes_takes_its_blocks_along(tmp_path: Path) -> None:
     async with fleet(tmp_path, 2) as (running, _, client):
         for _ in range(4):
