@@ -293,7 +293,9 @@ async def test_many_at_once_in_both_directions(pair: Pair) -> None:
     entries = gateway.requests()
     assert {entry["prefill"] for entry in entries} == {"f0", "f1"}
     assert sum(entry["cut_tokens"] for entry in entries) == await pair.pulled("f0") + await pair.pulled("f1")
-    alone = [await stream(f"{pair.url('f0')}{COMPLETION}", body, f"r{at}") for at, body in enumerate(bodies)]
+    alone = await asyncio.gather(
+        *(stream(f"{pair.url('f0')}{COMPLETION}", body, f"r{at}") for at, body in enumerate(bodies))
+    )
     assert through == alone
 
 
@@ -312,7 +314,9 @@ async def test_libra_cuts_prompts_by_itself(pair: Pair) -> None:
     )
     entries = gateway.requests()
     assert any(entry.get("cut_tokens") for entry in entries)
-    alone = [await stream(f"{pair.url('f0')}{COMPLETION}", body, f"r{at}") for at, body in enumerate(bodies)]
+    alone = await asyncio.gather(
+        *(stream(f"{pair.url('f0')}{COMPLETION}", body, f"r{at}") for at, body in enumerate(bodies))
+    )
     assert through == alone
 
 

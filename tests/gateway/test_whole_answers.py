@@ -115,7 +115,7 @@ async def test_an_engine_that_dies_takes_no_whole_answer_with_it(line: Line, pat
         line.kill("d0")  # again and again: some connections are still being accepted
         await asyncio.sleep(0.02)
     answers = [await task for task in asking]
-    assert answers == [await alone(line, path, body, name) for name, body in bodies.items()]
+    assert answers == await asyncio.gather(*(alone(line, path, body, name) for name, body in bodies.items()))
     entries = gateway.requests()
     assert {entry["outcome"] for entry in entries} == {"completed"}
     assert {entry["decode"] for entry in entries} == {"d1"}
