@@ -22,8 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: many tests wait for a socket, a process or a timer."""
-    return (os.cpu_count() or 1) + 1
+    """Two more than cores: many tests wait for a socket, a process or a timer."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.fixture
