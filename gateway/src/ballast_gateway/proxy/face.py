@@ -456,14 +456,41 @@ class _Read(NamedTuple):
     blocks: tuple[int, ...]
 
 
-class _Pending:
-    """A request whose body is on the thread; later, whose generation runs."""
+class _Later:
+    """A request that is not placed yet; later, whose generation runs."""
 
     def __init__(self, face: ProxyFace, ask: _Ask) -> None:
         self._face = face
         self._ask = ask
         self._run: Work | None = None
-        self.reading: Reading[_Read | InvalidBody] | None = None
+
+    def client_gone(self) -> None:
+        """The client has closed its connection."""
+        if self._run is not None:
+            self._run.client_gone()
+            return
+        self._drop()
+        record = self._ask.record
+        record.outcome, record.reason = "cancelled", "client-gone"
+        self._face._ended(record)
+
+    def shut_down(self) -> None:
+        """The gateway ends."""
+        if self._run is not None:
+            self._run.shut_down()
+        else:
+            self._drop()
+            self._face._refuse(self._ask.client, self._ask.record, gateway_shutdown(), outcome="rejected")
+
+    def _drop(self) -> None:
+        """Give back what it holds, before it was placed."""
+        self._ask.held.set(0)
+
+
+class _Pending(_Later):
+    """Its body is on the thread."""
+
+    reading: Reading[_Read | InvalidBody] | None = None
 
     def read(self, outcome: asyncio.Future[_Read | InvalidBody]) -> None:
         """Take what the thread has read, or why it could not. Never raises."""
@@ -485,66 +512,29 @@ class _Pending:
             ask.held.set(0)
             face._refuse(ask.client, ask.record, internal_error(), outcome="failed")
 
-    def client_gone(self) -> None:
-        """The client has closed its connection."""
-        if self._run is not None:
-            self._run.client_gone()
-            return
-        self._drop()
-        record = self._ask.record
-        record.outcome, record.reason = "cancelled", "client-gone"
-        self._face._ended(record)
-
-    def shut_down(self) -> None:
-        """The gateway ends."""
-        if self._run is not None:
-            self._run.shut_down()
-        else:
-            self._drop()
-            self._face._refuse(self._ask.client, self._ask.record, gateway_shutdown(), outcome="rejected")
-
     def _drop(self) -> None:
         if self.reading is not None:
             self.reading.dropped = True
             self.reading = None
-        self._ask.held.set(0)
+        super()._drop()
 
 
-class _Tokenized:
-    """A request that waits for the tokens of its prompt; later, whose generation runs."""
+class _Tokenized(_Later):
+    """It waits for the tokens of its prompt."""
+
+    waiting: Waiting | None = None
 
     def __init__(
         self, face: ProxyFace, ask: _Ask, tenant: Tenant | None, generate: Callable[[PromptTokens | None], Run]
     ) -> None:
-        self._face = face
-        self._ask = ask
+        super().__init__(face, ask)
         self._tenant = tenant
         self._generate = generate
-        self._run: Run | None = None
-        self.waiting: Waiting | None = None
 
     def found(self, tokens: PromptTokens | None) -> None:
         """Go on with these tokens, or without."""
         self.waiting = None
         self._run = self._generate(tokens)
-
-    def client_gone(self) -> None:
-        """The client has closed its connection."""
-        if self._run is not None:
-            self._run.client_gone()
-            return
-        self._drop()
-        record = self._ask.record
-        record.outcome, record.reason = "cancelled", "client-gone"
-        self._face._ended(record)
-
-    def shut_down(self) -> None:
-        """The gateway ends."""
-        if self._run is not None:
-            self._run.shut_down()
-        else:
-            self._drop()
-            self._face._refuse(self._ask.client, self._ask.record, gateway_shutdown(), outcome="rejected")
 
     def _drop(self) -> None:
         if self.waiting is not None:
@@ -552,7 +542,7 @@ class _Tokenized:
             self.waiting = None
         if self._tenant is not None:
             self._tenant.end(0)
-        self._ask.held.set(0)
+        super()._drop()
 
 
 def _path(target: bytes) -> bytes:
