@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,7 +43,7 @@ POLICY = {"prefill": {"type": "least-uncached-tokens"}, "decode": {"type": "leas
 
 @asynccontextmanager
 async def fleet(
-    tmp_path: Path, count: int, *, profile: Any = FAST, wait_s: float = 10.0
+    tmp_path: Path, count: int, *, profile: Any = FAST, wait_s: float = 10.0, **more: Any
 ) -> AsyncIterator[tuple[RunningGateway, list[EngineSimServer], httpx.AsyncClient]]:
     """So many engine-sims that publish, and a gateway that listens to them."""
     port, replay_port = free_ports(2)
@@ -60,7 +62,9 @@ async def fleet(
         addresses = {f"f{at}": f"{server.options.host}:{server.port}" for at, server in enumerate(servers)}
         kv_events = {"enabled": True, "port": port, "replayPort": replay_port, "tokenizeWaitS": wait_s}
         running = await stack.enter_async_context(
-            running_gateway(tmp_path, addresses, model={"servedNames": ["m"]}, kvEvents=kv_events, policy=POLICY)
+            running_gateway(
+                tmp_path, addresses, model={"servedNames": ["m"]}, kvEvents=kv_events, policy=POLICY, **more
+            )
         )
         await until(lambda: all(_knows(running, name).complete for name in addresses))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=30.0))
@@ -161,21 +165,30 @@ async def test_an_engine_that_gives_no_tokens_delays_nobody_for_long(tmp_path: P
 
 
 async def test_a_client_that_leaves_while_its_tokens_are_asked_for_is_forgotten(tmp_path: Path) -> None:
-    async with fleet(tmp_path, 1, wait_s=60.0) as (running, servers, _):
+    """By its tenant's limits, too."""
+    tenants = [{"name": "a", "keys": [sha256(b"key").hexdigest()], "maxInFlight": 1}]
+    (tmp_path / "keys").write_text(json.dumps({"tenants": tenants}))
+    async with fleet(tmp_path, 1, wait_s=60.0, keys={"file": str(tmp_path / "keys")}) as (running, servers, _):
         servers[0]._routes["POST", "/tokenize"] = lambda request, exchange: None
         face = running.gateway.proxy
         assert face is not None
         assert face._tokenizing is not None
         body = b'{"model":"m","prompt":"some words","max_tokens":1}'
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: g\r\nx-api-key: key\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
         asking = face._tokenizing._asking
         await until(lambda: any(each.waiting for each in asking.values()))
         assert face.in_flight == 0
+        assert face._keys is not None
+        tenant = face._keys.tenant([(b"x-api-key", b"key")])
+        assert tenant is not None
+        assert tenant._in_flight == 1
         writer.close()
         await until(running.requests)
         assert (running.request()["outcome"], running.request()["reason"]) == ("cancelled", "client-gone")
         assert not any(each.waiting for each in asking.values())
+        assert tenant._in_flight == 0
         assert await reader.read() == b""
 
 
