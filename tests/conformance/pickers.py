@@ -235,13 +235,15 @@ async def running(kind: Callable[[Shared], Honest], credentials: Any = None) -> 
     """A picker of streams of this kind, and health, on one port of loopback."""
     shared = Shared()
 
-    async def process(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def process(requests: AsyncIterator[Any], context: Any) -> None:
+        # A coroutine that writes, not a generator: one whose reply cannot be written is left to the garbage collector,
+        # and its stream would count as in flight until then.
         stream = kind(shared)
         shared.open += 1
         try:
             async for message in requests:
                 for reply in stream.take(message):
-                    yield reply
+                    await context.write(reply)
                 if stream.over:
                     return
             await stream.on_half_close()
