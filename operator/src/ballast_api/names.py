@@ -33,6 +33,9 @@ ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
 ANNOTATION_REVISION: Final = f"{GROUP}/revision"
 """On engine pods: the revision of the pool's template."""
 
+ANNOTATION_POD_API: Final = f"{GROUP}/pod-api-port"
+"""On pods whose agent or gateway speaks the pod API: its port."""
+
 APP_NAME: Final = "app.kubernetes.io/name"
 APP_INSTANCE: Final = "app.kubernetes.io/instance"
 APP_COMPONENT: Final = "app.kubernetes.io/component"
@@ -63,6 +66,10 @@ PORT_ENGINE: Final = 8000
 PORT_EXT_PROC: Final = 9002
 PORT_GRPC_HEALTH: Final = 9003
 PORT_ADMIN: Final = 9090
+PORT_POD_API: Final = 9004
+"""Of agents and gateways alike; not for clients."""
+PORT_ENGINE_BEHIND_AGENT: Final = 8200
+"""On the pod's loopback; as behind llm-d's sidecar."""
 PORT_KV_EVENTS: Final = 5557
 """vLLM's default."""
 PORT_KV_REPLAY: Final = 5657

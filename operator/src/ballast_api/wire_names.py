@@ -33,6 +33,8 @@ DEADLINE: Final = "x-envoy-expected-rq-timeout-ms"
 
 PREFILLER: Final = "x-prefiller-host-port"
 """Picker -> llm-d's sidecar in the decode pod: where to prefill."""
+PLAN: Final = "x-ballast-plan"
+"""Picker -> Ballast's agent in the decode pod: all that was decided about the request, signed (docs/pod-api.md)."""
 LOAD_REPORT: Final = "endpoint-load-metrics"
 """vLLM -> gateway: an ORCA load report, where the request asked for one."""
 
@@ -40,6 +42,7 @@ CONTROL_HEADERS: Final = (
     DESTINATION,
     SUBSET,
     SERVED,
+    PLAN,
     # llm-d's sidecar, today's names
     PREFILLER,
     "x-encoder-hosts-ports",

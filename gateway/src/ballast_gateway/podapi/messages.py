@@ -1,0 +1,311 @@
+"""What passes on the pod API: the lines of `GET /ballast/v1/events`, and the bodies of the other routes.
+
+A line is one JSON object with `kind` and a sequence number `seq` that grows by one from line to line, so a reader
+notices a gap, and asks anew for the snapshot that begins each stream. Requests are named by their key, `BY/ID`: the
+gateway that decided about it, and its id there. Fields that a later release adds are ignored; a line of an unknown kind
+is refused (`BadMessage`), and its reader connects again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from ballast_core.model.endpoints import Role
+from ballast_gateway.podapi.plan import Place, key_of
+
+STATE: Final = "/ballast/v1/state"
+EVENTS: Final = "/ballast/v1/events"
+MIGRATIONS: Final = "/ballast/v1/migrations"
+LEAVE: Final = "/ballast/v1/leave"
+CANCEL: Final = "/ballast/v1/cancel"
+DRAIN: Final = "/ballast/v1/drain"
+INVENTORY: Final = "/ballast/v1/inventory"
+
+FOLD_S: Final = 0.05
+"""Progress of all requests of a holder is folded into one line each so many seconds."""
+BEAT_S: Final = 1.0
+"""A holder with nothing to say sends a beat; a reader that hears nothing for three of them takes it for lost."""
+MOST_LINE_BYTES: Final = 16 * 1024 * 1024
+
+
+class BadMessage(ValueError):
+    """Bytes that are no message, and which field is wrong."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that is held, or that a picker has dispatched."""
+
+    id: str
+    by: str
+    phase: Literal["waiting", "prefilling", "decoding"]
+    decode: str = ""
+    """Id of the endpoint; empty while it waits."""
+    prefill: str = ""
+    """Id of the prefill endpoint; empty if the decode endpoint computes the prompt, or has the KV already."""
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    rate_tokens_per_s: float = 0.0
+    """Output tokens a second since the first one."""
+    predicted_remaining_tokens: float | None = None
+    """None: the holder predicts nothing."""
+    max_output_tokens: int | None = None
+    model: str = ""
+    traffic_class: str = ""
+    tenant: str = ""
+    priority: int = 0
+    movable: bool = False
+    """Whether its state can be carried to another endpoint."""
+    age_s: float = 0.0
+    """Seconds since it arrived at who sends this row."""
+    blocks: tuple[int, ...] = ()
+    """Names of the prompt's leading blocks, where the sender knows them."""
+    block_size: int = 0
+
+    @property
+    def key(self) -> str:
+        """Names the request in the whole fleet."""
+        return key_of(self.by, self.id)
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """One line. `seq` is set by who sends it."""
+
+    seq: int = 0
+
+
+class Snapshot(_Message, frozen=True, tag="snapshot"):
+    """The first line of each stream: all that is held now."""
+
+    holder: str
+    """Its name: the pod's."""
+    incarnation: str
+    """Another one after each start."""
+    holds: Literal["agent", "gateway"]
+    endpoint: str = ""
+    """Id of the endpoint beside which an agent sits, as far as it knows."""
+    draining: bool = False
+    requests: tuple[Row, ...] = ()
+
+
+class Opened(_Message, frozen=True, tag="opened"):
+    """A request has come to this holder, or has been dispatched by this picker and no holder has confirmed it yet."""
+
+    request: Row
+
+
+class Prefilled(_Message, frozen=True, tag="prefilled"):
+    """Its prompt has been computed; it is on its decode endpoint from now on."""
+
+    key: str
+
+
+class Began(_Message, frozen=True, tag="began"):
+    """Its first token has come."""
+
+    key: str
+
+
+class Progressed(_Message, frozen=True, tag="progressed"):
+    """Output tokens so far, of those that have got more; at most one such line each `FOLD_S`."""
+
+    tokens: dict[str, int]
+
+
+class Redirected(_Message, frozen=True, tag="redirected"):
+    """It was sent to other endpoints: a leg had failed."""
+
+    key: str
+    decode: str
+    prefill: str = ""
+
+
+class LegFailed(_Message, frozen=True, tag="failed"):
+    """A leg failed. What becomes of the request is another line."""
+
+    key: str
+    stage: Literal["prefill", "decode"]
+    endpoint: str
+    fault: str
+    """As `ballast_core.model.Fault`."""
+    status: int = 0
+
+
+class Moved(_Message, frozen=True, tag="moved"):
+    """It decodes on this endpoint now, as it was ordered."""
+
+    key: str
+    target: str
+
+
+class MoveFailed(_Message, frozen=True, tag="move-failed"):
+    """It stays where it is."""
+
+    key: str
+    target: str
+    reason: str = ""
+
+
+class Ended(_Message, frozen=True, tag="ended"):
+    """It is over."""
+
+    key: str
+    outcome: Literal["completed", "failed", "cancelled"]
+    output_tokens: int = 0
+    fault: str = ""
+    """What its last engine did to it, where that is known."""
+
+
+class Released(_Message, frozen=True, tag="released"):
+    """A picker's: the request is not its any more, since a holder has it, or since nobody has confirmed it in time."""
+
+    key: str
+
+
+class Engine(_Message, frozen=True, tag="engine"):
+    """Metrics of the engine beside an agent, when they have changed. Names as of `ballast_core.model.Observation`."""
+
+    endpoint: str
+    running: int
+    waiting: int
+    kv_usage_ratio: float = 0.0
+    preemptions: int = 0
+
+
+class Signs(_Message, frozen=True, tag="signs"):
+    """Signs of life of the engines that owe this holder something: endpoint -> [legs, seconds since the last byte,
+    seconds since something is due]; the second is null if none has come yet. Five times a second while any is due."""
+
+    engines: dict[str, tuple[int, float | None, float]]
+
+
+class Draining(_Message, frozen=True, tag="draining"):
+    """The holder takes no new requests."""
+
+    on: bool = True
+
+
+class Beat(_Message, frozen=True, tag="beat"):
+    """Nothing has happened."""
+
+
+Message: TypeAlias = (
+    Snapshot
+    | Opened
+    | Prefilled
+    | Began
+    | Progressed
+    | Redirected
+    | LegFailed
+    | Moved
+    | MoveFailed
+    | Ended
+    | Released
+    | Engine
+    | Signs
+    | Draining
+    | Beat
+)
+
+
+class MoveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /ballast/v1/migrations`."""
+
+    request_id: str
+    target: str
+    """Id of an endpoint of the inventory."""
+    by: str = ""
+    """Who decided about the request; needed only where two requests have the same id."""
+
+
+class LeaveOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /ballast/v1/leave`: leave the request's leg on a silent engine, and go on elsewhere."""
+
+    request_id: str
+    endpoint: str
+    reason: str = ""
+    by: str = ""
+
+
+class CancelOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /ballast/v1/cancel`."""
+
+    request_id: str
+    by: str = ""
+
+
+class DrainOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `POST /ballast/v1/drain`."""
+
+    on: bool = True
+
+
+class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One endpoint of an inventory."""
+
+    id: str
+    address: str
+    role: Role
+    usable: bool = True
+    """Whether it takes new requests: ready, not draining, not ejected and not suspected."""
+
+    @classmethod
+    def of(cls, place: Place, *, usable: bool = True) -> Listed:
+        """That of a place."""
+        return cls(place.id, place.address, place.role, usable)
+
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.id, self.address, self.role)
+
+
+class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `PUT /ballast/v1/inventory`: a picker's whole list of endpoints; each one replaces the last."""
+
+    endpoints: tuple[Listed, ...]
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer of `GET /ballast/v1/state`."""
+
+    holder: str
+    incarnation: str
+    holds: Literal["agent", "gateway"]
+    endpoint: str = ""
+    draining: bool = False
+    requests: tuple[Row, ...] = ()
+
+
+Body: TypeAlias = MoveOrder | LeaveOrder | CancelOrder | DrainOrder | Inventory
+
+_ENCODER: Final = msgspec.json.Encoder()
+_LINES: Final = msgspec.json.Decoder(Message)
+
+
+def encode(message: Message, seq: int) -> bytes:
+    """One line, its newline included."""
+    return _ENCODER.encode(msgspec.structs.replace(message, seq=seq)) + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """One line. Raises `BadMessage`."""
+    try:
+        message: Message = _LINES.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(str(error)) from error
+    return message
+
+
+def write(body: Body | State) -> bytes:
+    """A body as JSON."""
+    return _ENCODER.encode(body)
+
+
+def read(body: bytes, kind: type[Body]) -> Body:
+    """A body of this kind. Raises `BadMessage`, which names the field."""
+    try:
+        found: Body = msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(str(error)) from error
+    return found

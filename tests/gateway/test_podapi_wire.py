@@ -1,0 +1,229 @@
+"""The pod API's values: signatures, plans and lines, and what is refused of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_core.model import Role
+from ballast_gateway.podapi import messages
+from ballast_gateway.podapi.auth import SKEW_S, Guard, Signed, TokenFile, mac
+from ballast_gateway.podapi.plan import LIFE_S, Part, Place, Plan, PlanRefused, sign, verify
+
+TOKEN = b"0123456789abcdef-new"
+OLD = b"0123456789abcdef-old"
+DECODE = Place("d0", "10.0.0.1:8000", Role.DECODE)
+PREFILL = Place("p0", "10.0.0.2:8000", Role.PREFILL)
+PLAN = Plan(id="r1", by="gateway-a", decode=DECODE, prefill=PREFILL, segments=(Part(PREFILL, 100), Part(DECODE, None)))
+
+
+@dataclass
+class Clock:
+    unix_s: float = 1e9
+    tokens: tuple[bytes, ...] = field(default=(TOKEN, OLD))
+
+    def guard(self) -> Guard:
+        return Guard(lambda: self.tokens, lambda: self.unix_s)
+
+
+def signed(token: bytes = TOKEN, at_s: float = 1e9, body: bytes = b"{}") -> Signed:
+    return Signed(token, "POST", "/ballast/v1/drain", body, at_s)
+
+
+@pytest.mark.parametrize("token", [TOKEN, OLD])
+def test_either_token_of_a_rotation_is_taken_and_the_answer_proves_the_same_one(token: bytes) -> None:
+    """Holders and gateways read a new Secret at different times."""
+    call = signed(token)
+    proof = Clock().guard().check(call.authorization, "POST", "/ballast/v1/drain", b"{}")
+    assert proof is not None
+    assert call.is_proof(proof)
+    assert not signed(token).is_proof(proof)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"),
+    [
+        ("GET", "/ballast/v1/drain", b"{}"),
+        ("POST", "/ballast/v1/cancel", b"{}"),
+        ("POST", "/ballast/v1/drain", b'{"on":false}'),
+    ],
+)
+def test_a_signature_is_for_one_call(method: str, target: str, body: bytes) -> None:
+    """What is overheard serves for nothing else."""
+    assert Clock().guard().check(signed().authorization, method, target, body) is None
+
+
+def test_a_call_is_taken_once() -> None:
+    """Also after a long time, and by each listener for itself."""
+    clock = Clock()
+    guard, call = clock.guard(), signed()
+    assert guard.check(call.authorization, "POST", "/ballast/v1/drain", b"{}") is not None
+    for later_s in (0, SKEW_S - 1, 2 * SKEW_S + 1):
+        clock.unix_s = 1e9 + later_s
+        assert guard.check(call.authorization, "POST", "/ballast/v1/drain", b"{}") is None
+
+
+@pytest.mark.parametrize(("ahead_s", "taken"), [(0, True), (SKEW_S, True), (SKEW_S + 1, False), (-SKEW_S - 1, False)])
+def test_clocks_may_differ_within_limits(ahead_s: int, taken: bool) -> None:
+    """Two minutes."""
+    proof = Clock().guard().check(signed(at_s=1e9 + ahead_s).authorization, "POST", "/ballast/v1/drain", b"{}")
+    assert (proof is not None) is taken
+
+
+@pytest.mark.parametrize(
+    ("authorization", "taken"),
+    [
+        ("", False),
+        ("Bearer ", False),
+        ("Bearer 0123456789abcdef", False),
+        (f"Bearer {TOKEN.decode()}", True),
+        (f"bearer {OLD.decode()}", True),
+        ("Ballast", False),
+        ("Ballast t=,n=,s=", False),
+        ("Ballast t=²,n=x,s=y", False),
+        (f"Ballast t={'9' * 300},n={'a' * 32},s=00", False),
+        (f"Ballast t=1000000000,n={'a' * 32},s=", False),
+        (f"Ballast t=1000000000,n={'a' * 32},s={'é' * 64}", False),
+    ],
+)
+def test_only_who_has_a_token_is_let_in(authorization: str, taken: bool) -> None:
+    """Nothing of what clients may write raises."""
+    assert (Clock().guard().check(authorization, "GET", "/", b"") is not None) is taken
+
+
+@given(st.text())
+def test_no_header_raises(authorization: str) -> None:
+    """Nor is any let in."""
+    for text in (authorization, f"Ballast {authorization}", f"Bearer {authorization}"):
+        assert Clock().guard().check(text, "GET", "/", b"") is None
+
+
+def test_parts_of_a_mac_cannot_be_shifted() -> None:
+    """Their borders are in it."""
+    assert mac(TOKEN, b"ab", b"c") != mac(TOKEN, b"a", b"bc")
+
+
+def test_tokens_are_read_again_and_a_broken_file_leaves_the_last_ones(tmp_path: Path) -> None:
+    """A Secret's rotation needs no restart."""
+    now = [0.0]
+    path = tmp_path / "token"
+    with pytest.raises(OSError, match="token"):
+        TokenFile(path, lambda: now[0])
+    path.write_text("short\n")
+    with pytest.raises(ValueError, match="16 characters"):
+        TokenFile(path, lambda: now[0])
+    path.write_bytes(OLD + b"\n")
+    file = TokenFile(path, lambda: now[0])
+    path.write_bytes(TOKEN + b"\n" + OLD + b"\n")
+    assert file.tokens() == (OLD,)
+    now[0] = 1.0
+    assert file.tokens() == (TOKEN, OLD)
+    path.write_bytes(b"")
+    now[0] = 2.0
+    assert file.tokens() == (TOKEN, OLD)
+
+
+def test_a_plan_comes_back_as_it_was() -> None:
+    """All of its fields."""
+    plan = verify(sign(PLAN, TOKEN, 1e9), (OLD, TOKEN), 1e9 + 5)
+    assert (plan.key, plan.decode, plan.prefill, plan.segments) == ("gateway-a/r1", DECODE, PREFILL, PLAN.segments)
+    assert plan.until_s == 1e9 + LIFE_S
+    assert plan.decode.endpoint().address == DECODE.address
+    assert Part.of(plan.segments[0].segment()) == plan.segments[0]
+
+
+@pytest.mark.parametrize("at_s", [1e9 - 200, 1e9 + 200])
+def test_a_plan_holds_for_a_while_only(at_s: float) -> None:
+    """It cannot be kept for later."""
+    with pytest.raises(PlanRefused, match="does not hold"):
+        verify(sign(PLAN, TOKEN, 1e9), (TOKEN,), at_s)
+
+
+def test_a_plan_that_was_changed_is_refused() -> None:
+    """Each single character counts."""
+    value = sign(PLAN, TOKEN, 1e9)
+    for at in range(0, len(value), 7):
+        other = value[:at] + ("A" if value[at] != "A" else "B") + value[at + 1 :]
+        with pytest.raises(PlanRefused):
+            verify(other, (TOKEN,), 1e9)
+    with pytest.raises(PlanRefused, match="not signed"):
+        verify(value, (OLD,), 1e9)
+
+
+@pytest.mark.parametrize("value", ["", ".", "a.b", "ä.ö", "=.=", "." * 100, "A" * 20_000])
+def test_what_is_no_plan_is_refused(value: str) -> None:
+    """With a reason, whatever it is."""
+    with pytest.raises(PlanRefused):
+        verify(value, (TOKEN,), 1e9)
+
+
+ROW = messages.Row(id="r1", by="g", phase="decoding", decode="d0", prompt_tokens=7, blocks=(1, -(2**62)))
+ALL = [
+    messages.Snapshot(holder="d0", incarnation="x", holds="agent", endpoint="d0", requests=(ROW,)),
+    messages.Opened(request=ROW),
+    messages.Prefilled(key=ROW.key),
+    messages.Began(key=ROW.key),
+    messages.Progressed(tokens={ROW.key: 3}),
+    messages.Redirected(key=ROW.key, decode="d1"),
+    messages.LegFailed(key=ROW.key, stage="decode", endpoint="d0", fault="broke"),
+    messages.Moved(key=ROW.key, target="d1"),
+    messages.MoveFailed(key=ROW.key, target="d1", reason="full"),
+    messages.Ended(key=ROW.key, outcome="completed", output_tokens=9),
+    messages.Released(key=ROW.key),
+    messages.Engine(endpoint="d0", running=1, waiting=0),
+    messages.Signs(engines={"d0": (1, None, 0.5)}),
+    messages.Draining(),
+    messages.Beat(),
+]
+
+
+@pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
+def test_a_line_comes_back_as_it_was(message: messages.Message) -> None:
+    """With its number."""
+    line = messages.encode(message, 12)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    back = messages.decode(line)
+    assert back.seq == 12
+    assert messages.encode(back, 12) == line
+
+
+def test_every_kind_of_line_is_tried_above() -> None:
+    """One that is added must be, too."""
+    assert {type(each) for each in ALL} == set(messages.Message.__args__)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (b"", "truncated"),
+        (b"{}", "kind"),
+        (b'{"kind":"no-such"}', "no-such"),
+        (b'{"kind":"moved","key":"k"}', "target"),
+        (b'{"kind":"progressed","tokens":{"k":"1"}}', r"\$\.tokens"),
+        (b'{"kind":"opened","request":{"id":"r","by":"g","phase":"lost"}}', r"\$\.request\.phase"),
+        (b"[" * 100_000, "object"),
+    ],
+)
+def test_a_line_that_is_no_message_is_refused(line: bytes, named: str) -> None:
+    """And the reason names the field."""
+    with pytest.raises(messages.BadMessage, match=named):
+        messages.decode(line)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "named"),
+    [
+        (b'{"request_id":"r"}', messages.MoveOrder, "target"),
+        (b'{"request_id":"r","target":"d","to":1}', messages.MoveOrder, "to"),
+        (b'{"endpoints":[{"id":"d","address":"a:1","role":"boss"}]}', messages.Inventory, r"endpoints\[0\]\.role"),
+    ],
+)
+def test_a_wrong_body_is_refused_by_field(body: bytes, kind: type[messages.Body], named: str) -> None:
+    """So that its writer can mend it."""
+    with pytest.raises(messages.BadMessage, match=named):
+        messages.read(body, kind)
