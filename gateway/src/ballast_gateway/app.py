@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.gateway_settings import GatewaySettings, PickerTls, ProxyTls, TlsMode
 from ballast_core import kernel
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
@@ -39,6 +39,8 @@ from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
+from ballast_gateway.tls.certificates import Tls, tls_of
+from ballast_gateway.tls_metrics import TlsMetrics
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.traffic import Bounds, TrafficRecorder
 from ballast_gateway.who_may_ask import WhoMayAsk
@@ -160,6 +162,7 @@ class Gateway:
     async def start(self) -> None:
         """Open the listeners and begin to observe. Raises `OSError` (port taken) and `InvalidInput` (bad file)."""
         listeners = self.settings.listeners
+        faces = self._tls()
         await self._serve_admin(listeners.host, listeners.admin)
         await self._discover()
         tokenizing = None
@@ -179,7 +182,7 @@ class Gateway:
                 on_record=self._ended,
             )
             self._closing.push_async_callback(self.proxy.close)
-            self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy)
+            self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy, tls=faces.get("proxy"))
             self.driver.watch()
         if self.settings.face.serves_picker:
             from ballast_gateway import picker
@@ -190,6 +193,7 @@ class Gateway:
                 ready=lambda: not self.not_ready(),
                 tokenizing=tokenizing,
                 on_record=self._ended,
+                tls=faces.get("picker"),
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -250,6 +254,19 @@ class Gateway:
         self.driver.close()
         self.pool.close()
         self._lines.flush()
+
+    def _tls(self) -> dict[str, Tls]:
+        """Of each face that is served and may speak it. Raises `InvalidInput` for files that cannot be used."""
+        face, tls = self.settings.face, self.settings.tls
+        asked: list[tuple[str, ProxyTls | PickerTls, str]] = []
+        if face.serves_proxy:
+            asked.append(("proxy", tls.proxy, "http/1.1"))
+        if face.serves_picker:
+            asked.append(("picker", tls.picker, "h2"))
+        faces = {name: tls_of(each, alpn) for name, each, alpn in asked if each.mode is not TlsMode.PLAINTEXT}
+        if faces:
+            TlsMetrics(faces, self.registry)
+        return faces
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

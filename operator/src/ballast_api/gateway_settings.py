@@ -7,10 +7,11 @@ The operator renders it into a ConfigMap; by hand it is a YAML file (`ballast ga
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ballast_api import names
@@ -106,6 +107,62 @@ class Listeners(ApiModel):
     """gRPC health, for the faces Picker and Both."""
     admin: PortOrAny = names.PORT_ADMIN
     """Prometheus metrics, /healthz, /readyz and the admin API."""
+
+
+class TlsMode(StrEnum):
+    """Whether a listener speaks TLS."""
+
+    PLAINTEXT = "Plaintext"
+    OPTIONAL = "Optional"
+    REQUIRED = "Required"
+
+
+_TLS_MODES = {"enum": [mode.value for mode in TlsMode], "type": "string"}
+TlsModeField = Annotated[TlsMode, Field(strict=False), WithJsonSchema(_TLS_MODES)]
+_PAIR_OF_FILES = Rule(
+    field="keyFile",
+    cel="has(self.certFile) == has(self.keyFile)",
+    message="set both of certFile and keyFile, or neither",
+    holds=lambda self: (self.cert_file is None) == (self.key_file is None),
+)
+
+
+class ProxyTls(ApiModel):
+    """TLS of the proxy face, 1.2 or later."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_PAIR_OF_FILES,)
+
+    mode: TlsModeField = TlsMode.PLAINTEXT
+    """Plaintext: HTTP only. Optional: HTTP and HTTPS on the same port. Required: HTTPS only."""
+    cert_file: NonEmptyStr | None = None
+    """Path of the certificate and its chain in PEM, such as of a mounted Secret; read again when it changes. Left out,
+    a self-signed one is made, which clients must not verify."""
+    key_file: NonEmptyStr | None = None
+    """Path of its private key in PEM, not encrypted."""
+
+
+class PickerTls(ApiModel):
+    """TLS of ext_proc and gRPC health, 1.2 or later."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_PAIR_OF_FILES,)
+
+    mode: TlsModeField = TlsMode.OPTIONAL
+    """Plaintext: h2c only. Optional: with TLS and without on the same port. Required: with TLS only, but for health,
+    since Kubernetes probes without."""
+    cert_file: NonEmptyStr | None = None
+    """Path of the certificate and its chain in PEM, such as of a mounted Secret; read again when it changes. Left out,
+    a self-signed one is made, as GIE expects: gateways do not verify it."""
+    key_file: NonEmptyStr | None = None
+    """Path of its private key in PEM, not encrypted."""
+
+
+class TlsSettings(ApiModel):
+    """TLS of the gateway's own ports. The admin API is plaintext."""
+
+    proxy: ProxyTls = Field(default_factory=ProxyTls)
+    """Of the OpenAI API; plaintext by default."""
+    picker: PickerTls = Field(default_factory=PickerTls)
+    """Of ext_proc and gRPC health; by default clients may speak TLS or not."""
 
 
 class Scrape(ApiModel):
@@ -335,6 +392,8 @@ class GatewayTuning(ApiModel):
     """When a silent engine is suspected, and when it is left."""
     kv_events: KvEvents = Field(default_factory=KvEvents)
     """What engines report of their prefix caches."""
+    tls: TlsSettings = Field(default_factory=TlsSettings)
+    """TLS towards clients and Envoy."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
     keys: Keys = Field(default_factory=Keys)

@@ -47,6 +47,8 @@ from ballast_gateway.proxy.run import Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
+from ballast_gateway.tls.certificates import Tls
+from ballast_gateway.tls.listener import Listening, listening
 from ballast_gateway.token_questions import Question
 from ballast_gateway.tokenizing import Tokenizing, Waiting
 from ballast_gateway.trust import Trusted
@@ -143,14 +145,15 @@ class ProxyFace:
         self._cuts = driver.abilities.cuts
         self._holds = self._moves or settings.streams.rescue
         self._large = LargeBodies[_Read | InvalidBody](self._loop)
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def listen(self, host: str, port: int) -> int:
-        """Open the listener; port 0 takes a free one. Returns the port. Raises `OSError`."""
-        self._server = await self._loop.create_server(self._connect, host, port, backlog=_BACKLOG)
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> int:
+        """Open the listener, without `tls` for HTTP only; port 0 takes a free one. Returns the port. Raises
+        `OSError`."""
+        self._server = await listening(self._connect, host, port, backlog=_BACKLOG, tls=tls)
         self._sweep()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
