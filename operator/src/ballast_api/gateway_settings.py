@@ -323,13 +323,38 @@ class Trust(ApiModel):
     Left out, requests are told apart by API key (`authorization`, else `x-api-key`)."""
 
 
+class Jwt(ApiModel):
+    """JSON Web Tokens of one issuer, signed by RS256, ES256 or EdDSA. A token must have `exp`, and is not taken later
+    than that, nor before its `nbf`, by more than 10 s."""
+
+    jwks_file: NonEmptyStr
+    """Path of the issuer's public keys as a JWK Set, such as of a mounted ConfigMap; read again when it changes."""
+    issuer: NonEmptyStr
+    """The `iss` that a token must have."""
+    audiences: Annotated[Seq[NonEmptyStr], Field(min_length=1, max_length=16)]
+    """A token must have one of these in its `aud`."""
+    tenant_claim: NonEmptyStr = "sub"
+    """Claim whose text names the tenant. A tenant of the same name in the keys file has its limits there."""
+    max_in_flight: PositiveInt | None = None
+    """Requests that may be in flight of a tenant that the keys file does not name. Left out, there is no limit."""
+    tokens_per_minute: PositiveInt | None = None
+    """Prompt and output tokens a minute of a tenant that the keys file does not name. Left out, there is no limit."""
+
+
 class Keys(ApiModel):
-    """API keys of the proxy face."""
+    """Whose requests the proxy face serves: who has a key of the file, or a token of the issuer. By default nothing is
+    checked, and keys pass to the engines."""
 
     file: NonEmptyStr | None = None
     """Path of a file with tenants, the hashes of their API keys and their limits (see KeysFile), such as of a mounted
-    Secret; read again when it changes. Requests without one of these keys are answered 401. By default keys are not
-    checked, and pass to the engines."""
+    Secret; read again when it changes. Left out, there are no API keys."""
+    jwt: Jwt | None = None
+    """Tokens that are taken beside keys, as `Authorization: Bearer TOKEN`. Left out, none."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether requests need a key or a token."""
+        return self.file is not None or self.jwt is not None
 
 
 class Admin(ApiModel):
@@ -431,9 +456,10 @@ class GatewaySettings(GatewayTuning):
     def _check_that_the_face_can(self) -> Self:
         if found := misfits(self.policy.build(), self.face):
             raise_at("GatewaySettings", [(f"policy.{each.part}", "policy", each.reason, None) for each in found])
-        if self.keys.file is not None and not self.face.serves_proxy:
+        if self.keys.checked and not self.face.serves_proxy:
             reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
-            raise_at("GatewaySettings", [("keys.file", "face", reason, None)])
+            which = "keys.jwt" if self.keys.file is None else "keys.file"
+            raise_at("GatewaySettings", [(which, "face", reason, None)])
         return self
 
     def to_yaml(self) -> str:
@@ -492,8 +518,9 @@ class TenantEntry(ApiModel):
 
     name: NonEmptyStr
     """Tells tenants apart."""
-    keys: Annotated[Seq[KeyHash], Field(min_length=1, max_length=1000)]
-    """SHA-256 of each of its API keys, in hexadecimal: `printf %s KEY | sha256sum`."""
+    keys: Annotated[Seq[KeyHash], Field(min_length=1, max_length=1000)] = ()
+    """SHA-256 of each of its API keys, in hexadecimal: `printf %s KEY | sha256sum`. Left out for a tenant that comes
+    with JSON Web Tokens only."""
     max_in_flight: PositiveInt | None = None
     """Requests of its that may be in flight; more are answered 429. Left out, there is no limit of its own."""
     tokens_per_minute: PositiveInt | None = None

@@ -94,6 +94,13 @@ def gateway_spec_rules() -> tuple[Rule, ...]:
             message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
             holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.file is None,
         ),
+        Rule(
+            field="settings.keys.jwt",
+            cel="self.face != 'Picker' || !has(self.settings) || !has(self.settings.keys) || "
+            "!has(self.settings.keys.jwt)",
+            message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
+            holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.jwt is None,
+        ),
         *(_optional_tls(face) for face in ("proxy", "picker")),
     )
 

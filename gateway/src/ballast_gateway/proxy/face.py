@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from ballast_api import wire_names
@@ -126,9 +125,9 @@ class ProxyFace:
         self._prompts = PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
-        keys = settings.keys.file
-        self._keys = None if keys is None else KeyRing(Path(keys), driver.now_s)
-        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *(headers.KEYS if keys else ()))
+        self._keys = KeyRing(settings.keys, driver.now_s) if settings.keys.checked else None
+        checked = headers.KEYS if self._keys is not None else ()
+        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *checked)
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready

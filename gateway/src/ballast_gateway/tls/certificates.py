@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from ballast_api.errors import InvalidInput, Problem
 from ballast_api.gateway_settings import PickerTls, ProxyTls, TlsMode
+from ballast_gateway.file_stamps import Stamp, stamp
 from ballast_gateway.tls import pem
 
 _log = logging.getLogger(__name__)
 
 _DAY_S: Final = 86_400.0
-_Stamp: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +85,10 @@ class Certificates:
         """Read the files if they have changed."""
         if self._files is None:
             return
-        stamp = self._stamp()
-        if stamp == self._seen:
+        seen = self._stamp()
+        if seen == self._seen:
             return
-        self._seen = stamp
+        self._seen = seen
         try:
             self._read(self._files)
         except InvalidInput as error:
@@ -117,9 +116,8 @@ class Certificates:
             about = {"file": str(files.certificate), "days_left": round(left_s / _DAY_S, 2)}
             _log.warning("a certificate has expired, or is about to", extra=about)
 
-    def _stamp(self) -> _Stamp:
-        """With the inodes, because a mounted Secret changes by a new link."""
-        return () if self._files is None else (_stamp(self._files.certificate), _stamp(self._files.key))
+    def _stamp(self) -> tuple[Stamp, ...]:
+        return () if self._files is None else (stamp(self._files.certificate), stamp(self._files.key))
 
 
 def tls_of(settings: ProxyTls | PickerTls, alpn: str) -> Tls:
@@ -148,11 +146,3 @@ def _context(certificate: str, key: str, alpn: list[str]) -> ssl.SSLContext:
 def _no_password() -> str:
     """In place of OpenSSL's own question at the terminal."""
     raise ValueError("the private key is encrypted; store it without a password")
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
