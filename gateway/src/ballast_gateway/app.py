@@ -29,6 +29,7 @@ from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.kv_metrics import KvMetrics
+from ballast_gateway.labelled import Labelled
 from ballast_gateway.logs import LineWriter, RequestLog
 from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
@@ -67,13 +68,14 @@ class PickerServer(Protocol):
 class Gateway:
     """One gateway: `start` it, let it run, `drain` it, `close` it. `ports` holds the port of each listener by name.
 
-    `out` takes the request log.
+    `out` takes the request log. `name` is for logs and metrics, where a process has several gateways.
     """
 
-    def __init__(self, settings: GatewaySettings, *, out: TextIO = sys.stdout) -> None:
+    def __init__(self, settings: GatewaySettings, *, name: str = "", out: TextIO = sys.stdout) -> None:
         loop = asyncio.get_running_loop()
         unix_s = time.time() - time.monotonic()
         self.settings = settings
+        self.name = name
         self.ports: dict[str, int] = {}
         self._loop = loop
         self._draining = False
@@ -124,7 +126,7 @@ class Gateway:
         self.kv_events = self._listening()
         self.fleet.on_change = self._members_changed
         self._lines = LineWriter(out, loop)
-        self._request_log = RequestLog(self._lines, unix_s=unix_s)
+        self._request_log = RequestLog(self._lines, unix_s=unix_s, gateway=name)
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
 
@@ -334,7 +336,8 @@ class Gateway:
             )
 
         who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
-        probes = Probes(self.registry, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
+        exposed = Labelled(self.registry, {"gateway": self.name}) if self.name else self.registry
+        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self.ports["admin"] = listener.getsockname()[1]
