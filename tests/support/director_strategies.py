@@ -98,6 +98,7 @@ settings = st.builds(
     max_in_flight=st.sampled_from([None, None, None, 6]),
     max_retries=st.integers(0, 2),
     hold_s=st.sampled_from([3.0, 0.0]),
+    fallbacks=st.sampled_from([0, 1, 3]),
     profiles=st.just({"h200": SHIPPED_PROFILES["h200-llama3-8b"]}),
     learn=st.sampled_from([Belief.NONE, Belief.ALL]),
     watch=st.sampled_from([None, WatchSettings(), WatchSettings(request_floor_s=1.0, opening_floor_s=0.3)]),

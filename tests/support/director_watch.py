@@ -273,6 +273,22 @@ class Watch:
             assert self._may_take(life, segment.endpoint, Stage.DECODE), f"2: a segment on {segment.endpoint}"
             assert segment.endpoint.role is Role.FLEXIBLE, f"2: a segment on {segment.endpoint}"
 
+        self._check_fallbacks(life, dispatch)
+
+    def _check_fallbacks(self, life: Life, dispatch: Dispatch) -> None:
+        """As a driver may use them: each may take the stage, nothing is said against it, none is named twice."""
+        inventory = self.director.inventory
+        doubtful = inventory.shunned | inventory.suspected | inventory.on_trial
+        for stage, named in ((Stage.DECODE, dispatch.fallbacks), (Stage.PREFILL, dispatch.prefill_fallbacks)):
+            assert len(named) <= self.settings.fallbacks, "2: more fall-backs than asked for"
+            assert not (named and dispatch.segments), "2: fall-backs of a cut request"
+            taken = {dispatch.decode.id, *([] if dispatch.prefill is None else [dispatch.prefill.id])}
+            assert len(taken | {one.id for one in named}) == len(taken) + len(named), "2: an endpoint is named twice"
+            for one in named:
+                alone = dispatch.prefill is None and any(self._may_stand_in(life, one, each) for each in Stage)
+                assert alone or self._may_take(life, one, stage), f"2: {stage} may fall back to {one}"
+                assert self._slot(one.id) not in doubtful, f"2: {stage} may fall back to {one}, which is in doubt"
+
     def _check_handoff(self, life: Life, handoff: Handoff) -> None:
         """To an endpoint that may take it; else to the one it had: bound early, or as no other one is left."""
         assert life.dispatch is not None, "3: handed on while it waits"

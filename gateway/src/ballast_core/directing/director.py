@@ -122,6 +122,7 @@ class Director:
             queue=self.queue,
             bookings=self._bookings,
             health=health,
+            fallbacks=settings.fallbacks,
         )
         self._admitter = Admitter(
             admission,
