@@ -147,6 +147,7 @@ observations = st.builds(
 tokens = st.integers(0, 300)
 
 _ids = st.sampled_from([*REQUESTS, "unknown"]).map(RequestId)
+_anywhere = st.sampled_from([*NAMES, "nowhere"]).map(EndpointId)
 _scrapes = st.lists(st.tuples(endpoints, observations), max_size=4, unique_by=lambda answer: answer[0].id)
 _block_names = st.integers(0, 5)
 _kv_reports = st.one_of(
@@ -178,6 +179,9 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.SegmentDone: st.builds(ev.SegmentDone, _ids, tokens, st.booleans()),
     ev.Migrated: st.builds(ev.Migrated, _ids, endpoint_ids),
     ev.MigrationFailed: st.builds(ev.MigrationFailed, _ids, endpoint_ids),
+    ev.RequestRedirected: st.builds(
+        ev.RequestRedirected, _ids, st.none() | _anywhere, st.one_of(_anywhere, endpoint_ids)
+    ),
     ev.FirstToken: st.builds(ev.FirstToken, _ids),
     ev.Progress: st.builds(ev.Progress, _ids, tokens),
     ev.ProgressBatch: _reports.map(lambda reports: ev.ProgressBatch(tuple(sorted(reports, key=lambda one: one[0])))),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from ballast_core.model.events import (
     PrefillDone,
     RequestArrived,
     RequestEnded,
+    RequestRedirected,
     SegmentDone,
     TimerFired,
 )
@@ -192,8 +193,22 @@ class Watch:
                 life.decode, life.moving_to = target, None
             case MigrationFailed(target=target) if life.moving_to == target:
                 life.moving_to = None
+            case RequestRedirected(prefill=prefill, decode=decode) if life.dispatch is not None:
+                self._redirect(life, prefill, decode)
             case RequestEnded() | ClientGone():
                 self._final(life)
+
+    def _redirect(self, life: Life, prefill: EndpointId | None, decode: EndpointId) -> None:
+        """It runs there, whole; where one of them is not known, nowhere as far as the books know."""
+        inventory, entry = self.director.inventory, self.director.ledger.entries[life.request.id]
+        assert life.dispatch is not None
+        needed = {decode} if prefill is None or entry.decodes else {prefill, decode}
+        lost = any(inventory.slot_of(one) is None for one in needed)
+        assert (entry.astray is not None) == lost, f"1: {life.request.id}: lost sight of, or not"
+        slot = None if prefill is None else inventory.slot_of(prefill)
+        first = None if slot is None or prefill == decode else inventory.endpoint(slot)
+        life.dispatch = replace(life.dispatch, prefill=first, segments=())
+        life.decode, life.moving_to, life.segment = None if lost else decode, None, 0
 
     def _final(self, life: Life) -> None:
         request_id = life.request.id

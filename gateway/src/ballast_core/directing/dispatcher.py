@@ -10,6 +10,7 @@ from ballast_core.directing.placer import Placed, Placer
 from ballast_core.directing.queue import Queue
 from ballast_core.model import Binding, Endpoint, EndpointId, Role, Stage
 from ballast_core.model.effects import Dispatch, Handoff
+from ballast_core.model.events import RequestRedirected
 from ballast_core.state.health import Health
 from ballast_core.state.inventory import Inventory, Readiness
 from ballast_core.state.ledger import Entry, Phase
@@ -167,6 +168,23 @@ class Dispatcher:
         readiness = self._inventory.readiness
         gone = readiness(decode_slot) is Readiness.GONE
         return prefill_slot if gone and readiness(prefill_slot) is Readiness.READY else decode_slot
+
+    def redirected(self, entry: Entry, event: RequestRedirected, now_s: float) -> None:
+        """It runs elsewhere, by no decision of ours."""
+        prefill_slot = None
+        if event.prefill is not None and not entry.decodes:
+            prefill_slot = self._inventory.slot_of(event.prefill)
+        if self._health.probes:
+            self._health.left(entry.request.id)
+        decode_slot = self._inventory.slot_of(event.decode)
+        if decode_slot is None or (prefill_slot is None and event.prefill is not None and not entry.decodes):
+            self._bookings.lost_sight(entry)
+            return
+        self._bookings.redirected(entry, prefill_slot, decode_slot, now_s)
+        if self._inventory.on_trial:
+            self._sent(entry, event.decode)
+            if prefill_slot is not None and event.prefill is not None:
+                self._sent(entry, event.prefill)
 
     def segment_done(
         self, entry: Entry, generated_tokens: int, now_s: float, *, computed: bool = True
