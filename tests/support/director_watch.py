@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from ballast_core.model.events import (
     PrefillDone,
     RequestArrived,
     RequestEnded,
+    RequestRedirected,
     SegmentDone,
     TimerFired,
 )
@@ -192,8 +193,22 @@ class Watch:
                 life.decode, life.moving_to = target, None
             case MigrationFailed(target=target) if life.moving_to == target:
                 life.moving_to = None
+            case RequestRedirected(prefill=prefill, decode=decode) if life.dispatch is not None:
+                self._redirect(life, prefill, decode)
             case RequestEnded() | ClientGone():
                 self._final(life)
+
+    def _redirect(self, life: Life, prefill: EndpointId | None, decode: EndpointId) -> None:
+        """It runs there, whole; where one of them is not known, nowhere as far as the books know."""
+        inventory, entry = self.director.inventory, self.director.ledger.entries[life.request.id]
+        assert life.dispatch is not None
+        needed = {decode} if prefill is None or entry.decodes else {prefill, decode}
+        lost = any(inventory.slot_of(one) is None for one in needed)
+        assert (entry.astray is not None) == lost, f"1: {life.request.id}: lost sight of, or not"
+        slot = None if prefill is None else inventory.slot_of(prefill)
+        first = None if slot is None or prefill == decode else inventory.endpoint(slot)
+        life.dispatch = replace(life.dispatch, prefill=first, segments=())
+        life.decode, life.moving_to, life.segment = None if lost else decode, None, 0
 
     def _final(self, life: Life) -> None:
         request_id = life.request.id
@@ -272,6 +287,22 @@ class Watch:
         for segment in dispatch.segments:
             assert self._may_take(life, segment.endpoint, Stage.DECODE), f"2: a segment on {segment.endpoint}"
             assert segment.endpoint.role is Role.FLEXIBLE, f"2: a segment on {segment.endpoint}"
+
+        self._check_fallbacks(life, dispatch)
+
+    def _check_fallbacks(self, life: Life, dispatch: Dispatch) -> None:
+        """As a driver may use them: each may take the stage, nothing is said against it, none is named twice."""
+        inventory = self.director.inventory
+        doubtful = inventory.shunned | inventory.suspected | inventory.on_trial
+        for stage, named in ((Stage.DECODE, dispatch.fallbacks), (Stage.PREFILL, dispatch.prefill_fallbacks)):
+            assert len(named) <= self.settings.fallbacks, "2: more fall-backs than asked for"
+            assert not (named and dispatch.segments), "2: fall-backs of a cut request"
+            taken = {dispatch.decode.id, *([] if dispatch.prefill is None else [dispatch.prefill.id])}
+            assert len(taken | {one.id for one in named}) == len(taken) + len(named), "2: an endpoint is named twice"
+            for one in named:
+                alone = dispatch.prefill is None and any(self._may_stand_in(life, one, each) for each in Stage)
+                assert alone or self._may_take(life, one, stage), f"2: {stage} may fall back to {one}"
+                assert self._slot(one.id) not in doubtful, f"2: {stage} may fall back to {one}, which is in doubt"
 
     def _check_handoff(self, life: Life, handoff: Handoff) -> None:
         """To an endpoint that may take it; else to the one it had: bound early, or as no other one is left."""

@@ -50,6 +50,7 @@ from ballast_core.model.events import (
     ProgressBatch,
     RequestArrived,
     RequestEnded,
+    RequestRedirected,
     SegmentDone,
     TimerFired,
 )
@@ -122,6 +123,7 @@ class Director:
             queue=self.queue,
             bookings=self._bookings,
             health=health,
+            fallbacks=settings.fallbacks,
         )
         self._admitter = Admitter(
             admission,
@@ -158,6 +160,7 @@ class Director:
             ClientGone: self._client_gone,
             Migrated: self._settled,
             MigrationFailed: self._settled,
+            RequestRedirected: self._redirected,
             LengthPredicted: self._length_predicted,
         }
         self._of_fleet: Mapping[type, Callable[[Any, float], list[Effect]]] = {
@@ -251,6 +254,11 @@ class Director:
     def _settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> list[Effect]:
         self.rescheduler.settled(entry, event, now_s)
         self._bookings.release_lost()
+        return []
+
+    def _redirected(self, entry: Entry, event: RequestRedirected, now_s: float) -> list[Effect]:
+        if event.request_id not in self.queue:
+            self._dispatcher.redirected(entry, event, now_s)
         return []
 
     def _failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> list[Effect]:
