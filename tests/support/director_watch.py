@@ -159,8 +159,12 @@ class Watch:
                 return life
             case RequestAdopted(request=request):
                 entry = self.director.ledger.get(request.id)
-                if request.id not in self.lives and request.id not in self.adopted and entry is not None:
-                    self.adopted[request.id] = Life(request, self.now_s, decode=event.decode)
+                if request.id not in self.lives and entry is not None:
+                    life = self.adopted.setdefault(request.id, Life(request, self.now_s, decode=event.decode))
+                    if entry.reservation is None:
+                        life.moving_to = None
+                    if entry.decode_slot == self.director.inventory.slot_of(event.decode):
+                        life.decode = event.decode
                 return None
             case LeadershipChanged(leads=leads):
                 self.leads = leads

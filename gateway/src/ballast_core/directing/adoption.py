@@ -43,7 +43,7 @@ class Adoption:
         self._bookings = bookings
 
     def adopt(self, event: RequestAdopted, now_s: float) -> None:
-        """Book another gateway's request on these endpoints, if they are known and it is not booked yet."""
+        """Book another gateway's request on these endpoints, or book it anew there, if they are known."""
         request, ledger = event.request, self._ledger
         known = ledger.get(request.id)
         decode_slot = self._inventory.slot_of(event.decode)
@@ -51,11 +51,16 @@ class Adoption:
         if decode_slot is None or (event.prefill is not None and prefill_slot is None):
             return
         first_slot = decode_slot if prefill_slot is None else prefill_slot
-        if known is not None:
-            if known.adopted:
-                self._learner.dispatched(request, first_slot, now_s)
+        if known is not None and not known.adopted:
             return
-        entry = ledger.open(request, now_s, adopted=True)
+        if known is None:
+            entry = ledger.open(request, now_s, adopted=True)
+        elif known.decode_slot == decode_slot and event.decoding == (known.phase is Phase.DECODING):
+            self._learner.dispatched(request, first_slot, now_s)
+            return
+        else:
+            entry = known
+            self._bookings.failed(entry)
         class_slot = self._learner.class_slot(request, now_s)
         if event.decoding:
             ledger.assign_decode(entry, decode_slot, now_s, class_slot=class_slot)
