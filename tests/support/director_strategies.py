@@ -111,6 +111,7 @@ settings = st.builds(
     max_in_flight=st.sampled_from([None, None, None, 6]),
     max_retries=st.integers(0, 2),
     hold_s=st.sampled_from([3.0, 0.0]),
+    fallbacks=st.sampled_from([0, 1, 3]),
     profiles=st.just({"h200": SHIPPED_PROFILES["h200-llama3-8b"]}),
     learn=st.sampled_from([Belief.NONE, Belief.ALL]),
     watch=st.sampled_from([None, WatchSettings(), WatchSettings(request_floor_s=1.0, opening_floor_s=0.3)]),
@@ -159,6 +160,7 @@ observations = st.builds(
 tokens = st.integers(0, 300)
 
 _ids = st.sampled_from([*REQUESTS, *ADOPTED, "unknown"]).map(RequestId)
+_anywhere = st.sampled_from([*NAMES, "nowhere"]).map(EndpointId)
 _scrapes = st.lists(st.tuples(endpoints, observations), max_size=4, unique_by=lambda answer: answer[0].id)
 _block_names = st.integers(0, 5)
 _kv_reports = st.one_of(
@@ -201,6 +203,9 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.SegmentDone: st.builds(ev.SegmentDone, _ids, tokens, st.booleans()),
     ev.Migrated: st.builds(ev.Migrated, _ids, endpoint_ids),
     ev.MigrationFailed: st.builds(ev.MigrationFailed, _ids, endpoint_ids),
+    ev.RequestRedirected: st.builds(
+        ev.RequestRedirected, _ids, st.none() | _anywhere, st.one_of(_anywhere, endpoint_ids)
+    ),
     ev.FirstToken: st.builds(ev.FirstToken, _ids),
     ev.Progress: st.builds(ev.Progress, _ids, tokens),
     ev.ProgressBatch: _reports.map(lambda reports: ev.ProgressBatch(tuple(sorted(reports, key=lambda one: one[0])))),

@@ -47,6 +47,7 @@ from ballast_core.model.events import (
     RequestArrived,
     RequestEnded,
     RequestMoved,
+    RequestRedirected,
     SegmentDone,
     TimerFired,
 )
@@ -189,6 +190,9 @@ class Watch:
                 life.decode, life.moving_to = target, None
             case MigrationFailed(target=target) if life.moving_to == target:
                 life.moving_to = None
+            case RequestRedirected(decode=decode):
+                astray = self.director.ledger.entries[life.request.id].astray is not None
+                life.decode, life.moving_to = None if astray else decode, None
             case RequestEnded() | ClientGone():
                 del self.adopted[life.request.id]
 
@@ -238,8 +242,22 @@ class Watch:
                 life.decode, life.moving_to = target, None
             case MigrationFailed(target=target) if life.moving_to == target:
                 life.moving_to = None
+            case RequestRedirected(prefill=prefill, decode=decode) if life.dispatch is not None:
+                self._redirect(life, prefill, decode)
             case RequestEnded() | ClientGone():
                 self._final(life)
+
+    def _redirect(self, life: Life, prefill: EndpointId | None, decode: EndpointId) -> None:
+        """It runs there, whole; where one of them is not known, nowhere as far as the books know."""
+        inventory, entry = self.director.inventory, self.director.ledger.entries[life.request.id]
+        assert life.dispatch is not None
+        needed = {decode} if prefill is None or entry.decodes else {prefill, decode}
+        lost = any(inventory.slot_of(one) is None for one in needed)
+        assert (entry.astray is not None) == lost, f"1: {life.request.id}: lost sight of, or not"
+        slot = None if prefill is None else inventory.slot_of(prefill)
+        first = None if slot is None or prefill == decode else inventory.endpoint(slot)
+        life.dispatch = replace(life.dispatch, prefill=first, segments=())
+        life.decode, life.moving_to, life.segment = None if lost else decode, None, 0
 
     def _final(self, life: Life) -> None:
         request_id = life.request.id
@@ -338,6 +356,22 @@ class Watch:
             assert self._may_take(life, segment.endpoint, Stage.DECODE), f"2: a segment on {segment.endpoint}"
             assert segment.endpoint.role is Role.FLEXIBLE, f"2: a segment on {segment.endpoint}"
 
+        self._check_fallbacks(life, dispatch)
+
+    def _check_fallbacks(self, life: Life, dispatch: Dispatch) -> None:
+        """As a driver may use them: each may take the stage, nothing is said against it, none is named twice."""
+        inventory = self.director.inventory
+        doubtful = inventory.shunned | inventory.suspected | inventory.on_trial
+        for stage, named in ((Stage.DECODE, dispatch.fallbacks), (Stage.PREFILL, dispatch.prefill_fallbacks)):
+            assert len(named) <= self.settings.fallbacks, "2: more fall-backs than asked for"
+            assert not (named and dispatch.segments), "2: fall-backs of a cut request"
+            taken = {dispatch.decode.id, *([] if dispatch.prefill is None else [dispatch.prefill.id])}
+            assert len(taken | {one.id for one in named}) == len(taken) + len(named), "2: an endpoint is named twice"
+            for one in named:
+                alone = dispatch.prefill is None and any(self._may_stand_in(life, one, each) for each in Stage)
+                assert alone or self._may_take(life, one, stage), f"2: {stage} may fall back to {one}"
+                assert self._slot(one.id) not in doubtful, f"2: {stage} may fall back to {one}, which is in doubt"
+
     def _check_handoff(self, life: Life, handoff: Handoff) -> None:
         """To an endpoint that may take it; else to the one it had: bound early, or as no other one is left."""
         assert life.dispatch is not None, "3: handed on while it waits"
@@ -385,8 +419,9 @@ class Watch:
         assert ledger.own == len(self.lives), "3: others' requests count as ours"
         for request_id, life in self.adopted.items():
             slot = ledger.entries[request_id].decode_slot
-            assert slot is not None, f"1: {request_id} waits, and is another gateway's"
-            assert inventory.endpoint(slot).id == life.decode, f"1: {request_id}: not there"
+            astray = ledger.entries[request_id].astray is not None
+            assert astray == (slot is None), f"1: {request_id} waits, and is another gateway's"
+            assert (None if slot is None else inventory.endpoint(slot).id) == life.decode, f"1: {request_id}: not there"
         waiting = {}
         for request_id, life in self.lives.items():
             slot = ledger.entries[request_id].decode_slot

@@ -222,6 +222,15 @@ class Watch(ApiModel):
     """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
 
 
+class Picker(ApiModel):
+    """The picker face."""
+
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 0
+    """Endpoints that the destination names after the first one, in the order in which the proxy is to try them. Envoy
+    does so with the `override_host` policy and a retry policy; with `ORIGINAL_DST` clusters it takes no list and
+    answers 503. A ServingPool that is attached by Envoy Gateway's policies has 2 where this is left out."""
+
+
 class KvEvents(ApiModel):
     """What engines report of their prefix caches: vLLM's KV events, over ZeroMQ. With them, policies that read cached
     prefixes know exactly which endpoint holds what of a prompt whose tokens are known; without, they believe that an
@@ -374,6 +383,8 @@ class GatewayTuning(ApiModel):
     """Whether streams go on at another endpoint when theirs fails."""
     watch: Watch = Field(default_factory=Watch)
     """When a silent engine is suspected, and when it is left."""
+    picker: Picker = Field(default_factory=Picker)
+    """What pickers tell proxies."""
     kv_events: KvEvents = Field(default_factory=KvEvents)
     """What engines report of their prefix caches."""
     trust: Trust = Field(default_factory=Trust)

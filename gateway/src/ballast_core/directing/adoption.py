@@ -53,13 +53,14 @@ class Adoption:
         first_slot = decode_slot if prefill_slot is None else prefill_slot
         if known is not None and not known.adopted:
             return
+        counted_tokens = 0
         if known is None:
             entry = ledger.open(request, now_s, adopted=True)
         elif known.decode_slot == decode_slot and event.decoding == (known.phase is Phase.DECODING):
             self._learner.dispatched(request, first_slot, now_s)
             return
         else:
-            entry = known
+            entry, counted_tokens = known, known.counted_tokens
             self._bookings.failed(entry)
         class_slot = self._learner.class_slot(request, now_s)
         if event.decoding:
@@ -80,6 +81,7 @@ class Adoption:
         self._partitioner.unplanned(entry)
         if event.generated_tokens:
             ledger.progressed(entry, event.generated_tokens, now_s)
+            ledger.flights.resume(entry.row, min(counted_tokens, event.generated_tokens))
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its holder has it on its decode endpoint. What is left of a cut is one piece there."""

@@ -56,6 +56,7 @@ from ballast_core.model.events import (
     RequestArrived,
     RequestEnded,
     RequestMoved,
+    RequestRedirected,
     SegmentDone,
     TimerFired,
 )
@@ -137,6 +138,7 @@ class Director:
             queue=self.queue,
             bookings=self._bookings,
             health=health,
+            fallbacks=settings.fallbacks,
         )
         self._admitter = Admitter(
             admission,
@@ -173,6 +175,7 @@ class Director:
             ClientGone: self._client_gone,
             Migrated: self._settled,
             MigrationFailed: self._settled,
+            RequestRedirected: self._redirected,
             LengthPredicted: self._length_predicted,
             LegFailed: self._adoption.leg_failed,
             RequestMoved: self._moved,
@@ -286,6 +289,11 @@ class Director:
     def _settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> list[Effect]:
         self.rescheduler.settled(entry, event, now_s)
         self._bookings.release_lost()
+        return []
+
+    def _redirected(self, entry: Entry, event: RequestRedirected, now_s: float) -> list[Effect]:
+        if event.request_id not in self.queue:
+            self._dispatcher.redirected(entry, event, now_s)
         return []
 
     def _failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> list[Effect]:

@@ -12,7 +12,7 @@ from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.capacity import Capacity
-from ballast_core.model import EndpointId, Request, Role, Stage
+from ballast_core.model import Endpoint, EndpointId, Request, Role, Stage
 from ballast_core.model.traces import PlacementTrace
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.state.health import Health
@@ -120,6 +120,29 @@ class Placer:
         endpoints = candidates.endpoints
         trace = PlacementTrace(stage, policy.type, endpoints[best].id, endpoints, costs)
         return Placed(int(candidates.slots[best]), best, view, trace)
+
+    def next_best(self, placed: Placed, most: int, *, other_than: int | None = None) -> tuple[Endpoint, ...]:
+        """The candidates that cost least after the one that was chosen, best first; ties as in `place`.
+
+        Left out: slot `other_than`, another role than that of the chosen one where one endpoint serves both stages
+        (`other_than` is None), and what has anything said against it: shunned, suspected or on trial.
+        """
+        endpoints, slots, inventory = placed.view.endpoints, placed.view.slots, self._inventory
+        costs = np.array(placed.trace.costs, np.float64)
+        costs[placed.position] = np.inf
+        doubtful = inventory.shunned | inventory.suspected | inventory.on_trial
+        if other_than is not None:
+            doubtful.add(other_than)
+        if doubtful:
+            costs[np.isin(slots, list(doubtful))] = np.inf
+        role = endpoints[placed.position].role
+        turns = self._turns[placed.trace.stage]
+        found: list[Endpoint] = []
+        while len(found) < most and (best := self._best(costs, slots, turns, -1)) >= 0:
+            costs[best] = np.inf
+            if other_than is not None or endpoints[best].role is role:
+                found.append(endpoints[best])
+        return tuple(found)
 
     def _with_errors_as_load(self, costs: FloatArray, candidates: Candidates, now_s: float) -> FloatArray:
         """Candidates whose last leg failed cost as much as the dearest other: errors are quick, and look like room.

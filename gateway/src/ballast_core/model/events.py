@@ -128,6 +128,24 @@ class ProgressBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestRedirected:
+    """A request that is dispatched runs on these endpoints now, by no decision of this Director: its proxy went to a
+    fall-back, or whoever holds its stream says so. It prefills or decodes as before. A plan of its cuts, and a move of
+    it that was under way, are over.
+
+    If one of the endpoints is not known, the request is on the books of none: where it was is free of it, and it counts
+    nowhere until the next such event or its end. It stays in flight, what it had generated is kept, and whatever else
+    is reported of it meanwhile changes no book; a `PrefillDone` then gets no `Handoff`. A request that waits stays as
+    it is.
+    """
+
+    request_id: RequestId
+    prefill: EndpointId | None
+    """None: `decode` prefills it. Of no meaning once it decodes."""
+    decode: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
 class LengthPredicted:
     """A predictor, in the engine or beside it, expects this many further output tokens of a request."""
 
@@ -254,6 +272,7 @@ RequestEvent: TypeAlias = (
     | ClientGone
     | Migrated
     | MigrationFailed
+    | RequestRedirected
     | LengthPredicted
     | LegFailed
     | RequestMoved

@@ -26,6 +26,7 @@ from ballast_core.model.events import (
     RequestAdopted,
     RequestEnded,
     RequestMoved,
+    RequestRedirected,
 )
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import BadMessage, Message, Row
@@ -367,7 +368,11 @@ class Book:
                 self._feed(PrefillDone(known.id, computed=bool(known.prefill), bound=True))
 
     def _redirected(self, known: _Known) -> None:
-        self._adopt(known)
+        if known.own and known.id in self.own:
+            prefill = EndpointId(known.prefill) if known.prefill else None
+            self._feed(RequestRedirected(known.id, prefill, EndpointId(known.decode)))
+        else:
+            self._adopt(known)
 
     def _moved(self, known: _Known) -> None:
         if not self._follows(known):
