@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ballast_api.loading import parse_settings
 from ballast_operator.kinds import Manifest
 from ballast_operator.plan import plan
 from ballast_operator.planned import Plan
-from tests.support.operator_builders import all_ready, deployment, observed, pool, serving_pool, status_of
+from tests.support.operator_builders import all_ready, deployment, observed, policy, pool, serving_pool, status_of
 
 FLEET = (pool("prefill", "Prefill", hardware="a100"), pool("decode", "Decode"), pool("spare", "Flexible"))
 
@@ -111,6 +112,37 @@ def test_the_status_says_what_becomes_of_requests_behind_an_envoy() -> None:
     never = serving_pool(gateway={"face": "Picker"}, engine={"image": "e:1", "agent": "Never"})
     assert "neither disaggregated nor moved: spec.engine.agent is Never" in available(never, *all_ready())
     assert available(serving_pool(), *all_ready()) == "requests can be served"
+
+
+@pytest.mark.parametrize(("agent", "suits"), [("Auto", True), ("Never", False)])
+def test_a_policy_that_moves_streams_suits_the_picker_face_with_agents(agent: str, suits: bool) -> None:
+    """Without them the gateway would not start with it."""
+    ares = policy("fair", rescheduling={"type": "ares"})
+    wanted = serving_pool(
+        gateway={"face": "Picker"}, engine={"image": "e:1", "agent": agent}, policyRef={"name": "fair"}
+    )
+    result = plan(observed(wanted, policy=ares))
+    assert [problem.reason for problem in result.problems] == ([] if suits else ["PolicyUnsuited"])
+
+
+def test_gateways_find_each_other_and_lead_by_the_lease_that_they_may_hold() -> None:
+    """Peers by their labels; the Role names the Lease of the settings."""
+    result = behind("Picker")
+    config = next(item for item in result.apply if item["kind"] == "ConfigMap")
+    settings = parse_settings(config["data"]["gateway.yaml"])
+    peers = settings.peers.kubernetes
+    assert peers is not None
+    labels = template(result, "chat-gateway")["metadata"]["labels"]
+    assert all(labels[key] == value for key, _, value in (part.partition("=") for part in peers.selector.split(",")))
+    role = next(item for item in result.apply if item["kind"] == "Role")
+    (bound,) = (rule for rule in role["rules"] if "resourceNames" in rule)
+    assert (bound["resources"], bound["resourceNames"]) == (["leases"], [peers.lease])
+    (mount,) = (
+        each
+        for each in template(result, "chat-gateway")["spec"]["containers"][0]["volumeMounts"]
+        if each["name"] == "token"
+    )
+    assert settings.pod_api.token_file == f"{mount['mountPath']}/token"
 
 
 def policies(result: Plan) -> dict[str, Manifest]:

@@ -168,3 +168,8 @@ def gateway_match_labels(serving_pool: str) -> dict[str, str]:
 def endpoint_selector(serving_pool: str) -> str:
     """Label selector by which the gateway finds the engine pods of its ServingPool."""
     return f"{LABEL_SERVING_POOL}={serving_pool},{APP_COMPONENT}=engine"
+
+
+def gateway_selector(serving_pool: str) -> str:
+    """Label selector by which gateways find each other."""
+    return ",".join(f"{key}={value}" for key, value in gateway_match_labels(serving_pool).items())

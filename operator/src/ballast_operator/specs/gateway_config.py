@@ -7,21 +7,38 @@ from collections.abc import Mapping
 import yaml
 
 from ballast_api import names
-from ballast_api.gateway_settings import Discovery, GatewaySettings, KubernetesDiscovery, ServedModel
+from ballast_api.gateway_settings import (
+    Discovery,
+    GatewaySettings,
+    KubernetesDiscovery,
+    KubernetesPeers,
+    Peers,
+    Picker,
+    PodApi,
+    ServedModel,
+)
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import CONFIG_MAP, Manifest
 from ballast_operator.specs.meta import Owner, child
 from ballast_operator.specs.profiles import numbers_of
+from ballast_operator.specs.token_mount import TOKEN_FILE
 
 
 def gateway_settings(
-    owner: Owner, spec: ServingPoolSpec, policy: SchedulingPolicySpec, profiles: Mapping[str, HardwareProfileSpec]
+    owner: Owner,
+    spec: ServingPoolSpec,
+    policy: SchedulingPolicySpec,
+    profiles: Mapping[str, HardwareProfileSpec],
+    *,
+    fallbacks: int | None = None,
 ) -> GatewaySettings:
-    """What the gateway of this ServingPool needs to know."""
+    """What the gateway of this ServingPool needs to know. `fallbacks`: what its proxy follows, unless it is set."""
     tuning = spec.gateway.settings
     tuned = {} if tuning is None else {name: getattr(tuning, name) for name in tuning.model_fields_set}
+    if fallbacks is not None and "fallbacks" not in (tuned["picker"].model_fields_set if "picker" in tuned else ()):
+        tuned["picker"] = Picker(fallbacks=fallbacks)
     return GatewaySettings(
         **tuned,
         model=ServedModel(served_names=spec.model.all_served_names()),
@@ -33,6 +50,14 @@ def gateway_settings(
                 namespace=owner.namespace,
                 selector=names.endpoint_selector(owner.name),
                 port=spec.engine.port,
+            )
+        ),
+        pod_api=PodApi(token_file=TOKEN_FILE),
+        peers=Peers(
+            kubernetes=KubernetesPeers(
+                namespace=owner.namespace,
+                selector=names.gateway_selector(owner.name),
+                lease=names.gateway_object_name(owner.name),
             )
         ),
         profiles={name: numbers_of(profiles[name]) for name in sorted(profiles)},
