@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import pytest
 
 from ballast_api.gateway_settings import Limits
 from ballast_core.model import Outcome, Role
-from tests.support.envoy import EnvoySetup, envoy, needs_envoy
+from ballast_gateway.tls.certificates import Certificates, PairOfFiles, Tls
+from tests.support.certificates import MountedSecret
+from tests.support.envoy import EnvoySetup, PickerAt, envoy, needs_envoy
 from tests.support.picker_builders import MODEL, RunningPicker, endpoint_at, picker
 from tests.support.upstream import Seen, Upstream, upstream
 
@@ -72,16 +74,19 @@ async def stage(
     roles: Sequence[Role] = (Role.FLEXIBLE,) * 3,
     limits: Limits | None = None,
     hidden: int = 0,
+    tls: Tls | None = None,
+    fallbacks: int = 0,
 ) -> AsyncIterator[Stage]:
     """Three upstreams, the last `hidden` of which are not known to the picker."""
     async with AsyncExitStack() as stack:
         upstreams = [await stack.enter_async_context(upstream()) for _ in roles]
         known = [endpoint_at(one.address, role) for one, role in zip(upstreams, roles, strict=True)]
         known = known[: len(known) - hidden]
-        running = await stack.enter_async_context(picker(known, limits=limits))
-        if setup.steer == "override-host":
-            setup = EnvoySetup(steer=setup.steer, hosts=tuple(one.address for one in upstreams))
-        at = await stack.enter_async_context(envoy(running.server.port, setup, folder))
+        running = await stack.enter_async_context(picker(known, limits=limits, tls=tls, fallbacks=fallbacks))
+        if setup.steer.startswith("override-host"):
+            setup = replace(setup, hosts=tuple(one.address for one in upstreams))
+        ports = PickerAt(running.server.port, running.server.health_port)
+        at = await stack.enter_async_context(envoy([ports], setup, folder))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=at.url, timeout=30))
         yield Stage(client, running, upstreams)
 
@@ -112,6 +117,27 @@ async def test_every_request_lands_on_the_endpoint_that_was_picked(setup: EnvoyS
         assert {event.outcome for event in on.picker.finished} == {Outcome.COMPLETED}
 
 
+@pytest.mark.parametrize("required", [False, True], ids=["optional", "required"])
+async def test_envoy_speaks_tls_to_a_certificate_that_changes_under_load(required: bool, tmp_path: Path) -> None:
+    """Its health checks, too. Not a request is lost, nor a pick, while the certificate changes."""
+    secret = MountedSecret(tmp_path / "secret")
+    at = {name: Path(path) for name, path in secret.settings.items()}
+    shown = Certificates(PairOfFiles(at["certFile"], at["keyFile"]), alpn=["h2"])
+    setup = EnvoySetup(tls=True, survives=True)
+    async with stage(setup, tmp_path, tls=Tls(shown, required)) as on:
+        answers = []
+        for rotation in range(3):
+            going = [asyncio.create_task(on.post(x_request_id=f"id-{rotation}-{k}")) for k in range(20)]
+            secret.rotate()
+            answers += await asyncio.gather(*going)
+            await until(lambda: shown.reloads["loaded"] == rotation + 1)  # noqa: B023
+        assert [answer.status_code for answer in answers] == [200] * 60
+        chosen = {event.request_id: event.decode for event in on.picker.picked}
+        assert chosen == {seen.headers["x-request-id"]: address for address, seen in on.seen}
+        assert len(chosen) == 60
+        assert not any(shown.refused.values())
+
+
 @pytest.mark.parametrize("steer", ["metadata", "override-host"])
 async def test_other_ways_of_steering_follow_the_pick_too(steer: Any, tmp_path: Path) -> None:
     """By dynamic metadata alone, and as Envoy Gateway's endpoint override does it."""
@@ -120,6 +146,43 @@ async def test_other_ways_of_steering_follow_the_pick_too(steer: Any, tmp_path: 
             assert (await on.post(x_request_id=f"id-{k}")).status_code == 200
         chosen = {event.request_id: event.decode for event in on.picker.picked}
         assert chosen == {seen.headers["x-request-id"]: address for address, seen in on.seen}
+
+
+@pytest.mark.parametrize("steer", ["override-host", "override-host-metadata"])
+async def test_a_request_goes_on_at_the_next_endpoint_that_is_named(steer: Any, tmp_path: Path) -> None:
+    """The first one takes no connections: with retries no client sees that."""
+    async with stage(EnvoySetup(steer=steer, retries=True), tmp_path, fallbacks=2) as on:
+        dead = on.upstreams[0]
+        dead.refuse()
+        for k in range(9):
+            assert (await on.post(x_request_id=f"id-{k}")).status_code == 200
+        served = {seen.headers["x-request-id"]: (address, seen) for address, seen in on.seen}
+        picked = {event.request_id: event.decode for event in on.picker.picked}
+        assert dead.address in picked.values()
+        for request_id, (address, seen) in served.items():
+            named = seen.headers["x-gateway-destination-endpoint"].split(",")
+            assert sorted(named) == sorted(one.address for one in on.upstreams)
+            assert named[0] == picked[request_id]
+            assert address == next(one for one in named if one != dead.address), "the first that lives, in order"
+
+
+async def test_without_retries_the_first_endpoint_is_the_only_one(tmp_path: Path) -> None:
+    """A list alone does not make Envoy try again."""
+    async with stage(EnvoySetup(steer="override-host"), tmp_path, fallbacks=2) as on:
+        on.upstreams[0].refuse()
+        answers = [await on.post(x_request_id=f"id-{k}") for k in range(6)]
+        picked = {event.request_id: event.decode for event in on.picker.picked}
+        dead = [picked[f"id-{k}"] == on.upstreams[0].address for k in range(6)]
+        assert [answer.status_code for answer in answers] == [503 if one else 200 for one in dead]
+        assert any(dead)
+
+
+@pytest.mark.parametrize("steer", ["header", "metadata"])
+async def test_original_dst_takes_no_list(steer: Any, tmp_path: Path) -> None:
+    """So fall-backs are off by default."""
+    async with stage(EnvoySetup(steer=steer, retries=True), tmp_path, fallbacks=1) as on:
+        assert [(await on.post()).status_code for _ in range(3)] == [503] * 3
+        assert on.seen == []
 
 
 async def test_prefill_and_decode_endpoints_are_named_to_the_pod(tmp_path: Path) -> None:
