@@ -257,6 +257,7 @@ class Director:
         return []
 
     def _redirected(self, entry: Entry, event: RequestRedirected, now_s: float) -> list[Effect]:
+        self.outcomes.unreachable(entry, event.unreachable, now_s)
         if event.request_id not in self.queue:
             self._dispatcher.redirected(entry, event, now_s)
         return []

@@ -101,6 +101,8 @@ class RequestRedirected:
     prefill: EndpointId | None
     """None: `decode` prefills it. Of no meaning once it decodes."""
     decode: EndpointId
+    unreachable: tuple[EndpointId, ...] = ()
+    """Endpoints that took no connection for it on its way there."""
 
 
 @dataclass(frozen=True, slots=True)
