@@ -45,6 +45,7 @@ from ballast_core.model.events import (
     LengthPredicted,
     Migrated,
     MigrationFailed,
+    ModelsObserved,
     PrefillDone,
     Progress,
     ProgressBatch,
@@ -61,7 +62,9 @@ from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
 
 _DECODING = Phase.DECODING  # found faster than a member of an Enum
-_BATCHES = frozenset({ProgressBatch, EndpointsScraped, CacheReportsBegun, CacheReported, CacheReportsEnded})
+_BATCHES = frozenset(
+    {ProgressBatch, EndpointsScraped, CacheReportsBegun, CacheReported, CacheReportsEnded, ModelsObserved}
+)
 """Events that serve waiting requests by themselves, or not at all."""
 
 
@@ -110,6 +113,7 @@ class Director:
                 capacity=self.capacity,
                 timers=timers,
                 partitioner=self.partitioner,
+                models=placer.models,
             )
         )
         self._bookings = Bookings(
@@ -174,6 +178,7 @@ class Director:
             CacheReportsBegun: self._reports_begun,
             CacheReported: self._reported,
             CacheReportsEnded: self._reports_ended,
+            ModelsObserved: self._models_observed,
             TimerFired: self._timer_fired,
         }
 
@@ -342,6 +347,12 @@ class Director:
 
     def _reports_ended(self, event: CacheReportsEnded, now_s: float) -> list[Effect]:
         self.beliefs.reported.end(event.endpoint_id)
+        return []
+
+    def _models_observed(self, event: ModelsObserved, now_s: float) -> list[Effect]:
+        slot = self.inventory.slot_of(event.endpoint_id)
+        if slot is not None:
+            self.placer.models.said(slot, event.models)
         return []
 
     def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:

@@ -15,6 +15,7 @@ from ballast_core.model import Endpoint, EndpointId, Fault, Observation, Outcome
 from ballast_core.model.kv_reports import KvReport
 from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
+from ballast_core.model.served_models import ServedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,14 @@ class CacheReportsEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsObserved:
+    """An endpoint that is known says what it serves, and which adapters are at work there."""
+
+    endpoint_id: EndpointId
+    models: ServedModels
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """The time of a `WakeAt` has come; one event for each `WakeAt`."""
 
@@ -242,5 +251,6 @@ Event: TypeAlias = (
     | CacheReportsBegun
     | CacheReported
     | CacheReportsEnded
+    | ModelsObserved
     | TimerFired
 )

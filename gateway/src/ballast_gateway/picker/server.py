@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from ballast_api.gateway_settings import GatewaySettings
@@ -85,9 +85,11 @@ async def serve(
     tokenizing: Tokenizing | None = None,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
     listen: Listen = h2_transport.listen,
+    served: Collection[str] | None = None,
 ) -> PickerServer:
     """Listen for ext_proc, by `listen`, and for health. `ready` returns whether the gateway can place requests.
-    `tokenizing` has the tokens of text prompts, where endpoints report what they cache.
+    `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
+    clients may ask for, if they are not those of the model alone.
 
     Raises `OSError` if a port is taken.
     """
@@ -101,7 +103,7 @@ async def serve(
     exchange = ExchangeSettings(
         max_body_bytes=limits.max_body_bytes,
         max_text_body_bytes=limits.max_text_body_bytes,
-        served_models=tuple(settings.model.served_names),
+        served_models=settings.model.served_names if served is None else served,
         prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
         trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
