@@ -38,6 +38,7 @@ from ballast_gateway.observe.scrape import Scraper
 from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.served_names import ServedNames
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
 from ballast_gateway.tls.certificates import Tls, tls_of
@@ -113,12 +114,13 @@ class Gateway:
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
         self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
         self.metrics.watch_fleet(self.fleet, self.driver.now_s)
+        self._served = ServedNames.of(settings, self.fleet.loaded_adapters)
         self._scraper = Scraper(
             self.fleet,
             self.pool,
             interval_s=settings.scrape.interval_s,
             timeout_s=settings.scrape.timeout_s,
-            served=settings.model.served_names,
+            served=self._served,
             now_s=self.driver.now_s,
             life_signs=self.driver.life_signs,
             on_failure=self.metrics.scrape_failed,
@@ -182,6 +184,7 @@ class Gateway:
                 not_ready=self.not_ready,
                 tokenizing=tokenizing,
                 on_record=self._ended,
+                served=self._served,
             )
             self._closing.push_async_callback(self.proxy.close)
             self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy, tls=faces.get("proxy"))
@@ -196,6 +199,7 @@ class Gateway:
                 tokenizing=tokenizing,
                 on_record=self._ended,
                 tls=faces.get("picker"),
+                served=self._served,
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)

@@ -279,6 +279,17 @@ class Watch(ApiModel):
     """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
 
 
+class Adapters(ApiModel):
+    """LoRA adapters that clients may put into `model`, beside the served names of the model. Endpoints that have an
+    adapter at work, or room for it, are preferred, and no request goes to an endpoint that says it does not serve the
+    name, however it is admitted."""
+
+    names: Annotated[Seq[NonEmptyStr], Field(max_length=256)] = ()
+    """Accepted names, whether an endpoint has loaded them or not; while none has, requests are answered 503."""
+    discover: bool = False
+    """Whether every adapter is accepted that an endpoint lists at its /v1/models. Others are answered 404."""
+
+
 class Picker(ApiModel):
     """The picker face."""
 
@@ -465,6 +476,8 @@ class GatewayTuning(ApiModel):
     """Whether streams go on at another endpoint when theirs fails."""
     watch: Watch = Field(default_factory=Watch)
     """When a silent engine is suspected, and when it is left."""
+    adapters: Adapters = Field(default_factory=Adapters)
+    """LoRA adapters that clients may ask for."""
     picker: Picker = Field(default_factory=Picker)
     """What pickers tell proxies."""
     kv_events: KvEvents = Field(default_factory=KvEvents)
