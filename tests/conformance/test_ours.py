@@ -17,12 +17,12 @@ _ENDPOINTS = 3
 
 
 @pytest.mark.parametrize(
-    ("tls", "skipped"),
-    [("Optional", {"destination.fallbacks", "framing.alpn"}), ("Required", {"destination.fallbacks"})],
-    ids=["plaintext", "TLS"],
+    ("tls", "fallbacks", "skipped"),
+    [("Optional", 0, {"destination.fallbacks", "framing.alpn"}), ("Required", 2, set())],
+    ids=["plaintext", "TLS, fall-backs"],
 )
-async def test_our_picker_passes_every_case(tls: str, skipped: set[str], tmp_path: Path) -> None:
-    """MUST, SHOULD and MAY; it names no fall-backs."""
+async def test_our_picker_passes_every_case(tls: str, fallbacks: int, skipped: set[str], tmp_path: Path) -> None:
+    """MUST, SHOULD and MAY, with fall-backs and without."""
     async with AsyncExitStack() as stack:
         servers = [(await stack.enter_async_context(engine_sim()))[0] for _ in range(_ENDPOINTS)]
         addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(servers)}
@@ -35,6 +35,7 @@ async def test_our_picker_passes_every_case(tls: str, skipped: set[str], tmp_pat
                 listeners={"extProc": 0, "grpcHealth": 0},
                 limits={"maxInFlight": 60},
                 tls={"picker": {"mode": tls}},
+                picker={"fallbacks": fallbacks},
             )
         )
         ports = running.gateway.ports

@@ -50,6 +50,7 @@ from ballast_core.model.events import (
     ProgressBatch,
     RequestArrived,
     RequestEnded,
+    RequestRedirected,
     SegmentDone,
 )
 from ballast_core.model.observations import Observations
@@ -57,6 +58,7 @@ from tests.support.core_builders import endpoint
 from tests.support.director_strategies import (
     ANY,
     FLEETS,
+    NAMES,
     Step,
     dated,
     fleet,
@@ -98,7 +100,7 @@ def test_any_events_at_any_time(
     watch = Watch(given_settings)
     for one in fleet(ready):
         watch.feed(EndpointObserved(one), 0.0)
-    play(watch.feed, lambda request: request.id in watch.lives, script)
+    play(watch.feed, lambda request: watch.director.ledger.get(request.id) is not None, script)
     watch.finish(lose_first=lose_first)
 
 
@@ -222,6 +224,14 @@ class WellBehaved(RuleBasedStateMachine):
         elif life.tokens:
             self.feed(RequestEnded(life.request.id, outcome, life.tokens))
 
+    @precondition(lambda self: self.lives(runs))
+    @rule(pick=picks, prefill=st.none() | names, decode=st.sampled_from(["nowhere", *NAMES]))
+    def one_is_elsewhere(self, pick: int, prefill: str | None, decode: str) -> None:
+        """A proxy, or another holder of streams, has sent it to endpoints of its own choice, known or not."""
+        life = self.one(pick, runs)
+        first = EndpointId(prefill) if life.prefilling and prefill is not None else None
+        self.feed(RequestRedirected(life.request.id, first, EndpointId(decode)))
+
     @precondition(lambda self: self.lives(moves))
     @rule(pick=picks, fails=st.booleans())
     def move_ends(self, pick: int, fails: bool) -> None:
@@ -256,9 +266,14 @@ class WellBehaved(RuleBasedStateMachine):
             self.feed(EndpointsScraped(Observations.of(answers)))
 
 
+def runs(life: Life) -> bool:
+    """Whether it has been dispatched."""
+    return life.dispatch is not None
+
+
 def leg_is_to_end(life: Life) -> bool:
-    """Whether the Director has to say where it goes on."""
-    return life.prefilling or life.cut_at is not None
+    """Whether the Director has to say where it goes on, and can."""
+    return life.decode is not None and (life.prefilling or life.cut_at is not None)
 
 
 def decodes(life: Life) -> bool:
@@ -270,7 +285,7 @@ def decodes(life: Life) -> bool:
 
 def may_fail(life: Life) -> bool:
     """Whether a failure of its leg can be mended: it runs, and its client has no token."""
-    return life.dispatch is not None and life.tokens == 0
+    return life.endpoint is not None and life.tokens == 0
 
 
 def moves(life: Life) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +75,16 @@ async def stage(
     limits: Limits | None = None,
     hidden: int = 0,
     tls: Tls | None = None,
+    fallbacks: int = 0,
 ) -> AsyncIterator[Stage]:
     """Three upstreams, the last `hidden` of which are not known to the picker."""
     async with AsyncExitStack() as stack:
         upstreams = [await stack.enter_async_context(upstream()) for _ in roles]
         known = [endpoint_at(one.address, role) for one, role in zip(upstreams, roles, strict=True)]
         known = known[: len(known) - hidden]
-        running = await stack.enter_async_context(picker(known, limits=limits, tls=tls))
-        if setup.steer == "override-host":
-            setup = EnvoySetup(steer=setup.steer, hosts=tuple(one.address for one in upstreams))
+        running = await stack.enter_async_context(picker(known, limits=limits, tls=tls, fallbacks=fallbacks))
+        if setup.steer.startswith("override-host"):
+            setup = replace(setup, hosts=tuple(one.address for one in upstreams))
         ports = PickerAt(running.server.port, running.server.health_port)
         at = await stack.enter_async_context(envoy([ports], setup, folder))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=at.url, timeout=30))
@@ -145,6 +146,43 @@ async def test_other_ways_of_steering_follow_the_pick_too(steer: Any, tmp_path: 
             assert (await on.post(x_request_id=f"id-{k}")).status_code == 200
         chosen = {event.request_id: event.decode for event in on.picker.picked}
         assert chosen == {seen.headers["x-request-id"]: address for address, seen in on.seen}
+
+
+@pytest.mark.parametrize("steer", ["override-host", "override-host-metadata"])
+async def test_a_request_goes_on_at_the_next_endpoint_that_is_named(steer: Any, tmp_path: Path) -> None:
+    """The first one takes no connections: with retries no client sees that."""
+    async with stage(EnvoySetup(steer=steer, retries=True), tmp_path, fallbacks=2) as on:
+        dead = on.upstreams[0]
+        dead.refuse()
+        for k in range(9):
+            assert (await on.post(x_request_id=f"id-{k}")).status_code == 200
+        served = {seen.headers["x-request-id"]: (address, seen) for address, seen in on.seen}
+        picked = {event.request_id: event.decode for event in on.picker.picked}
+        assert dead.address in picked.values()
+        for request_id, (address, seen) in served.items():
+            named = seen.headers["x-gateway-destination-endpoint"].split(",")
+            assert sorted(named) == sorted(one.address for one in on.upstreams)
+            assert named[0] == picked[request_id]
+            assert address == next(one for one in named if one != dead.address), "the first that lives, in order"
+
+
+async def test_without_retries_the_first_endpoint_is_the_only_one(tmp_path: Path) -> None:
+    """A list alone does not make Envoy try again."""
+    async with stage(EnvoySetup(steer="override-host"), tmp_path, fallbacks=2) as on:
+        on.upstreams[0].refuse()
+        answers = [await on.post(x_request_id=f"id-{k}") for k in range(6)]
+        picked = {event.request_id: event.decode for event in on.picker.picked}
+        dead = [picked[f"id-{k}"] == on.upstreams[0].address for k in range(6)]
+        assert [answer.status_code for answer in answers] == [503 if one else 200 for one in dead]
+        assert any(dead)
+
+
+@pytest.mark.parametrize("steer", ["header", "metadata"])
+async def test_original_dst_takes_no_list(steer: Any, tmp_path: Path) -> None:
+    """So fall-backs are off by default."""
+    async with stage(EnvoySetup(steer=steer, retries=True), tmp_path, fallbacks=1) as on:
+        assert [(await on.post()).status_code for _ in range(3)] == [503] * 3
+        assert on.seen == []
 
 
 async def test_prefill_and_decode_endpoints_are_named_to_the_pod(tmp_path: Path) -> None:

@@ -674,6 +674,30 @@ def test_all_parts_of_a_policy_that_suits_reach_the_gateway() -> None:
     assert parse_settings(text).policy == SchedulingPolicySpec.parse(named["spec"])
 
 
+@pytest.mark.parametrize(
+    ("face", "available", "settings", "told"),
+    [
+        pytest.param("Picker", ENVOY_GATEWAY, {}, 2, id="envoy-gateway"),
+        pytest.param("Picker", ENVOY_GATEWAY, {"picker": {"fallbacks": 0}}, 0, id="set-by-hand"),
+        pytest.param("Picker", ENVOY_GATEWAY, {"logLevel": "debug"}, 2, id="other-settings"),
+        pytest.param("Picker", GIE, {}, 0, id="an-unknown-proxy"),
+        pytest.param("Proxy", ENVOY_GATEWAY, {}, 0, id="proxy"),
+    ],
+)
+def test_pickers_name_fall_backs_where_envoy_gateway_goes_to_them(
+    face: str, available: frozenset[Kind], settings: dict[str, Any], told: int
+) -> None:
+    """As many as its retries, which are of requests that no engine has seen."""
+    gateway = {"face": face, "settings": settings, **PARENT}
+    made = plan(observed(serving_pool(gateway=gateway), optional_kinds=available))
+    (config,) = [item for item in made.apply if item["kind"] == "ConfigMap"]
+    (text,) = config["data"].values()
+    assert parse_settings(text).picker.fallbacks == told
+    if face == "Picker" and available == ENVOY_GATEWAY:
+        policy = find(made, "BackendTrafficPolicy", "chat-gateway")["spec"]
+        assert policy["retry"] == {"numRetries": 2, "retryOn": {"triggers": ["connect-failure", "refused-stream"]}}
+
+
 def test_envoy_asks_another_picker_where_one_dies_and_shows_none_of_them_a_response() -> None:
     """What docs/picker.md recommends, in Envoy Gateway's words."""
     made = plan(observed(serving_pool(gateway={"face": "Picker", **PARENT}), optional_kinds=ENVOY_GATEWAY))

@@ -44,7 +44,7 @@ class EnvoySetup:
     request_body: str = "FULL_DUPLEX_STREAMED"
     response_body: str | None = "FULL_DUPLEX_STREAMED"
     """None skips the response altogether."""
-    steer: Literal["header", "metadata", "override-host"] = "header"
+    steer: Literal["header", "metadata", "override-host", "override-host-metadata"] = "header"
     """How Envoy finds the endpoint that was picked."""
     hosts: tuple[str, ...] = ()
     """For override-host: the endpoints that Envoy itself knows."""
@@ -59,6 +59,8 @@ class EnvoySetup:
     tls: bool = False
     """Whether Envoy speaks TLS to the picker, and to its health, as gateways do by GIE: any certificate will do."""
     fail_open: bool = False
+    retries: bool = False
+    """Whether a request whose endpoint takes no connection is sent again, as the operator has Envoy Gateway do it."""
     observer: str | None = None
     """Response body mode of a second ext_proc filter in observability mode."""
 
@@ -148,7 +150,15 @@ def bootstrap(pickers: int | Sequence[PickerAt] | None, setup: EnvoySetup) -> di
             filters.append(_observer(setup.observer))
         clusters.append(_picker(at, survives=setup.survives) | (_TLS if setup.tls else {}))
     filters.append({"name": "router", "typed_config": {"@type": f"{_TYPE}.filters.http.router.v3.Router"}})
-    route = {"match": {"prefix": "/"}, "route": {"cluster": "destination", "timeout": "60s"}}
+    action: dict[str, Any] = {"cluster": "destination", "timeout": "60s"}
+    if setup.retries:
+        action["retry_policy"] = {
+            "retry_on": "connect-failure,refused-stream",
+            "num_retries": 2,
+            "host_selection_retry_max_attempts": 5,
+            "retry_host_predicate": [_previous_hosts()],
+        }
+    route = {"match": {"prefix": "/"}, "route": action}
     manager = {
         "@type": f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "in",
@@ -166,6 +176,12 @@ def bootstrap(pickers: int | Sequence[PickerAt] | None, setup: EnvoySetup) -> di
         "admin": {"address": _address("127.0.0.1", 0)},
         "static_resources": {"listeners": [listener], "clusters": clusters},
     }
+
+
+def _previous_hosts() -> dict[str, Any]:
+    """As Envoy Gateway has it with every retry."""
+    kind = f"{_TYPE}.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+    return {"name": "envoy.retry_host_predicates.previous_hosts", "typed_config": {"@type": kind}}
 
 
 def _address(host: str, port: int) -> dict[str, Any]:
@@ -328,8 +344,9 @@ def _destination(setup: EnvoySetup) -> dict[str, Any]:
         "typed_extension_protocol_options": _http1_with_trailers(),
     }
     header = "x-gateway-destination-endpoint"
-    if setup.steer == "override-host":
-        source = {"header": header}
+    if setup.steer.startswith("override-host"):
+        named = {"header": header}
+        source = {"metadata": {"key": "envoy.lb", "path": [{"key": header}]}} if "metadata" in setup.steer else named
         policy = {
             "@type": f"{_TYPE}.load_balancing_policies.override_host.v3.OverrideHost",
             "override_host_sources": [source],

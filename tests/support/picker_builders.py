@@ -7,7 +7,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from ballast_api.gateway_settings import Discovery, GatewaySettings, Limits, Listeners, Scrape, ServedModel
+from ballast_api.faces import Face
+from ballast_api.gateway_settings import (
+    Discovery,
+    GatewaySettings,
+    Limits,
+    Listeners,
+    Picker,
+    Scrape,
+    ServedModel,
+)
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
@@ -76,6 +85,7 @@ async def picker(
     scrape_interval_s: float = 0.2,
     listen: Listen = h2_transport.listen,
     tls: Tls | None = None,
+    fallbacks: int = 0,
 ) -> AsyncIterator[RunningPicker]:
     """A picker on free ports of loopback, round robin over the endpoints. With `tls` it listens by itself."""
     settings = GatewaySettings(
@@ -83,6 +93,8 @@ async def picker(
         policy=SchedulingPolicySpec.parse({"prefill": {"type": "round-robin"}, "decode": {"type": "round-robin"}}),
         discovery=Discovery(file="unused.yaml"),
         limits=limits or Limits(),
+        face=Face.PICKER,
+        picker=Picker(fallbacks=fallbacks),
         scrape=Scrape(interval_s=scrape_interval_s),
         listeners=Listeners(host="127.0.0.1", proxy=0, ext_proc=0, grpc_health=0, admin=0),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -36,6 +36,8 @@ class Upstream:
     held: asyncio.Event | None = None
     """If set, streams wait for it after their first event."""
     running: int = 0
+    refuse: Callable[[], None] = lambda: None
+    """Take no more connections, and close those that are open."""
     broken: int = 0
     """Connections that the other side broke off in the middle of an answer."""
 
@@ -65,6 +67,13 @@ async def upstream() -> AsyncIterator[Upstream]:
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1 << 24)
     made.port = server.sockets[0].getsockname()[1]
+
+    def refuse() -> None:
+        server.close()
+        for task in list(connections):
+            task.cancel()
+
+    made.refuse = refuse
     try:
         yield made
     finally:

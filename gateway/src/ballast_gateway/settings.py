@@ -24,6 +24,7 @@ def director_settings(settings: GatewaySettings) -> DirectorSettings:
         health=HealthSettings(**dict(settings.health)),
         hold_s=settings.limits.hold_s,
         watch=_watch(settings),
+        fallbacks=settings.picker.fallbacks if settings.face.serves_picker else 0,
         profiles={**SHIPPED_PROFILES, **own},
     )
 

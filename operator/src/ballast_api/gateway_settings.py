@@ -279,6 +279,15 @@ class Watch(ApiModel):
     """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
 
 
+class Picker(ApiModel):
+    """The picker face."""
+
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 0
+    """Endpoints that the destination names after the first one, in the order in which the proxy is to try them. Envoy
+    does so with the `override_host` policy and a retry policy; with `ORIGINAL_DST` clusters it takes no list and
+    answers 503. A ServingPool that is attached by Envoy Gateway's policies has 2 where this is left out."""
+
+
 class KvEvents(ApiModel):
     """What engines report of their prefix caches: vLLM's KV events, over ZeroMQ. With them, policies that read cached
     prefixes know exactly which endpoint holds what of a prompt whose tokens are known; without, they believe that an
@@ -379,6 +388,47 @@ class Traffic(ApiModel):
     """Prefix blocks (64 tokens each) of these requests that are kept at most. 0 keeps none."""
 
 
+class PodApi(ApiModel):
+    """The pod API (docs/pod-api.md): how gateways and the agents of pods speak to each other."""
+
+    token_file: NonEmptyStr | None = None
+    """Path of a file with the fleet's tokens, one a line, such as of a mounted Secret; read again when it changes. Left
+    out, there is no pod API: the gateway neither serves one nor asks agents or other gateways."""
+    port: PortOrAny = names.PORT_POD_API
+    """Port on which this gateway serves it, for the other gateways. 0 takes any free port."""
+
+
+class KubernetesPeers(ApiModel):
+    """The other gateways are the ready pods that a label selector finds; their annotation
+    serving.ballast.dev/pod-api-port names the port. One of them leads by a Lease of that namespace."""
+
+    namespace: NonEmptyStr
+    """Namespace of the pods, and of the Lease."""
+    selector: NonEmptyStr
+    """Label selector, as in `kubectl get pods -l`."""
+    lease: NonEmptyStr | None = None
+    """Name of the Lease (coordination.k8s.io/v1). Left out, the first in order of name of the gateways that hear each
+    other leads."""
+
+
+class Peers(ApiModel):
+    """The fleet's other gateways, whose requests count in this one's decisions. At most one of the two."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="kubernetes",
+            cel="!(has(self.kubernetes) && has(self.addresses))",
+            message="set at most one of kubernetes and addresses",
+            holds=lambda self: self.kubernetes is None or not self.addresses,
+        ),
+    )
+
+    addresses: Annotated[Seq[Address], Field(max_length=64)] = ()
+    """`host:port` of each one's pod API; this gateway's own may be among them."""
+    kubernetes: KubernetesPeers | None = None
+    """Watch pods."""
+
+
 class Logs(ApiModel):
     """What is logged beside messages."""
 
@@ -415,6 +465,8 @@ class GatewayTuning(ApiModel):
     """Whether streams go on at another endpoint when theirs fails."""
     watch: Watch = Field(default_factory=Watch)
     """When a silent engine is suspected, and when it is left."""
+    picker: Picker = Field(default_factory=Picker)
+    """What pickers tell proxies."""
     kv_events: KvEvents = Field(default_factory=KvEvents)
     """What engines report of their prefix caches."""
     tls: TlsSettings = Field(default_factory=TlsSettings)
@@ -454,10 +506,18 @@ class GatewaySettings(GatewayTuning):
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that share the ports of both faces. Each decides by itself, as replicas do, and has `limits`, and those
     of tenants, of its own."""
+    pod_api: PodApi = Field(default_factory=PodApi)
+    """Speaking with the agents of pods and with other gateways."""
+    peers: Peers = Field(default_factory=Peers)
+    """The fleet's other gateways."""
 
     @model_validator(mode="after")
     def _check_that_the_face_can(self) -> Self:
-        if found := misfits(self.policy.build(), self.face):
+        speaks = self.pod_api.token_file is not None
+        if not speaks and (self.peers.addresses or self.peers.kubernetes is not None):
+            reason = "other gateways are heard over the pod API: set podApi.tokenFile, too"
+            raise_at("GatewaySettings", [("peers", "podApi", reason, None)])
+        if found := misfits(self.policy.build(), self.face, agents=speaks):
             raise_at("GatewaySettings", [(f"policy.{each.part}", "policy", each.reason, None) for each in found])
         if self.keys.checked and not self.face.serves_proxy:
             reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
@@ -488,6 +548,8 @@ class EndpointEntry(ApiModel):
     """Pool that it belongs to, for metrics."""
     profile: str = ""
     """Key of `profiles` in the settings, or name of a shipped profile; empty if unknown."""
+    pod_api: Address | None = None
+    """`host:port` of its agent's pod API (docs/pod-api.md). Left out, the endpoint has no agent."""
 
     def to_core(self) -> Endpoint:
         """The core's value."""

@@ -25,13 +25,14 @@ from ballast_operator.planned import Plan, Target
 from ballast_operator.problems.references import unsuited
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.references import References, parse_pool, resolve
-from ballast_operator.routing import routing
+from ballast_operator.routing import by_envoy_gateway, routing
 from ballast_operator.specs import disruption_budgets, gateway_rbac, services
 from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.engine_deployment import engine_deployment
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.meta import Owner
+from ballast_operator.specs.routes import FALLBACKS
 
 
 def plan(observed: Observed) -> Plan:
@@ -93,7 +94,8 @@ def _gateway_objects(
     if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
         name = names.gateway_object_name(owner.name)
         return _Part(objects, frozenset({CONFIG_MAP.key(name), DEPLOYMENT.key(name)}))
-    settings = gateway_settings(owner, spec, references.policy, references.profiles)
+    fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds) else None
+    settings = gateway_settings(owner, spec, references.policy, references.profiles, fallbacks=fallbacks)
     deployment = gateway_deployment(owner, spec.gateway, settings, observed.gateway_defaults)
     return _Part((*objects, gateway_config_map(owner, settings), deployment))
 

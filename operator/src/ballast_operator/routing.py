@@ -49,6 +49,12 @@ def routing(owner: Owner, spec: ServingPoolSpec, available: frozenset[Kind], mis
     return Routing(tuple(objects), tuple(problems), tuple(remarks))
 
 
+def by_envoy_gateway(spec: ServingPoolSpec, available: frozenset[Kind]) -> bool:
+    """Whether Envoy Gateway's policies attach the pool's picker to its parents."""
+    attached = spec.gateway.face.serves_picker and bool(spec.gateway.parent_refs)
+    return attached and available >= {HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY}
+
+
 def _attached(
     owner: Owner, spec: ServingPoolSpec, available: frozenset[Kind], *, picker: bool
 ) -> list[Manifest] | Problem:
@@ -57,7 +63,7 @@ def _attached(
         return cluster.no_route_api()
     if not picker:
         return [routes.http_route(owner, parents, routes.backend_proxy(owner))]
-    if available >= {EXTENSION_POLICY, TRAFFIC_POLICY}:
+    if by_envoy_gateway(spec, available):
         route = routes.http_route(owner, parents, routes.backend_engines(owner, spec))
         return [route, routes.extension_policy(owner), routes.traffic_policy(owner)]
     if INFERENCE_POOL in available:

@@ -98,6 +98,22 @@ class Bookings:
         self._partitioner.closed(entry.request.id)
         self.release_lost()
 
+    def redirected(self, entry: Entry, prefill_slot: int | None, decode_slot: int, now_s: float) -> None:
+        """It runs whole in these slots now, by nobody's plan; the endpoint that prefills it will cache its prompt."""
+        class_slot = self._learner.class_slot(entry.request, now_s)
+        self._ledger.redirect(entry, prefill_slot, decode_slot, now_s, class_slot=class_slot)
+        self._partitioner.closed(entry.request.id)
+        self._partitioner.unplanned(entry)
+        if not entry.decodes:
+            self._learner.dispatched(entry.request, decode_slot if prefill_slot is None else prefill_slot, now_s)
+        self.release_lost()
+
+    def lost_sight(self, entry: Entry) -> None:
+        """It runs where no endpoint is known."""
+        self._ledger.lose_sight(entry)
+        self._partitioner.closed(entry.request.id)
+        self.release_lost()
+
     def ended(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         """It has ended after this many output tokens (0 if the driver does not know)."""
         self._learner.ended(entry, outcome, output_tokens, now_s)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.partitioner import NoPartitioner, Partitioner
-from ballast_core.directing.placer import Placer
+from ballast_core.directing.placer import Placed, Placer
 from ballast_core.directing.queue import Queue
-from ballast_core.model import Binding, EndpointId, Role, Stage
+from ballast_core.model import Binding, Endpoint, EndpointId, Role, Stage
 from ballast_core.model.effects import Dispatch, Handoff
+from ballast_core.model.events import RequestRedirected
 from ballast_core.state.health import Health
 from ballast_core.state.inventory import Inventory, Readiness
 from ballast_core.state.ledger import Entry, Phase
@@ -28,8 +29,10 @@ class Dispatcher:
         queue: Queue,
         bookings: Bookings,
         health: Health,
+        fallbacks: int,
     ) -> None:
-        """`queue`: computes the priority that is sent to engines."""
+        """`queue`: computes the priority that is sent to engines. `fallbacks`: how many a dispatch names at most."""
+        self._fallbacks = fallbacks
         self._placer = placer
         self._binding = binding
         self._inventory = inventory
@@ -78,6 +81,7 @@ class Dispatcher:
             return self._alone(entry, now_s, anyway=anyway)
         elif prefill.slot == decode.slot:
             prefill = None
+        named = self._fallbacks and self._next_best(prefill, decode)
         placer.chosen(Stage.DECODE, decode.slot)
         if prefill is not None:
             placer.chosen(Stage.PREFILL, prefill.slot)
@@ -88,6 +92,18 @@ class Dispatcher:
             decode=endpoint,
             traces=(decode.trace,) if prefill is None else (prefill.trace, decode.trace),
             priority=self._queue.priority(entry, (prefill or decode).slot, now_s),
+            fallbacks=named[0] if named else (),
+            prefill_fallbacks=named[1] if named else (),
+        )
+
+    def _next_best(self, prefill: Placed | None, decode: Placed) -> tuple[tuple[Endpoint, ...], tuple[Endpoint, ...]]:
+        """Fall-backs of decode and prefill. What prefills it is none for its decode, nor the other way round."""
+        placer, most = self._placer, self._fallbacks
+        if prefill is None:
+            return placer.next_best(decode, most), ()
+        return (
+            placer.next_best(decode, most, other_than=prefill.slot),
+            placer.next_best(prefill, most, other_than=decode.slot),
         )
 
     def _alone(self, entry: Entry, now_s: float, *, anyway: bool) -> Dispatch | None:
@@ -107,6 +123,7 @@ class Dispatcher:
             decode=self._inventory.endpoint(placed.slot),
             traces=(placed.trace,),
             priority=self._queue.priority(entry, placed.slot, now_s),
+            fallbacks=self._placer.next_best(placed, self._fallbacks) if self._fallbacks else (),
         )
 
     def prefill_done(self, entry: Entry, now_s: float) -> Handoff | None:
@@ -151,6 +168,23 @@ class Dispatcher:
         readiness = self._inventory.readiness
         gone = readiness(decode_slot) is Readiness.GONE
         return prefill_slot if gone and readiness(prefill_slot) is Readiness.READY else decode_slot
+
+    def redirected(self, entry: Entry, event: RequestRedirected, now_s: float) -> None:
+        """It runs elsewhere, by no decision of ours."""
+        prefill_slot = None
+        if event.prefill is not None and not entry.decodes:
+            prefill_slot = self._inventory.slot_of(event.prefill)
+        if self._health.probes:
+            self._health.left(entry.request.id)
+        decode_slot = self._inventory.slot_of(event.decode)
+        if decode_slot is None or (prefill_slot is None and event.prefill is not None and not entry.decodes):
+            self._bookings.lost_sight(entry)
+            return
+        self._bookings.redirected(entry, prefill_slot, decode_slot, now_s)
+        if self._inventory.on_trial:
+            self._sent(entry, event.decode)
+            if prefill_slot is not None and event.prefill is not None:
+                self._sent(entry, event.prefill)
 
     def segment_done(
         self, entry: Entry, generated_tokens: int, now_s: float, *, computed: bool = True

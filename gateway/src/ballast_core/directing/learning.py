@@ -96,7 +96,7 @@ class Learner:
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its prefill has ended."""
-        if not self._learns_prefill_times or entry.phase is not _PREFILLING:
+        if not self._learns_prefill_times or entry.phase is not _PREFILLING or not entry.prefill.known:
             return
         slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         if slot is not None:
@@ -160,7 +160,7 @@ class Learner:
             return  # its tokens were not counted
         limit = entry.request.max_output_tokens
         cut = outcome is not Outcome.COMPLETED or (limit is not None and length >= limit)
-        counted = 0.0 if entry.row < 0 else float(entry.flights.counted(entry.row))
+        counted = float(entry.counted_tokens)
         self.beliefs.lengths.ended(
             entry.request.traffic_class or None, length, censored=cut, now_s=now_s, counted_tokens=counted
         )

@@ -12,7 +12,7 @@ from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.capacity import Capacity
-from ballast_core.model import EndpointId, Request, Role, Stage
+from ballast_core.model import Endpoint, EndpointId, Request, Role, Stage
 from ballast_core.model.traces import PlacementTrace
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.state.health import Health
@@ -65,6 +65,15 @@ class Placer:
         """Expected seconds to the end of its prefill there; 0 if no policy reads prefill times."""
         return float(placed.view.prefill_s[placed.position]) if self._knows_prefill_times else 0.0
 
+    def foresee(self, stage: Stage, request: Request, slot: int, now_s: float) -> tuple[int, float]:
+        """Of a prefill that another gateway has placed in this slot: cached tokens and seconds, as `cached_tokens` and
+        `prefill_s` of one that is placed here."""
+        if not (self._knows_prefill_times or (self._knows_prefixes and request.names_prefix)):
+            return 0, 0.0
+        view = self.view(stage, request, Candidates.of([self._inventory.endpoint(slot)], [slot]), now_s)
+        cached_tokens = int(view.matched_tokens[0]) if self._knows_prefixes and request.names_prefix else 0
+        return cached_tokens, float(view.prefill_s[0]) if self._knows_prefill_times else 0.0
+
     def cached_tokens(self, placed: Placed) -> int:
         """Leading tokens of its prompt that the endpoint is believed to hold; 0 if no policy reads prefixes."""
         if not (self._knows_prefixes and placed.view.request.names_prefix):
@@ -111,6 +120,29 @@ class Placer:
         endpoints = candidates.endpoints
         trace = PlacementTrace(stage, policy.type, endpoints[best].id, endpoints, costs)
         return Placed(int(candidates.slots[best]), best, view, trace)
+
+    def next_best(self, placed: Placed, most: int, *, other_than: int | None = None) -> tuple[Endpoint, ...]:
+        """The candidates that cost least after the one that was chosen, best first; ties as in `place`.
+
+        Left out: slot `other_than`, another role than that of the chosen one where one endpoint serves both stages
+        (`other_than` is None), and what has anything said against it: shunned, suspected or on trial.
+        """
+        endpoints, slots, inventory = placed.view.endpoints, placed.view.slots, self._inventory
+        costs = np.array(placed.trace.costs, np.float64)
+        costs[placed.position] = np.inf
+        doubtful = inventory.shunned | inventory.suspected | inventory.on_trial
+        if other_than is not None:
+            doubtful.add(other_than)
+        if doubtful:
+            costs[np.isin(slots, list(doubtful))] = np.inf
+        role = endpoints[placed.position].role
+        turns = self._turns[placed.trace.stage]
+        found: list[Endpoint] = []
+        while len(found) < most and (best := self._best(costs, slots, turns, -1)) >= 0:
+            costs[best] = np.inf
+            if other_than is not None or endpoints[best].role is role:
+                found.append(endpoints[best])
+        return tuple(found)
 
     def _with_errors_as_load(self, costs: FloatArray, candidates: Candidates, now_s: float) -> FloatArray:
         """Candidates whose last leg failed cost as much as the dearest other: errors are quick, and look like room.

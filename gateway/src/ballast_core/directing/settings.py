@@ -47,6 +47,8 @@ class DirectorSettings(Suite):
     """Seconds that a request waits for an endpoint to appear if there is none; 0 rejects at once."""
     profiles: Mapping[str, HardwareProfile]
     """Hardware profiles by name (`Endpoint.profile`); for an unknown name, learning starts from a guess."""
+    fallbacks: int = 0
+    """How many further endpoints of each stage a dispatch names at most; 0: none, at no cost."""
     learn: Belief = Belief.NONE
     """Beliefs to learn beyond those that the policies read."""
     lengths: SurvivalSettings = field(default_factory=SurvivalSettings)

@@ -47,6 +47,11 @@ class Dispatch:
     """The segments into which a partition policy cut it, in order; a cut reached is a `SegmentDone`. Empty: not cut."""
     priority: int | None = None
     """For engines that schedule by priority, lower first; None: the request's own priority."""
+    fallbacks: tuple[Endpoint, ...] = ()
+    """Where it may be decoded instead, best first, should `decode` not take it. As many as the settings ask for at
+    most; none of a cut request. Nothing is booked there: `RequestRedirected` tells that it went to one of them."""
+    prefill_fallbacks: tuple[Endpoint, ...] = ()
+    """The same for `prefill`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,11 @@ class Flights:
         for changed in self._changed_cells:
             changed[row] = True
 
+    def resume(self, row: int, counted_tokens: int) -> None:
+        """It has been here before, with its tokens: the gap to the next one measures nothing."""
+        self._counted_of[row] = counted_tokens
+        self._gap_s_of[row] = math.inf
+
     def progress(self, row: int, generated_tokens: int, now_s: float) -> None:
         """It has this many output tokens now."""
         if self._generated_of[row] == 0:

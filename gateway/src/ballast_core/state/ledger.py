@@ -48,6 +48,8 @@ class PrefillPlan(NamedTuple):
     """Prompt tokens, cached ones included, that exist when it ends: the whole prompt, or the part before a cut."""
     predicted_s: float = 0.0
     """Expected seconds to its end, its queue included; 0 if no policy reads it."""
+    known: bool = True
+    """False if it went to its endpoint by nobody's plan: when it began, and what was cached there, is not known."""
 
     @property
     def uncached_tokens(self) -> int:
@@ -62,6 +64,15 @@ class PrefillPlan(NamedTuple):
 
 
 NO_PREFILL = PrefillPlan()
+
+
+class Astray(NamedTuple):
+    """What is kept of a request that runs where no endpoint is known."""
+
+    phase: Phase
+    generated_tokens: int
+    counted_tokens: int
+    """As of `Flights.counted_tokens`."""
 
 
 class FailedLeg(NamedTuple):
@@ -99,13 +110,31 @@ class Entry:
     """Endpoints on which a leg of this request failed."""
     row: int = -1
     """Its row in the ledger's `flights`; -1 while held."""
+    adopted: bool = False
+    """Another gateway has dispatched it."""
     reservation: Entry | None = None
     """While it migrates: its booking on the target, as a pending decode."""
+    astray: Astray | None = None
+    """While it runs where no endpoint is known; its phase is HELD then."""
 
     @property
     def generated_tokens(self) -> int:
         """Output tokens so far; 0 while held."""
-        return 0 if self.row < 0 else self.flights.generated(self.row)
+        if self.row < 0:
+            return 0 if self.astray is None else self.astray.generated_tokens
+        return self.flights.generated(self.row)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prefill is over."""
+        return (self.phase if self.astray is None else self.astray.phase) is _DECODING
+
+    @property
+    def counted_tokens(self) -> int:
+        """How many of them the beliefs of lengths have been told."""
+        if self.row < 0:
+            return 0 if self.astray is None else self.astray.counted_tokens
+        return self.flights.counted(self.row)
 
 
 class Gaps(NamedTuple):
@@ -130,6 +159,8 @@ class Ledger:
     def __init__(self, capacity: int) -> None:
         self._entries: dict[RequestId, Entry] = {}
         self._by_row: list[Entry] = []
+        self.adopted = 0
+        """How many of the requests in flight are other gateways'."""
         self.flights = Flights()
         """Every request that has an endpoint, as arrays."""
         self.requests = {stage: np.zeros(capacity, np.int64) for stage in Stage}
@@ -214,11 +245,19 @@ class Ledger:
         self.foreign = np.concatenate([self.foreign, empty])
         self._open_cells()
 
-    def open(self, request: Request, now_s: float) -> Entry:
+    @property
+    def own(self) -> int:
+        """How many requests in flight are this gateway's."""
+        return len(self._entries) - self.adopted
+
+    def open(self, request: Request, now_s: float, *, adopted: bool = False) -> Entry:
         """Add a new request, held. Raises `ValueError` if its id is in flight already."""
         if request.id in self._entries:
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
         entry = self._entries[request.id] = Entry(request, now_s, self.flights)
+        if adopted:
+            entry.adopted = True
+            self.adopted += 1
         return entry
 
     def assign(
@@ -463,7 +502,45 @@ class Ledger:
             self._booked[slot] -= 1
             self._booked_tokens[slot] -= held_tokens
             self._drop_row(entry)
-        entry.phase, entry.decode_slot = _HELD, None
+        entry.phase, entry.decode_slot, entry.astray = _HELD, None, None
+
+    def lose_sight(self, entry: Entry) -> None:
+        """It runs where no endpoint is known: drop its bookings, and keep what `redirect` needs. Idempotent."""
+        if entry.phase is not _HELD:
+            was = Astray(entry.phase, entry.generated_tokens, entry.counted_tokens)
+            self.unassign(entry)
+            entry.astray = was
+
+    def redirect(
+        self, entry: Entry, prefill_slot: int | None, decode_slot: int, now_s: float, *, class_slot: int = 0
+    ) -> None:
+        """It runs here now, in the phase in which it was, lost sight of or not; `prefill_slot` as for `assign`.
+
+        A prefill that stays where it is goes on; of another one neither its begin nor what was cached is known. Raises
+        ValueError for a request that is held.
+        """
+        if prefill_slot == decode_slot:
+            prefill_slot = None
+        if entry.phase is _HELD and entry.astray is None:
+            raise ValueError(f"request {entry.request.id!r} is held: it runs nowhere")
+        old_first = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
+        stays = old_first == (decode_slot if prefill_slot is None else prefill_slot)
+        if entry.phase is _DECODING or (entry.phase is _PREFILLING and stays):
+            self.move(entry, decode_slot, now_s)
+            if entry.prefill_slot == decode_slot:
+                entry.prefill_slot = None
+            return
+        self.lose_sight(entry)
+        was = entry.astray
+        assert was is not None
+        entry.astray = None
+        if was.phase is _PREFILLING:
+            self.assign(entry, prefill_slot, decode_slot, now_s, class_slot=class_slot)
+            entry.prefill = entry.prefill._replace(known=False)
+        else:
+            self.assign_decode(entry, decode_slot, now_s, class_slot=class_slot)
+            self.progressed(entry, was.generated_tokens, now_s)
+            self.flights.resume(entry.row, was.counted_tokens)
 
     def _drop_row(self, entry: Entry) -> None:
         row = entry.row
@@ -479,6 +556,7 @@ class Ledger:
         entry = self._entries.pop(request_id, None)
         if entry is not None:
             self.unassign(entry)
+            self.adopted -= entry.adopted
         return entry
 
     def observed(self, slot: int, observation: Observation) -> None:

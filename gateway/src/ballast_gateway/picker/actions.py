@@ -46,3 +46,10 @@ class Destination(NamedTuple):
     prefill: str | None = None
     priority: int | None = None
     """For engines that schedule by priority; None sets none."""
+    fallbacks: tuple[str, ...] = ()
+    """Where the proxy may go instead, in this order."""
+
+    @property
+    def told(self) -> str:
+        """The destination as header and metadata have it: an ordered list with commas between."""
+        return ",".join((self.decode, *self.fallbacks)) if self.fallbacks else self.decode

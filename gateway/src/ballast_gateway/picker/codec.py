@@ -84,7 +84,7 @@ def _headers(reply: HeadersReply) -> bytes:
     if change is None and destination is None:
         return _neutral(reply.kind)
     written = wire.write_headers(reply.kind, change, clear_route_cache=destination is not None)
-    return written if destination is None else written + _metadata_of(destination)
+    return written if destination is None else written + wire.write_destination(destination)
 
 
 def _body(reply: BodyReply) -> bytes:
@@ -105,13 +105,13 @@ def _body(reply: BodyReply) -> bytes:
     if reply.destination is None:
         return bytes(message.SerializeToString())
     common.clear_route_cache = True
-    return bytes(message.SerializeToString()) + _metadata_of(reply.destination)
+    return bytes(message.SerializeToString()) + wire.write_destination(reply.destination)
 
 
 def _trailers(reply: TrailersReply) -> bytes:
     if reply.destination is None:
         return _neutral(reply.kind)
-    return _neutral(reply.kind) + _metadata_of(reply.destination)
+    return _neutral(reply.kind) + wire.write_destination(reply.destination)
 
 
 def _immediate(reply: Immediate) -> bytes:
@@ -147,14 +147,6 @@ def _neutral(kind: Kind) -> bytes:
     message = pb.ProcessingResponse()
     getattr(message, kind).SetInParent()
     return bytes(message.SerializeToString())
-
-
-@lru_cache(maxsize=4096)
-def _metadata_of(destination: str) -> bytes:
-    """The last field of a message that names the endpoint."""
-    metadata = struct_pb2.Struct()
-    metadata.update({wire_names.METADATA_NAMESPACE: {wire_names.DESTINATION: destination}})
-    return bytes(pb.ProcessingResponse(dynamic_metadata=metadata).SerializeToString())
 
 
 @lru_cache(maxsize=1024)

@@ -165,11 +165,11 @@ class Exchange:
         """The answer to `Pick`: the request goes there. `request_id` is set where the request has none."""
         if self.state is not State.PICKING:
             raise RuntimeError("routed without a pick")
-        kind, where = self._asked_by, destination.decode
+        kind, where = self._asked_by, destination.told
         self._response.routed = True
         screens = kind is Kind.REQUEST_HEADERS and self._screens_body()
         self.state = State.SCREEN if screens else State.PASS
-        change = self._change(destination, request_id)
+        change = self._change(destination, where, request_id)
         if kind is Kind.REQUEST_HEADERS:
             return [HeadersReply(kind, change, where)]
         if self._rule.streamed:
@@ -246,9 +246,9 @@ class Exchange:
         self._chunks.clear()
         return actions
 
-    def _change(self, destination: Destination, request_id: str) -> HeaderChange:
+    def _change(self, destination: Destination, where: str, request_id: str) -> HeaderChange:
         headers = self._headers
-        ours = {wire_names.DESTINATION: destination.decode}
+        ours = {wire_names.DESTINATION: where}
         if destination.prefill is not None and self._has_body:
             ours[wire_names.PREFILLER] = destination.prefill
         if destination.priority is not None:

@@ -275,7 +275,8 @@ class _StreamSession:
                     prompt_tokens=body.prompt_tokens,
                 )
             )
-        return self._exchange.routed(Destination(self._decode, prefill, dispatch.priority), record.id)
+        fallbacks = tuple([one.address for one in dispatch.fallbacks])
+        return self._exchange.routed(Destination(self._decode, prefill, dispatch.priority, fallbacks), record.id)
 
     def _open(self, query: Query, tokens: PromptTokens | None) -> Ticket:
         """Open a ticket. Ids from clients need not be unique; the Director's must be."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ballast_api import wire_names
 from ballast_gateway.picker.messages import NO_HEADERS, HeaderChange, Kind
 
 _HEADERS: Final = {2 << 3 | 2: Kind.REQUEST_HEADERS, 3 << 3 | 2: Kind.RESPONSE_HEADERS}
@@ -30,6 +31,9 @@ _END_OF_HEADERS, _END_OF_BODY = b"\x18\x01", b"\x10\x01"
 _OVERWRITE: Final = b"\x18\x02"
 """`HeaderValueOption.append_action: OVERWRITE_IF_EXISTS_OR_ADD`."""
 _CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
+_DYNAMIC_METADATA: Final = b"\x42"
+_NAMESPACE: Final = wire_names.METADATA_NAMESPACE.encode()
+_NAME: Final = wire_names.DESTINATION.encode()
 _MOST_SHIFT: Final = 28
 """Lengths of more than five bytes are longer than any message."""
 
@@ -77,6 +81,13 @@ def write_headers(kind: Kind, change: HeaderChange | None, *, clear_route_cache:
     if clear_route_cache:
         common += _CLEAR_ROUTE_CACHE
     return _field(_TAGS[kind], _field(b"\x0a", common))
+
+
+def write_destination(value: str) -> bytes:
+    """The field `dynamic_metadata` of a `ProcessingResponse`: a struct of namespace, of name, of this value."""
+    fields = _field(b"\x0a", _field(b"\x0a", _NAME) + _field(b"\x12", _field(b"\x1a", value.encode())))
+    namespace = _field(b"\x12", _field(b"\x2a", fields))
+    return _field(_DYNAMIC_METADATA, _field(b"\x0a", _field(b"\x0a", _NAMESPACE) + namespace))
 
 
 def _mutation(change: HeaderChange) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import yaml
 
 from ballast_api import names
-from ballast_api.gateway_settings import Discovery, GatewaySettings, KubernetesDiscovery, ServedModel
+from ballast_api.gateway_settings import Discovery, GatewaySettings, KubernetesDiscovery, Picker, ServedModel
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ServingPoolSpec
@@ -17,11 +17,18 @@ from ballast_operator.specs.profiles import numbers_of
 
 
 def gateway_settings(
-    owner: Owner, spec: ServingPoolSpec, policy: SchedulingPolicySpec, profiles: Mapping[str, HardwareProfileSpec]
+    owner: Owner,
+    spec: ServingPoolSpec,
+    policy: SchedulingPolicySpec,
+    profiles: Mapping[str, HardwareProfileSpec],
+    *,
+    fallbacks: int | None = None,
 ) -> GatewaySettings:
-    """What the gateway of this ServingPool needs to know."""
+    """What the gateway of this ServingPool needs to know. `fallbacks`: what its proxy follows, unless it is set."""
     tuning = spec.gateway.settings
     tuned = {} if tuning is None else {name: getattr(tuning, name) for name in tuning.model_fields_set}
+    if fallbacks is not None and "fallbacks" not in (tuned["picker"].model_fields_set if "picker" in tuned else ()):
+        tuned["picker"] = Picker(fallbacks=fallbacks)
     return GatewaySettings(
         **tuned,
         model=ServedModel(served_names=spec.model.all_served_names()),

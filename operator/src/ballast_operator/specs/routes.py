@@ -21,6 +21,8 @@ MESSAGE_TIMEOUT: Final = f"{names.PICKER_MESSAGE_TIMEOUT_S}s"
 MOST_STREAMS: Final = 65_536
 """Above what pickers admit: beyond `limits.maxInFlight` they answer 429 and say why, while Envoy's own limit of 1,024
 would fail requests without a word."""
+FALLBACKS: Final = 2
+"""Endpoints that the picker names after the first one: as many retries may follow."""
 UNAVAILABLE: Final = {
     "error": {
         "message": "no endpoint picker answers; try again",
@@ -145,6 +147,8 @@ def traffic_policy(owner: Owner) -> Manifest:
         spec={
             "targetRefs": [_route_target(owner)],
             "loadBalancer": {"type": "RoundRobin", "endpointOverride": override},
+            # Only what no engine has seen goes to the next endpoint that the picker names.
+            "retry": {"numRetries": FALLBACKS, "retryOn": {"triggers": ["connect-failure", "refused-stream"]}},
             "responseOverride": [unavailable],
         },
     )
