@@ -516,6 +516,9 @@ class GatewaySettings(GatewayTuning):
     name; the other shipped profiles are known, too."""
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that share the ports of both faces. Each decides by itself, as replicas do, and has `limits`, and those
+    of tenants, of its own."""
     pod_api: PodApi = Field(default_factory=PodApi)
     """Speaking with the agents of pods and with other gateways."""
     peers: Peers = Field(default_factory=Peers)
@@ -533,6 +536,11 @@ class GatewaySettings(GatewayTuning):
             reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
             which = "keys.jwt" if self.keys.file is None else "keys.file"
             raise_at("GatewaySettings", [(which, "face", reason, None)])
+        if self.workers > 1:
+            reason = "needs one view of all requests, which workers do not have: set workers to 1, or leave it out"
+            alone = [part for part in ("partition", "rescheduling") if getattr(self.policy, part) is not None]
+            if alone:
+                raise_at("GatewaySettings", [(f"policy.{part}", "workers", reason, None) for part in alone])
         return self
 
     def to_yaml(self) -> str:

@@ -124,7 +124,7 @@ async def serve(
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
-    listen = listen or partial(h2_transport.listen, tls=tls)
+    listen = listen or partial(h2_transport.listen, tls=tls, shared=settings.workers > 1)
     transport = await listen(face.open, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
     try:
         # Health answers without TLS where TLS is required, too: kubelets probe without.
@@ -133,6 +133,7 @@ async def serve(
             host=at.host,
             port=at.grpc_health,
             tls=None if tls is None else replace(tls, required=False),
+            shared=settings.workers > 1,
         )
     except OSError:
         await transport.aclose(0)

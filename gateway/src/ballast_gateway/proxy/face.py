@@ -150,10 +150,10 @@ class ProxyFace:
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> int:
-        """Open the listener, without `tls` for HTTP only; port 0 takes a free one. Returns the port. Raises
-        `OSError`."""
-        self._server = await listening(self._connect, host, port, backlog=_BACKLOG, tls=tls)
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> int:
+        """Open the listener, without `tls` for HTTP only; port 0 takes a free one. `shared`: with other processes that
+        listen there. Returns the port. Raises `OSError`."""
+        self._server = await listening(self._connect, host, port, backlog=_BACKLOG, tls=tls, shared=shared)
         self._sweep()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
