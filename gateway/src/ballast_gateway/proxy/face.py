@@ -38,13 +38,11 @@ from ballast_gateway.prompts import PromptFacts, PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
-from ballast_gateway.proxy.fields import is_divisible, is_replayable
-from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.fields import is_divisible
+from ballast_gateway.proxy.jobs import job_of
 from ballast_gateway.proxy.large_bodies import INLINE_BYTES, INLINE_WORK, LargeBodies, Reading
-from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
-from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
 from ballast_gateway.token_questions import Question
@@ -367,7 +365,7 @@ class ProxyFace:
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
         header = partial(headers.first, request.headers)
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
-        job = self._job(client, path, forwarded, generation, record)
+        job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=self._holds)
         generation, held = job.generation, job.held
         movable = self._moves and held is not None
         record.asked = Request(
@@ -390,20 +388,6 @@ class ProxyFace:
         run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)
         run.start()
         return run
-
-    def _job(
-        self, client: ClientConnection, path: bytes, forwarded: bytes, asked: Generation, record: RequestRecord
-    ) -> Job:
-        if not (self._holds and is_replayable(asked)):
-            return Job(client, path, forwarded, asked, record)
-        if asked.stream:
-            return Job(client, path, forwarded, asked, record, HeldStream(asked))
-        if self._resources.unfit.holds(asked, self._loop.time()):
-            return Job(client, path, forwarded, asked, record)
-        generation = asked.as_stream()
-        held = HeldStream(generation, unseen=True)
-        whole = WholeAnswer(client, asked, held)
-        return Job(whole, path, forwarded, generation, record, held, whole)
 
     def _over(self, record: RequestRecord, memory: Held, tenant: Tenant | None) -> None:
         self.in_flight -= 1
