@@ -14,6 +14,8 @@ from ballast_gateway.picker import h2_transport
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import PickerFace, PickerListener
 from ballast_gateway.picker.health import listen_health
+from ballast_gateway.picker.planned import Holders
+from ballast_gateway.picker.query import Carries
 from ballast_gateway.picker.transport import Listen, Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
@@ -85,9 +87,12 @@ async def serve(
     tokenizing: Tokenizing | None = None,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
     listen: Listen = h2_transport.listen,
+    holders: Holders | None = None,
+    carries: Carries | None = None,
 ) -> PickerServer:
     """Listen for ext_proc, by `listen`, and for health. `ready` returns whether the gateway can place requests.
-    `tokenizing` has the tokens of text prompts, where endpoints report what they cache.
+    `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `holders`: the agents of the
+    pods, where they are spoken with, and `carries` what they could do with a request, where a policy asks.
 
     Raises `OSError` if a port is taken.
     """
@@ -105,6 +110,7 @@ async def serve(
         prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
         trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
+        carries=carries,
     )
     face = PickerFace(
         driver,
@@ -114,6 +120,7 @@ async def serve(
         listeners=listeners,
         tokenizing=tokenizing,
         on_record=on_record,
+        holders=holders,
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
