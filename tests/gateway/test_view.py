@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from ballast_gateway.app import Gateway
 from ballast_gateway.picker import planned
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import Inventory, LeaveOrder, MoveOrder, Row
+from ballast_gateway.view.fleet_view import FleetView
 from ballast_gateway.view.publisher import row_of
 from tests.support.gateway_kit import until
 from tests.support.view_kit import ViewFleet, address_of, ask, face_of, scripted_agent, view_fleet
@@ -40,7 +43,19 @@ def opened_by(gateway: Gateway, request_id: str) -> Row:
     return row_of(entry.request, gateway.pod_api.view.me, inventory.endpoint(entry.decode_slot), prefill)
 
 
-async def three(fleet: ViewFleet, **more: object) -> list[Gateway]:
+def log_of(gateway: Gateway) -> str:
+    gateway._lines.flush()
+    out = gateway._lines._out
+    assert isinstance(out, io.StringIO)
+    return out.getvalue()
+
+
+def view_of(gateway: Gateway) -> FleetView:
+    assert gateway.pod_api is not None
+    return gateway.pod_api.view
+
+
+async def three(fleet: ViewFleet, **more: Any) -> list[Gateway]:
     return [await fleet.start(**more) for _ in range(3)]
 
 
@@ -67,8 +82,7 @@ async def test_a_request_is_in_every_ledger_until_its_holder_ends_it(tmp_path: P
         await until(lambda: all(booked(one)[key][1] == 1 or booked(one)[key][1] == 9 for one in gateways))
         feed.say(said.Ended(key=key, outcome="completed", output_tokens=9))
         await until(lambda: not any(booked(one) for one in gateways))
-        first._lines.flush()
-        line = first._lines._out.getvalue()
+        line = log_of(first)
         assert '"output_tokens":9' in line
         assert '"ttft_s":' in line
         assert '"outcome":"completed"' in line
@@ -151,11 +165,11 @@ async def test_an_agent_that_restarts_is_heard_again_and_what_it_held_is_over(tm
         assert picked.plan is not None
         agent = fleet.agents[picked.plan.decode.id]
         agent.feed.say(said.Opened(request=opened_by(gateways[0], "r")))
-        await until(lambda: all(one.pod_api.view.book.sources[f"agent/{agent.name}"].keys for one in gateways))
+        await until(lambda: all(view_of(one).book.sources[f"agent/{agent.name}"].keys for one in gateways))
         await agent.server.close()
         fleet.agents[agent.name] = await scripted_agent(agent.name, agent.port, "2")
         await until(lambda: not any(booked(one) for one in gateways))
-        await until(lambda: all(one.pod_api.view.has_agent(EndpointId(agent.name)) for one in gateways))
+        await until(lambda: all(view_of(one).has_agent(EndpointId(agent.name)) for one in gateways))
 
 
 async def test_only_the_leader_moves_and_it_moves_what_others_dispatched(tmp_path: Path) -> None:
