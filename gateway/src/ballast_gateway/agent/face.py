@@ -85,7 +85,8 @@ class AgentFace:
     request_timeout_s = 30.0
     body_timeout_s = 300.0
     min_body_bytes_per_s = 1024
-    keep_alive_timeout_s = 75.0
+    keep_alive_timeout_s = 3700.0
+    """Longer than Envoy keeps idle connections by default, so that it never sends on one that we close."""
     client_stall_timeout_s = 300.0
     cors: Cors | None = None
 
