@@ -56,6 +56,8 @@ def test_a_cut_keeps_its_segments_until_a_leg_fails() -> None:
     choosing = Choosing(plan(OWN, PREFILLS[0], segments=cut_at(100, PREFILLS[0], OWN)), places())
     assert [part.end_tokens for part in choosing.dispatch().segments] == [100, None]
     assert choosing.dispatch().segments[1].endpoint.address == ENGINE
+    whole = Choosing(plan(OWN, PREFILLS[0], segments=cut_at(100, PREFILLS[0], OWN)), places(), divisible=False)
+    assert (whole.dispatch().segments, went(whole.dispatch())) == ((), ("p0", "d0"))
     again = choosing.failed(Stage.PREFILL, "p0", Fault.BROKE, 0)
     assert isinstance(again, Dispatch)
     assert (again.segments, again.prefill) == ((), None)

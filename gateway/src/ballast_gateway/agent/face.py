@@ -305,12 +305,7 @@ class AgentFace:
         forwarded = headers.to_engine(request.headers, without=not_forwarded) + id_line
         job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=True)
         record.prompt_tokens = job.generation.prompt_tokens
-        asked = request_of(
-            plan,
-            prompt_tokens=job.generation.prompt_tokens,
-            max_output_tokens=job.generation.max_output_tokens,
-            movable=job.held is not None,
-        )
+        asked = request_of(plan, job.generation, movable=job.held is not None)
         ticket = PlannedTicket(plan, asked, self.places, self._feed)
         run = Run(
             self._resources,
