@@ -112,7 +112,7 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of reading prompts, and of the picker behind Envoy, beside grpc.aio
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of the pod agent, of reading prompts, and of the picker behind Envoy, beside grpc.aio
 	@$(BIN)/python -m bench.decision_bench --against bench/recorded/decision.json
 	@$(BIN)/python -m bench.request_bench
 	@$(BIN)/python -m bench.queue_bench --against bench/recorded/queue.json
@@ -122,10 +122,25 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python -m bench.simulator_bench
 	@$(BIN)/python -m bench.recommend_bench
 	@$(BIN)/python bench/proxy_bench.py
+	@$(BIN)/python -m bench.agent_bench
 	@$(BIN)/python bench/prompt_bench.py
 	@$(BIN)/python -m bench.transport_bench
 	@$(BIN)/python -m bench.kv_events_bench
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
+
+# For `python -m bench.peers_bench` alone: what they pin must not meet what we pin.
+PEERS := .tools/peers/.installed
+$(PEERS): | $(BIN)/uv
+	@echo "==> installing other routers into .tools/peers (400 MB)"
+	@$(PYTHON) -m venv .tools/peers
+	@$(BIN)/uv pip install --quiet --python .tools/peers/bin/python vllm-router==0.1.17 sglang-router==0.3.2 smg==1.13.0 "litellm[proxy]==1.106.2"
+	@touch $(PEERS)
+
+peers: $(STAMP) $(PEERS) ## Measure the proxy face beside vllm-router, sglang-router, smg and LiteLLM (5 minutes)
+	@$(BIN)/python -m bench.peers_bench
+
+gie: $(STAMP) $(ENVOY) testbed-build ## Measure the picker beside GIE's own, built with Go (15 minutes; needs etcd)
+	@$(BIN)/python -m bench.gie_bench
 
 # One process for each core: numpy's own threads would only get in each other's way.
 MATRIX := PYTHONPATH=. OPENBLAS_NUM_THREADS=1 nice $(BIN)/python -m bench.matrix
@@ -195,4 +210,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: help setup envoy h2spec demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: peers gie help setup envoy h2spec demo test chaos kernel-asan lint type bench generate verify format lock

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ PROMPT_IDS = b'"prompt_token_ids":[%b],"token_ids"' % b",".join([b"15043"] * 60)
 FIRST_EVENT = EVENT_WITH_IDS.replace(b'"token_ids"', PROMPT_IDS)
 ASKS_TO_STREAM, ASKS_FOR_ONE = re.compile(rb'"stream": ?true'), re.compile(rb'"max_tokens": ?1[,}]')
 CONNECTIONS = 32
+SPLIT = ("prefill", "prefill", "decode", "decode")
 STREAMS, CHUNKS, GAP_S = 200, 60, 0.05
 OURS = (sys.executable, "-m", "ballast_cli")
 FLOOR, LEAST, DEFAULT = "bare proxy", "least-requests", "default policy"
@@ -77,7 +78,10 @@ class Engine(asyncio.Protocol):
         self.body = b""
 
     def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:  # some routers try HTTP/2 first
+            self.transport.close()
 
     def on_body(self, part: bytes) -> None:
         self.body += part
@@ -239,7 +243,8 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
     await asyncio.gather(*(one(number) for number in range(STREAMS)))
     used_s = (cpu_s(pid) if pid else 0.0) - before
     pool.close()
-    assert all(len(exchange.at_s) == CHUNKS + 1 for exchange in exchanges)
+    counts = {len(exchange.at_s) for exchange in exchanges}
+    assert min(counts) > CHUNKS, f"not every event of every stream came: {sorted(counts)}"
     gaps = [b - a for exchange in exchanges for a, b in zip(exchange.at_s, exchange.at_s[1:], strict=False)]
     late = [abs(gap - GAP_S) for gap in gaps]
     return Streams(1e3 * percentile(late, 0.5), 1e3 * percentile(late, 0.99), 1e6 * used_s / (STREAMS * CHUNKS))
@@ -248,8 +253,7 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-def settings(folder: Path, ports: list[int], policy: str, *, rescue: bool) -> Path:
-    roles = ["prefill", "prefill", "decode", "decode"]
+def settings(folder: Path, ports: list[int], policy: str, *, rescue: bool, roles: Sequence[str] = SPLIT) -> Path:
     entries = [
         {"name": f"{role}-{number}", "address": f"127.0.0.1:{port}", "role": role}
         for number, (role, port) in enumerate(zip(roles, ports, strict=True))
@@ -284,17 +288,21 @@ class Subject:
     pid: int | None
 
 
-async def measure(subjects: list[Subject], rounds: int, count: int) -> dict[str, dict[str, float]]:
-    """Medians of all rounds, by row."""
+async def measure(
+    subjects: list[Subject], rounds: int, count: int, *, slow: Collection[str] = (), slow_count: int = 0
+) -> dict[str, dict[str, float]]:
+    """Medians of all rounds, by row. `slow`: subjects that get `slow_count` requests in place of `count`."""
     found: dict[str, list[dict[str, float]]] = {}
 
     def note(name: str, figures: Requests | Streams) -> None:
         found.setdefault(name, []).append(asdict(figures))
 
+    counts = {subject.name: slow_count if subject.name in slow else count for subject in subjects}
     for subject in subjects:
-        await small_requests(subject.port, None, 2_000, CONNECTIONS)  # warm
+        await small_requests(subject.port, None, min(2_000, counts[subject.name]), CONNECTIONS)  # warm
     for turn in range(rounds):
         for each in subjects if turn % 2 == 0 else subjects[::-1]:
+            count = counts[each.name]
             for connections in (CONNECTIONS, 1):
                 turns = count if connections > 1 else count // 5
                 figures = await small_requests(each.port, each.pid, turns, connections)
@@ -344,11 +352,17 @@ def engines(chunks: int = CHUNKS, gap_s: float = GAP_S) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def gateway(
-    name: str, ports: list[int], policy: str, *, rescue: bool, ballast: Sequence[str] = OURS
+    name: str,
+    ports: list[int],
+    policy: str,
+    *,
+    rescue: bool,
+    ballast: Sequence[str] = OURS,
+    roles: Sequence[str] = SPLIT,
 ) -> Iterator[Subject]:
     """`ballast gateway` in front of the engines, ready to serve; `ballast`: the command."""
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(Path(folder), ports, policy, rescue=rescue)
+        config = settings(Path(folder), ports, policy, rescue=rescue, roles=roles)
         command = (*ballast, "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (process, line):
             at = json.loads(line)["ports"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 def gateway(
     *,
-    config: Annotated[Path, typer.Option(help="Settings file (docs/reference/gateway-settings.md).")],
+    config: Annotated[
+        list[Path],
+        typer.Option(
+            help="Settings file (docs/reference/gateway-settings.md). Several serve several gateways in one process."
+        ),
+    ],
     endpoints: Annotated[
         Path | None, typer.Option(help="Endpoints file; replaces `discovery` in the settings.")
     ] = None,
@@ -32,19 +38,22 @@ def gateway(
     from ballast_api.loading import load_settings
     from ballast_gateway import logs, main
 
+    overrides = {
+        "face": face,
+        "logLevel": log_level,
+        "listeners": {"host": host, "proxy": port, "admin": admin_port},
+        "discovery": None if endpoints is None else {"file": str(endpoints)},
+    }
+    for option, value in {"--endpoints": endpoints, "--port": port, "--admin-port": admin_port}.items():
+        if len(config) > 1 and value is not None:
+            _exit(f"{option}: several gateways cannot share it; set it in each of the files")
+    if len(set(map(str, config))) < len(config):
+        _exit("--config: names one file twice")
     try:
-        settings = _with_overrides(
-            load_settings(config),
-            {
-                "face": face,
-                "logLevel": log_level,
-                "listeners": {"host": host, "proxy": port, "admin": admin_port},
-                "discovery": None if endpoints is None else {"file": str(endpoints)},
-            },
-        )
+        settings = {str(file): _with_overrides(load_settings(file), overrides) for file in config}
     except InvalidInput as error:
         _exit(str(error))
-    logs.configure(settings.log_level)
+    logs.configure(min((each.log_level for each in settings.values()), key=_severity))
     try:
         status = main.run(settings)
     except (InvalidInput, OSError) as error:
@@ -71,6 +80,11 @@ def _with_overrides(settings: GatewaySettings, overrides: dict[str, Any]) -> Gat
         return GatewaySettings.parse(data)
     except ValidationError as error:
         raise InvalidInput("command line", explain(error)) from error
+
+
+def _severity(level: str) -> int:
+    """The process logs as much as the most talkative of its gateways asks for."""
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def _exit(problem: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.gateway_settings import GatewaySettings, PickerTls, ProxyTls, TlsMode
 from ballast_core import kernel
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
@@ -29,6 +29,7 @@ from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.kv_metrics import KvMetrics
+from ballast_gateway.labelled import Labelled
 from ballast_gateway.logs import LineWriter, RequestLog
 from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
@@ -39,6 +40,8 @@ from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
+from ballast_gateway.tls.certificates import Tls, tls_of
+from ballast_gateway.tls_metrics import TlsMetrics
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.traffic import Bounds, TrafficRecorder
 from ballast_gateway.who_may_ask import WhoMayAsk
@@ -65,13 +68,14 @@ class PickerServer(Protocol):
 class Gateway:
     """One gateway: `start` it, let it run, `drain` it, `close` it. `ports` holds the port of each listener by name.
 
-    `out` takes the request log.
+    `out` takes the request log. `name` is for logs and metrics, where a process has several gateways.
     """
 
-    def __init__(self, settings: GatewaySettings, *, out: TextIO = sys.stdout) -> None:
+    def __init__(self, settings: GatewaySettings, *, name: str = "", out: TextIO = sys.stdout) -> None:
         loop = asyncio.get_running_loop()
         unix_s = time.time() - time.monotonic()
         self.settings = settings
+        self.name = name
         self.ports: dict[str, int] = {}
         self._loop = loop
         self._draining = False
@@ -122,7 +126,7 @@ class Gateway:
         self.kv_events = self._listening()
         self.fleet.on_change = self._members_changed
         self._lines = LineWriter(out, loop)
-        self._request_log = RequestLog(self._lines, unix_s=unix_s)
+        self._request_log = RequestLog(self._lines, unix_s=unix_s, gateway=name)
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
 
@@ -160,6 +164,7 @@ class Gateway:
     async def start(self) -> None:
         """Open the listeners and begin to observe. Raises `OSError` (port taken) and `InvalidInput` (bad file)."""
         listeners = self.settings.listeners
+        faces = self._tls()
         await self._serve_admin(listeners.host, listeners.admin)
         await self._discover()
         tokenizing = None
@@ -179,7 +184,7 @@ class Gateway:
                 on_record=self._ended,
             )
             self._closing.push_async_callback(self.proxy.close)
-            self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy)
+            self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy, tls=faces.get("proxy"))
             self.driver.watch()
         if self.settings.face.serves_picker:
             from ballast_gateway import picker
@@ -190,6 +195,7 @@ class Gateway:
                 ready=lambda: not self.not_ready(),
                 tokenizing=tokenizing,
                 on_record=self._ended,
+                tls=faces.get("picker"),
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -250,6 +256,19 @@ class Gateway:
         self.driver.close()
         self.pool.close()
         self._lines.flush()
+
+    def _tls(self) -> dict[str, Tls]:
+        """Of each face that is served and may speak it. Raises `InvalidInput` for files that cannot be used."""
+        face, tls = self.settings.face, self.settings.tls
+        asked: list[tuple[str, ProxyTls | PickerTls, str]] = []
+        if face.serves_proxy:
+            asked.append(("proxy", tls.proxy, "http/1.1"))
+        if face.serves_picker:
+            asked.append(("picker", tls.picker, "h2"))
+        faces = {name: tls_of(each, alpn) for name, each, alpn in asked if each.mode is not TlsMode.PLAINTEXT}
+        if faces:
+            TlsMetrics(faces, self.registry)
+        return faces
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -317,7 +336,8 @@ class Gateway:
             )
 
         who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
-        probes = Probes(self.registry, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
+        exposed = Labelled(self.registry, {"gateway": self.name}) if self.name else self.registry
+        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)
         self.ports["admin"] = listener.getsockname()[1]

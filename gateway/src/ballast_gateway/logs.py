@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -12,6 +13,8 @@ from ballast_gateway.records import RequestRecord
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FLUSH_S = 0.1
+GATEWAY: ContextVar[str] = ContextVar("gateway", default="")
+"""Name of the gateway at work, where a process has several."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -24,6 +27,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if name := GATEWAY.get():
+            line["gateway"] = name
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -71,11 +76,14 @@ class LineWriter:
 
 
 class RequestLog:
-    """The canonical log line of each request. `unix_s` as for `DecisionLog`."""
+    """The canonical log line of each request. `unix_s` as for `DecisionLog`; `gateway` names whose line it is, where a
+    process has several."""
 
-    def __init__(self, writer: LineWriter, *, unix_s: float) -> None:
+    def __init__(self, writer: LineWriter, *, unix_s: float, gateway: str = "") -> None:
         self._writer = writer
         self._unix_s = unix_s
+        self._begin = f'{{"gateway": {json.dumps(gateway)}, ' if gateway else "{"
 
     def __call__(self, record: RequestRecord) -> None:
-        self._writer.write(record.as_json(timestamp(record.ended_s + self._unix_s)))
+        line = record.as_json(timestamp(record.ended_s + self._unix_s))
+        self._writer.write(self._begin + line[1:])

@@ -94,6 +94,27 @@ def gateway_spec_rules() -> tuple[Rule, ...]:
             message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
             holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.file is None,
         ),
+        Rule(
+            field="settings.keys.jwt",
+            cel="self.face != 'Picker' || !has(self.settings) || !has(self.settings.keys) || "
+            "!has(self.settings.keys.jwt)",
+            message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
+            holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.jwt is None,
+        ),
+        *(_optional_tls(face) for face in ("proxy", "picker")),
+    )
+
+
+def _optional_tls(face: str) -> Rule:
+    at = f"self.settings.tls.{face}.mode"
+    return Rule(
+        field=f"settings.tls.{face}.mode",
+        cel="!has(self.parentRefs) || self.parentRefs.size() == 0 || !has(self.settings) || !has(self.settings.tls) || "
+        f"!has(self.settings.tls.{face}) || !has({at}) || {at} != 'Required'",
+        message="the routes that parentRefs asks for speak plaintext to the gateway: set Optional, or write your own",
+        holds=lambda self: (
+            not (self.parent_refs and self.settings is not None and getattr(self.settings.tls, face).mode == "Required")
+        ),
     )
 
 

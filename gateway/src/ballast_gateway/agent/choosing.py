@@ -40,6 +40,7 @@ class Choosing:
         self._spent = {place.id for place in named[:own]}
         """Endpoints that are not asked (again)."""
         self.decode = named[own]
+        self._ordered = self.decode
         self.prefill = plan.prefill
         self._cut = bool(plan.segments) and plan.prefill is not None
 
@@ -58,9 +59,13 @@ class Choosing:
             priority=self._plan.priority,
         )
 
-    def moved(self, target: Place) -> None:
-        """It decodes there now."""
-        self.decode = target
+    def order(self, target: Place) -> None:
+        """It is to move there; it has not yet."""
+        self._ordered = target
+
+    def moved(self) -> None:
+        """It decodes where it was to move, now."""
+        self.decode = self._ordered
 
     def failed(self, stage: Stage, endpoint: str, fault: Fault, status: int) -> Dispatch | Reject:
         """A leg has failed: where it goes next, or why nowhere."""

@@ -294,7 +294,7 @@ class AgentFace:
             self._drop(ask, invalid_request(str(error), param=wire_names.DEADLINE))
             return None
         record = RequestRecord(
-            id=headers.request_id(request.headers) or plan.id,
+            id=headers.request_id([(headers.REQUEST_ID, plan.id.encode())]) or secrets.token_hex(16),
             arrived_s=time.monotonic(),
             path=path.decode("latin-1"),
             stream=generation.stream,

@@ -123,9 +123,7 @@ class PlannedTicket:
 
     def migrated(self, target: EndpointId) -> None:
         """It decodes there now."""
-        listed = self._places.find(target)
-        if listed is not None:
-            self.choosing.moved(listed.place())
+        self.choosing.moved()
         self._feed.say(Moved(key=self.key, target=target))
 
     def migration_failed(self, target: EndpointId) -> None:

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from ballast_api import wire_names
@@ -45,6 +44,8 @@ from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
+from ballast_gateway.tls.certificates import Tls
+from ballast_gateway.tls.listener import Listening, listening
 from ballast_gateway.token_questions import Question
 from ballast_gateway.tokenizing import Tokenizing, Waiting
 from ballast_gateway.trust import Trusted
@@ -122,9 +123,9 @@ class ProxyFace:
         self._prompts = PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
-        keys = settings.keys.file
-        self._keys = None if keys is None else KeyRing(Path(keys), driver.now_s)
-        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *(headers.KEYS if keys else ()))
+        self._keys = KeyRing(settings.keys, driver.now_s) if settings.keys.checked else None
+        checked = headers.KEYS if self._keys is not None else ()
+        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *checked)
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
@@ -141,14 +142,15 @@ class ProxyFace:
         self._cuts = driver.abilities.cuts
         self._holds = self._moves or settings.streams.rescue
         self._large = LargeBodies[_Read | InvalidBody](self._loop)
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def listen(self, host: str, port: int) -> int:
-        """Open the listener; port 0 takes a free one. Returns the port. Raises `OSError`."""
-        self._server = await self._loop.create_server(self._connect, host, port, backlog=_BACKLOG)
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> int:
+        """Open the listener, without `tls` for HTTP only; port 0 takes a free one. Returns the port. Raises
+        `OSError`."""
+        self._server = await listening(self._connect, host, port, backlog=_BACKLOG, tls=tls)
         self._sweep()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
