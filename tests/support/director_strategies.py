@@ -197,6 +197,7 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
         tokens,
     ),
     ev.LegFailed: st.builds(ev.LegFailed, _ids, st.sampled_from(Stage), endpoint_ids, st.sampled_from(Fault)),
+    ev.MoveOrdered: st.builds(ev.MoveOrdered, _ids, endpoint_ids),
     ev.RequestMoved: st.builds(ev.RequestMoved, _ids, endpoint_ids),
     ev.LeadershipChanged: st.builds(ev.LeadershipChanged, st.booleans()),
     ev.PrefillDone: st.builds(ev.PrefillDone, _ids, bound=st.sampled_from([False, False, True])),

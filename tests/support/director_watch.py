@@ -42,6 +42,7 @@ from ballast_core.model.events import (
     LeadershipChanged,
     Migrated,
     MigrationFailed,
+    MoveOrdered,
     PrefillDone,
     RequestAdopted,
     RequestArrived,
@@ -198,7 +199,12 @@ class Watch:
 
     def _take_where(self, event: Event) -> None:
         """What others have decided: the Director follows, as far as it knows the place and the request decodes."""
-        if isinstance(event, RequestMoved):
+        if isinstance(event, MoveOrdered):
+            life = self.lives.get(event.request_id) or self.adopted.get(event.request_id)
+            entry = self.director.ledger.get(event.request_id)
+            if life is not None and life.moving_to is None and entry is not None and entry.reservation is not None:
+                life.moving_to = event.target
+        elif isinstance(event, RequestMoved):
             life = self.lives.get(event.request_id) or self.adopted.get(event.request_id)
             entry = self.director.ledger.get(event.request_id)
             if life is not None and entry is not None and entry.decode_slot is not None:

@@ -25,6 +25,7 @@ def build_admin(
     traffic: TrafficRecorder,
     watch: Watch | None,
     kv_cache: Callable[[EndpointId], dict[str, object] | None] = lambda endpoint_id: None,
+    view: Callable[[], dict[str, Any]] | None = None,
     now_s: Callable[[], float],
 ) -> FastAPI:
     """The application. Who may ask is `probes`' to judge."""
@@ -58,6 +59,13 @@ def build_admin(
         """The last minutes' requests as a trace of JSON lines: what `ballast simulate --trace` reads."""
         lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit)
         return StreamingResponse(lines, media_type="application/jsonl")
+
+    if view is not None:
+
+        @app.get("/ballast/v1/view")
+        async def fleet_view() -> dict[str, Any]:
+            """Who leads, and every agent and other gateway that is heard, with the age of what it said last."""
+            return view()
 
     return app
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from ballast_api.gateway_settings import GatewaySettings, PickerTls, ProxyTls, TlsMode
+from ballast_api.gateway_settings import GatewaySettings, KubernetesPeers, PickerTls, ProxyTls, TlsMode
 from ballast_core import kernel
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
@@ -35,7 +35,9 @@ from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.scrape import Scraper
+from ballast_gateway.podapi import messages as said
 from ballast_gateway.probes import App, Probes
+from ballast_gateway.proxy.carrying import carries
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
@@ -44,6 +46,7 @@ from ballast_gateway.tls.certificates import Tls, tls_of
 from ballast_gateway.tls_metrics import TlsMetrics
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.traffic import Bounds, TrafficRecorder
+from ballast_gateway.view.service import PodApi
 from ballast_gateway.who_may_ask import WhoMayAsk
 
 if TYPE_CHECKING:
@@ -127,6 +130,7 @@ class Gateway:
         self.fleet.on_change = self._members_changed
         self._lines = LineWriter(out, loop)
         self._request_log = RequestLog(self._lines, unix_s=unix_s, gateway=name)
+        self.pod_api = PodApi(settings, self.driver, self.pool) if settings.pod_api.token_file is not None else None
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
 
@@ -146,8 +150,24 @@ class Gateway:
 
     def _members_changed(self) -> None:
         self._scraper.sync()
+        self._follow_agents()
         if self.kv_events is not None:
             self.kv_events.sync(self.fleet.members)
+
+    def _follow_agents(self) -> None:
+        if self.pod_api is not None and self.pod_api.started:
+            members = self.fleet.members.items()
+            self.pod_api.view.follow_agents({name: member.pod_api for name, member in members if member.pod_api})
+
+    def _engine_said(self, engine: said.Engine) -> None:
+        member = self.fleet.members.get(EndpointId(engine.endpoint))
+        if member is not None:
+            now_s, kv_ratio = self.driver.now_s(), engine.kv_usage_ratio
+            seen = Observation(now_s, engine.running, engine.waiting, kv_ratio, engine.preemptions)
+            self.fleet.scraped(member, seen)
+
+    def _asked_to_drain(self, on: bool) -> None:
+        self._draining = on
 
     def _kv_cache(self, endpoint_id: EndpointId) -> dict[str, object] | None:
         """For the admin API; None where no KV events are listened to."""
@@ -166,7 +186,18 @@ class Gateway:
         listeners = self.settings.listeners
         faces = self._tls()
         await self._serve_admin(listeners.host, listeners.admin)
+        if self.pod_api is not None:
+            self._closing.push_async_callback(self.pod_api.close)
+            await self.pod_api.start(
+                ready=lambda: not self.not_ready(),
+                drain=self._asked_to_drain,
+                synced=lambda: self.fleet.synced,
+                on_engine=self._engine_said,
+            )
+            self.ports["pod_api"] = self.pod_api.port
+            self.metrics.watch_view(self.pod_api.view)
         await self._discover()
+        self._follow_agents()
         tokenizing = None
         if self.kv_events is not None:
             tokenizing = Tokenizing(self.pool, self.fleet.usable, wait_s=self.settings.kv_events.tokenize_wait_s)
@@ -195,10 +226,14 @@ class Gateway:
                 ready=lambda: not self.not_ready(),
                 tokenizing=tokenizing,
                 on_record=self._ended,
+                holders=None if self.pod_api is None else self.pod_api.view,
+                carries=carries if self.driver.abilities.moves or self.driver.abilities.cuts else None,
                 tls=faces.get("picker"),
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
+            if self.proxy is None:
+                self.driver.watch()
             self.ports |= {"ext_proc": self.picker.port, "grpc_health": self.picker.health_port}
         if not kernel.installed():
             _log.warning("no compiled kernel: decisions run on numpy, with the same answers in several times the time")
@@ -217,6 +252,9 @@ class Gateway:
             reasons.append("the proxy face does not listen yet")
         if self.settings.face.serves_picker and "ext_proc" not in self.ports:
             reasons.append("the picker face does not listen yet")
+        if self.pod_api is not None:
+            waits = self.pod_api.view.waits_for() if self.pod_api.started else ["the pod API"]
+            reasons += [f"{name} has not said yet what it holds" for name in waits]
         return reasons
 
     async def drain(self) -> bool:
@@ -308,6 +346,22 @@ class Gateway:
             api = await connect()
             self._closing.push_async_callback(api.close)
             self._run(PodDiscovery(discovery.kubernetes, self.fleet, api).run())
+        if self.pod_api is not None and self.settings.peers.kubernetes is not None:
+            await self._follow_peers(self.pod_api, self.settings.peers.kubernetes)
+
+    async def _follow_peers(self, pod_api: PodApi, peers: KubernetesPeers) -> None:
+        from ballast_gateway.observe.lease import LeaseElection
+        from ballast_gateway.observe.peers import PeerPods
+        from ballast_gateway.observe.watch import connect
+
+        api = await connect()
+        self._closing.push_async_callback(api.close)
+        view = pod_api.view
+        self._run(PeerPods(peers.namespace, peers.selector, api, view.follow_peers).run())
+        if peers.lease is not None:
+            election = LeaseElection(api, peers.namespace, peers.lease, view.me, view.lead)
+            self._run(election.run())
+            self._closing.push_async_callback(election.release)
 
     def _run(self, work: Awaitable[None]) -> None:
         async def guarded() -> None:
@@ -332,6 +386,7 @@ class Gateway:
                 traffic=self.traffic,
                 watch=self.driver.director.watch,
                 kv_cache=self._kv_cache,
+                view=None if self.pod_api is None else self.pod_api.view.report,
                 now_s=self.driver.now_s,
             )
 

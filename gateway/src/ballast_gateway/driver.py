@@ -224,6 +224,10 @@ class Driver:
         self.life_signs = LifeSigns()
         """What legs and scrapes keep for the watch."""
         self._watching: asyncio.TimerHandle | None = None
+        self.on_event: Callable[[Event], None] | None = None
+        """Hears what the Director is about to be told of requests."""
+        self.on_order: Callable[[Migrate | Leave], None] | None = None
+        """Takes orders about requests of other gateways."""
 
     def now_s(self) -> float:
         """The time of the next event."""
@@ -245,6 +249,14 @@ class Driver:
     def in_flight(self, request_id: RequestId) -> bool:
         """Whether a request of this id is open."""
         return request_id in self._tickets
+
+    def ticket(self, request_id: RequestId) -> Ticket | None:
+        """The ticket of an open request."""
+        return self._tickets.get(request_id)
+
+    def listen(self, listener: EffectListener) -> None:
+        """Call this with every effect, too."""
+        self._listeners = (*self._listeners, listener)
 
     def forget(self, request_id: RequestId) -> None:
         """Deliver no more effects to a request. Called by its ticket when it closes."""
@@ -273,6 +285,8 @@ class Driver:
     def _feed(self, event: Event) -> None:
         if self._reports:
             self.tell()
+        if self.on_event is not None:
+            self.on_event(event)
         now_s = self.now_s()
         began_s = perf_counter()
         effects = self.director.on_event(event, now_s)
@@ -288,8 +302,10 @@ class Driver:
     def tell(self) -> None:
         """Pass on what has been gathered of progress. It has no effects."""
         if self._reports:
-            reports, self._reports = self._reports, []
-            self.director.on_event(ProgressBatch(reports), self.now_s())
+            batch, self._reports = ProgressBatch(self._reports), []
+            if self.on_event is not None:
+                self.on_event(batch)
+            self.director.on_event(batch, self.now_s())
 
     def _gathered(self) -> None:
         self._gathering = None
@@ -310,7 +326,7 @@ class Driver:
         now_s = loop.time()
         if now_s - due_s > WATCH_S / 2:
             self.life_signs.forgive(now_s - due_s)
-        self.feed(EndpointsHeard(self.life_signs.told(ahead_s, self.director.inventory.known())))
+        self.feed(EndpointsHeard(self.life_signs.told(ahead_s, self.director.inventory.known(), now_s)))
         self._watch_next(loop, ahead_s)
 
     def close(self) -> None:
@@ -336,7 +352,9 @@ class Driver:
                 self._wake_in(max(_TICK_S, effect.at_s - now_s))
             case Leave():
                 ticket = self._tickets.get(effect.request_id)
-                if ticket is not None and ticket.leaver is not None:
+                if ticket is None:
+                    self._order(effect)
+                elif ticket.leaver is not None:
                     ticket.leaver(effect)
             case Hold() | Cancel() | PulseChanged():
                 pass  # `dispatched()` waits anyway, and the face closes the legs when the client goes
@@ -344,11 +362,16 @@ class Driver:
     def _migrate(self, effect: Migrate) -> None:
         ticket = self._tickets.get(effect.request_id)
         if ticket is None:
-            return  # it has ended, and its end has been reported
-        if ticket.mover is None:
+            self._order(effect)  # or it has ended, and its end has been reported
+        elif ticket.mover is None:
             self.feed(MigrationFailed(effect.request_id, effect.target.id))
         else:
             ticket.mover(effect)
+
+    def _order(self, effect: Migrate | Leave) -> None:
+        entry = self.director.ledger.get(effect.request_id)
+        if self.on_order is not None and entry is not None and entry.adopted:
+            self.on_order(effect)
 
     def _wake_in(self, delay_s: float) -> None:
         def fire() -> None:

@@ -6,9 +6,14 @@ Times are seconds on the loop's clock. A store a chunk is all that the byte path
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from ballast_core.model import EndpointId
 from ballast_core.model.life_signs import LifeSign
+
+TOLD_S: Final = 1.0
+"""Holders tell five times a second while anything is due to them."""
 
 
 class Signs:
@@ -46,11 +51,34 @@ class Signs:
         self.asked_s = math.inf
 
 
+class _Told(NamedTuple):
+    """What another holder sees of one endpoint, as in `Signs`."""
+
+    legs: int
+    heard_s: float
+    owing_since_s: float
+
+
 class LifeSigns:
     """Those of all endpoints."""
 
     def __init__(self) -> None:
         self._signs: dict[EndpointId, Signs] = {}
+        self._others: dict[str, tuple[float, dict[EndpointId, _Told]]] = {}
+        """By who has told it: when, and what."""
+
+    def heard(self, source: str, engines: Mapping[str, tuple[int, float | None, float]], now_s: float) -> None:
+        """What another holder sees of engines that owe it something: legs, seconds since the last byte (None: none has
+        come) and since something is due. It holds for `TOLD_S`, or until the same one tells again."""
+        told = {
+            EndpointId(name): _Told(legs, -math.inf if byte_s is None else now_s - byte_s, now_s - due_s)
+            for name, (legs, byte_s, due_s) in engines.items()
+            if legs > 0
+        }
+        if told:
+            self._others[source] = now_s, told
+        else:
+            self._others.pop(source, None)
 
     def of(self, endpoint_id: EndpointId) -> Signs:
         """Those of one endpoint; the same object as long as anything is due there."""
@@ -59,19 +87,39 @@ class LifeSigns:
             signs = self._signs[endpoint_id] = Signs()
         return signs
 
-    def told(self, ahead_s: float, known: set[EndpointId]) -> list[LifeSign]:
+    def told(self, ahead_s: float, known: set[EndpointId], now_s: float = -math.inf) -> list[LifeSign]:
         """What the Director is told. `ahead_s`: its clock less the loop's. Those that are not `known` are forgotten."""
         told = []
+        others = self._of_others(known, now_s) if self._others else {}
         for endpoint_id, signs in list(self._signs.items()):
             if endpoint_id not in known and not signs.legs:
                 del self._signs[endpoint_id]
                 continue
-            heard_s, owing_s = signs.heard_s + ahead_s, signs.owing_since_s + ahead_s
-            told.append(LifeSign(endpoint_id, signs.legs, heard_s, owing_s, signs.asked_s + ahead_s))
+            legs, heard_s, owing_s = signs.legs, signs.heard_s, signs.owing_since_s
+            for other in others.get(endpoint_id, ()):
+                owing_s = min(owing_s, other.owing_since_s) if legs else other.owing_since_s
+                legs, heard_s = legs + other.legs, max(heard_s, other.heard_s)
+            told.append(LifeSign(endpoint_id, legs, heard_s + ahead_s, owing_s + ahead_s, signs.asked_s + ahead_s))
         return told
+
+    def _of_others(self, known: set[EndpointId], now_s: float) -> dict[EndpointId, list[_Told]]:
+        """By endpoint; each gets signs of its own, too. What has not been told again in time is forgotten."""
+        found: dict[EndpointId, list[_Told]] = {}
+        for source, (at_s, engines) in list(self._others.items()):
+            if now_s - at_s > TOLD_S:
+                del self._others[source]
+                continue
+            for endpoint_id, told in engines.items():
+                if endpoint_id in known:
+                    self.of(endpoint_id)
+                    found.setdefault(endpoint_id, []).append(told)
+        return found
 
     def forgive(self, seconds: float) -> None:
         """The loop stood still for so long: what engines sent meanwhile could not be read."""
         for signs in self._signs.values():
             signs.owing_since_s = max(signs.heard_s, signs.owing_since_s) + seconds
             signs.asked_s += seconds
+        for source, (at_s, engines) in self._others.items():
+            later = {name: told._replace(owing_since_s=told.owing_since_s + seconds) for name, told in engines.items()}
+            self._others[source] = at_s + seconds, later

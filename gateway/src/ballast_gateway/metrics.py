@@ -17,6 +17,7 @@ from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import EJECTED_BY, Health, HealthChange, HealthState
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
+from ballast_gateway.view.fleet_view import FleetView
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _GAPS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
@@ -208,6 +209,17 @@ class Metrics:
         Gauge(
             "ballast_gateway_retry_budget", "Retries that are allowed at the moment.", registry=self.registry
         ).set_function(lambda: director.outcomes.retries_left(now_s()))
+
+    def watch_view(self, view: FleetView) -> None:
+        """Export what this gateway sees of its fleet, read anew at each export."""
+        gauges = {
+            "leads": ("Whether this gateway runs the rounds of moves of its fleet.", lambda: float(view.leads)),
+            "agents": ("Agents of pods that are heard.", lambda: float(view.connected()[0])),
+            "peers": ("Other gateways that are heard.", lambda: float(view.connected()[1])),
+            "oldest_source_seconds": ("Age of what the most silent source said last.", view.oldest_s),
+        }
+        for name, (text, read) in gauges.items():
+            Gauge(f"ballast_gateway_view_{name}", text, registry=self.registry).set_function(read)
 
     def _dispatched(self, stage: Stage, endpoint: Endpoint) -> None:
         self._child(self._dispatches, str(stage), str(endpoint.role), endpoint.pool).inc()

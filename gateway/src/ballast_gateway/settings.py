@@ -30,9 +30,9 @@ def director_settings(settings: GatewaySettings) -> DirectorSettings:
 
 
 def _watch(settings: GatewaySettings) -> WatchSettings | None:
-    """Only the proxy face sees what engines send."""
+    """Only who holds streams sees what engines send: the proxy face, and agents."""
     watch = settings.watch
-    if not (watch.enabled and settings.face.serves_proxy):
+    if not (watch.enabled and (settings.face.serves_proxy or settings.pod_api.token_file is not None)):
         return None
     return WatchSettings(
         patience=watch.patience,

@@ -49,6 +49,7 @@ from ballast_core.model.events import (
     LengthPredicted,
     Migrated,
     MigrationFailed,
+    MoveOrdered,
     PrefillDone,
     Progress,
     ProgressBatch,
@@ -106,7 +107,7 @@ class Director:
             )
         )
         self.rescheduler = (
-            NoRescheduler()
+            NoRescheduler(inventory, ledger, self.partitioner)
             if settings.rescheduling is None
             else Rescheduler(
                 settings.rescheduling,
@@ -178,6 +179,7 @@ class Director:
             RequestRedirected: self._redirected,
             LengthPredicted: self._length_predicted,
             LegFailed: self._adoption.leg_failed,
+            MoveOrdered: self._adoption.ordered,
             RequestMoved: self._moved,
         }
         self._of_fleet: Mapping[type, Callable[[Any, float], list[Effect]]] = {

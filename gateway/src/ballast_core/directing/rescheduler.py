@@ -44,10 +44,34 @@ class _Seen:
     endpoints: tuple[Endpoint, ...]
 
 
+class _Settlement:
+    """Books the ends of moves."""
+
+    def __init__(self, inventory: Inventory, ledger: Ledger, partitioner: Partitioner | NoPartitioner) -> None:
+        self._inventory = inventory
+        self._ledger = ledger
+        self._partitioner = partitioner
+
+    def book(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> bool:
+        """The request is where the event says. False if no such move is under way."""
+        target_slot, coming = self._inventory.slot_of(event.target), entry.reservation
+        if coming is None or coming.decode_slot != target_slot or target_slot is None:
+            return False
+        if isinstance(event, Migrated):
+            self._ledger.move(entry, target_slot, now_s)
+            self._partitioner.moved(entry)
+        else:
+            self._ledger.release(entry)
+        return True
+
+
 class NoRescheduler:
     """Stands in if there is no rescheduling policy: no rounds, no timers."""
 
     rounds: Sequence[RoundTrace] = ()
+
+    def __init__(self, inventory: Inventory, ledger: Ledger, partitioner: Partitioner | NoPartitioner) -> None:
+        self._settlement = _Settlement(inventory, ledger, partitioner)
 
     def wake(self, now_s: float) -> list[Effect]:
         """Schedules no round."""
@@ -58,7 +82,8 @@ class NoRescheduler:
         return []
 
     def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
-        """Changes nothing: there are no moves."""
+        """A move that was ordered from elsewhere has come to its end."""
+        self._settlement.book(entry, event, now_s)
 
     def moved(self, entry: Entry, now_s: float) -> None:
         """Changes nothing: there are no rounds."""
@@ -97,6 +122,7 @@ class Rescheduler:
         self._capacity = capacity
         self._timers = timers
         self._partitioner = partitioner
+        self._settlement = _Settlement(inventory, ledger, partitioner)
         self._leads = True
         self._next_s: float | None = None
         self._moving: dict[RequestId, Entry] = {}
@@ -124,17 +150,8 @@ class Rescheduler:
 
     def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
         """The request decodes on its target, or stays on its source. A late event of a finished move is ignored."""
-        target_slot, coming = self._inventory.slot_of(event.target), entry.reservation
-        if coming is None or coming.decode_slot != target_slot or target_slot is None:
-            return
-        if isinstance(event, Migrated):
-            self._ledger.move(entry, target_slot, now_s)
-            self._partitioner.moved(entry)
-            stays = self._stays_until_s
-        else:
-            self._ledger.release(entry)
-            stays = self._failed_until_s
-        if self._leads:
+        if self._settlement.book(entry, event, now_s) and self._leads:
+            stays = self._stays_until_s if isinstance(event, Migrated) else self._failed_until_s
             stays[entry.request.id] = now_s + self.policy.min_stay_s
 
     def moved(self, entry: Entry, now_s: float) -> None:

@@ -68,6 +68,14 @@ class LegFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveOrdered:
+    """Another gateway has ordered to move this decode: `Migrated` or `MigrationFailed` follows, as for a `Migrate`."""
+
+    request_id: RequestId
+    target: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
 class RequestMoved:
     """It decodes on this endpoint now, as another gateway has ordered."""
 
@@ -275,6 +283,7 @@ RequestEvent: TypeAlias = (
     | RequestRedirected
     | LengthPredicted
     | LegFailed
+    | MoveOrdered
     | RequestMoved
 )
 """Events of one request in flight. For a request that is not in flight they change nothing."""

@@ -46,6 +46,8 @@ class Destination(NamedTuple):
     prefill: str | None = None
     priority: int | None = None
     """For engines that schedule by priority; None sets none."""
+    plan: str = ""
+    """For the agent there; empty if none takes plans."""
     fallbacks: tuple[str, ...] = ()
     """Where the proxy may go instead, in this order."""
 

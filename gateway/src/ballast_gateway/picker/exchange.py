@@ -39,7 +39,7 @@ from ballast_gateway.picker.messages import (
     TrailersReply,
     streamed_body,
 )
-from ballast_gateway.picker.query import BodyFacts, InvalidRequest, Query, read_body
+from ballast_gateway.picker.query import BodyFacts, Carries, InvalidRequest, Query, read_body
 from ballast_gateway.picker.response import ResponseHalf
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.trust import Trusted
@@ -61,6 +61,8 @@ class ExchangeSettings:
     """What is believed of clients."""
     prompts: PromptReader | None = None
     """Reads as much of a prompt as the policies need; None where they need nothing."""
+    carries: Carries | None = None
+    """What holders could do with a request; None where no policy asks."""
     extra_paths: frozenset[str] = frozenset()
     """What clients may ask engines for beside `paths.INFERENCE`."""
     default_modes: Modes = _PROTOCOL_MODES
@@ -249,7 +251,9 @@ class Exchange:
     def _change(self, destination: Destination, where: str, request_id: str) -> HeaderChange:
         headers = self._headers
         ours = {wire_names.DESTINATION: where}
-        if destination.prefill is not None and self._has_body:
+        if destination.plan:
+            ours[wire_names.PLAN] = destination.plan
+        elif destination.prefill is not None and self._has_body:
             ours[wire_names.PREFILLER] = destination.prefill
         if destination.priority is not None:
             ours[wire_names.PRIORITY] = str(destination.priority)
@@ -335,6 +339,7 @@ class Exchange:
             prompts=prompts,
             objective=_objective(headers),
             dropped=self._settings.trusted.dropped_fields,
+            carries=self._settings.carries,
         )
 
     def _screens_body(self) -> bool:

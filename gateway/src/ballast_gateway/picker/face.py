@@ -12,7 +12,7 @@ from ballast_api import names
 from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.prompt_tokens import PromptTokens
-from ballast_gateway import errors, openai_body
+from ballast_gateway import errors, openai_body, paths
 from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
@@ -25,6 +25,7 @@ from ballast_gateway.picker.messages import (
     StreamedBody,
     TrailersReply,
 )
+from ballast_gateway.picker.planned import Holders, Planned
 from ballast_gateway.picker.query import BodyFacts, Query
 from ballast_gateway.picker.subset import allowed
 from ballast_gateway.picker.transport import LateReplies, Session
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 _REJECTED: Final = frozenset({*map(str, RejectReason), errors.gateway_shutdown().code})
 _ANSWER_S: Final = 0.9 * names.PICKER_MESSAGE_TIMEOUT_S
+_PLANNED_PATHS: Final = frozenset({paths.COMPLETIONS, paths.CHAT})
+"""What agents run in two legs; of the rest they pass on what comes."""
 _AT_ONCE_S: Final = 0.05
 """A stream that Envoy closes so soon after a response's headers says nothing of the response's end."""
 
@@ -86,7 +89,8 @@ class PickerFace:
     `new_id` makes an id for a request that has none. `settle_s`: how long the endpoint's metrics may take to show a
     request; one whose end the proxy does not show stays in the ledger for that long at least, see `unseen`. A request
     that is held for `answer_s` is answered 429: in full duplex the proxy itself would wait for ever. `on_record` gets
-    each request when it is over, as the proxy face's does; output tokens are not counted here.
+    each request when it is over, as the proxy face's does; output tokens are those that `holders` report, the agents of
+    the pods; None: there are none.
     """
 
     def __init__(
@@ -100,7 +104,9 @@ class PickerFace:
         listeners: tuple[PickerListener, ...] = (),
         tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
+        holders: Holders | None = None,
     ) -> None:
+        self.holders = holders
         self.driver = driver
         self.settings = settings
         self.new_id = new_id
@@ -133,6 +139,7 @@ class _StreamSession:
         "_face",
         "_holding",
         "_lingers",
+        "_planned",
         "_record",
         "_ticket",
         "over",
@@ -151,6 +158,8 @@ class _StreamSession:
         self._dispatch: Dispatch | None = None
         self._began_s = 0.0
         self._lingers = False
+        self._planned: Planned | None = None
+        """Set if an agent got a plan of it."""
         self.over = False
 
     @property
@@ -277,11 +286,23 @@ class _StreamSession:
                 )
             )
         fallbacks = tuple([one.address for one in dispatch.fallbacks])
-        return self._exchange.routed(Destination(self._decode, prefill, dispatch.priority, fallbacks), record.id)
+        plan = self._plan(dispatch)
+        destination = Destination(self._decode, prefill, dispatch.priority, plan, fallbacks)
+        return self._exchange.routed(destination, record.id)
+
+    def _plan(self, dispatch: Dispatch) -> str:
+        """For the agent of the decode endpoint; empty if there is none, or if it would only pass the request on."""
+        holders, ticket = self._face.holders, self._ticket
+        if holders is None or ticket is None or not holders.has_agent(dispatch.decode.id):
+            return ""
+        if self._exchange.path.partition("?")[0] not in _PLANNED_PATHS:
+            return ""
+        self._planned = Planned(holders, ticket, self._record, self._recorded)
+        return holders.plan(ticket, dispatch)
 
     def _open(self, query: Query, tokens: PromptTokens | None) -> Ticket:
         """Open a ticket. Ids from clients need not be unique; the Director's must be."""
-        body = query.body
+        body, holders = query.body, self._face.holders
         request = Request(
             id=RequestId(self._record.id),
             prompt_tokens=body.prompt.count(tokens, body.prompt_tokens),
@@ -294,6 +315,8 @@ class _StreamSession:
             tenant=query.tenant,
             priority=query.priority,
             subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
+            movable=holders is None or (holders.everywhere and body.movable),
+            divisible=holders is None or (holders.everywhere and body.divisible),
         )
         self._record.asked = request
         try:
@@ -304,6 +327,8 @@ class _StreamSession:
 
     def _first_token(self) -> None:
         self._began_s = self._face.driver.now_s()
+        if self._planned is not None and not (self._planned.over and not self._planned.is_ended):
+            return  # its holder tells
         if self._ticket is not None:
             self._ticket.first_token()
         if self._record.stream:
@@ -336,12 +361,36 @@ class _StreamSession:
         else:  # engines do not count such requests as running
             asyncio.get_running_loop().call_later(self._face.settle_s, end)
 
+    def _left_to_holder(self, planned: Planned, ended: Ended) -> bool:
+        """Whether the agent's word is to be waited for. It has the last one of whatever it has confirmed."""
+        fails = ended.outcome is not Outcome.COMPLETED or (ended.status or 0) >= 400
+        if not planned.over and fails and not planned.confirmed_by:
+            planned.give_up()
+        if planned.over and not planned.is_ended:
+            return False
+        self._record.status = self._record.status or ended.status or 0
+        self._lingers = True
+        for listen in self._face.listeners:
+            served = ended.served
+            listen(Finished(request_id=self._record.id, outcome=ended.outcome, decode=self._decode, served=served))
+        planned.left_to(self._unconfirmed)
+        return True
+
+    def _unconfirmed(self) -> None:
+        """No agent has it, as far as is known: scrapes tell when it is over."""
+        self._record.outcome = "routed"
+        self._recorded()
+        if self._ticket is not None:
+            self._linger(self._ticket)
+
     def _end(self, ended: Ended) -> None:
         ticket, record = self._ticket, self._record
         elsewhere = ended.served is not None and ended.served != self._decode
         at_once = not ended.shown and self._face.driver.now_s() - self._began_s < _AT_ONCE_S
         succeeds = ended.outcome is Outcome.COMPLETED and (ended.status or 0) < 400
         unseen = succeeds and not elsewhere and (ended.status is None or at_once)
+        if self._planned is not None and self._left_to_holder(self._planned, ended):
+            return
         if ticket is not None and elsewhere:
             ticket.end(Outcome.FAILED, fault=Fault.UNREACHABLE)
         elif ticket is not None and not unseen:

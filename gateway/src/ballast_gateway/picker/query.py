@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import NamedTuple, Self, TypeAlias
 
 from ballast_gateway import errors, lax, openai_body
 from ballast_gateway.errors import ApiError
+from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
 
 _BYTES_PER_TOKEN = 5
 """Estimate for a body that the picker does not see; counts JSON's own characters too."""
+
+
+Carries: TypeAlias = Callable[[str, JsonObject], tuple[bool, bool]]
+"""Of a path and a body without control fields: whether its holder could move its decode, and cut its prompt."""
 
 
 class InvalidRequest(Exception):
@@ -32,6 +38,10 @@ class BodyFacts(NamedTuple):
     prompt: PromptFacts = NO_FACTS
     cleaned: bytes | None = None
     """The body to forward, if fields had to be taken out."""
+    movable: bool = False
+    """Whether a holder could move its decode."""
+    divisible: bool = False
+    """Whether a holder could have its prompt cut."""
 
     @classmethod
     def unseen(cls, length: int | None) -> Self:
@@ -60,6 +70,7 @@ def read_body(
     prompts: PromptReader | None = None,
     objective: str = "",
     dropped: frozenset[str] = openai_body.CONTROL_FIELDS,
+    carries: Carries | None = None,
 ) -> BodyFacts:
     """The facts of a whole body. Raises `InvalidRequest` if the path wants JSON and this is none.
 
@@ -84,6 +95,7 @@ def read_body(
         raise InvalidRequest(errors.model_not_found(model, served_models))
     cleaned = openai_body.without_control_fields(document, dropped)
     read = lax.plain(document, chat=True) or document
+    movable, divisible = (False, False) if carries is None else carries(path, document if cleaned is None else cleaned)
     return BodyFacts(
         model=model,
         prompt_tokens=openai_body.prompt_tokens(document),
@@ -92,4 +104,6 @@ def read_body(
         priority=0 if "priority" in dropped else openai_body.priority(read),
         prompt=NO_FACTS if prompts is None else prompts.read(document, model=model, objective=objective),
         cleaned=None if cleaned is None else openai_body.dump(cleaned),
+        movable=movable,
+        divisible=divisible,
     )

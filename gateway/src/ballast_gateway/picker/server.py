@@ -16,6 +16,8 @@ from ballast_gateway.picker import h2_transport
 from ballast_gateway.picker.exchange import ExchangeSettings
 from ballast_gateway.picker.face import PickerFace, PickerListener
 from ballast_gateway.picker.health import listen_health
+from ballast_gateway.picker.planned import Holders
+from ballast_gateway.picker.query import Carries
 from ballast_gateway.picker.transport import Listen, Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
@@ -89,10 +91,13 @@ async def serve(
     on_record: Callable[[RequestRecord], None] = lambda record: None,
     tls: Tls | None = None,
     listen: Listen | None = None,
+    holders: Holders | None = None,
+    carries: Carries | None = None,
 ) -> PickerServer:
     """Listen for ext_proc and for health, with `tls` or in plaintext; ext_proc by `listen`, if not by our own HTTP/2.
     `ready` returns whether the gateway can place requests.
-    `tokenizing` has the tokens of text prompts, where endpoints report what they cache.
+    `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `holders`: the agents of the
+    pods, where they are spoken with, and `carries` what they could do with a request, where a policy asks.
 
     Raises `OSError` if a port is taken.
     """
@@ -110,6 +115,7 @@ async def serve(
         prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
         trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
+        carries=carries,
     )
     face = PickerFace(
         driver,
@@ -119,6 +125,7 @@ async def serve(
         listeners=listeners,
         tokenizing=tokenizing,
         on_record=on_record,
+        holders=holders,
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES

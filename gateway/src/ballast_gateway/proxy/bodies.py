@@ -101,20 +101,25 @@ def read_generation(
     document = document if stripped is None else stripped
     if plain is not None or stripped is not None or not is_plain_object(raw):
         raw = openai_body.dump(document)
-    n, best_of = document.get("n") or 1, document.get("best_of") or 1
-    prompts = document.get("prompt")
-    batch = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     return Generation(
         chat=chat,
         model=model,
         stream=document.get("stream") is True,
         prompt_tokens=openai_body.prompt_tokens(document),
         max_output_tokens=openai_body.max_output_tokens(document),
-        choices=max(n, best_of) * batch,
+        choices=choices(document),
         document=document,
         raw=raw,
         priority=openai_body.priority(document),
     )
+
+
+def choices(document: JsonObject) -> int:
+    """How many outputs are asked for. Raises `TypeError` where a count is none."""
+    n, best_of = document.get("n") or 1, document.get("best_of") or 1
+    prompts = document.get("prompt")
+    batch = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return int(max(n, best_of) * batch)
 
 
 def is_plain_object(raw: bytes) -> bool:

@@ -72,6 +72,8 @@ class _Known:
     holder: str = ""
     """The agent among them."""
     booked: bool = False
+    failed: bool = False
+    """Its last leg has failed, and was counted."""
     unclaimed_s: float = math.inf
     """Since when nobody claims it."""
 
@@ -265,6 +267,10 @@ class Book:
 
     def _director_follows(self, known: _Known) -> None:
         """What the row of a request of this gateway says beyond its dispatch."""
+        entry = self._director.ledger.get(known.id)
+        slot = None if entry is None else entry.decode_slot
+        if slot is not None and self._director.inventory.endpoint(slot).id != known.decode:
+            self._redirected(known)
         if known.tokens or known.decoding:
             tokens, known.tokens = known.tokens, 0
             known.decoding = False
@@ -319,9 +325,10 @@ class Book:
                         self.own[known.id].began()
             case said.Redirected(decode=decode, prefill=prefill):
                 known.decode, known.prefill = decode, prefill
-                known.decoding, known.tokens = False, 0
+                known.decoding, known.tokens, known.failed = False, 0, False
                 self._redirected(known)
             case said.LegFailed(stage=stage, endpoint=endpoint, fault=fault, status=status):
+                known.failed = True
                 if self._follows(known):
                     kind = Fault(fault) if fault in _FAULTS else Fault.BROKE
                     self._feed(LegFailed(known.id, Stage(stage), EndpointId(endpoint), kind, status))
@@ -340,9 +347,9 @@ class Book:
         return known.booked or (known.own and known.id in self.own)
 
     def _adopt(self, known: _Known) -> None:
-        if known.own or not known.decode:
-            return
         row = known.row
+        if known.own or not known.decode or self._is_ours(row):
+            return
         request = Request(
             known.id,
             row.prompt_tokens,
@@ -360,6 +367,11 @@ class Book:
         self._feed(RequestAdopted(request, EndpointId(known.decode), prefill, known.decoding, known.tokens))
         entry = self._director.ledger.get(known.id)
         known.booked = entry is not None and entry.adopted
+
+    def _is_ours(self, row: Row) -> bool:
+        """Whether it is booked under an id of ours, and accounted for without its holder."""
+        entry = self._director.ledger.get(RequestId(row.id)) if row.by == self.me else None
+        return entry is not None and not entry.adopted
 
     def _decodes(self, known: _Known) -> None:
         if not known.decoding:
@@ -416,5 +428,5 @@ class Book:
             if own is not None:
                 own.ended(end)
         elif known.booked:
-            fault = Fault(end.fault) if end.fault in _FAULTS else None
+            fault = Fault(end.fault) if end.fault in _FAULTS and not known.failed else None
             self._feed(RequestEnded(known.id, Outcome(end.outcome), end.output_tokens, fault))

@@ -1,0 +1,126 @@
+"""Requests that go to an agent with a plan: the agent's word is what becomes of them.
+
+Until the agent has confirmed one it is this picker's to tell the others of. If it does not within `CONFIRM_S`, the
+request is accounted for as one of a pod without an agent is: by the exchange and by scrapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from ballast_core.model import EndpointId, Outcome, RequestId
+from ballast_core.model.effects import Dispatch, Leave, Migrate
+from ballast_gateway.driver import Ticket
+from ballast_gateway.podapi.messages import Ended
+from ballast_gateway.records import RequestRecord
+
+CONFIRM_S: Final = 5.0
+
+
+class Holders(Protocol):
+    """Who holds the streams of a picker's requests: the agents of the pods (`ballast_gateway.view`)."""
+
+    everywhere: bool
+    """Whether each endpoint that decodes has an agent that takes plans."""
+
+    def has_agent(self, endpoint_id: EndpointId) -> bool:
+        """Whether an agent there takes plans now."""
+        ...
+
+    def plan(self, ticket: Ticket, dispatch: Dispatch) -> str:
+        """The plan header's value."""
+        ...
+
+    def expect(self, request_id: RequestId, own: Planned) -> None:
+        """Holders will speak of this request."""
+        ...
+
+    def forget(self, request_id: RequestId) -> None:
+        """They will not any more."""
+        ...
+
+    def release(self, request_id: RequestId) -> None:
+        """The other gateways hear of it from its holder, or count it by scrapes."""
+        ...
+
+    def order(self, order: Migrate | Leave) -> None:
+        """Have its holder move it, or leave a leg."""
+        ...
+
+
+class Planned:
+    """One such request, from its dispatch to its end. `on_over` is called once, with the record filled in."""
+
+    __slots__ = (
+        "_holders",
+        "_on_over",
+        "_record",
+        "_ticket",
+        "_timer",
+        "_unconfirmed",
+        "confirmed_by",
+        "is_ended",
+        "over",
+    )
+
+    def __init__(self, holders: Holders, ticket: Ticket, record: RequestRecord, on_over: Callable[[], None]) -> None:
+        self.confirmed_by = ""
+        """The holder that has it; empty until one says so."""
+        self.over = False
+        """Nothing more is expected of holders."""
+        self.is_ended = False
+        """A holder has said so."""
+        self._holders = holders
+        self._ticket = ticket
+        self._record = record
+        self._on_over = on_over
+        self._unconfirmed: Callable[[], None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(CONFIRM_S, self._lose_patience)
+        ticket.mover = ticket.leaver = holders.order
+        holders.expect(ticket.request.id, self)
+
+    def confirmed(self, source: str) -> None:
+        """A holder has it: the others hear of it from there."""
+        self.confirmed_by = source
+        self._timer.cancel()
+        self._holders.release(self._ticket.request.id)
+
+    def began(self) -> None:
+        """Its first token has come."""
+        if self._record.stream:
+            self._record.first_token_s = self._ticket.now_s()
+
+    def ended(self, end: Ended) -> None:
+        """It is over."""
+        record = self._record
+        record.outcome, record.output_tokens = end.outcome, end.output_tokens
+        if end.outcome == "completed":
+            record.status = record.status or 200
+        elif end.fault:
+            record.reason = end.fault
+        self.is_ended = True
+        self._leave()
+        self._ticket.end(Outcome(end.outcome), end.output_tokens)
+        self._on_over()
+
+    def left_to(self, unconfirmed: Callable[[], None]) -> None:
+        """The exchange is over and says nothing of the end: call this if no holder confirms the request in time."""
+        self._unconfirmed = unconfirmed
+
+    def give_up(self) -> None:
+        """Expect nothing of holders any more."""
+        self._leave()
+        self._ticket.mover = self._ticket.leaver = None
+
+    def _lose_patience(self) -> None:
+        self.give_up()
+        self._holders.release(self._ticket.request.id)
+        if self._unconfirmed is not None:
+            self._unconfirmed()
+
+    def _leave(self) -> None:
+        self.over = True
+        self._timer.cancel()
+        self._holders.forget(self._ticket.request.id)

@@ -1,0 +1,257 @@
+"""Several pickers and the agents of pods over real sockets: one ledger in all of them, whoever dispatched."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ballast_core.model import EndpointId, RequestId
+from ballast_core.model.effects import Leave, Migrate
+from ballast_gateway.app import Gateway
+from ballast_gateway.picker import planned
+from ballast_gateway.podapi import messages as said
+from ballast_gateway.podapi.messages import Inventory, LeaveOrder, MoveOrder, Row
+from ballast_gateway.view.fleet_view import FleetView
+from ballast_gateway.view.publisher import row_of
+from tests.support.gateway_kit import until
+from tests.support.view_kit import ViewFleet, address_of, ask, face_of, scripted_agent, view_fleet
+
+
+def booked(gateway: Gateway) -> dict[str, tuple[str, int]]:
+    """Of a gateway's ledger, by the key that all gateways know: where it decodes, and its tokens."""
+    assert gateway.pod_api is not None
+    me = gateway.pod_api.view.me
+    director, found = gateway.driver.director, dict[str, tuple[str, int]]()
+    for entry in director.ledger:
+        key = str(entry.request.id) if entry.adopted else f"{me}/{entry.request.id}"
+        where = "" if entry.decode_slot is None else str(director.inventory.endpoint(entry.decode_slot).id)
+        found[key] = where, entry.generated_tokens
+    return found
+
+
+def opened_by(gateway: Gateway, request_id: str) -> Row:
+    """As the agent reports it that got the plan."""
+    assert gateway.pod_api is not None
+    entry = gateway.driver.director.ledger.entries[RequestId(request_id)]
+    assert entry.decode_slot is not None
+    inventory = gateway.driver.director.inventory
+    prefill = "" if entry.prefill_slot is None else inventory.endpoint(entry.prefill_slot).id
+    return row_of(entry.request, gateway.pod_api.view.me, inventory.endpoint(entry.decode_slot), prefill)
+
+
+def log_of(gateway: Gateway) -> str:
+    gateway._lines.flush()
+    out = gateway._lines._out
+    assert isinstance(out, io.StringIO)
+    return out.getvalue()
+
+
+def view_of(gateway: Gateway) -> FleetView:
+    assert gateway.pod_api is not None
+    return gateway.pod_api.view
+
+
+async def three(fleet: ViewFleet, **more: Any) -> list[Gateway]:
+    return [await fleet.start(**more) for _ in range(3)]
+
+
+async def test_a_request_is_in_every_ledger_until_its_holder_ends_it(tmp_path: Path) -> None:
+    """Dispatched by one picker, held by an agent, followed by all; the record has tokens and a time to the first."""
+    async with view_fleet(tmp_path) as fleet:
+        gateways = await three(fleet)
+        first = gateways[0]
+        picked = ask(first, "r")
+        assert picked.plan is not None
+        assert picked.plan.prefill is not None
+        picked.session.close(broken=False)
+        (key,) = booked(first)
+        decode = picked.plan.decode.id
+        assert picked.headers["x-gateway-destination-endpoint"].startswith(fleet.addresses[decode])
+        await until(lambda: all(booked(one) == {key: (decode, 0)} for one in gateways))
+        feed = fleet.agents[decode].feed
+        feed.say(said.Opened(request=opened_by(first, "r")))
+        assert first.pod_api is not None
+        await until(lambda: len(first.pod_api.view.publisher) == 0)
+        feed.say(said.Prefilled(key=key))
+        feed.say(said.Began(key=key))
+        feed.progressed(key, 9)
+        await until(lambda: all(booked(one)[key][1] == 1 or booked(one)[key][1] == 9 for one in gateways))
+        feed.say(said.Ended(key=key, outcome="completed", output_tokens=9))
+        await until(lambda: not any(booked(one) for one in gateways))
+        line = log_of(first)
+        assert '"output_tokens":9' in line
+        assert '"ttft_s":' in line
+        assert '"outcome":"completed"' in line
+
+
+async def test_pods_without_an_agent_are_served_as_before_and_counted_by_all(tmp_path: Path) -> None:
+    """The picker's own word is all that there is: its scrapes end it, and it tells the others."""
+    async with view_fleet(tmp_path, agents=()) as fleet:
+        gateways = await three(fleet)
+        picked = ask(gateways[1], "r")
+        assert picked.plan is None
+        assert "x-prefiller-host-port" in picked.headers
+        await until(lambda: all(len(booked(one)) == 1 for one in gateways))
+        picked.session.close(broken=False)
+        await until(lambda: not any(booked(one) for one in gateways))
+
+
+async def test_an_agent_that_never_confirms_is_no_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its time the request is one that scrapes end; the others are told so."""
+    monkeypatch.setattr(planned, "CONFIRM_S", 0.05)
+    async with view_fleet(tmp_path) as fleet:
+        gateways = await three(fleet)
+        ask(gateways[0], "r").session.close(broken=False)
+        await until(lambda: len(booked(gateways[1])) == 1)
+        await until(lambda: not any(booked(one) for one in gateways))
+        assert not len(face_of(gateways[0]).unseen)
+
+
+async def test_arrivals_at_once_spread_as_at_one_gateway(tmp_path: Path) -> None:
+    """In waves over three pickers: what each knows of the others keeps the loads even."""
+    async with view_fleet(tmp_path, ("p0", *(f"d{k}" for k in range(6))), agents=()) as fleet:
+        gateways = await three(fleet, scrape={"intervalS": 30.0})
+        for k in range(60):
+            ask(gateways[k % 3], f"r{k}")
+            if k % 3 == 2:
+                await until(lambda seen=k + 1: all(len(booked(one)) == seen for one in gateways))
+        decodes = [where for where, _ in booked(gateways[0]).values()]
+        loads = [decodes.count(f"d{k}") for k in range(6)]
+        assert max(loads) - min(loads) <= 3
+
+
+async def test_a_restarted_gateway_knows_the_load_before_it_is_ready(tmp_path: Path) -> None:
+    """Of agents and of pickers; until it has heard them all it is not ready."""
+    async with view_fleet(tmp_path) as fleet:
+        first = await fleet.start()
+        for k in range(8):
+            ask(first, f"r{k}").session.close(broken=False)
+        held = [opened_by(first, f"r{k}") for k in range(4)]
+        for row in held:
+            fleet.agents[row.decode].feed.say(said.Opened(request=row))
+        assert first.pod_api is not None
+        await until(lambda: len(first.pod_api.view.publisher) == 4)
+        second = await fleet.start(wait=False)
+        assert second.not_ready()
+        await until(lambda: not second.not_ready())
+        assert booked(second) == booked(first)
+        assert len(booked(second)) == 8
+
+
+async def test_a_holder_that_cannot_be_reached_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is gone delays readiness by five seconds at most."""
+    monkeypatch.setattr("ballast_gateway.view.fleet_view.HOPELESS_S", 0.3)
+    async with view_fleet(tmp_path) as fleet:
+        await fleet.agents["d1"].server.close()
+        gateway = await fleet.start(wait=False)
+        assert any("agent/d1" in reason for reason in gateway.not_ready())
+        await until(lambda: not gateway.not_ready())
+        assert gateway.pod_api is not None
+        assert not gateway.pod_api.view.has_agent(EndpointId("d1"))
+
+
+async def test_an_agent_that_restarts_is_heard_again_and_what_it_held_is_over(tmp_path: Path) -> None:
+    """Its snapshot says so; nothing of before stays in any ledger."""
+    async with view_fleet(tmp_path) as fleet:
+        gateways = await three(fleet)
+        picked = ask(gateways[0], "r")
+        picked.session.close(broken=False)
+        assert picked.plan is not None
+        agent = fleet.agents[picked.plan.decode.id]
+        agent.feed.say(said.Opened(request=opened_by(gateways[0], "r")))
+        await until(lambda: all(view_of(one).book.sources[f"agent/{agent.name}"].keys for one in gateways))
+        await agent.server.close()
+        fleet.agents[agent.name] = await scripted_agent(agent.name, agent.port, "2")
+        await until(lambda: not any(booked(one) for one in gateways))
+        await until(lambda: all(view_of(one).has_agent(EndpointId(agent.name)) for one in gateways))
+
+
+async def test_only_the_leader_moves_and_it_moves_what_others_dispatched(tmp_path: Path) -> None:
+    """The least name leads; when it goes, the next one does. Orders go to the holder by the request's own name."""
+    async with view_fleet(tmp_path) as fleet:
+        gateways = await three(fleet)
+        views = [one.pod_api.view for one in gateways if one.pod_api is not None]
+        await until(lambda: [view.leads for view in views] == [view.me == min(v.me for v in views) for view in views])
+        leader = min(range(3), key=lambda k: views[k].me)
+        other = (leader + 1) % 3
+        picked = ask(gateways[other], "r")
+        picked.session.close(broken=False)
+        assert picked.plan is not None
+        key, decode = f"{views[other].me}/r", picked.plan.decode.id
+        agent, target = fleet.agents[decode], next(name for name in fleet.agents if name != decode)
+        agent.feed.say(said.Opened(request=opened_by(gateways[other], "r")))
+        agent.feed.say(said.Prefilled(key=key))
+        agent.feed.say(said.Began(key=key))
+        await until(lambda: booked(gateways[leader]).get(key) == (decode, 1))
+        inventory = gateways[leader].driver.director.inventory
+        ends = [inventory.endpoint(inventory.slot_of(EndpointId(name)) or 0) for name in (decode, target)]
+        orders = agent.holder.orders
+        views[(leader + 2) % 3].order(Migrate(RequestId(key), ends[0], ends[1]))
+        views[leader].order(Migrate(RequestId(key), ends[0], ends[1]))
+        views[leader].order(Leave(RequestId(key), EndpointId("p0"), "silent"))
+        await until(lambda: len([one for one in orders if not isinstance(one, Inventory)]) == 2)
+        asked = [one for one in orders if not isinstance(one, Inventory)]
+        assert sorted(asked, key=lambda one: type(one).__name__) == [
+            LeaveOrder("r", "p0", "silent", views[other].me),
+            MoveOrder("r", target, views[other].me),
+        ]
+        agent.feed.say(said.Moved(key=key, target=target))
+        await until(lambda: all(booked(one)[key][0] == target for one in gateways))
+        await gateways[leader].close()
+        await until(lambda: sum(view.leads for k, view in enumerate(views) if k != leader) == 1)
+
+
+async def test_agents_are_told_which_endpoints_take_work(tmp_path: Path) -> None:
+    """At connection, and again when it changes."""
+    async with view_fleet(tmp_path) as fleet:
+        gateway = await fleet.start()
+        agent = fleet.agents["d0"]
+
+        def told() -> dict[str, bool]:
+            lists = [one for one in agent.holder.orders if isinstance(one, Inventory)]
+            return {one.id: one.usable for one in lists[-1].endpoints} if lists else {}
+
+        await until(lambda: told() == {"p0": True, "d0": True, "d1": True})
+        gateway.fleet.draining(EndpointId("d1"))
+        await until(lambda: told() == {"p0": True, "d0": True, "d1": False})
+
+
+async def test_a_stranger_is_not_believed(tmp_path: Path) -> None:
+    """An agent with another token proves nothing: it is no source, and gets no plans."""
+    async with view_fleet(tmp_path) as fleet:
+        gateway = await fleet.start(wait=False)
+        assert gateway.pod_api is not None
+        snapshot = said.encode(said.Snapshot(holder="h", incarnation="1", holds="agent"), 1)
+        head = b"HTTP/1.1 200 OK\r\nx-ballast-proof: 00\r\ncontent-length: 9999\r\n\r\n"
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + snapshot)
+            await reader.read()
+            writer.close()
+
+        stranger = await asyncio.start_server(answer, "127.0.0.1", 0)
+        view = gateway.pod_api.view
+        view.follow_agents({EndpointId("d0"): f"127.0.0.1:{stranger.sockets[0].getsockname()[1]}"})
+        await until(lambda: "proof" in view.report()["sources"][0]["problem"])
+        assert not view.has_agent(EndpointId("d0"))
+        stranger.close()
+
+
+async def test_a_gateway_among_its_own_peers_hears_itself_once_and_leaves_it(tmp_path: Path) -> None:
+    """One list of addresses may serve all gateways."""
+    async with view_fleet(tmp_path) as fleet:
+        gateway = await fleet.start()
+        assert gateway.pod_api is not None
+        view = gateway.pod_api.view
+        view.follow_peers([address_of(gateway)])
+        ask(gateway, "r")
+        await until(lambda: not [one for one in view.report()["sources"] if one["source"].startswith("gateway/")])
+        assert len(booked(gateway)) == 1
+        assert view.leads
