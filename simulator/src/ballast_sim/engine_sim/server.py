@@ -128,13 +128,14 @@ class EngineSimServer:
         return publisher
 
     def _open_publisher(self, publisher: "KvPublisher") -> None:
+        host = self._side_bind()  # other pods listen, also where the API is behind an agent on the pod's loopback
         try:
-            publisher.open(self.options.host)
+            publisher.open(host)
         except OSError as error:
             for listener in self._listeners:
                 listener.close()
             port = publisher.config.port
-            raise ListenError("--kv-events-config", self.options.host, port, error) from error
+            raise ListenError("--kv-events-config", host, port, error) from error
 
     def _misbehaving(self, clock: Clock) -> "tuple[Saboteur | None, Clock]":
         """Who stands in front of this server if it may misbehave, with a clock to stop; honest servers load nothing."""
