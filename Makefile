@@ -112,7 +112,7 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of reading prompts, and of the picker behind Envoy, beside grpc.aio
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of the pod agent, of reading prompts, and of the picker behind Envoy, beside grpc.aio
 	@$(BIN)/python -m bench.decision_bench --against bench/recorded/decision.json
 	@$(BIN)/python -m bench.request_bench
 	@$(BIN)/python -m bench.queue_bench --against bench/recorded/queue.json
@@ -122,6 +122,7 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python -m bench.simulator_bench
 	@$(BIN)/python -m bench.recommend_bench
 	@$(BIN)/python bench/proxy_bench.py
+	@$(BIN)/python -m bench.agent_bench
 	@$(BIN)/python bench/prompt_bench.py
 	@$(BIN)/python -m bench.transport_bench
 	@$(BIN)/python -m bench.kv_events_bench

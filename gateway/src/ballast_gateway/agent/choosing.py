@@ -29,8 +29,11 @@ class _Failure:
 class Choosing:
     """One request's course through the fleet."""
 
-    def __init__(self, plan: Plan, places: Places) -> None:
-        """Begins at the agent's own place in the plan: those named before it have not taken the request."""
+    def __init__(self, plan: Plan, places: Places, *, divisible: bool = True) -> None:
+        """Begins at the agent's own place in the plan: those named before it have not taken the request.
+
+        `divisible`: whether the tokens of its prompt can be known; else it is not cut, whatever the plan says.
+        """
         self._plan = plan
         self._places = places
         self._id = RequestId(plan.id)
@@ -40,8 +43,9 @@ class Choosing:
         self._spent = {place.id for place in named[:own]}
         """Endpoints that are not asked (again)."""
         self.decode = named[own]
+        self._ordered = self.decode
         self.prefill = plan.prefill
-        self._cut = bool(plan.segments) and plan.prefill is not None
+        self._cut = divisible and bool(plan.segments) and plan.prefill is not None
 
     def dispatch(self) -> Dispatch:
         """Where it goes now."""
@@ -58,9 +62,13 @@ class Choosing:
             priority=self._plan.priority,
         )
 
-    def moved(self, target: Place) -> None:
-        """It decodes there now."""
-        self.decode = target
+    def order(self, target: Place) -> None:
+        """It is to move there; it has not yet."""
+        self._ordered = target
+
+    def moved(self) -> None:
+        """It decodes where it was to move, now."""
+        self.decode = self._ordered
 
     def failed(self, stage: Stage, endpoint: str, fault: Fault, status: int) -> Dispatch | Reject:
         """A leg has failed: where it goes next, or why nowhere."""

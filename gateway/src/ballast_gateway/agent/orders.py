@@ -49,6 +49,7 @@ class AgentOrders:
         if ticket.mover is None or state is not State.FLOWING:
             raise refusals.not_movable()
         places = self._face.places
+        ticket.choosing.order(listed.place())
         ticket.mover(Migrate(RequestId(ticket.request.id), places.endpoint(decode), places.endpoint(listed.place())))
 
     def leave(self, order: LeaveOrder) -> None:
