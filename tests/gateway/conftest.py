@@ -1,4 +1,4 @@
-"""The proxy face's own tests run on uvloop, as the gateway does: its transports differ in detail from asyncio's."""
+"""Tests of the byte paths run on uvloop, as gateways and agents do: its transports differ in detail from asyncio's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-_ON_UVLOOP = ("test_proxy_legs", "test_proxy_http", "test_attack_clients")
+_ON_UVLOOP = ("test_proxy_legs", "test_proxy_http", "test_attack_clients", "test_agent")
 
 
 def pytest_asyncio_loop_factories(

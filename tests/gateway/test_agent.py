@@ -394,6 +394,25 @@ async def test_draining_takes_no_plans_and_lets_streams_end(tmp_path: Path) -> N
         assert (await ask(at, BODY, plan_header(plan(at.place, id="r2")))).status == 200
 
 
+async def test_what_outlasts_the_drain_is_told_why_it_ends(tmp_path: Path) -> None:
+    """A stream that is held gets an error event, one that is passed on breaks off."""
+
+    async def endless(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD + chunk(vllm_events(["a", "b", "c"])[0]))
+        await asyncio.Event().wait()
+
+    async with scripted_engine(endless) as engine, running_agent(tmp_path, engine.address, drain_timeout_s=0.1) as at:
+        asking = [asyncio.create_task(ask(at, BODY, *lines)) for lines in ((plan_header(plan(at.place)),), ())]
+        await until(lambda: at.agent.face.held and at.agent.face.passing and len(engine.asked) == 2)
+        await until(lambda: at.agent.feed.state().requests[0].generated_tokens)
+        assert not await at.agent.drain()
+        await at.agent.close()
+        held, passed = [await each for each in asking]
+        assert b"gateway-shutdown" in held.body
+        assert not held.whole
+        assert not passed.whole
+
+
 async def test_the_engines_metrics_are_told_when_they_change(tmp_path: Path) -> None:
     """A scrape a few times a second, a line at a change."""
     async with scripted_engine(whole_script) as engine, running_agent(tmp_path, engine.address) as at:

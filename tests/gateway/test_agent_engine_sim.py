@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from ballast_gateway.podapi.messages import Ended, LegFailed, Moved, MoveFailed, Progressed
+from ballast_gateway.podapi.server import METRICS
 from ballast_sim.engine_sim.options import parse_options
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.agents import RunningAgent, agents, cut_at, plan, plan_header
 from tests.support.gateway_kit import assert_openai_error, until
-from tests.support.pod_api_calls import listening
+from tests.support.pod_api_calls import call, listening
 
 ROLES = {"p": "kv_producer", "d": "kv_consumer", "f": "kv_both"}
 PROMPT = list(range(1000, 1300))
@@ -106,7 +107,7 @@ async def test_a_stream_is_moved_by_order_and_says_what_an_unmoved_one_says(flee
     """To another pod, through its agent, and back; every byte is as without a move."""
     running = await fleet.start("p0", "d0", "d1", options=SLOW)
     at, other = running["d0"], running["d1"]
-    unmoved, expected = await ids_of(at.port, stream(300), plan_header(plan(at.place, running["p0"].place, id="r0")))
+    unmoved, expected = await ids_of(at.port, stream(300), plan_header(plan(at.place, running["p0"].place, id="r1")))
     async with listening(at.pod_api) as (_, lines):
         asking = asyncio.create_task(
             ids_of(at.port, stream(300), plan_header(plan(at.place, running["p0"].place, id="r1")))
@@ -130,6 +131,11 @@ async def test_a_stream_is_moved_by_order_and_says_what_an_unmoved_one_says(flee
         assert (ended.outcome, ended.output_tokens) == ("completed", 300)
     assert ids == unmoved
     assert said == expected
+    text = (await call(at.pod_api, "GET", METRICS)).body.decode()
+    assert 'ballast_agent_migrations_total{outcome="moved"} 2' in text
+    pause = re.search(r"^ballast_agent_migration_pause_seconds_total (.+)$", text, re.MULTILINE)
+    assert pause is not None
+    assert float(pause[1]) > 0
     await until(lambda: other.agent.face.passing == 0)
 
 

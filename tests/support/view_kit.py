@@ -20,6 +20,7 @@ from ballast_gateway.podapi.auth import Guard
 from ballast_gateway.podapi.feed import Feed
 from ballast_gateway.podapi.plan import Plan, verify
 from ballast_gateway.podapi.server import PodApiServer
+from ballast_gateway.view.fleet_view import FleetView
 from tests.support.gateway_kit import settings, until
 from tests.support.pod_api_calls import TOKEN, NotedHolder
 
@@ -82,6 +83,8 @@ class ViewFleet:
     folder: Path
     addresses: dict[str, str]
     agents: dict[str, ScriptedAgent]
+    pod_apis: dict[str, str] = field(default_factory=dict)
+    """Of agents that are none of the scripted ones."""
     gateways: list[Gateway] = field(default_factory=list)
 
     async def start(self, peers: list[Gateway] | None = None, *, wait: bool = True, **more: Any) -> Gateway:
@@ -92,8 +95,9 @@ class ViewFleet:
         entries = []
         for name, address in self.addresses.items():
             entry = {"name": name, "address": address, "role": roles.get(name[0], "decode")}
-            if name in self.agents:
-                entry["podApi"] = self.agents[name].address
+            pod_api = self.agents[name].address if name in self.agents else self.pod_apis.get(name)
+            if pod_api is not None:
+                entry["podApi"] = pod_api
             entries.append(entry)
         file.write_text(json.dumps({"endpoints": entries}))
         token = self.folder / "token"
@@ -118,6 +122,26 @@ class ViewFleet:
         if wait:
             await until(lambda: not gateway.not_ready())
         return gateway
+
+    async def close(self) -> None:
+        """Stop all."""
+        for gateway in self.gateways:
+            await gateway.close()
+        for agent in self.agents.values():
+            await agent.server.close()
+
+
+def view_of(gateway: Gateway) -> FleetView:
+    assert gateway.pod_api is not None
+    return gateway.pod_api.view
+
+
+def lines_of(gateway: Gateway) -> list[dict[str, Any]]:
+    """The request log."""
+    gateway._lines.flush()
+    out = gateway._lines._out
+    assert isinstance(out, io.StringIO)
+    return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 def address_of(gateway: Gateway) -> str:
@@ -164,7 +188,4 @@ async def view_fleet(
         try:
             yield fleet
         finally:
-            for gateway in fleet.gateways:
-                await gateway.close()
-            for agent in scripted.values():
-                await agent.server.close()
+            await fleet.close()

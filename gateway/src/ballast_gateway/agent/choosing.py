@@ -29,8 +29,11 @@ class _Failure:
 class Choosing:
     """One request's course through the fleet."""
 
-    def __init__(self, plan: Plan, places: Places) -> None:
-        """Begins at the agent's own place in the plan: those named before it have not taken the request."""
+    def __init__(self, plan: Plan, places: Places, *, divisible: bool = True) -> None:
+        """Begins at the agent's own place in the plan: those named before it have not taken the request.
+
+        `divisible`: whether the tokens of its prompt can be known; else it is not cut, whatever the plan says.
+        """
         self._plan = plan
         self._places = places
         self._id = RequestId(plan.id)
@@ -42,7 +45,7 @@ class Choosing:
         self.decode = named[own]
         self._ordered = self.decode
         self.prefill = plan.prefill
-        self._cut = bool(plan.segments) and plan.prefill is not None
+        self._cut = divisible and bool(plan.segments) and plan.prefill is not None
 
     def dispatch(self) -> Dispatch:
         """Where it goes now."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ballast_gateway.agent.passing import BadRequest, Links, Passage
 from ballast_gateway.errors import ApiError, headers_too_large
+from ballast_gateway.http.client import keep_alive
 from ballast_gateway.http.requests import Reading
 from ballast_gateway.http.server import ClientConnection, Server
 
@@ -138,6 +139,10 @@ class AgentConnection(ClientConnection):
             self._agent.passage(-1)
 
     # --- the connection ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        keep_alive(transport)  # idle ones are kept for long
+        super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         passage = self._passage

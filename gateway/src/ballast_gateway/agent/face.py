@@ -85,7 +85,8 @@ class AgentFace:
     request_timeout_s = 30.0
     body_timeout_s = 300.0
     min_body_bytes_per_s = 1024
-    keep_alive_timeout_s = 75.0
+    keep_alive_timeout_s = 3700.0
+    """Longer than Envoy keeps idle connections by default, so that it never sends on one that we close."""
     client_stall_timeout_s = 300.0
     cors: Cors | None = None
 
@@ -304,12 +305,7 @@ class AgentFace:
         forwarded = headers.to_engine(request.headers, without=not_forwarded) + id_line
         job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=True)
         record.prompt_tokens = job.generation.prompt_tokens
-        asked = request_of(
-            plan,
-            prompt_tokens=job.generation.prompt_tokens,
-            max_output_tokens=job.generation.max_output_tokens,
-            movable=job.held is not None,
-        )
+        asked = request_of(plan, job.generation, movable=job.held is not None)
         ticket = PlannedTicket(plan, asked, self.places, self._feed)
         run = Run(
             self._resources,

@@ -21,6 +21,8 @@ class Counts:
         """Of legs, by kind."""
         self.moves: Counter[str] = Counter()
         """By outcome."""
+        self.pause_s = 0.0
+        """In which clients of moved streams saw nothing, in all."""
         self.rescues = 0
         self.output_tokens = 0
 
@@ -37,6 +39,7 @@ class Counts:
             self.faults[str(fault)] += 1
         for move in record.moves:
             self.moves[str(move.outcome)] += 1
+            self.pause_s += move.pause_s or 0.0
 
 
 def exposition(counts: Counts, *, held: int, passing: int, readers: int, cut_off: int, refused_calls: int) -> bytes:
@@ -51,6 +54,7 @@ def exposition(counts: Counts, *, held: int, passing: int, readers: int, cut_off
             _by("refusals_total", "Requests that were refused.", "reason", counts.refusals),
             _by("leg_failures_total", "Legs that failed.", "fault", counts.faults),
             _by("migrations_total", "Moves of running decodes.", "outcome", moves),
+            _metric("migration_pause_seconds_total", "counter", "Silence in moved streams.", round(counts.pause_s, 6)),
             _metric("rescues_total", "counter", "Streams that went on after their engine had failed.", counts.rescues),
             _metric("output_tokens_total", "counter", "Output tokens of held requests.", counts.output_tokens),
             _metric("pod_api_readers", "gauge", "Gateways that listen to events.", readers),
@@ -60,7 +64,7 @@ def exposition(counts: Counts, *, held: int, passing: int, readers: int, cut_off
     ).encode()
 
 
-def _metric(name: str, kind: str, what: str, value: int) -> str:
+def _metric(name: str, kind: str, what: str, value: float) -> str:
     return f"# HELP ballast_agent_{name} {what}\n# TYPE ballast_agent_{name} {kind}\nballast_agent_{name} {value}\n"
 
 

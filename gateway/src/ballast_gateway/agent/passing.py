@@ -57,6 +57,8 @@ class Framing:
         lengths = [value for name, value in self._names if name == b"content-length"]
         if lengths and not self.complete:
             self._left = int(lengths[0])
+        if self._begun != 1:
+            raise BadRequest(invalid_request("this is not one request's head", code="bad-http"))
         if self.method == b"CONNECT":
             raise BadRequest(unsupported(405, "CONNECT is not supported"))
 

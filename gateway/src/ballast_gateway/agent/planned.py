@@ -23,6 +23,8 @@ from ballast_gateway.podapi.messages import (
     Row,
 )
 from ballast_gateway.podapi.plan import Place, Plan
+from ballast_gateway.proxy.bodies import Generation
+from ballast_gateway.proxy.fields import is_divisible
 from ballast_gateway.tickets import Leaver, Mover, Rejected
 
 _OUTCOMES: Final[Mapping[Outcome, Literal["completed", "failed", "cancelled"]]] = {
@@ -51,7 +53,7 @@ class PlannedTicket:
         self.cancelled = False
         """Its end is by order."""
         self.failures = 0
-        self.choosing = Choosing(plan, places)
+        self.choosing = Choosing(plan, places, divisible=request.divisible)
         self._places = places
         self._feed = feed
         self._open = True
@@ -139,17 +141,18 @@ class PlannedTicket:
         self._feed.say(Ended(key=self.key, outcome=_OUTCOMES[how], output_tokens=output_tokens, fault=str(fault or "")))
 
 
-def request_of(plan: Plan, *, prompt_tokens: int, max_output_tokens: int | None, movable: bool) -> Request:
-    """What is known about a planned request. `prompt_tokens`: by its body, where the plan does not say."""
+def request_of(plan: Plan, generation: Generation, *, movable: bool) -> Request:
+    """What is known about a planned request, by its body where the plan does not say."""
     return Request(
         id=RequestId(plan.id),
-        prompt_tokens=plan.prompt_tokens or prompt_tokens,
-        max_output_tokens=plan.max_output_tokens or max_output_tokens,
+        prompt_tokens=plan.prompt_tokens or generation.prompt_tokens,
+        max_output_tokens=plan.max_output_tokens or generation.max_output_tokens,
         model=plan.model,
         priority=plan.priority or 0,
         traffic_class=plan.traffic_class,
         tenant=plan.tenant,
         movable=movable,
+        divisible=is_divisible(generation),
     )
 
 

@@ -46,16 +46,16 @@ class LeaseElection:
         self._me = me
         self._on_change = on_change
         self._retry_s = retry_s
-        self._leads = False
+        self._leads = self._released = False
         self._renewed_s = 0.0
         self._seen: tuple[object, object] = (None, None)
         """Holder and renewal of the Lease as last seen, and since when it has been so."""
         self._seen_s = 0.0
 
     async def run(self) -> None:
-        """Try for ever."""
+        """Try until it is released."""
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._released:
             began_s = loop.time()
             try:
                 async with asyncio.timeout(_CALL_S):
@@ -66,11 +66,12 @@ class LeaseElection:
             else:
                 if held:
                     self._renewed_s = began_s
-            self._set(held)
+            self._set(held and not self._released)
             await asyncio.sleep(self._retry_s)
 
     async def release(self) -> None:
-        """Give it up, if it is held."""
+        """Give it up, if it is held, for good."""
+        self._released = True
         if not self._leads:
             return
         self._set(False)

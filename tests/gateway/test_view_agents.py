@@ -1,0 +1,81 @@
+"""The loop closed: pickers plan, real agents hold the streams of engine-sims, and the pickers follow and move them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from ballast_core.model import EndpointId, RequestId
+from ballast_core.model.effects import Migrate
+from ballast_gateway.app import Gateway
+from tests.gateway.test_agent_engine_sim import SLOW, Fleet, ids_of, stream
+from tests.support.agents import RunningAgent
+from tests.support.gateway_kit import until
+from tests.support.view_kit import ViewFleet, ask, lines_of, view_of
+
+
+def fleet_of(folder: Path, running: dict[str, RunningAgent]) -> ViewFleet:
+    addresses = {name: each.place.address for name, each in running.items()}
+    pod_apis = {name: f"127.0.0.1:{each.pod_api}" for name, each in running.items()}
+    return ViewFleet(folder, addresses, {}, pod_apis)
+
+
+async def through(gateway: Gateway, running: dict[str, RunningAgent], request_id: str, body: dict[str, Any]) -> Any:
+    """As Envoy does: ask the picker, then send the request on with its headers."""
+    picked = ask(gateway, request_id, json.dumps(body).encode())
+    picked.session.close(broken=False)
+    assert picked.plan is not None
+    port = running[picked.plan.decode.id].port
+    return picked.plan, asyncio.create_task(ids_of(port, body, f"x-ballast-plan: {picked.headers['x-ballast-plan']}"))
+
+
+async def test_a_planned_request_is_disaggregated_followed_and_recorded(tmp_path: Path) -> None:
+    """Prefilled on one pod, decoded on another; both pickers see it come and go; the log has tokens and TTFT."""
+    async with Fleet(tmp_path) as engines:
+        running = await engines.start("p0", "d0", "d1")
+        fleet = fleet_of(tmp_path, running)
+        try:
+            first, second = await fleet.start(), await fleet.start()
+            plan, asking = await through(first, running, "r", stream(40))
+            assert plan.prefill is not None
+            key = RequestId(f"{view_of(first).me}/r")
+            await until(lambda: key in second.driver.director.ledger.entries)
+            ids, _ = await asking
+            assert len(ids) == 40
+            assert await engines.pulled(plan.decode.id) > 0
+            await until(lambda: not len(first.driver.director.ledger) and not len(second.driver.director.ledger))
+            (line,) = lines_of(first)
+            assert (line["output_tokens"], line["outcome"], line["status"]) == (40, "completed", 200)
+            assert line["ttft_s"] > 0
+        finally:
+            await fleet.close()
+
+
+async def test_the_leader_moves_a_stream_that_another_picker_dispatched(tmp_path: Path) -> None:
+    """By the request's own id at its agent; the bytes are those of an unmoved stream, and all ledgers follow."""
+    async with Fleet(tmp_path) as engines:
+        running = await engines.start("p0", "d0", "d1", options=SLOW)
+        fleet = fleet_of(tmp_path, running)
+        try:
+            gateways = [await fleet.start(), await fleet.start()]
+            await until(lambda: sum(view_of(one).leads for one in gateways) == 1)
+            leader, other = sorted(gateways, key=lambda one: not view_of(one).leads)
+            plan, asking = await through(other, running, "r", stream(300))
+            key = RequestId(f"{view_of(other).me}/r")
+            entries = leader.driver.director.ledger.entries
+            await until(lambda: key in entries and entries[key].generated_tokens > 0)
+            inventory = leader.driver.director.inventory
+            target = EndpointId("d1" if plan.decode.id == "d0" else "d0")
+            slots = [inventory.slot_of(EndpointId(plan.decode.id)), inventory.slot_of(target)]
+            source_to = [inventory.endpoint(slot) for slot in slots if slot is not None]
+            view_of(leader).order(Migrate(key, source_to[0], source_to[1]))
+            await until(lambda: key in entries and entries[key].decode_slot == slots[1])
+            theirs = other.driver.director.ledger.entries[RequestId("r")]
+            await until(lambda: theirs.decode_slot == other.driver.director.inventory.slot_of(target))
+            ids, _ = await asking
+            assert ids == await engines.alone("d1", stream(300))
+            await until(lambda: not any(len(one.driver.director.ledger) for one in gateways))
+        finally:
+            await fleet.close()
