@@ -322,6 +322,7 @@ class AgentFace:
     def _over(self, record: RequestRecord, key: str, memory: Held) -> None:
         self.held.pop(key, None)
         memory.set(0)
+        record.ended_s = time.monotonic()
         self.counts.ended(record)
         self._look_idle()
 
