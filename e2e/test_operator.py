@@ -27,11 +27,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_g
 NAME = "quickstart"
 KINDS = (
     "servingpools,deployments,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets,"
-    "secrets,networkpolicies,schedulingpolicies,servicelevelobjectives"
+    "secrets,leases,networkpolicies,schedulingpolicies,servicelevelobjectives"
 )
 TOKEN = f"{NAME}-gateway-token"
 SELECTOR = f"serving.ballast.dev/serving-pool={NAME}"
-CHILDREN = {"Proxy": 16, "Picker": 18}
+CHILDREN = {"Proxy": 17, "Picker": 19}
 """Objects of the ServingPool by its face, itself among them; the picker's is the one with agents."""
 
 

@@ -359,7 +359,7 @@ async def test_pickers_agents_and_engines_die_at_random_and_only_their_own_strea
     assert reasons["unexplained"] == 0, fates([each for each in lost if _why_lost(each, kills) == "unexplained"])
     assert reasons[HELD] <= sum(each.held + 1 for each in kills if each.container == "agent")
     assert killed.keys() == set(VICTIMS)
-    await asyncio.to_thread(wait_whole, fleet, 120)
+    await asyncio.to_thread(wait_whole, fleet, 320)  # a container that died often waits up to five minutes
 
 
 HELD, NOT_REPLAYABLE = "held by an agent that was killed", "cannot be replayed"

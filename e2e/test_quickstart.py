@@ -147,7 +147,10 @@ def test_deleting_the_resource_removes_everything(cluster: Cluster, fleet: Kubec
     if cluster.is_testbed:
         assert len(processes_of(pods, name)) >= len(pods)
     fleet.delete("servingpool", NAME)
-    kinds = "deployments,replicasets,pods,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+    kinds = (
+        "deployments,replicasets,pods,services,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets,"
+        "secrets,leases,networkpolicies"
+    )
     selector = f"serving.ballast.dev/serving-pool={NAME}"
 
     def left() -> list[str]:

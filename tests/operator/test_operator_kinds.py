@@ -58,7 +58,7 @@ def test_the_chart_grants_what_the_table_needs_where_serving_pools_are() -> None
         **needed(resources, {"patch"}, "/status"),
         (SERVING_POOL.group, f"{SERVING_POOL.plural}/finalizers"): {"update"},
         **needed(NAMED_CHILDREN, {"get", "create", "patch"}),
-        **needed((LEASE,), {"get", "create", "update"}),
+        (LEASE.group, LEASE.plural): {"get", "create", "patch", "update"},
         **needed(BUILT_IN_CHILDREN, WRITE | {"watch"}),
         **needed(OPTIONAL_CHILDREN, WRITE),
         **needed((POD,), READ),

@@ -83,6 +83,7 @@ def test_a_serving_pool_becomes_its_objects_in_the_order_in_which_pods_need_them
     """Identity, settings and Services come before the pods that use them."""
     assert objects(plan(observed())) == [
         "Secret/chat-gateway-token",
+        "Lease/chat-gateway",
         "ServiceAccount/chat-gateway",
         "Role/chat-gateway",
         "RoleBinding/chat-gateway",

@@ -15,6 +15,7 @@ from ballast_operator.kinds import (
     DEPLOYMENT,
     GATEWAY,
     HARDWARE_PROFILE,
+    LEASE,
     OBJECTIVE,
     OPTIONAL_CHILDREN,
     POD,
@@ -69,9 +70,9 @@ def gather(
         return None
     named = named_objects(pool)
     available = optional.available((*OPTIONAL_CHILDREN, GATEWAY))
-    token = reader.get(SECRET, namespace, names.gateway_token_name(name)) if _names_fit(name) else None
-    own_token = () if token is None or not is_child(token, pool) else (token,)
-    children = (*_children(reader, pool, available), *own_token)
+    token, lease = _named_children(reader, namespace, name)
+    named_children = (item for item in (token, lease) if item is not None and is_child(item, pool))
+    children = (*_children(reader, pool, available), *named_children)
     return Observed(
         pool=pool,
         now=now,
@@ -101,8 +102,12 @@ def _children(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tup
     return tuple(item for item in found if is_child(item, pool))
 
 
-def _names_fit(name: str) -> bool:
-    return len(name) <= names.MAX_SERVING_POOL_NAME
+def _named_children(reader: Reader, namespace: str, name: str) -> tuple[Manifest | None, Manifest | None]:
+    """The token's Secret and the Lease, whosever they are."""
+    if len(name) > names.MAX_SERVING_POOL_NAME:
+        return None, None  # the plan refuses such a name
+    token = reader.get(SECRET, namespace, names.gateway_token_name(name))
+    return token, reader.get(LEASE, namespace, names.gateway_object_name(name))
 
 
 def _age_s(manifest: Manifest, annotation: str, now: str) -> float | None:

@@ -67,12 +67,12 @@ SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
 ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 SECRET: Final = Kind("v1", "Secret", "secrets")
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
 SERVICE: Final = Kind("v1", "Service", "services")
 DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
-LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 POD: Final = Kind("v1", "Pod", "pods")
 EVENT: Final = Kind("v1", "Event", "events")
 
@@ -84,9 +84,9 @@ TRAFFIC_POLICY: Final = Kind("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPo
 
 REFERRED: Final = (SCHEDULING_POLICY, OBJECTIVE, HARDWARE_PROFILE)
 """Custom resources that a ServingPool names."""
-NAMED_CHILDREN: Final = (SECRET,)
-"""Children that are read by their names, neither listed nor watched: the operator sees no Secret but its own. They are
-written before all others."""
+NAMED_CHILDREN: Final = (SECRET, LEASE)
+"""Children that are read by their names, neither listed nor watched: the operator sees no Secret but its own, and is
+not woken each time that a Lease is renewed. They are written before all others."""
 BUILT_IN_CHILDREN: Final = (
     SERVICE_ACCOUNT,
     ROLE,

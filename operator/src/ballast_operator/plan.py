@@ -106,6 +106,7 @@ def _gateway_objects(
     owner: Owner, spec: ServingPoolSpec, references: References, observed: Observed, *, hold: bool
 ) -> _Part:
     objects = (
+        gateway_rbac.gateway_lease(owner),
         gateway_rbac.gateway_service_account(owner),
         gateway_rbac.gateway_role(owner),
         gateway_rbac.gateway_role_binding(owner),

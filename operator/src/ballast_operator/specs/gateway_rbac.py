@@ -14,17 +14,19 @@ def gateway_service_account(owner: Owner) -> Manifest:
 
 
 def gateway_role(owner: Owner) -> Manifest:
-    """Read pods of the namespace, and lead its peers by the Lease of its own name.
-
-    A right to create cannot be bound to a name: Kubernetes knows none yet when it judges.
-    """
-    name, leases = names.gateway_object_name(owner.name), {"apiGroups": [LEASE.group], "resources": [LEASE.plural]}
+    """Read pods of the namespace, and lead its peers by one Lease."""
+    name = names.gateway_object_name(owner.name)
+    lease = {"apiGroups": [LEASE.group], "resources": [LEASE.plural], "resourceNames": [name]}
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-        {**leases, "verbs": ["create"]},
-        {**leases, "resourceNames": [name], "verbs": ["get", "update"]},
+        {**lease, "verbs": ["get", "update"]},
     ]
     return child(ROLE, owner, name, "gateway", rules=rules)
+
+
+def gateway_lease(owner: Owner) -> Manifest:
+    """What the gateways lead by. They fill it in; made here it goes with the ServingPool, and they need make none."""
+    return child(LEASE, owner, names.gateway_object_name(owner.name), "gateway")
 
 
 def gateway_role_binding(owner: Owner) -> Manifest:
