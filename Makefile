@@ -127,6 +127,20 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python -m bench.kv_events_bench
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
+# For `python -m bench.peers_bench` alone: what they pin must not meet what we pin.
+PEERS := .tools/peers/.installed
+$(PEERS): | $(BIN)/uv
+	@echo "==> installing other routers into .tools/peers (400 MB)"
+	@$(PYTHON) -m venv .tools/peers
+	@$(BIN)/uv pip install --quiet --python .tools/peers/bin/python vllm-router==0.1.17 sglang-router==0.3.2 smg==1.13.0 "litellm[proxy]==1.106.2"
+	@touch $(PEERS)
+
+peers: $(STAMP) $(PEERS) ## Measure the proxy face beside vllm-router, sglang-router, smg and LiteLLM (5 minutes)
+	@$(BIN)/python -m bench.peers_bench
+
+gie: $(STAMP) $(ENVOY) testbed-build ## Measure the picker beside GIE's own, built with Go (15 minutes; needs etcd)
+	@$(BIN)/python -m bench.gie_bench
+
 # One process for each core: numpy's own threads would only get in each other's way.
 MATRIX := PYTHONPATH=. OPENBLAS_NUM_THREADS=1 nice $(BIN)/python -m bench.matrix
 
@@ -195,4 +209,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: help setup envoy h2spec demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: peers gie help setup envoy h2spec demo test chaos kernel-asan lint type bench generate verify format lock

@@ -270,13 +270,14 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[Row]:
                 for stage, seen in zip(stages, runs, strict=True):
                     row = await one_run(stage, target=addresses[0], connections=connections, seconds=options.seconds)
                     seen.append(row)
-            rows += [_median(each) for each in runs]
+            rows += [median(each) for each in runs]
         for server in servers:
             server.close()
         return rows
 
 
-def _median(runs: list[Row]) -> Row:
+def median(runs: list[Row]) -> Row:
+    """Of each figure."""
     names = ("rps", "picker_us", "envoy_us", "p50_ms", "p99_ms")
     middle = {name: statistics.median(getattr(run, name) for run in runs) for name in names}
     return Row(

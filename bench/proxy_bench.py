@@ -5,6 +5,9 @@ the default policy; the floor, `bare_proxy.py`; one server that plays all engine
 measured, not an engine); a closed-loop load on a lean client. The direct rows ask that server without a proxy. All run
 in the same run and take turns in each round; medians are shown, and ratios to the floor. Everything shares this
 machine's cores: compare within one run. Prints a table; `--json FILE` writes the figures.
+
+`--workers N` compares a gateway of one process with one of so many workers instead: requests a second, and processor
+time of all their processes together.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +45,7 @@ PROMPT_IDS = b'"prompt_token_ids":[%b],"token_ids"' % b",".join([b"15043"] * 60)
 FIRST_EVENT = EVENT_WITH_IDS.replace(b'"token_ids"', PROMPT_IDS)
 ASKS_TO_STREAM, ASKS_FOR_ONE = re.compile(rb'"stream": ?true'), re.compile(rb'"max_tokens": ?1[,}]')
 CONNECTIONS = 32
+SPLIT = ("prefill", "prefill", "decode", "decode")
 STREAMS, CHUNKS, GAP_S = 200, 60, 0.05
 OURS = (sys.executable, "-m", "ballast_cli")
 FLOOR, LEAST, DEFAULT = "bare proxy", "least-requests", "default policy"
@@ -77,7 +81,10 @@ class Engine(asyncio.Protocol):
         self.body = b""
 
     def data_received(self, data: bytes) -> None:
-        self.parser.feed_data(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:  # some routers try HTTP/2 first
+            self.transport.close()
 
     def on_body(self, part: bytes) -> None:
         self.body += part
@@ -149,8 +156,11 @@ def child(*command: str, line_from: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process and its threads, user and system (Linux: the clock of a process by its id)."""
-    return time.clock_gettime((~pid << 3) | 2)
+    """Processor time of a process, its threads and its children, user and system (Linux: the clock of a process by its
+    id)."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    pids = [pid, *map(int, listed.split())]
+    return sum(time.clock_gettime((~each << 3) | 2) for each in pids)
 
 
 # --- the load -----------------------------------------------------------------------------------------------------
@@ -239,7 +249,8 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
     await asyncio.gather(*(one(number) for number in range(STREAMS)))
     used_s = (cpu_s(pid) if pid else 0.0) - before
     pool.close()
-    assert all(len(exchange.at_s) == CHUNKS + 1 for exchange in exchanges)
+    counts = {len(exchange.at_s) for exchange in exchanges}
+    assert min(counts) > CHUNKS, f"not every event of every stream came: {sorted(counts)}"
     gaps = [b - a for exchange in exchanges for a, b in zip(exchange.at_s, exchange.at_s[1:], strict=False)]
     late = [abs(gap - GAP_S) for gap in gaps]
     return Streams(1e3 * percentile(late, 0.5), 1e3 * percentile(late, 0.99), 1e6 * used_s / (STREAMS * CHUNKS))
@@ -248,8 +259,9 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-def settings(folder: Path, ports: list[int], policy: str, *, rescue: bool) -> Path:
-    roles = ["prefill", "prefill", "decode", "decode"]
+def settings(
+    folder: Path, ports: list[int], policy: str, *, rescue: bool, roles: Sequence[str] = SPLIT, workers: int = 1
+) -> Path:
     entries = [
         {"name": f"{role}-{number}", "address": f"127.0.0.1:{port}", "role": role}
         for number, (role, port) in enumerate(zip(roles, ports, strict=True))
@@ -262,6 +274,8 @@ def settings(folder: Path, ports: list[int], policy: str, *, rescue: bool) -> Pa
         "limits": {"drainGraceS": 0},
         "streams": {"rescue": rescue},
     }
+    if workers > 1:
+        config["workers"] = workers
     if policy:
         prefill, _, decode = policy.partition("/")
         config["policy"] = {"prefill": {"type": prefill}, "decode": {"type": decode or prefill}}
@@ -284,17 +298,21 @@ class Subject:
     pid: int | None
 
 
-async def measure(subjects: list[Subject], rounds: int, count: int) -> dict[str, dict[str, float]]:
-    """Medians of all rounds, by row."""
+async def measure(
+    subjects: list[Subject], rounds: int, count: int, *, slow: Collection[str] = (), slow_count: int = 0
+) -> dict[str, dict[str, float]]:
+    """Medians of all rounds, by row. `slow`: subjects that get `slow_count` requests in place of `count`."""
     found: dict[str, list[dict[str, float]]] = {}
 
     def note(name: str, figures: Requests | Streams) -> None:
         found.setdefault(name, []).append(asdict(figures))
 
+    counts = {subject.name: slow_count if subject.name in slow else count for subject in subjects}
     for subject in subjects:
-        await small_requests(subject.port, None, 2_000, CONNECTIONS)  # warm
+        await small_requests(subject.port, None, min(2_000, counts[subject.name]), CONNECTIONS)  # warm
     for turn in range(rounds):
         for each in subjects if turn % 2 == 0 else subjects[::-1]:
+            count = counts[each.name]
             for connections in (CONNECTIONS, 1):
                 turns = count if connections > 1 else count // 5
                 figures = await small_requests(each.port, each.pid, turns, connections)
@@ -322,6 +340,8 @@ def table(figures: dict[str, dict[str, float]]) -> str:
             lines.append(f"{name:46}{delay:>27}{cpu:>24}")
     rows = {"cpu_ms": f"requests, {CONNECTIONS} connections", "cpu_ms_per_1000": "paced streams"}
     for key, what, name, beside, most in GOALS:
+        if f"{rows[key]}, {beside}" not in figures:
+            continue
         ratio = figures[f"{rows[key]}, {name}"][key] / figures[f"{rows[key]}, {beside}"][key]
         met = "" if ratio <= most else "  MISSED"
         lines.append(f"{what}, {name}: {ratio:.2f} times {beside}, goal {most:g}{met}")
@@ -344,11 +364,18 @@ def engines(chunks: int = CHUNKS, gap_s: float = GAP_S) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def gateway(
-    name: str, ports: list[int], policy: str, *, rescue: bool, ballast: Sequence[str] = OURS
+    name: str,
+    ports: list[int],
+    policy: str,
+    *,
+    rescue: bool,
+    ballast: Sequence[str] = OURS,
+    roles: Sequence[str] = SPLIT,
+    workers: int = 1,
 ) -> Iterator[Subject]:
     """`ballast gateway` in front of the engines, ready to serve; `ballast`: the command."""
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(Path(folder), ports, policy, rescue=rescue)
+        config = settings(Path(folder), ports, policy, rescue=rescue, roles=roles, workers=workers)
         command = (*ballast, "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (process, line):
             at = json.loads(line)["ports"]
@@ -372,6 +399,7 @@ def main() -> None:
     parser.add_argument("--policy", default="", help="PREFILL/DECODE: one more gateway, under this policy")
     parser.add_argument("--ballast", help="the `ballast` of another installation, to compare with")
     parser.add_argument("--no-rescue", action="store_true", help="streams.rescue: false, so no token ids are kept")
+    parser.add_argument("--workers", type=int, help="compare one process with so many workers, and nothing else")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engines", nargs=2, type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -382,7 +410,15 @@ def main() -> None:
     policies = {LEAST: "least-requests", DEFAULT: ""} | ({options.policy: options.policy} if options.policy else {})
     with contextlib.ExitStack() as running:
         ports = running.enter_context(engines())
-        subjects = [Subject("direct", ports[-1], None), running.enter_context(bare_proxy(ports))]
+        subjects = [Subject("direct", ports[-1], None)]
+        if options.workers:
+            for name, policy in policies.items():
+                for count in (1, options.workers):
+                    named = f"{name}, {count} process{'es' * (count > 1)}"
+                    subjects.append(running.enter_context(gateway(named, ports, policy, rescue=True, workers=count)))
+            policies = {}
+        else:
+            subjects.append(running.enter_context(bare_proxy(ports)))
         for name, policy in policies.items():
             for whose, ballast in {"": OURS, ", other": (options.ballast,)}.items():
                 if all(ballast):

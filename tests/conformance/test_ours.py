@@ -16,9 +16,13 @@ from tests.support.gateway_kit import running_gateway
 _ENDPOINTS = 3
 
 
-@pytest.mark.parametrize(("fallbacks", "skipped"), [(0, {"destination.fallbacks"}), (2, set())])
-async def test_our_picker_passes_every_case(tmp_path: Path, fallbacks: int, skipped: set[str]) -> None:
-    """MUST, SHOULD and MAY, with fall-backs and without; it speaks no TLS."""
+@pytest.mark.parametrize(
+    ("tls", "fallbacks", "skipped"),
+    [("Optional", 0, {"destination.fallbacks", "framing.alpn"}), ("Required", 2, set())],
+    ids=["plaintext", "TLS, fall-backs"],
+)
+async def test_our_picker_passes_every_case(tls: str, fallbacks: int, skipped: set[str], tmp_path: Path) -> None:
+    """MUST, SHOULD and MAY, with fall-backs and without."""
     async with AsyncExitStack() as stack:
         servers = [(await stack.enter_async_context(engine_sim()))[0] for _ in range(_ENDPOINTS)]
         addresses = {f"f{number}": f"127.0.0.1:{server.port}" for number, server in enumerate(servers)}
@@ -30,6 +34,7 @@ async def test_our_picker_passes_every_case(tmp_path: Path, fallbacks: int, skip
                 model={"servedNames": ["m"]},
                 listeners={"extProc": 0, "grpcHealth": 0},
                 limits={"maxInFlight": 60},
+                tls={"picker": {"mode": tls}},
                 picker={"fallbacks": fallbacks},
             )
         )
@@ -41,4 +46,4 @@ async def test_our_picker_passes_every_case(tmp_path: Path, fallbacks: int, skip
             health_port=ports["grpc_health"],
         )
     assert not ids(results, Verdict.FAIL), [each for each in results if each.verdict is Verdict.FAIL]
-    assert ids(results, Verdict.SKIP) == {"framing.alpn", *skipped}
+    assert ids(results, Verdict.SKIP) == skipped

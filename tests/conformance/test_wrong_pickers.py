@@ -11,6 +11,7 @@ from tests.conformance.pickers import ENDPOINTS, Honest, running
 from tests.conformance.wrong_pickers import FINDS
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.parametrize("kind", FINDS, ids=lambda kind: kind.__name__)
 async def test_a_wrong_picker_fails_exactly_its_cases(kind: type[Honest]) -> None:
     """It would pass every other one: it is right in all else."""

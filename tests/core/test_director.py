@@ -18,9 +18,11 @@ from ballast_core.model.events import (
     EndpointsScraped,
     Event,
     FirstToken,
+    LeadershipChanged,
     PrefillDone,
     Progress,
     ProgressBatch,
+    RequestAdopted,
     RequestArrived,
     RequestEnded,
     TimerFired,
@@ -318,6 +320,8 @@ def test_every_event_is_understood_and_one_of_a_request_that_is_over_changes_not
     d, empty = director(), Observations.of(())
     whole: dict[type, Event] = {
         RequestArrived: RequestArrived(request()),
+        RequestAdopted: RequestAdopted(request("theirs"), EndpointId("nobody")),
+        LeadershipChanged: LeadershipChanged(False),
         ProgressBatch: ProgressBatch([]),
         EndpointObserved: EndpointObserved(endpoint("d0")),
         EndpointsScraped: EndpointsScraped(empty),

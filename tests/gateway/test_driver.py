@@ -25,7 +25,8 @@ from ballast_core.model.events import (
     SegmentDone,
 )
 from ballast_core.policies.rescheduling.ares import Ares
-from ballast_gateway.driver import GATHER_S, Driver, Rejected, Ticket
+from ballast_gateway.driver import GATHER_S, Driver, Ticket
+from ballast_gateway.tickets import Rejected
 from tests.support.core_builders import director
 from tests.support.virtual_loop import CoarseLoop, run_virtually
 

@@ -140,13 +140,13 @@ def test_a_proxy_starts_without_what_only_others_need(tmp_path: Path) -> None:
 
 
 def test_a_picker_starts_without_grpcs_runtime(tmp_path: Path) -> None:
-    """It speaks HTTP/2 by itself; of gRPC it has the messages of health alone."""
+    """It speaks HTTP/2 by itself; of gRPC it has the messages of health alone, and it makes no certificate yet."""
     config = files(tmp_path)
     ports = "listeners: {host: 127.0.0.1, proxy: 0, admin: 0, extProc: 0, grpcHealth: 0}"
     config.write_text(config.read_text().replace("listeners: {host: 127.0.0.1, proxy: 0, admin: 0}", ports))
     imported = imported_before_listening(config, "--face", "Picker")
     assert "ballast_gateway.h2.server" in imported
-    assert "grpc" not in imported
+    assert not {"grpc", "cryptography"} & imported
 
 
 def test_both_faces_serve_from_one_process_and_drain_together(tmp_path: Path) -> None:
@@ -163,3 +163,74 @@ def test_both_faces_serve_from_one_process_and_drain_together(tmp_path: Path) ->
         running.send_signal(signal.SIGTERM)
         running.communicate(timeout=60)
     assert running.returncode == 0
+
+
+# --- several gateways --------------------------------------------------------------------------------------------
+
+
+def configs(tmp_path: Path, *names: str, **listeners: int) -> list[str]:
+    """Arguments for gateways that serve models of these names."""
+    arguments = []
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "endpoints.yaml").write_text("endpoints: []")
+        ports = {"host": "127.0.0.1", "proxy": 0, "admin": 0} | listeners
+        settings = {
+            "model": {"servedNames": [Path(name).stem]},
+            "discovery": {"file": str(tmp_path / "endpoints.yaml")},
+            "listeners": ports,
+            "limits": {"drainGraceS": 0},
+        }
+        (tmp_path / name).write_text(json.dumps(settings))
+        arguments += ["--config", str(tmp_path / name)]
+    return arguments
+
+
+def test_one_process_serves_several_gateways(tmp_path: Path) -> None:
+    """Each its model, on ports of its own; logs and metrics say whose they are; one signal drains all."""
+    with process(*configs(tmp_path, "chat.yaml", "code.yaml")) as (running, line):
+        assert running.stderr is not None
+        second = json.loads(running.stderr.readline())
+        assert [line["gateway"], second["gateway"]] == ["chat", "code"]
+        for each in (line, second):
+            url = f"http://127.0.0.1:{each['ports']['proxy']}"
+            assert [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]] == [each["gateway"]]
+            text = httpx.get(f"http://127.0.0.1:{each['ports']['admin']}/metrics").text
+            series = [row for row in text.splitlines() if row.startswith("ballast_gateway_requests_total{")]
+            assert series
+            assert all(f'gateway="{each["gateway"]}"' in row for row in series)
+        running.send_signal(signal.SIGTERM)
+        out, _ = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert [json.loads(text)["gateway"] for text in out.splitlines()] == ["chat", "code"]
+
+
+def refused(*arguments: str) -> str:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_gateways_that_want_one_port_are_refused_by_both_names(tmp_path: Path) -> None:
+    said = refused(*configs(tmp_path, "a.yaml", "b.yaml", admin=18431))
+    assert f"{tmp_path}/b.yaml: listeners.admin: port 18431 is listeners.admin of {tmp_path}/a.yaml, too" in said
+    said = refused(*configs(tmp_path, "a.yaml", admin=18431, proxy=18431))
+    assert f"listeners.proxy: port 18431 is listeners.admin of {tmp_path}/a.yaml, too" in said
+
+
+def test_a_gateway_that_cannot_start_is_named(tmp_path: Path) -> None:
+    """And none is left behind, though the first had started."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = configs(tmp_path, "a.yaml")
+        arguments += configs(tmp_path, "other/a.yaml", proxy=taken.getsockname()[1])
+        said = refused(*arguments)
+    assert "other/a.yaml: this gateway cannot start" in said
+    assert "in use" in said
+
+
+def test_options_that_several_gateways_cannot_share_are_refused(tmp_path: Path) -> None:
+    several = configs(tmp_path, "a.yaml", "b.yaml")
+    assert "--port: several gateways cannot share it" in refused(*several, "--port", "0")
+    assert "--endpoints: several gateways cannot share it" in refused(*several, "--endpoints", "x.yaml")
+    assert "names one file twice" in refused(*several, *several[:2])

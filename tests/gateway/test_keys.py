@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from ballast_api.errors import InvalidInput
-from ballast_api.gateway_settings import TenantEntry
+from ballast_api.gateway_settings import Keys, TenantEntry
 from ballast_api.serving_pool import GatewaySpec
 from ballast_gateway.keys import KeyRing, Tenant
 from tests.support.gateway_kit import Answer, RunningGateway, post, raw_exchange, running_gateway, settings, until
@@ -140,7 +140,7 @@ async def test_a_changed_file_counts_at_once_and_a_bad_one_not_at_all(
 def test_a_bad_file_is_refused_at_the_start(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(InvalidInput) as raised:
-        KeyRing(tmp_path / "keys", lambda: 0.0)
+        KeyRing(Keys(file=str(tmp_path / "keys")), lambda: 0.0)
     assert said in str(raised.value)
     assert "plain-secret" not in str(raised.value)
     assert "1234567890" not in str(raised.value)
@@ -148,7 +148,7 @@ def test_a_bad_file_is_refused_at_the_start(text: str, said: str, tmp_path: Path
 
 def test_a_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
-        KeyRing(tmp_path / "keys", lambda: 0.0)
+        KeyRing(Keys(file=str(tmp_path / "keys")), lambda: 0.0)
 
 
 def test_a_face_that_checks_no_keys_takes_no_file(tmp_path: Path) -> None:

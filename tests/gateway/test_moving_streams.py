@@ -305,6 +305,7 @@ async def test_a_target_that_fails_after_the_cut_sends_the_stream_back(line: Lin
     assert (entry["outcome"], entry["decode"]) == ("completed", home)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("silence", ["hang", "head", "half"])
 async def test_a_target_that_falls_silent_after_the_cut_does_not_keep_the_client(

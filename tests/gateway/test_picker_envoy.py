@@ -20,7 +20,9 @@ import pytest
 from ballast_api.gateway_settings import Limits
 from ballast_core.model import Outcome, Role
 from ballast_core.model import Stage as StageOf
-from tests.support.envoy import EnvoySetup, envoy, needs_envoy
+from ballast_gateway.tls.certificates import Certificates, PairOfFiles, Tls
+from tests.support.certificates import MountedSecret
+from tests.support.envoy import EnvoySetup, PickerAt, envoy, needs_envoy
 from tests.support.picker_builders import MODEL, RunningPicker, endpoint_at, picker
 from tests.support.upstream import Seen, Upstream, upstream
 
@@ -73,6 +75,7 @@ async def stage(
     roles: Sequence[Role] = (Role.FLEXIBLE,) * 3,
     limits: Limits | None = None,
     hidden: int = 0,
+    tls: Tls | None = None,
     fallbacks: int = 0,
 ) -> AsyncIterator[Stage]:
     """Three upstreams, the last `hidden` of which are not known to the picker."""
@@ -80,10 +83,11 @@ async def stage(
         upstreams = [await stack.enter_async_context(upstream()) for _ in roles]
         known = [endpoint_at(one.address, role) for one, role in zip(upstreams, roles, strict=True)]
         known = known[: len(known) - hidden]
-        running = await stack.enter_async_context(picker(known, limits=limits, fallbacks=fallbacks))
+        running = await stack.enter_async_context(picker(known, limits=limits, tls=tls, fallbacks=fallbacks))
         if setup.steer.startswith("override-host"):
             setup = replace(setup, hosts=tuple(one.address for one in upstreams))
-        at = await stack.enter_async_context(envoy(running.server.port, setup, folder))
+        ports = PickerAt(running.server.port, running.server.health_port)
+        at = await stack.enter_async_context(envoy([ports], setup, folder))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=at.url, timeout=30))
         yield Stage(client, running, upstreams)
 
@@ -112,6 +116,27 @@ async def test_every_request_lands_on_the_endpoint_that_was_picked(setup: EnvoyS
             assert "x-gateway-destination-endpoint-subset" not in seen.headers
         await until(on.picker.all_idle)
         assert {event.outcome for event in on.picker.finished} == {Outcome.COMPLETED}
+
+
+@pytest.mark.parametrize("required", [False, True], ids=["optional", "required"])
+async def test_envoy_speaks_tls_to_a_certificate_that_changes_under_load(required: bool, tmp_path: Path) -> None:
+    """Its health checks, too. Not a request is lost, nor a pick, while the certificate changes."""
+    secret = MountedSecret(tmp_path / "secret")
+    at = {name: Path(path) for name, path in secret.settings.items()}
+    shown = Certificates(PairOfFiles(at["certFile"], at["keyFile"]), alpn=["h2"])
+    setup = EnvoySetup(tls=True, survives=True)
+    async with stage(setup, tmp_path, tls=Tls(shown, required)) as on:
+        answers = []
+        for rotation in range(3):
+            going = [asyncio.create_task(on.post(x_request_id=f"id-{rotation}-{k}")) for k in range(20)]
+            secret.rotate()
+            answers += await asyncio.gather(*going)
+            await until(lambda: shown.reloads["loaded"] == rotation + 1)  # noqa: B023
+        assert [answer.status_code for answer in answers] == [200] * 60
+        chosen = {event.request_id: event.decode for event in on.picker.picked}
+        assert chosen == {seen.headers["x-request-id"]: address for address, seen in on.seen}
+        assert len(chosen) == 60
+        assert not any(shown.refused.values())
 
 
 @pytest.mark.parametrize("steer", ["metadata", "override-host"])

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, RejectReason, Request, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch, Handoff, Leave, Migrate, Reject
-from ballast_gateway.driver import Rejected, Ticket
+from ballast_gateway.driver import Ticket
 from ballast_gateway.http.client import Exchange, Over, UpstreamError, UpstreamPool
 from ballast_gateway.http.server import ClientConnection
 from ballast_gateway.life_signs import LifeSigns
@@ -38,6 +38,7 @@ from ballast_gateway.proxy.life import Action, State
 from ballast_gateway.proxy.run import _BEGINS, _DOES, Run
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tickets import Rejected
 
 PROMPT = [5, 6, 7]
 TOKENS = 24

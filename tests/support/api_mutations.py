@@ -118,6 +118,32 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool(
         "pool-name-underscore", _pool("name", "pre_fill"), "spec.pools[0].name", "must be lower-case letters"
     ),
+    _rule(
+        "tokens-that-nobody-checks",
+        {
+            "spec.gateway": {
+                "face": "Picker",
+                "settings": {"keys": {"jwt": {"jwksFile": "/jwks", "issuer": "i", "audiences": ["a"]}}},
+            }
+        },
+        "spec.gateway.settings.keys.jwt",
+        "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
+    ),
+    *(
+        _rule(
+            f"tls-of-the-{face}-that-routes-cannot-speak",
+            {"spec.gateway": {"parentRefs": [{"name": "eg"}], "settings": {"tls": {face: {"mode": "Required"}}}}},
+            f"spec.gateway.settings.tls.{face}.mode",
+            "the routes that parentRefs asks for speak plaintext to the gateway: set Optional, or write your own",
+        )
+        for face in ("proxy", "picker")
+    ),
+    _rule(
+        "half-a-pair-of-tls-files",
+        {"spec.gateway": {"settings": {"tls": {"picker": {"keyFile": "/tls/tls.key"}}}}},
+        "spec.gateway.settings.tls.picker.keyFile",
+        "set both of certFile and keyFile, or neither",
+    ),
     _rule("pool-named-gateway", _pool("name", "gateway"), "spec.pools[0].name", "the name gateway is taken"),
     _serving_pool("role-lower-case", _pool("role", "prefill"), "spec.pools[0].role", "'Prefill', 'Decode'"),
     _serving_pool("no-hardware", _pool("hardware", ABSENT), "spec.pools[0].hardware", "is missing"),
@@ -158,6 +184,12 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     ),
     _rule("no-prefill", {"spec.pools[0].role": "Decode"}, "spec.pools", "no pool can prefill"),
     _rule("no-decode", {"spec.pools[1].role": "Prefill"}, "spec.pools", "no pool can decode"),
+    _rule(
+        "port-of-the-agent",
+        {"spec.engine.port": 9004, "spec.gateway.face": "Picker"},
+        "spec.engine.port",
+        "port 9004 is the agent's own in pods behind the picker face",
+    ),
     _serving_pool("tp-zero", _pool("tensorParallelSize", 0), "spec.pools[0].tensorParallelSize", "1 or more"),
     _serving_pool("template-list", _pool("template", []), "spec.pools[0].template", "must be a mapping"),
     _serving_pool(
@@ -243,6 +275,19 @@ ACCEPTED_SERVING_POOLS: tuple[Mutation, ...] = (
         None,
     ),
     _serving_pool("connector-config", {"spec.engine.kvConnector": {"config": {"a": {"b": [1, None, "x"]}}}}, None),
+    _serving_pool(
+        "tls",
+        {
+            "spec.gateway": {
+                "parentRefs": [{"name": "eg"}],
+                "settings": {"tls": {"proxy": {"mode": "Optional", "certFile": "/tls/tls.crt", "keyFile": "/tls/k"}}},
+            }
+        },
+        None,
+    ),
+    _serving_pool(
+        "tls-required-without-routes", {"spec.gateway": {"settings": {"tls": {"proxy": {"mode": "Required"}}}}}, None
+    ),
     _serving_pool(
         "parents",
         {

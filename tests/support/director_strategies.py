@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.directing.watch import WatchSettings
-from ballast_core.model import Binding, Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role, Stage
+from ballast_core.model import (
+    Binding,
+    Endpoint,
+    EndpointId,
+    Fault,
+    Observation,
+    Outcome,
+    Request,
+    RequestId,
+    Role,
+    Stage,
+)
 from ballast_core.model import events as ev
 from ballast_core.model.kv_reports import BlocksRemoved, BlocksStored, CacheCleared, HistoryTold
 from ballast_core.model.life_signs import LifeSign
@@ -33,6 +44,8 @@ from tests.support.core_builders import endpoint
 
 NAMES = ("p0", "p1", "d0", "d1", "f0", "f1", "f2")
 REQUESTS = tuple(f"r{k}" for k in range(6))
+ADOPTED = ("gw/a", "gw/b", "r5")
+"""Of other gateways; one has an id that a request of our own may have."""
 FLEETS = (("p0", "d0", "d1"), ("f0", "f1", "f2"), ("p0", "p1", "d0", "f0", "f1"), ("p0", "f0", "f1"), ("d0",))
 
 
@@ -149,7 +162,7 @@ observations = st.builds(
 )
 tokens = st.integers(0, 300)
 
-_ids = st.sampled_from([*REQUESTS, "unknown"]).map(RequestId)
+_ids = st.sampled_from([*REQUESTS, *ADOPTED, "unknown"]).map(RequestId)
 _anywhere = st.sampled_from([*NAMES, "nowhere"]).map(EndpointId)
 _scrapes = st.lists(st.tuples(endpoints, observations), max_size=4, unique_by=lambda answer: answer[0].id)
 _block_names = st.integers(0, 5)
@@ -187,7 +200,18 @@ _reports = st.lists(st.tuples(st.floats(0.0, 1.0), _ids, tokens), max_size=15)
 
 ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.RequestArrived: st.builds(ev.RequestArrived, requests(st.sampled_from(REQUESTS))),
-    ev.PrefillDone: st.builds(ev.PrefillDone, _ids),
+    ev.RequestAdopted: st.builds(
+        ev.RequestAdopted,
+        requests(st.sampled_from(ADOPTED)),
+        endpoint_ids,
+        st.none() | endpoint_ids,
+        st.booleans(),
+        tokens,
+    ),
+    ev.LegFailed: st.builds(ev.LegFailed, _ids, st.sampled_from(Stage), endpoint_ids, st.sampled_from(Fault)),
+    ev.RequestMoved: st.builds(ev.RequestMoved, _ids, endpoint_ids),
+    ev.LeadershipChanged: st.builds(ev.LeadershipChanged, st.booleans()),
+    ev.PrefillDone: st.builds(ev.PrefillDone, _ids, bound=st.sampled_from([False, False, True])),
     ev.SegmentDone: st.builds(ev.SegmentDone, _ids, tokens, st.booleans()),
     ev.Migrated: st.builds(ev.Migrated, _ids, endpoint_ids),
     ev.MigrationFailed: st.builds(ev.MigrationFailed, _ids, endpoint_ids),

@@ -39,11 +39,14 @@ from ballast_core.model.events import (
     EndpointsHeard,
     EndpointsScraped,
     Event,
+    LeadershipChanged,
     Migrated,
     MigrationFailed,
     PrefillDone,
+    RequestAdopted,
     RequestArrived,
     RequestEnded,
+    RequestMoved,
     RequestRedirected,
     SegmentDone,
     TimerFired,
@@ -103,6 +106,9 @@ class Watch:
         self.now_s = 0.0
         self.lives: dict[RequestId, Life] = {}
         """Requests in flight by id."""
+        self.adopted: dict[RequestId, Life] = {}
+        """Those of other gateways; nothing waits among them."""
+        self.leads = True
         self.arrived: Counter[RequestId] = Counter()
         self.finals: Counter[RequestId] = Counter()
         """Final answers: rejections, ends, and clients that went."""
@@ -129,6 +135,7 @@ class Watch:
         self.log.append((event, now_s))
         self._given.append(plain(effects))
         before = self._take_event(event)
+        self._take_where(event)
         for effect in effects:
             self._take_effect(effect, event, before)
         self._check_answer(event, before)
@@ -151,15 +158,54 @@ class Watch:
                 self.arrived[request.id] += 1
                 life = self.lives[request.id] = Life(request, self.now_s)
                 return life
+            case RequestAdopted(request=request):
+                entry = self.director.ledger.get(request.id)
+                if request.id not in self.lives and entry is not None:
+                    life = self.adopted.setdefault(request.id, Life(request, self.now_s, decode=event.decode))
+                    if entry.reservation is None:
+                        life.moving_to = None
+                    if entry.decode_slot == self.director.inventory.slot_of(event.decode):
+                        life.decode = event.decode
+                return None
+            case LeadershipChanged(leads=leads):
+                self.leads = leads
+                return None
             case TimerFired():
                 if self.timers:
                     self.timers.pop(0)
                 return None
         request_id = getattr(event, "request_id", None)
+        other = None if request_id is None else self.adopted.get(request_id)
+        if other is not None:
+            self._take_event_of_other(other, event)
+            return None
         known = None if request_id is None else self.lives.get(request_id)
         if known is not None:
             self._take_request_event(known, event)
         return known
+
+    def _take_event_of_other(self, life: Life, event: Event) -> None:
+        match event:
+            case Migrated(target=target) if life.moving_to == target:
+                life.decode, life.moving_to = target, None
+            case MigrationFailed(target=target) if life.moving_to == target:
+                life.moving_to = None
+            case RequestRedirected(decode=decode):
+                astray = self.director.ledger.entries[life.request.id].astray is not None
+                life.decode, life.moving_to = None if astray else decode, None
+            case RequestEnded() | ClientGone():
+                del self.adopted[life.request.id]
+
+    def _take_where(self, event: Event) -> None:
+        """What others have decided: the Director follows, as far as it knows the place and the request decodes."""
+        if isinstance(event, RequestMoved):
+            life = self.lives.get(event.request_id) or self.adopted.get(event.request_id)
+            entry = self.director.ledger.get(event.request_id)
+            if life is not None and entry is not None and entry.decode_slot is not None:
+                there = self.director.inventory.endpoint(entry.decode_slot).id
+                assert there in (life.decode, event.target), "1: moved to where nobody said"
+                if there != life.decode:
+                    life.decode, life.moving_to = there, None
 
     def _take_endpoints(self, event: EndpointObserved | EndpointsScraped | EndpointDraining | EndpointLost) -> None:
         self._was_ready = dict(self.ready)
@@ -189,6 +235,9 @@ class Watch:
                 life.held = life.prefilling = False
                 life.dispatch = life.decode = life.moving_to = None
                 life.segment = life.tokens = 0
+            case PrefillDone(bound=True) if life.dispatch is not None:
+                life.prefilling, life.segment = False, 0
+                life.dispatch = replace(life.dispatch, segments=())
             case Migrated(target=target) if life.moving_to == target:
                 life.decode, life.moving_to = target, None
             case MigrationFailed(target=target) if life.moving_to == target:
@@ -231,6 +280,10 @@ class Watch:
         if isinstance(effect, PulseChanged):
             assert isinstance(event, EndpointsHeard), "9: the watch thinks at its ticks only"
             return
+        other = self.adopted.get(effect.request_id)
+        if other is not None:
+            self._take_effect_on_other(other, effect, event)
+            return
         life = self.lives.get(effect.request_id)
         assert life is not None, f"3: {effect} comes for a request that is not in flight"
         match effect:
@@ -257,6 +310,21 @@ class Watch:
                 assert isinstance(event, TimerFired), "3: moved at no round"
                 self._check_move(life, effect)
                 life.moving_to = effect.target.id
+
+    def _take_effect_on_other(self, life: Life, effect: Effect, event: Event) -> None:
+        match effect:
+            case Leave():
+                assert isinstance(event, EndpointsHeard), "9: a leg is left at no tick of the watch"
+            case Migrate():
+                assert isinstance(event, TimerFired), "3: moved at no round"
+                assert self.leads, "3: moved, and leads not"
+                assert life.moving_to is None, "3: moved twice"
+                assert life.request.movable, "2: moved, and may not"
+                assert effect.source.id == life.decode != effect.target.id, f"2: moved from {effect.source}"
+                assert self._may_take(life, effect.target, Stage.DECODE), f"2: moved to {effect.target}"
+                life.moving_to = effect.target.id
+            case _:
+                raise AssertionError(f"3: {effect} decides about another gateway's request")
 
     def _may_take(self, life: Life, endpoint: Endpoint, stage: Stage) -> bool:
         """Whether it is ready just so, has the role, and is among those where the request may go."""
@@ -332,6 +400,7 @@ class Watch:
 
     def _check_move(self, life: Life, move: Migrate) -> None:
         request = life.request
+        assert self.leads, "3: moved, and leads not"
         assert life.dispatch is not None, "3: moved while it waits"
         assert life.moving_to is None, "3: moved twice"
         assert not life.cuts_to_come, "2: moved before its cut"
@@ -351,7 +420,13 @@ class Watch:
     def _check_state(self) -> None:
         director = self.director
         ledger, inventory = director.ledger, director.inventory
-        assert ledger.entries.keys() == self.lives.keys(), "3: what is in flight is not what is on the books"
+        assert ledger.entries.keys() == self.lives.keys() | self.adopted.keys(), "3: the books differ from what runs"
+        assert ledger.own == len(self.lives), "3: others' requests count as ours"
+        for request_id, life in self.adopted.items():
+            slot = ledger.entries[request_id].decode_slot
+            astray = ledger.entries[request_id].astray is not None
+            assert astray == (slot is None), f"1: {request_id} waits, and is another gateway's"
+            assert (None if slot is None else inventory.endpoint(slot).id) == life.decode, f"1: {request_id}: not there"
         waiting = {}
         for request_id, life in self.lives.items():
             slot = ledger.entries[request_id].decode_slot
@@ -448,6 +523,8 @@ class Watch:
         for request_id in list(self.lives):
             if request_id in self.lives:
                 self.feed(RequestEnded(request_id, Outcome.COMPLETED, self.lives[request_id].tokens), self.now_s)
+        for request_id in list(self.adopted):
+            self.feed(RequestEnded(request_id, Outcome.COMPLETED), self.now_s)
         while self.lives:  # those that were held again by a failure, or waited for what has ended
             self.feed(ClientGone(next(iter(self.lives))), self.now_s)
 

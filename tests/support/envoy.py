@@ -21,6 +21,15 @@ BINARY = Path(__file__).parents[2] / ".tools/envoy/bin/envoy"
 """Installed by `make envoy`."""
 
 _TYPE = "type.googleapis.com/envoy.extensions"
+_TLS: dict[str, Any] = {
+    "transport_socket": {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {
+            "@type": f"{_TYPE}.transport_sockets.tls.v3.UpstreamTlsContext",
+            "common_tls_context": {"alpn_protocols": ["h2"]},
+        },
+    }
+}
 
 needs_envoy = pytest.mark.skipif(
     not BINARY.exists() and not os.environ.get("CI"), reason="no Envoy: `make envoy` installs it"
@@ -47,6 +56,8 @@ class EnvoySetup:
     """Whether the response's trailers are shown, where the response is."""
     survives: bool = False
     """With everything that docs/picker.md recommends against pickers that die or hang."""
+    tls: bool = False
+    """Whether Envoy speaks TLS to the picker, and to its health, as gateways do by GIE: any certificate will do."""
     fail_open: bool = False
     retries: bool = False
     """Whether a request whose endpoint takes no connection is sent again, as the operator has Envoy Gateway do it."""
@@ -137,7 +148,7 @@ def bootstrap(pickers: int | Sequence[PickerAt] | None, setup: EnvoySetup) -> di
         filters.append(_ext_proc(setup))
         if setup.observer is not None:
             filters.append(_observer(setup.observer))
-        clusters.append(_picker(at, survives=setup.survives))
+        clusters.append(_picker(at, survives=setup.survives) | (_TLS if setup.tls else {}))
     filters.append({"name": "router", "typed_config": {"@type": f"{_TYPE}.filters.http.router.v3.Router"}})
     action: dict[str, Any] = {"cluster": "destination", "timeout": "60s"}
     if setup.retries:

@@ -27,6 +27,7 @@ from ballast_gateway.picker.face import Finished, Picked, PickerEvent, Refused
 from ballast_gateway.picker.transport import Listen
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.settings import director_settings
+from ballast_gateway.tls.certificates import Tls
 
 MODEL = "served-model"
 
@@ -83,9 +84,10 @@ async def picker(
     ready: Callable[[], bool] = lambda: True,
     scrape_interval_s: float = 0.2,
     listen: Listen = h2_transport.listen,
+    tls: Tls | None = None,
     fallbacks: int = 0,
 ) -> AsyncIterator[RunningPicker]:
-    """A picker on free ports of loopback, round robin over the endpoints."""
+    """A picker on free ports of loopback, round robin over the endpoints. With `tls` it listens by itself."""
     settings = GatewaySettings(
         model=ServedModel(served_names=(MODEL,)),
         policy=SchedulingPolicySpec.parse({"prefill": {"type": "round-robin"}, "decode": {"type": "round-robin"}}),
@@ -110,7 +112,8 @@ async def picker(
         new_id=lambda: f"made-{next(ids)}",
         listeners=(events.append,),
         on_record=records.append,
-        listen=listen,
+        listen=listen if tls is None else None,
+        tls=tls,
     )
     try:
         yield RunningPicker(server, driver, endpoints, events, records)

@@ -1,5 +1,5 @@
 """`python -m ballast_cli`: the same as the console script."""
 
-from ballast_cli.main import app
+from ballast_cli.start import run
 
-app()
+run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
 def gateway(
     *,
-    config: Annotated[Path, typer.Option(help="Settings file (docs/reference/gateway-settings.md).")],
+    config: Annotated[
+        list[Path],
+        typer.Option(
+            help="Settings file (docs/reference/gateway-settings.md). Several serve several gateways in one process."
+        ),
+    ],
     endpoints: Annotated[
         Path | None, typer.Option(help="Endpoints file; replaces `discovery` in the settings.")
     ] = None,
@@ -22,6 +28,9 @@ def gateway(
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; overrides listeners.proxy.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin API; overrides listeners.admin.")] = None,
     face: Annotated[str | None, typer.Option(help="Proxy, Picker or Both; overrides face.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the ports of both faces; overrides workers.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; overrides logLevel.")] = None,
 ) -> None:
     """Route OpenAI requests to prefill and decode engines (proxy face), or choose endpoints for Envoy (picker face).
@@ -32,21 +41,35 @@ def gateway(
     from ballast_api.loading import load_settings
     from ballast_gateway import logs, main
 
+    overrides = {
+        "face": face,
+        "logLevel": log_level,
+        "workers": workers,
+        "listeners": {"host": host, "proxy": port, "admin": admin_port},
+        "discovery": None if endpoints is None else {"file": str(endpoints)},
+    }
+    for option, value in {"--endpoints": endpoints, "--port": port, "--admin-port": admin_port}.items():
+        if len(config) > 1 and value is not None:
+            _exit(f"{option}: several gateways cannot share it; set it in each of the files")
+    if len(set(map(str, config))) < len(config):
+        _exit("--config: names one file twice")
     try:
-        settings = _with_overrides(
-            load_settings(config),
-            {
-                "face": face,
-                "logLevel": log_level,
-                "listeners": {"host": host, "proxy": port, "admin": admin_port},
-                "discovery": None if endpoints is None else {"file": str(endpoints)},
-            },
-        )
+        settings = {str(file): _with_overrides(load_settings(file), overrides) for file in config}
     except InvalidInput as error:
         _exit(str(error))
-    logs.configure(settings.log_level)
+    for file, each in settings.items():
+        if len(settings) > 1 and each.workers > 1:
+            _exit(f"{file}: workers: several gateways in one process have one each; give this one a process of its own")
+    logs.configure(min((each.log_level for each in settings.values()), key=_severity))
     try:
-        status = main.run(settings)
+        if len(settings) == 1 and (only := next(iter(settings.values()))).workers > 1:
+            from ballast_gateway.ports import check_ports
+            from ballast_gateway.workers import supervisor
+
+            check_ports(settings)
+            status = supervisor.run(only)
+        else:
+            status = main.run(settings)
     except (InvalidInput, OSError) as error:
         _exit(str(error))
     raise typer.Exit(status)
@@ -71,6 +94,11 @@ def _with_overrides(settings: GatewaySettings, overrides: dict[str, Any]) -> Gat
         return GatewaySettings.parse(data)
     except ValidationError as error:
         raise InvalidInput("command line", explain(error)) from error
+
+
+def _severity(level: str) -> int:
+    """The process logs as much as the most talkative of its gateways asks for."""
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def _exit(problem: str) -> None:

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from ballast_cli import (
+    agent,
     calibrate,
     conformance,
     engine_sim,
@@ -66,6 +67,9 @@ app.command("policies")(listings.policies_command)
 app.command("profiles")(listings.profiles_command)
 app.command("validate")(validate.validate_command)
 app.command()(gateway.gateway)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)(
+    agent.agent
+)
 app.command()(operator.operator)
 app.command()(demo.demo)
 

@@ -58,6 +58,7 @@ from ballast_core.model.events import (
     TimerFired,
 )
 from ballast_gateway.life_signs import LifeSigns
+from ballast_gateway.tickets import Leaver, Mover, Rejected
 
 _TICK_S = 1e-3
 """The shortest timer: uvloop counts whole milliseconds, so a shorter one would fire at once, again and again."""
@@ -71,26 +72,12 @@ WATCH_S = 0.2
 EffectListener: TypeAlias = Callable[[Effect, float], None]
 """Called with every effect and its time: decision log, metrics."""
 
-Mover: TypeAlias = Callable[[Migrate], None]
-"""Begins to move a running decode, and sooner or later reports `Ticket.migrated` or `Ticket.migration_failed`."""
-
-Leaver: TypeAlias = Callable[[Leave], None]
-"""Leaves the leg that the order names, if it still runs, and reports `Ticket.failed`."""
-
-
-class Rejected(Exception):
-    """The Director rejects a request. The faces map `reason` to a status code."""
-
-    def __init__(self, reject: Reject) -> None:
-        super().__init__(reject.message)
-        self.reason = reject.reason
-        self.retry_after_s = reject.retry_after_s
-
 
 class Ticket:
-    """One request in flight, as its face sees it. Use it as a context manager: leaving the block ends the request.
+    """One request in flight, as its face sees it (`tickets.Ticket`).
 
-    A request that `end` has not ended by then counts as failed, or as cancelled if the task was cancelled.
+    Use it as a context manager: leaving the block ends the request. A request that `end` has not ended by then counts
+    as failed, or as cancelled if the task was cancelled.
     """
 
     def __init__(self, driver: Driver, request: Request, mover: Mover | None = None) -> None:

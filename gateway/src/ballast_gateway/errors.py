@@ -112,12 +112,12 @@ def client_limit(what: str, limit: int, setting: str) -> ApiError:
 
 
 def invalid_api_key() -> ApiError:
-    """No key, or none of those that are known: 401."""
+    """No key, or one that is not known, or a token that is not good: 401."""
     return ApiError(
         status=401,
         type="invalid_request_error",
         code="invalid-api-key",
-        message="this needs an API key that is known here, as `Authorization: Bearer KEY`",
+        message="this needs an API key or token that is good here, as `Authorization: Bearer KEY`",
     )
 
 

@@ -1,4 +1,5 @@
-"""API keys and what their tenants may use: a file of hashes, read again when it changes. No key is kept or logged.
+"""API keys and tokens, and what their tenants may use: files that are read again when they change. No key is kept or
+logged.
 
 The limit of tokens is a bucket that holds a minute's worth and may be overdrawn by the last requests that it let in:
 nobody knows beforehand how much a request will generate. Until the debt is paid nothing more is let in.
@@ -8,22 +9,25 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from ballast_api.errors import InvalidInput
-from ballast_api.gateway_settings import TenantEntry
+from ballast_api.gateway_settings import Keys, TenantEntry
 from ballast_api.loading import load_keys
 from ballast_gateway.errors import ApiError, tenant_limit
+from ballast_gateway.file_stamps import Stamp, stamp
+from ballast_gateway.json_web_tokens import Refused, TokenReader
 
 _log = logging.getLogger(__name__)
 
 _BEARER: Final = b"bearer "
 _RETRY_S: Final = 1
 """For one who has too much in flight: nobody knows when a request ends."""
+_MANY: Final = 10_000
+"""Tenants, above which those that have nothing to remember are forgotten."""
 
 
 class Tenant:
@@ -64,6 +68,14 @@ class Tenant:
         if self._limits.tokens_per_minute is not None:
             self._left -= output_tokens
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing would be lost with it."""
+        limit = self._limits.tokens_per_minute
+        if limit is not None:
+            self._refill(limit)
+        return not self._in_flight and (limit is None or self._left >= limit)
+
     def _refill(self, a_minute: int) -> None:
         now_s = self._clock()
         self._left = min(float(a_minute), self._left + (now_s - self._at_s) * a_minute / 60)
@@ -71,11 +83,16 @@ class Tenant:
 
 
 class KeyRing:
-    """The tenants of a keys file. One that is unreadable or wrong changes nothing until it is mended."""
+    """The tenants of a keys file and of tokens. A file that is unreadable or wrong changes nothing until it is
+    mended."""
 
-    def __init__(self, file: Path, clock: Callable[[], float]) -> None:
-        """Raises `InvalidInput`: without a good file nobody could be served."""
-        self._file = file
+    def __init__(self, settings: Keys, clock: Callable[[], float]) -> None:
+        """Raises `InvalidInput`: without good files nobody could be served."""
+        self._file = None if settings.file is None else Path(settings.file)
+        self._tokens = None if settings.jwt is None else TokenReader(settings.jwt)
+        self._others = settings.jwt
+        """Has the limits of tenants that the file does not name."""
+        self._named: frozenset[str] = frozenset()
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._by_hash: dict[bytes, Tenant] = {}
@@ -83,20 +100,40 @@ class KeyRing:
         self._read()
 
     def tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant | None:
-        """Whose key a request has; None if it has none, or one that is not known. Header names in lower case."""
+        """Whose key or token a request has; None if it has none, or one that is not good. Header names in lower
+        case."""
         for name, value in headers:
             if name == b"authorization" and value[: len(_BEARER)].lower() == _BEARER:
-                return self._by_hash.get(sha256(value[len(_BEARER) :].strip()).digest())
+                return self._bearer(value[len(_BEARER) :].strip())
             if name == b"x-api-key":
                 return self._by_hash.get(sha256(value.strip()).digest())
         return None
 
+    def _bearer(self, value: bytes) -> Tenant | None:
+        digest = sha256(value).digest()
+        tenant = self._by_hash.get(digest)
+        if tenant is not None or self._tokens is None:
+            return tenant
+        try:
+            name = self._tokens.tenant(value, digest)
+        except Refused as refused:
+            _log.debug("a token was refused", extra={"problem": str(refused)})
+            return None
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(self._unnamed(name), self._clock)
+        return tenant
+
     def refresh(self) -> None:
-        """Read the file if it has changed."""
-        stamp = self._stamp()
-        if stamp == self._seen:
+        """Read the files that have changed."""
+        if self._tokens is not None:
+            self._tokens.refresh()
+            if len(self._tenants) > _MANY:
+                self._forget_idle()
+        seen = self._stamp()
+        if seen == self._seen:
             return
-        self._seen = stamp
+        self._seen = seen
         try:
             self._read()
         except InvalidInput as error:
@@ -105,10 +142,13 @@ class KeyRing:
             _log.info("read the keys file", extra={"tenants": len(self._tenants), "keys": len(self._by_hash)})
 
     def _read(self) -> None:
-        entries = load_keys(self._file).tenants
-        tenants = {entry.name: self._kept(entry) for entry in entries}
-        self._tenants = tenants
-        self._by_hash = {bytes.fromhex(key): tenants[entry.name] for entry in entries for key in entry.keys}
+        entries = () if self._file is None else load_keys(self._file).tenants
+        named = {entry.name: self._kept(entry) for entry in entries}
+        if self._tokens is not None:  # tenants of tokens have requests that count
+            unnamed = self._tenants.keys() - named.keys()
+            named |= {name: self._kept(self._unnamed(name)) for name in unnamed}
+        self._named, self._tenants = frozenset(entry.name for entry in entries), named
+        self._by_hash = {bytes.fromhex(key): named[entry.name] for entry in entries for key in entry.keys}
 
     def _kept(self, entry: TenantEntry) -> Tenant:
         tenant = self._tenants.get(entry.name)
@@ -117,10 +157,18 @@ class KeyRing:
         tenant.limit(entry)
         return tenant
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """With the inode, because a mounted Secret changes by a new link."""
-        try:
-            status = os.stat(self._file)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+    def _unnamed(self, name: str) -> TenantEntry:
+        """The limits of a tenant of tokens that the file does not name."""
+        if self._others is None:
+            return TenantEntry(name=name)
+        most = self._others
+        return TenantEntry(name=name, max_in_flight=most.max_in_flight, tokens_per_minute=most.tokens_per_minute)
+
+    def _forget_idle(self) -> None:
+        """Tenants of tokens may be as many as the issuer has users. One that has its whole share comes back as new."""
+        self._tenants = {
+            name: tenant for name, tenant in self._tenants.items() if name in self._named or not tenant.idle
+        }
+
+    def _stamp(self) -> Stamp:
+        return None if self._file is None else stamp(self._file)

@@ -7,16 +7,15 @@ vLLM reads bodies with pydantic in its lax mode, so pydantic itself decides here
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final
-
-from pydantic import TypeAdapter, ValidationError
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 from ballast_gateway.openai_body import JsonObject
 
-_READ: Final[Mapping[type, Callable[[Any], Any]]] = {
-    kind: TypeAdapter(kind).validate_python for kind in (bool, int, float)
-}
+if TYPE_CHECKING:
+    from pydantic_core import SchemaValidator
+
 _EITHER: Final[Mapping[str, type]] = {
     **dict.fromkeys(
         (
@@ -62,9 +61,18 @@ def _changed(document: JsonObject, kinds: Mapping[str, type]) -> JsonObject:
         if kind is None or value is None or type(value) is kind or (kind is float and type(value) is int):
             continue
         try:
-            read = _READ[kind](value)
-        except ValidationError:
+            read = _reader(kind).validate_python(value)
+        except ValueError:
             continue
         if math.isfinite(read):  # text such as "nan" makes a number that JSON cannot say
             changed[field] = read
     return changed
+
+
+@cache
+def _reader(kind: type) -> SchemaValidator:
+    """pydantic's own, without its models: most clients write plainly, and agents in engine pods are small without."""
+    from pydantic_core import SchemaValidator, core_schema
+
+    schemas = {bool: core_schema.bool_schema(), int: core_schema.int_schema(), float: core_schema.float_schema()}
+    return SchemaValidator(schemas[kind])

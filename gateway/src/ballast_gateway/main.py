@@ -1,4 +1,4 @@
-"""Runs a gateway until a signal: `ballast gateway` without its command line."""
+"""Runs gateways until a signal: `ballast gateway` without its command line."""
 
 from __future__ import annotations
 
@@ -7,54 +7,103 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import copy_context
 from typing import Any
 
 import uvloop
 
+from ballast_api.errors import InvalidInput, Problem
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_gateway import logs
 from ballast_gateway.app import Gateway
+from ballast_gateway.logs import Whose
+from ballast_gateway.names import short_names
+from ballast_gateway.ports import check_ports
 
 _log = logging.getLogger(__name__)
 
 
-def run(settings: GatewaySettings) -> int:
-    """Serve until SIGTERM or SIGINT, drain, and return the exit status. A second signal cuts the drain short."""
-    return uvloop.run(_run(settings))
+def run(gateways: Mapping[str, GatewaySettings]) -> int:
+    """Serve until SIGTERM or SIGINT, drain, and return the exit status. A second signal cuts the drain short.
+
+    `gateways`: by the files that their settings come from. Raises `InvalidInput` and `OSError` if one cannot start;
+    where there are several, the error names which.
+    """
+    check_ports(gateways)
+    whose: dict[str, Whose] = {file: {"gateway": name} if name else {} for file, name in short_names(gateways).items()}
+    return uvloop.run(serve(gateways, whose, Signals()))
 
 
-async def _run(settings: GatewaySettings) -> int:
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
+class Signals:
+    """The first one, and any further; make it, then `watch`."""
 
-    def signalled() -> None:
-        (second if first.is_set() else first).set()
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
-    gateway = Gateway(settings)
+    def watch(self) -> None:
+        """From now on SIGTERM and SIGINT count."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.count)
+
+    def count(self) -> None:
+        """One more."""
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def serve(
+    settings: Mapping[str, GatewaySettings],
+    whose: Mapping[str, Whose],
+    signals: Signals,
+    started: Callable[[list[Gateway]], None] = lambda gateways: None,
+) -> int:
+    """Serve until a signal; returns the exit status. Both mappings are by the files of the settings."""
+    signals.watch()
+    first, second = signals.first, signals.second
     sys.setswitchinterval(0.001)  # the loop waits no longer for a thread that reads a large body
+    gateways: list[Gateway] = []
     try:
-        await gateway.start()
+        for file, each in settings.items():
+            gateways.append(await _started(file, whose[file], each))
+        started(gateways)
         gc.collect()
         gc.freeze()  # what stays as long as the process is walked by no collection: a full one took 10 ms
-        await _first_of(first.wait(), gateway.failed.wait())
-        if gateway.failed.is_set():
+        await _first_of(first.wait(), *(gateway.failed.wait() for gateway in gateways))
+        if any(gateway.failed.is_set() for gateway in gateways):
             return 1
         _log.info("draining", extra={"event": "draining"})
-        drain = asyncio.create_task(gateway.drain())
+        drain = asyncio.gather(*(gateway.drain() for gateway in gateways))
         await _first_of(asyncio.wait({drain}), second.wait())
         if drain.done():
-            if not drain.result():
+            if not all(drain.result()):
                 _log.warning("requests were cut off at limits.drainTimeoutS", extra={"event": "cut-off"})
             return 0
         _log.warning("a second signal ends the drain", extra={"event": "cut-off"})
         drain.cancel()
         await asyncio.gather(drain, return_exceptions=True)
-        await gateway.shut_down()
+        await asyncio.gather(*(gateway.shut_down() for gateway in gateways))
         return 0
     finally:
-        await gateway.close()
+        await asyncio.gather(*(gateway.close() for gateway in gateways))
+
+
+async def _started(file: str, whose: Whose, settings: GatewaySettings) -> Gateway:
+    """In a context of its own, by which log lines know whose they are. What did not start is closed."""
+    context = copy_context()
+    context.run(logs.WHOSE.set, whose)
+    try:
+        gateway = context.run(Gateway, settings, whose=whose)
+        try:
+            await asyncio.get_running_loop().create_task(gateway.start(), context=context)
+        except BaseException:
+            await gateway.close()
+            raise
+    except (InvalidInput, OSError) as error:
+        if "gateway" not in whose:
+            raise
+        raise InvalidInput(file, [Problem("", f"this gateway cannot start: {error}")]) from error
+    return gateway
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:

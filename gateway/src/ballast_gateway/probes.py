@@ -11,7 +11,8 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 
 from ballast_gateway.who_may_ask import WhoMayAsk
 
@@ -28,7 +29,7 @@ class Probes:
 
     def __init__(
         self,
-        registry: CollectorRegistry,
+        registry: Collector,
         *,
         not_ready: Callable[[], list[str]],
         who_may_ask: WhoMayAsk,

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
-import numpy as np
+
+if TYPE_CHECKING:
+    import numpy as np
 
 JsonObject: TypeAlias = dict[str, Any]
 
@@ -169,8 +171,11 @@ def dump(document: object) -> bytes:
 def measure_exactly(raw: bytes) -> Size:
     """The size of valid JSON without what stands in strings. Stops soon after `MOST_WORK`.
 
-    Works in windows on numpy, which lets other threads run meanwhile; some 3 ns a byte.
+    Works in windows on numpy, which lets other threads run meanwhile; some 3 ns a byte. Few bodies need it, and
+    agents in engine pods are small without it.
     """
+    import numpy as np
+
     size = Size(len(raw), 0, 0, 0)
     inside, escaped = np.uint8(0), False
     for start in range(0, len(raw), _WINDOW_BYTES):
@@ -203,6 +208,8 @@ def _sum(size: Size, more: bytes) -> Size:
 
 def _escapes(window: np.ndarray[Any, np.dtype[np.uint8]], escaped: bool) -> np.ndarray[Any, np.dtype[np.intp]]:
     """Where a backslash escapes what follows it: in a run of them every other one, from its first on."""
+    import numpy as np
+
     at = np.flatnonzero(window == _BACKSLASH)
     if escaped:
         at = at[at != 0]

@@ -7,10 +7,11 @@ The operator renders it into a ConfigMap; by hand it is a YAML file (`ballast ga
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from ballast_api import names
@@ -106,6 +107,62 @@ class Listeners(ApiModel):
     """gRPC health, for the faces Picker and Both."""
     admin: PortOrAny = names.PORT_ADMIN
     """Prometheus metrics, /healthz, /readyz and the admin API."""
+
+
+class TlsMode(StrEnum):
+    """Whether a listener speaks TLS."""
+
+    PLAINTEXT = "Plaintext"
+    OPTIONAL = "Optional"
+    REQUIRED = "Required"
+
+
+_TLS_MODES = {"enum": [mode.value for mode in TlsMode], "type": "string"}
+TlsModeField = Annotated[TlsMode, Field(strict=False), WithJsonSchema(_TLS_MODES)]
+_PAIR_OF_FILES = Rule(
+    field="keyFile",
+    cel="has(self.certFile) == has(self.keyFile)",
+    message="set both of certFile and keyFile, or neither",
+    holds=lambda self: (self.cert_file is None) == (self.key_file is None),
+)
+
+
+class ProxyTls(ApiModel):
+    """TLS of the proxy face, 1.2 or later."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_PAIR_OF_FILES,)
+
+    mode: TlsModeField = TlsMode.PLAINTEXT
+    """Plaintext: HTTP only. Optional: HTTP and HTTPS on the same port. Required: HTTPS only."""
+    cert_file: NonEmptyStr | None = None
+    """Path of the certificate and its chain in PEM, such as of a mounted Secret; read again when it changes. Left out,
+    a self-signed one is made, which clients must not verify."""
+    key_file: NonEmptyStr | None = None
+    """Path of its private key in PEM, not encrypted."""
+
+
+class PickerTls(ApiModel):
+    """TLS of ext_proc and gRPC health, 1.2 or later."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_PAIR_OF_FILES,)
+
+    mode: TlsModeField = TlsMode.OPTIONAL
+    """Plaintext: h2c only. Optional: with TLS and without on the same port. Required: with TLS only, but for health,
+    since Kubernetes probes without."""
+    cert_file: NonEmptyStr | None = None
+    """Path of the certificate and its chain in PEM, such as of a mounted Secret; read again when it changes. Left out,
+    a self-signed one is made, as GIE expects: gateways do not verify it."""
+    key_file: NonEmptyStr | None = None
+    """Path of its private key in PEM, not encrypted."""
+
+
+class TlsSettings(ApiModel):
+    """TLS of the gateway's own ports. The admin API is plaintext."""
+
+    proxy: ProxyTls = Field(default_factory=ProxyTls)
+    """Of the OpenAI API; plaintext by default."""
+    picker: PickerTls = Field(default_factory=PickerTls)
+    """Of ext_proc and gRPC health; by default clients may speak TLS or not."""
 
 
 class Scrape(ApiModel):
@@ -286,13 +343,38 @@ class Trust(ApiModel):
     Left out, requests are told apart by API key (`authorization`, else `x-api-key`)."""
 
 
+class Jwt(ApiModel):
+    """JSON Web Tokens of one issuer, signed by RS256, ES256 or EdDSA. A token must have `exp`, and is not taken later
+    than that, nor before its `nbf`, by more than 10 s."""
+
+    jwks_file: NonEmptyStr
+    """Path of the issuer's public keys as a JWK Set, such as of a mounted ConfigMap; read again when it changes."""
+    issuer: NonEmptyStr
+    """The `iss` that a token must have."""
+    audiences: Annotated[Seq[NonEmptyStr], Field(min_length=1, max_length=16)]
+    """A token must have one of these in its `aud`."""
+    tenant_claim: NonEmptyStr = "sub"
+    """Claim whose text names the tenant. A tenant of the same name in the keys file has its limits there."""
+    max_in_flight: PositiveInt | None = None
+    """Requests that may be in flight of a tenant that the keys file does not name. Left out, there is no limit."""
+    tokens_per_minute: PositiveInt | None = None
+    """Prompt and output tokens a minute of a tenant that the keys file does not name. Left out, there is no limit."""
+
+
 class Keys(ApiModel):
-    """API keys of the proxy face."""
+    """Whose requests the proxy face serves: who has a key of the file, or a token of the issuer. By default nothing is
+    checked, and keys pass to the engines."""
 
     file: NonEmptyStr | None = None
     """Path of a file with tenants, the hashes of their API keys and their limits (see KeysFile), such as of a mounted
-    Secret; read again when it changes. Requests without one of these keys are answered 401. By default keys are not
-    checked, and pass to the engines."""
+    Secret; read again when it changes. Left out, there are no API keys."""
+    jwt: Jwt | None = None
+    """Tokens that are taken beside keys, as `Authorization: Bearer TOKEN`. Left out, none."""
+
+    @property
+    def checked(self) -> bool:
+        """Whether requests need a key or a token."""
+        return self.file is not None or self.jwt is not None
 
 
 class Admin(ApiModel):
@@ -315,6 +397,47 @@ class Traffic(ApiModel):
     """Requests that are kept at most, the last ones."""
     kept_blocks: NonNegativeInt = 1_000_000
     """Prefix blocks (64 tokens each) of these requests that are kept at most. 0 keeps none."""
+
+
+class PodApi(ApiModel):
+    """The pod API (docs/pod-api.md): how gateways and the agents of pods speak to each other."""
+
+    token_file: NonEmptyStr | None = None
+    """Path of a file with the fleet's tokens, one a line, such as of a mounted Secret; read again when it changes. Left
+    out, there is no pod API: the gateway neither serves one nor asks agents or other gateways."""
+    port: PortOrAny = names.PORT_POD_API
+    """Port on which this gateway serves it, for the other gateways. 0 takes any free port."""
+
+
+class KubernetesPeers(ApiModel):
+    """The other gateways are the ready pods that a label selector finds; their annotation
+    serving.ballast.dev/pod-api-port names the port. One of them leads by a Lease of that namespace."""
+
+    namespace: NonEmptyStr
+    """Namespace of the pods, and of the Lease."""
+    selector: NonEmptyStr
+    """Label selector, as in `kubectl get pods -l`."""
+    lease: NonEmptyStr | None = None
+    """Name of the Lease (coordination.k8s.io/v1). Left out, the first in order of name of the gateways that hear each
+    other leads."""
+
+
+class Peers(ApiModel):
+    """The fleet's other gateways, whose requests count in this one's decisions. At most one of the two."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="kubernetes",
+            cel="!(has(self.kubernetes) && has(self.addresses))",
+            message="set at most one of kubernetes and addresses",
+            holds=lambda self: self.kubernetes is None or not self.addresses,
+        ),
+    )
+
+    addresses: Annotated[Seq[Address], Field(max_length=64)] = ()
+    """`host:port` of each one's pod API; this gateway's own may be among them."""
+    kubernetes: KubernetesPeers | None = None
+    """Watch pods."""
 
 
 class Logs(ApiModel):
@@ -359,6 +482,8 @@ class GatewayTuning(ApiModel):
     """What pickers tell proxies."""
     kv_events: KvEvents = Field(default_factory=KvEvents)
     """What engines report of their prefix caches."""
+    tls: TlsSettings = Field(default_factory=TlsSettings)
+    """TLS towards clients and Envoy."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
     keys: Keys = Field(default_factory=Keys)
@@ -391,14 +516,31 @@ class GatewaySettings(GatewayTuning):
     name; the other shipped profiles are known, too."""
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that share the ports of both faces. Each decides by itself, as replicas do, and has `limits`, and those
+    of tenants, of its own."""
+    pod_api: PodApi = Field(default_factory=PodApi)
+    """Speaking with the agents of pods and with other gateways."""
+    peers: Peers = Field(default_factory=Peers)
+    """The fleet's other gateways."""
 
     @model_validator(mode="after")
     def _check_that_the_face_can(self) -> Self:
-        if found := misfits(self.policy.build(), self.face):
+        speaks = self.pod_api.token_file is not None
+        if not speaks and (self.peers.addresses or self.peers.kubernetes is not None):
+            reason = "other gateways are heard over the pod API: set podApi.tokenFile, too"
+            raise_at("GatewaySettings", [("peers", "podApi", reason, None)])
+        if found := misfits(self.policy.build(), self.face, agents=speaks):
             raise_at("GatewaySettings", [(f"policy.{each.part}", "policy", each.reason, None) for each in found])
-        if self.keys.file is not None and not self.face.serves_proxy:
+        if self.keys.checked and not self.face.serves_proxy:
             reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
-            raise_at("GatewaySettings", [("keys.file", "face", reason, None)])
+            which = "keys.jwt" if self.keys.file is None else "keys.file"
+            raise_at("GatewaySettings", [(which, "face", reason, None)])
+        if self.workers > 1:
+            reason = "needs one view of all requests, which workers do not have: set workers to 1, or leave it out"
+            alone = [part for part in ("partition", "rescheduling") if getattr(self.policy, part) is not None]
+            if alone:
+                raise_at("GatewaySettings", [(f"policy.{part}", "workers", reason, None) for part in alone])
         return self
 
     def to_yaml(self) -> str:
@@ -419,6 +561,8 @@ class EndpointEntry(ApiModel):
     """Pool that it belongs to, for metrics."""
     profile: str = ""
     """Key of `profiles` in the settings, or name of a shipped profile; empty if unknown."""
+    pod_api: Address | None = None
+    """`host:port` of its agent's pod API (docs/pod-api.md). Left out, the endpoint has no agent."""
 
     def to_core(self) -> Endpoint:
         """The core's value."""
@@ -457,8 +601,9 @@ class TenantEntry(ApiModel):
 
     name: NonEmptyStr
     """Tells tenants apart."""
-    keys: Annotated[Seq[KeyHash], Field(min_length=1, max_length=1000)]
-    """SHA-256 of each of its API keys, in hexadecimal: `printf %s KEY | sha256sum`."""
+    keys: Annotated[Seq[KeyHash], Field(min_length=1, max_length=1000)] = ()
+    """SHA-256 of each of its API keys, in hexadecimal: `printf %s KEY | sha256sum`. Left out for a tenant that comes
+    with JSON Web Tokens only."""
     max_in_flight: PositiveInt | None = None
     """Requests of its that may be in flight; more are answered 429. Left out, there is no limit of its own."""
     tokens_per_minute: PositiveInt | None = None

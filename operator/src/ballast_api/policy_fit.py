@@ -39,8 +39,10 @@ FACES: Mapping[Face, frozenset[Ability]] = MappingProxyType(
 `ballast_gateway.driver` has what a face must do for each. The proxy moves streams by replaying their tokens, and has
 the first part of a prompt computed apart (`ballast_gateway.proxy.cutting`); it cuts no output, because vLLM gives no KV
 handle of a request that streams. The picker never holds the stream of a request: cutting and moving take the agent in
-the pods, which this release does not have.
+the pods, which does what the proxy does (`WITH_AGENTS`).
 """
+WITH_AGENTS: Mapping[Face, frozenset[Ability]] = MappingProxyType(dict.fromkeys(Face, FACES[Face.PROXY]))
+"""What each face does where it speaks with the agents of the pods."""
 
 PROMPT_ONLY: Mapping[str, tuple[str, str]] = MappingProxyType({"fixed": ("at", "prompt"), "libra": ("cuts", "prompt")})
 """For each partition the parameter, and its value, that keeps all cuts within prompts or at their end."""
@@ -48,18 +50,24 @@ LEAST_LEASE_S = 30
 """How long engines must keep the KV of a first part: the proxy wants the next engine's first token within 20 s."""
 
 
-def misfits(suite: Suite, face: Face, endpoints: Mapping[Role, int] | None = None) -> list[Problem]:
-    """Why this face, and a fleet of so many endpoints by role if that is known, cannot carry these policies out."""
+def misfits(
+    suite: Suite, face: Face, endpoints: Mapping[Role, int] | None = None, *, agents: bool = False
+) -> list[Problem]:
+    """Why this face, and a fleet of so many endpoints by role if that is known, cannot carry these policies out.
+
+    `agents`: whether it speaks with agents in the pods.
+    """
+    able = (WITH_AGENTS if agents else FACES)[face]
     asked = asked_of_face(suite)
-    if Ability.PROMPT_CUTS not in FACES[face] and Ability.OUTPUT_CUTS in asked:
+    if Ability.PROMPT_CUTS not in able and Ability.OUTPUT_CUTS in asked:
         asked.remove(Ability.OUTPUT_CUTS)  # it cuts nothing: one reason will do
-    found = [_missing(suite, ability, face) for ability in asked if ability not in FACES[face]]
+    found = [_missing(suite, ability, face) for ability in asked if ability not in able]
     found += problems(suite, endpoints)
     return [Problem(problem.part, manifest_words(problem.reason)) for problem in found]
 
 
 def _missing(suite: Suite, ability: Ability, face: Face) -> Problem:
-    said = f"face {face} cannot {ability} in this release"
+    said = f"face {face} cannot {ability} {_BY_ITSELF if ability in WITH_AGENTS[face] else 'in this release'}"
     if ability is Ability.OUTPUT_CUTS and suite.partition is not None:
         name, value = PROMPT_ONLY[suite.partition.type]
         return Problem(f"partition.parameters.{name}", f"{said}; set {name}: {value}")
@@ -152,4 +160,5 @@ def _cuts_output(partition: Partition) -> bool:
     return bool(getattr(partition, name) != value)
 
 
+_BY_ITSELF = "without agents in the pods (podApi)"
 _PART_OF = {Ability.PRIORITIES: "queue", Ability.PROMPT_CUTS: "partition", Ability.MIGRATIONS: "rescheduling"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ballast_api.common import Rule
-from ballast_api.names import GATEWAY_POOL_SEGMENT
+from ballast_api.names import GATEWAY_POOL_SEGMENT, PORT_POD_API
 
 _PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
 
@@ -94,6 +94,27 @@ def gateway_spec_rules() -> tuple[Rule, ...]:
             message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
             holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.file is None,
         ),
+        Rule(
+            field="settings.keys.jwt",
+            cel="self.face != 'Picker' || !has(self.settings) || !has(self.settings.keys) || "
+            "!has(self.settings.keys.jwt)",
+            message="keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them",
+            holds=lambda self: self.face.serves_proxy or self.settings is None or self.settings.keys.jwt is None,
+        ),
+        *(_optional_tls(face) for face in ("proxy", "picker")),
+    )
+
+
+def _optional_tls(face: str) -> Rule:
+    at = f"self.settings.tls.{face}.mode"
+    return Rule(
+        field=f"settings.tls.{face}.mode",
+        cel="!has(self.parentRefs) || self.parentRefs.size() == 0 || !has(self.settings) || !has(self.settings.tls) || "
+        f"!has(self.settings.tls.{face}) || !has({at}) || {at} != 'Required'",
+        message="the routes that parentRefs asks for speak plaintext to the gateway: set Optional, or write your own",
+        holds=lambda self: (
+            not (self.parent_refs and self.settings is not None and getattr(self.settings.tls, face).mode == "Required")
+        ),
     )
 
 
@@ -111,6 +132,14 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             cel="self.pools.exists(p, p.role in ['Decode', 'Flexible'])",
             message="no pool can decode; add a pool with role Decode or Flexible",
             holds=lambda self: any(pool.role in ("Decode", "Flexible") for pool in self.pools),
+        ),
+        Rule(
+            field="engine.port",
+            cel=f"self.engine.agent == 'Never' || self.gateway.face == 'Proxy' || self.engine.port != {PORT_POD_API}",
+            message=f"port {PORT_POD_API} is the agent's own in pods behind the picker face; choose another",
+            holds=lambda self: (
+                self.engine.port != PORT_POD_API or self.engine.agent == "Never" or not self.gateway.face.serves_picker
+            ),
         ),
         Rule(
             field="gpuBudget",

@@ -3,7 +3,8 @@
 Pure: it reads no clock, and the same events give the same effects. One caller at a time.
 
 It passes each event to the part that it concerns: `Admitter` (requests that arrive or wait), `Dispatcher` (hand-offs
-and cuts), `Bookings` (progress and ends), `Rescheduler` (migrations). They share `inventory`, `ledger` and `beliefs`.
+and cuts), `Bookings` (progress and ends), `Rescheduler` (migrations), `Adoption` (other gateways' requests). They share
+`inventory`, `ledger` and `beliefs`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.admitter import Admitter
+from ballast_core.directing.adoption import Adoption
 from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.capacity import Capacity
 from ballast_core.directing.dispatcher import Dispatcher
@@ -42,6 +44,8 @@ from ballast_core.model.events import (
     EndpointsScraped,
     Event,
     FirstToken,
+    LeadershipChanged,
+    LegFailed,
     LengthPredicted,
     Migrated,
     MigrationFailed,
@@ -49,8 +53,10 @@ from ballast_core.model.events import (
     PrefillDone,
     Progress,
     ProgressBatch,
+    RequestAdopted,
     RequestArrived,
     RequestEnded,
+    RequestMoved,
     RequestRedirected,
     SegmentDone,
     TimerFired,
@@ -119,6 +125,15 @@ class Director:
         self._bookings = Bookings(
             inventory, ledger, learner=learner, placer=placer, partitioner=self.partitioner, outcomes=outcomes
         )
+        self._adoption = Adoption(
+            inventory,
+            ledger,
+            learner=learner,
+            placer=placer,
+            partitioner=self.partitioner,
+            outcomes=outcomes,
+            bookings=self._bookings,
+        )
         self._dispatcher = Dispatcher(
             settings.binding,
             inventory,
@@ -166,9 +181,12 @@ class Director:
             MigrationFailed: self._settled,
             RequestRedirected: self._redirected,
             LengthPredicted: self._length_predicted,
+            LegFailed: self._adoption.leg_failed,
+            RequestMoved: self._moved,
         }
         self._of_fleet: Mapping[type, Callable[[Any, float], list[Effect]]] = {
             RequestArrived: self._arrived,
+            RequestAdopted: self._adopted,
             ProgressBatch: self._all_progressed,
             EndpointObserved: self._observed,
             EndpointsScraped: self._scraped,
@@ -178,6 +196,7 @@ class Director:
             CacheReportsBegun: self._reports_begun,
             CacheReported: self._reported,
             CacheReportsEnded: self._reports_ended,
+            LeadershipChanged: self._leadership_changed,
             ModelsObserved: self._models_observed,
             TimerFired: self._timer_fired,
         }
@@ -211,7 +230,7 @@ class Director:
 
     def _arrived(self, event: RequestArrived, now_s: float) -> list[Effect]:
         request, limit = event.request, self.settings.max_in_flight
-        if limit is not None and len(self.ledger) >= limit:
+        if limit is not None and self.ledger.own >= limit:
             message = f"{limit} requests are in flight, the limit; retry later"
             reason, cause = RejectReason.SATURATED, ShedCause.IN_FLIGHT
             effects: list[Effect] = [self._admitter.rejected(request, reason, message, now_s, cause)]
@@ -224,9 +243,24 @@ class Director:
         effects += self.rescheduler.wake(now_s)
         return effects
 
+    def _adopted(self, event: RequestAdopted, now_s: float) -> list[Effect]:
+        self._adoption.adopt(event, now_s)
+        return self.rescheduler.wake(now_s)
+
+    def _moved(self, entry: Entry, event: RequestMoved, now_s: float) -> list[Effect]:
+        if self._adoption.moved(entry, event, now_s):
+            self.rescheduler.moved(entry, now_s)
+        return []
+
+    def _leadership_changed(self, event: LeadershipChanged, now_s: float) -> list[Effect]:
+        return self.rescheduler.leads(event.leads, now_s)
+
     def _prefill_done(self, entry: Entry, event: PrefillDone, now_s: float) -> list[Effect]:
         if event.computed:
             self.outcomes.prefilled(entry, now_s)
+        if event.bound or entry.adopted:
+            self._adoption.prefilled(entry, now_s)
+            return []
         handoff = self._dispatcher.prefill_done(entry, now_s)
         return [] if handoff is None else [handoff]
 
@@ -237,7 +271,8 @@ class Director:
         return [] if handoff is None else [handoff]
 
     def _first_token(self, entry: Entry, event: FirstToken, now_s: float) -> list[Effect]:
-        self.queue.first_token(entry, now_s)
+        if not entry.adopted:
+            self.queue.first_token(entry, now_s)
         self.outcomes.decoded(entry, now_s)
         if entry.phase is not _DECODING:
             self._bookings.prefilled(entry, now_s)
@@ -268,6 +303,8 @@ class Director:
         return []
 
     def _failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> list[Effect]:
+        if entry.adopted:
+            return self._adoption.leg_failed(entry, event, now_s)
         self.queue.remove(event.request_id)
         entry.failures += 1
         entry.avoid |= {event.endpoint_id}
@@ -285,11 +322,11 @@ class Director:
 
     def _client_gone(self, entry: Entry, event: ClientGone, now_s: float) -> list[Effect]:
         self._close(entry, Outcome.CANCELLED, 0, now_s)
-        return [Cancel(entry.request.id)]
+        return [] if entry.adopted else [Cancel(entry.request.id)]
 
     def _close(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         self.queue.remove(entry.request.id)
-        if outcome is Outcome.COMPLETED:
+        if outcome is Outcome.COMPLETED and not entry.adopted:
             self.queue.completed(entry, output_tokens, now_s)
         if self.health.probes:
             self.health.left(entry.request.id)

@@ -14,7 +14,7 @@ import numpy as np
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.retries import Credit, RetryBudget
 from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Stage
-from ballast_core.model.events import DispatchFailed, RequestEnded
+from ballast_core.model.events import DispatchFailed, LegFailed, RequestEnded
 from ballast_core.state.health import Health, HealthSettings
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, FailedLeg, Ledger, Phase
@@ -87,6 +87,13 @@ class Outcomes:
 
     def failed(self, entry: Entry, event: DispatchFailed, now_s: float) -> tuple[RejectReason, str] | None:
         """A leg has failed; its request is still booked there. Why the request is not sent again; None: it is."""
+        leg, slot = self.count(entry, event, now_s)
+        others = self._placer.exist_for(entry)
+        final = self._final(entry, leg, now_s, others=others)
+        return self._over_budget(entry, leg, slot, now_s) if final is None and others else final
+
+    def count(self, entry: Entry, event: DispatchFailed | LegFailed, now_s: float) -> tuple[FailedLeg, int | None]:
+        """A leg has failed: what it means for its endpoint. Returns the leg, and the endpoint's slot if it is known."""
         began = entry.generated_tokens > 0
         prefilling = entry.phase is Phase.PREFILLING
         leg = FailedLeg(event.endpoint_id, event.stage, event.fault, event.status, began, prefilling, now_s)
@@ -100,9 +107,7 @@ class Outcomes:
                 self.health.failed(slot, entry.request.id, fault, now_s)
         if self.health.probes:
             self.health.left(entry.request.id)
-        others = self._placer.exist_for(entry)
-        final = self._final(entry, leg, now_s, others=others)
-        return self._over_budget(entry, leg, slot, now_s) if final is None and others else final
+        return leg, slot
 
     def unreachable(self, entry: Entry, endpoint_ids: Iterable[EndpointId], now_s: float) -> None:
         """These took no connection for it, and it has gone on elsewhere without us."""
@@ -134,7 +139,7 @@ class Outcomes:
     ) -> tuple[RejectReason, str] | None:
         if slot is None or leg.fault is Fault.UNREACHABLE or self.health.is_ejected(slot):
             return None  # no engine had work of it, or it had to leave
-        in_flight = len(self._ledger)
+        in_flight = self._ledger.own
         overdraft = in_flight if any(each.began for each in entry.failed_legs) else 0  # its answer has begun
         if self.budget.left(in_flight, now_s) + overdraft <= 0:
             return RejectReason.RETRY_BUDGET, f"{leg.endpoint_id} failed ({leg.fault}), and retries are too many by now"
@@ -178,7 +183,7 @@ class Outcomes:
 
     def retries_left(self, now_s: float) -> int:
         """How many retries the budget allows at the moment, 0 or more."""
-        return max(0, self.budget.left(len(self._ledger), now_s))
+        return max(0, self.budget.left(self._ledger.own, now_s))
 
     # --- endpoints ----------------------------------------------------------------------------------------------
 

@@ -69,6 +69,15 @@ class Placer:
         """Expected seconds to the end of its prefill there; 0 if no policy reads prefill times."""
         return float(placed.view.prefill_s[placed.position]) if self._knows_prefill_times else 0.0
 
+    def foresee(self, stage: Stage, request: Request, slot: int, now_s: float) -> tuple[int, float]:
+        """Of a prefill that another gateway has placed in this slot: cached tokens and seconds, as `cached_tokens` and
+        `prefill_s` of one that is placed here."""
+        if not (self._knows_prefill_times or (self._knows_prefixes and request.names_prefix)):
+            return 0, 0.0
+        view = self.view(stage, request, Candidates.of([self._inventory.endpoint(slot)], [slot]), now_s)
+        cached_tokens = int(view.matched_tokens[0]) if self._knows_prefixes and request.names_prefix else 0
+        return cached_tokens, float(view.prefill_s[0]) if self._knows_prefill_times else 0.0
+
     def cached_tokens(self, placed: Placed) -> int:
         """Leading tokens of its prompt that the endpoint is believed to hold; 0 if no policy reads prefixes."""
         if not (self._knows_prefixes and placed.view.request.names_prefix):

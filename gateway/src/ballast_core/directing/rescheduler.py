@@ -61,6 +61,13 @@ class NoRescheduler:
     def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
         """Changes nothing: there are no moves."""
 
+    def moved(self, entry: Entry, now_s: float) -> None:
+        """Changes nothing: there are no rounds."""
+
+    def leads(self, leads: bool, now_s: float) -> list[Effect]:
+        """Changes nothing: there are no rounds."""
+        return []
+
 
 class Rescheduler:
     """One policy's rounds over one Director's ledger.
@@ -93,6 +100,7 @@ class Rescheduler:
         self._capacity = capacity
         self._timers = timers
         self._partitioner = partitioner
+        self._leads = True
         self._next_s: float | None = None
         self._moving: dict[RequestId, Entry] = {}
         self._stays_until_s: dict[RequestId, float] = {}
@@ -103,7 +111,7 @@ class Rescheduler:
     def wake(self, now_s: float) -> list[Effect]:
         """A request may have arrived: schedule a round unless one is due. A timer that never fired is set again."""
         interval_s = self.policy.interval_s
-        if not len(self._ledger) or (self._next_s is not None and now_s <= self._next_s + interval_s):
+        if not (self._leads and len(self._ledger)) or (self._next_s is not None and now_s <= self._next_s + interval_s):
             return []
         self._next_s = now_s + interval_s
         return [self._timers.ask(self._next_s)]
@@ -113,6 +121,8 @@ class Rescheduler:
         if self._next_s is None or now_s < self._next_s - _EARLY_S:
             return []
         self._next_s = None
+        if not self._leads:
+            return []
         return [*self._round(now_s), *self.wake(now_s)]
 
     def settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> None:
@@ -120,14 +130,28 @@ class Rescheduler:
         target_slot, coming = self._inventory.slot_of(event.target), entry.reservation
         if coming is None or coming.decode_slot != target_slot or target_slot is None:
             return
-        until_s = now_s + self.policy.min_stay_s
         if isinstance(event, Migrated):
             self._ledger.move(entry, target_slot, now_s)
             self._partitioner.moved(entry)
-            self._stays_until_s[entry.request.id] = until_s
+            stays = self._stays_until_s
         else:
             self._ledger.release(entry)
-            self._failed_until_s[entry.request.id] = until_s
+            stays = self._failed_until_s
+        if self._leads:
+            stays[entry.request.id] = now_s + self.policy.min_stay_s
+
+    def moved(self, entry: Entry, now_s: float) -> None:
+        """Another Director's round has moved it: it stays for a while, as after a move of ours."""
+        if self._leads:
+            self._stays_until_s[entry.request.id] = now_s + self.policy.min_stay_s
+
+    def leads(self, leads: bool, now_s: float) -> list[Effect]:
+        """Whether rounds run from now on. Moves that are under way come to their end either way."""
+        self._leads = leads
+        self._stays_until_s.clear()
+        self._failed_until_s.clear()
+        self._moving = {each.request.id: each for each in self._ledger if leads and each.reservation is not None}
+        return self.wake(now_s)
 
     def _round(self, now_s: float) -> list[Effect]:
         self._forget_what_is_over(now_s)

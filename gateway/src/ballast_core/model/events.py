@@ -2,7 +2,8 @@
 
 The events of a request: `RequestArrived`, then (proxy face) `PrefillDone`, `FirstToken`, `Progress`..., and exactly one
 of `RequestEnded` or `ClientGone`. `DispatchFailed` may come at any point before the end; the
-answer is another dispatch or a rejection.
+answer is another dispatch or a rejection. A request of another gateway begins with `RequestAdopted`; nothing answers
+its events.
 """
 
 from __future__ import annotations
@@ -26,12 +27,53 @@ class RequestArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAdopted:
+    """Another gateway has dispatched this request: it is booked as it runs, whatever admission says.
+
+    It is no arrival here: limits of requests in flight, retry budget and queue count this gateway's own. Nothing is
+    decided about it but moves and legs to leave. Endpoints that are not known: nothing changes. A request that was
+    adopted before is booked anew where it is elsewhere by now; else only its prompt's blocks are learned.
+    """
+
+    request: Request
+    decode: EndpointId
+    prefill: EndpointId | None = None
+    """Where the prompt is computed, if not on the decode endpoint."""
+    decoding: bool = False
+    """Its prompt has been computed."""
+    generated_tokens: int = 0
+    """Output tokens so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillDone:
     """The prefill leg has answered; the KV cache is ready to be pulled."""
 
     request_id: RequestId
     computed: bool = True
     """False: there was no prefill leg, because the decode endpoint must compute the whole prompt."""
+    bound: bool = False
+    """Who holds it follows its plan, and has it on its decode endpoint already: no hand-off is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LegFailed:
+    """A leg failed of a request whose holder goes on by itself. What becomes of the request is told by other events."""
+
+    request_id: RequestId
+    stage: Stage
+    endpoint_id: EndpointId
+    fault: Fault = Fault.BROKE
+    status: int = 0
+    """The status of the engine's answer; 0 if it gave none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMoved:
+    """It decodes on this endpoint now, as another gateway has ordered."""
+
+    request_id: RequestId
+    target: EndpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +254,13 @@ class CacheReportsEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class LeadershipChanged:
+    """Whether this Director runs the rounds of moves of its fleet from now on. At first it does."""
+
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelsObserved:
     """An endpoint that is known says what it serves, and which adapters are at work there."""
 
@@ -236,11 +285,14 @@ RequestEvent: TypeAlias = (
     | MigrationFailed
     | RequestRedirected
     | LengthPredicted
+    | LegFailed
+    | RequestMoved
 )
 """Events of one request in flight. For a request that is not in flight they change nothing."""
 
 Event: TypeAlias = (
     RequestArrived
+    | RequestAdopted
     | RequestEvent
     | ProgressBatch
     | EndpointObserved
@@ -251,6 +303,7 @@ Event: TypeAlias = (
     | CacheReportsBegun
     | CacheReported
     | CacheReportsEnded
+    | LeadershipChanged
     | ModelsObserved
     | TimerFired
 )

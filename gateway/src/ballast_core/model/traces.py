@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ballast_core.arrays import FloatArray
 from ballast_core.model.endpoints import Endpoint, EndpointId, Stage
 from ballast_core.model.requests import RequestId
+
+if TYPE_CHECKING:
+    from ballast_core.arrays import FloatArray  # numpy, which agents in engine pods do without
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +25,8 @@ class PlacementTrace:
 
     def as_dict(self) -> dict[str, object]:
         """The trace as plain JSON values, candidates in order of cost."""
-        order = np.argsort(self.costs, kind="stable")
+        costs = self.costs.tolist()
+        order = sorted(range(len(costs)), key=lambda k: (math.isnan(costs[k]), costs[k]))
         return {
             "stage": str(self.stage),
             "policy": self.policy,
@@ -31,7 +34,7 @@ class PlacementTrace:
             "candidates": [
                 {
                     "endpoint": self.candidates[k].id,
-                    "cost": float(self.costs[k]) if np.isfinite(self.costs[k]) else None,
+                    "cost": costs[k] if math.isfinite(costs[k]) else None,
                 }
                 for k in order
             ],

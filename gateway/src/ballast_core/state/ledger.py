@@ -110,6 +110,8 @@ class Entry:
     """Endpoints on which a leg of this request failed."""
     row: int = -1
     """Its row in the ledger's `flights`; -1 while held."""
+    adopted: bool = False
+    """Another gateway has dispatched it."""
     reservation: Entry | None = None
     """While it migrates: its booking on the target, as a pending decode."""
     astray: Astray | None = None
@@ -157,6 +159,8 @@ class Ledger:
     def __init__(self, capacity: int) -> None:
         self._entries: dict[RequestId, Entry] = {}
         self._by_row: list[Entry] = []
+        self.adopted = 0
+        """How many of the requests in flight are other gateways'."""
         self.flights = Flights()
         """Every request that has an endpoint, as arrays."""
         self.requests = {stage: np.zeros(capacity, np.int64) for stage in Stage}
@@ -241,11 +245,19 @@ class Ledger:
         self.foreign = np.concatenate([self.foreign, empty])
         self._open_cells()
 
-    def open(self, request: Request, now_s: float) -> Entry:
+    @property
+    def own(self) -> int:
+        """How many requests in flight are this gateway's."""
+        return len(self._entries) - self.adopted
+
+    def open(self, request: Request, now_s: float, *, adopted: bool = False) -> Entry:
         """Add a new request, held. Raises `ValueError` if its id is in flight already."""
         if request.id in self._entries:
             raise ValueError(f"request id {request.id!r} is in flight already: ids must be unique")
         entry = self._entries[request.id] = Entry(request, now_s, self.flights)
+        if adopted:
+            entry.adopted = True
+            self.adopted += 1
         return entry
 
     def assign(
@@ -544,6 +556,7 @@ class Ledger:
         entry = self._entries.pop(request_id, None)
         if entry is not None:
             self.unassign(entry)
+            self.adopted -= entry.adopted
         return entry
 
     def observed(self, slot: int, observation: Observation) -> None:

@@ -11,6 +11,8 @@ from ballast_gateway.h2.calls import Method
 from ballast_gateway.h2.connection import Connection, Receiver, Stream
 from ballast_gateway.h2.limits import Limits
 from ballast_gateway.h2.requests import Request
+from ballast_gateway.tls.certificates import Tls
+from ballast_gateway.tls.listener import Listening, listening
 
 _LIMITS: Final = Limits()
 _BACKLOG: Final = 512
@@ -29,14 +31,15 @@ class Server:
         self._max_message_bytes = max_message_bytes
         self._connections: set[Connection] = set()
         self._none_left = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self.port = 0
 
-    async def listen(self, host: str, port: int) -> None:
-        """Raises `OSError` if the address is taken."""
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> None:
+        """Without `tls` in plaintext only. `shared`: with other processes that listen there. Raises `OSError` if the
+        address is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self.connection, host, port, backlog=_BACKLOG)
+        self._server = await listening(self.connection, host, port, backlog=_BACKLOG, tls=tls, shared=shared)
         self.port = int(self._server.sockets[0].getsockname()[1])
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep, loop)
 

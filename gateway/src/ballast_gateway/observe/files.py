@@ -27,10 +27,10 @@ class FileDiscovery:
         """Read the file. Raises `InvalidInput`."""
         self._seen = self._stamp()
         entries = load_endpoints(self._path).endpoints
-        endpoints = [entry.to_core() for entry in entries]
-        self._fleet.keep_only({endpoint.id for endpoint in endpoints})
-        for endpoint in endpoints:
-            self._fleet.ready(endpoint, proven=False)
+        endpoints = [(entry.to_core(), entry.pod_api or "") for entry in entries]
+        self._fleet.keep_only({endpoint.id for endpoint, _ in endpoints})
+        for endpoint, pod_api in endpoints:
+            self._fleet.ready(endpoint, proven=False, pod_api=pod_api)
         self._fleet.synced = True
 
     async def run(self) -> None:

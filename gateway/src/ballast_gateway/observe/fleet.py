@@ -32,6 +32,8 @@ class Member:
     """Why the last scrape failed; empty if it did not."""
     card: ModelCard | None = None
     """What it says of its models; None until asked."""
+    pod_api: str = ""
+    """Address of its agent; empty if it has none."""
     asked_s: float = 0.0
     """When it was asked for that last."""
     adapters: AdapterGauges | None = None
@@ -98,7 +100,7 @@ class Fleet:
         """Addresses of the endpoints that take requests."""
         return [member.endpoint.address for member in self.members.values() if member.liveness.usable]
 
-    def ready(self, endpoint: Endpoint, *, incarnation: str = "", proven: bool) -> None:
+    def ready(self, endpoint: Endpoint, *, incarnation: str = "", proven: bool, pod_api: str = "") -> None:
         """Discovery reports this endpoint as ready. Unless `proven`, it must first answer a scrape."""
         member = self.members.get(endpoint.id)
         moved = member is not None and (
@@ -108,15 +110,19 @@ class Fleet:
             self.gone(endpoint.id)
             member = None
         if member is None:
-            member = self.members[endpoint.id] = Member(endpoint, incarnation)
+            member = self.members[endpoint.id] = Member(endpoint, incarnation, pod_api=pod_api)
             if proven:
                 member.liveness = member.liveness.proven()
                 self._feed(EndpointObserved(endpoint))
             self.on_change()
-        elif member.endpoint != endpoint:
+            return
+        if member.endpoint != endpoint:
             member.endpoint = endpoint
             if member.liveness.usable:
                 self._feed(EndpointObserved(endpoint))
+        if member.pod_api != pod_api:
+            member.pod_api = pod_api
+            self.on_change()
 
     def draining(self, endpoint_id: EndpointId) -> None:
         """It gets no new requests and finishes those that it has."""

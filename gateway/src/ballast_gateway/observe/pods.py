@@ -18,6 +18,8 @@ class PodReady:
 
     endpoint: Endpoint
     uid: str
+    pod_api: str = ""
+    """Address of its agent; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,28 @@ def read_pod(pod: Pod, *, port: int) -> PodChange:
     return PodReady(
         Endpoint(
             id=name,
-            address=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
+            address=_address(ip, port),
             role=role,
             pool=labels.get(names.LABEL_POOL, ""),
             profile=(metadata.get("annotations") or {}).get(names.ANNOTATION_HARDWARE, ""),
         ),
         uid=str(metadata.get("uid", "")),
+        pod_api=pod_api(pod),
     )
+
+
+def pod_api(pod: Pod) -> str:
+    """Where a ready pod serves the pod API; empty if it does not, or is not ready."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    port = (metadata.get("annotations") or {}).get(names.ANNOTATION_POD_API, "")
+    ip = status.get("podIP")
+    if not ip or metadata.get("deletionTimestamp") or not (port.isascii() and port.isdigit() and len(port) <= 5):
+        return ""
+    return _address(ip, int(port))
+
+
+def _address(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def _role(labels: Mapping[str, str]) -> Role | None:

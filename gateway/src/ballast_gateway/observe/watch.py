@@ -41,15 +41,16 @@ class WatchFailed(Exception):
     """The server ended the watch with an error, or as soon as it began."""
 
 
-class PodDiscovery:
-    """Keeps the fleet equal to the pods of one namespace. `api` is the official client's transport and credentials.
+class PodWatch:
+    """Follows the pods of one namespace that a selector finds. `api` is the official client's transport and
+    credentials. What a pod means is `listed`, `changed` and `deleted`'s to say.
 
     The typed `CoreV1Api` is left alone: importing its models takes 2 s and 130 MB, and a raw pod is all we read.
     """
 
-    def __init__(self, settings: KubernetesDiscovery, fleet: Fleet, api: kubernetes.ApiClient) -> None:
-        self._settings = settings
-        self._fleet = fleet
+    def __init__(self, namespace: str, selector: str, api: kubernetes.ApiClient) -> None:
+        self._namespace = namespace
+        self._selector = selector
         self._api = api
         self._backoff_s = _FIRST_BACKOFF_S
         """The next pause before a list."""
@@ -82,11 +83,7 @@ class PodDiscovery:
             answer = json.loads(await response.read())
         finally:
             response.close()
-        pods = answer.get("items") or []
-        self._fleet.keep_only({endpoint_id(pod) for pod in pods})
-        for pod in pods:
-            self._apply(pod)
-        self._fleet.synced = True
+        self.listed(answer.get("items") or [])
         return str(answer["metadata"]["resourceVersion"])
 
     async def _watch(self, version: str) -> str:
@@ -116,13 +113,13 @@ class PodDiscovery:
     async def _get(self, query: dict[str, str]) -> aiohttp.ClientResponse:
         """Ask for the pods. Raises `Expired` and `WatchFailed`."""
         configuration = self._api.configuration
-        query = {"labelSelector": self._settings.selector, **query}
+        query = {"labelSelector": self._selector, **query}
         headers = {"Accept": "application/json"}
         if token := await configuration.get_api_key_with_prefix("BearerToken"):
             headers["Authorization"] = token
         answer = await self._api.call_api(
             "GET",
-            f"{configuration.host}/api/v1/namespaces/{quote(self._settings.namespace)}/pods?{urlencode(query)}",
+            f"{configuration.host}/api/v1/namespaces/{quote(self._namespace)}/pods?{urlencode(query)}",
             header_params=headers,
             _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=_WATCH_S + 10),
         )
@@ -142,16 +139,49 @@ class PodDiscovery:
                 raise Expired
             raise WatchFailed(f"{item.get('reason')}: {item.get('message')}")
         if kind == "DELETED":
-            self._fleet.gone(endpoint_id(item))
+            self.deleted(item)
         elif kind in ("ADDED", "MODIFIED"):
-            self._apply(item)
+            self.changed(item)
         return str(item["metadata"].get("resourceVersion", version))
 
-    def _apply(self, pod: Pod) -> None:
+    def listed(self, pods: list[Pod]) -> None:
+        """These are all of them."""
+        raise NotImplementedError
+
+    def changed(self, pod: Pod) -> None:
+        """One has come, or is another one now."""
+        raise NotImplementedError
+
+    def deleted(self, pod: Pod) -> None:
+        """One is gone."""
+        raise NotImplementedError
+
+
+class PodDiscovery(PodWatch):
+    """Keeps the fleet equal to the pods."""
+
+    def __init__(self, settings: KubernetesDiscovery, fleet: Fleet, api: kubernetes.ApiClient) -> None:
+        super().__init__(settings.namespace, settings.selector, api)
+        self._settings = settings
+        self._fleet = fleet
+
+    def listed(self, pods: list[Pod]) -> None:
+        """The fleet is these."""
+        self._fleet.keep_only({endpoint_id(pod) for pod in pods})
+        for pod in pods:
+            self.changed(pod)
+        self._fleet.synced = True
+
+    def deleted(self, pod: Pod) -> None:
+        """It is gone from the fleet."""
+        self._fleet.gone(endpoint_id(pod))
+
+    def changed(self, pod: Pod) -> None:
+        """It serves, drains, or does neither."""
         change = read_pod(pod, port=self._settings.port)
         match change:
             case PodReady():
-                self._fleet.ready(change.endpoint, incarnation=change.uid, proven=True)
+                self._fleet.ready(change.endpoint, incarnation=change.uid, proven=True, pod_api=change.pod_api)
             case PodDraining():
                 self._fleet.draining(change.endpoint_id)
             case PodGone():

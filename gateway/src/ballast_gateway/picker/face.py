@@ -14,7 +14,7 @@ from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Request
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway import errors, openai_body
-from ballast_gateway.driver import Driver, Rejected, Ticket
+from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick, Served
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.messages import (
@@ -31,6 +31,7 @@ from ballast_gateway.picker.subset import allowed
 from ballast_gateway.picker.transport import LateReplies, Session
 from ballast_gateway.picker.unseen import UnseenRequests
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tickets import Rejected
 from ballast_gateway.token_questions import Question
 from ballast_gateway.tokenizing import Tokenizing, Waiting
 

@@ -1,4 +1,4 @@
-"""The transport: ext_proc on the gateway's own HTTP/2. Cleartext (h2c)."""
+"""The transport: ext_proc on the gateway's own HTTP/2, with TLS or without (h2c)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from ballast_gateway.h2.server import Server
 from ballast_gateway.picker import codec
 from ballast_gateway.picker.messages import Reply
 from ballast_gateway.picker.transport import OpenSession
+from ballast_gateway.tls.certificates import Tls
 
 
-async def listen(open_session: OpenSession, *, host: str, port: int, max_message_bytes: int) -> Server:
-    """Serve ext_proc. Raises `OSError` if the port is taken."""
+async def listen(
+    open_session: OpenSession,
+    *,
+    host: str,
+    port: int,
+    max_message_bytes: int,
+    tls: Tls | None = None,
+    shared: bool = False,
+) -> Server:
+    """Serve ext_proc; without `tls` in plaintext only; `shared` with other processes that listen there.
+
+    Raises `OSError` if the port is taken.
+    """
 
     def process(call: Call) -> Handler:
         return _Process(call, open_session)
 
     server = Server({codec.METHOD: process}, max_message_bytes=max_message_bytes)
-    await server.listen(host, port)
+    await server.listen(host, port, tls=tls, shared=shared)
     return server
 
 

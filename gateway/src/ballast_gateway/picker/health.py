@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2
 from ballast_gateway.h2.calls import Call, Handler, Status
 from ballast_gateway.h2.server import Server
 from ballast_gateway.picker import codec
+from ballast_gateway.tls.certificates import Tls
 
 _LIVENESS: Final = "liveness"
 _SERVICES: Final = frozenset({"", _LIVENESS, "readiness", codec.SERVICE})
@@ -18,7 +19,9 @@ _WATCH_EVERY_S: Final = 0.5
 _MAX_MESSAGE_BYTES: Final = 4096
 
 
-async def listen_health(ready: Callable[[], bool], *, host: str, port: int) -> Server:
+async def listen_health(
+    ready: Callable[[], bool], *, host: str, port: int, tls: Tls | None = None, shared: bool = False
+) -> Server:
     """Serve health: `liveness` always, the other services while `ready()`. Raises `OSError` if the port is taken."""
 
     def check(call: Call) -> Handler:
@@ -29,7 +32,7 @@ async def listen_health(ready: Callable[[], bool], *, host: str, port: int) -> S
 
     methods = {"/grpc.health.v1.Health/Check": check, "/grpc.health.v1.Health/Watch": watch}
     server = Server(methods, max_message_bytes=_MAX_MESSAGE_BYTES)
-    await server.listen(host, port)
+    await server.listen(host, port, tls=tls, shared=shared)
     return server
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from ballast_api.gateway_settings import GatewaySettings
@@ -17,6 +19,7 @@ from ballast_gateway.picker.health import listen_health
 from ballast_gateway.picker.transport import Listen, Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.trust import Trusted
 
@@ -84,10 +87,12 @@ async def serve(
     listeners: tuple[PickerListener, ...] = (),
     tokenizing: Tokenizing | None = None,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
-    listen: Listen = h2_transport.listen,
+    tls: Tls | None = None,
+    listen: Listen | None = None,
     served: Collection[str] | None = None,
 ) -> PickerServer:
-    """Listen for ext_proc, by `listen`, and for health. `ready` returns whether the gateway can place requests.
+    """Listen for ext_proc and for health, with `tls` or in plaintext; ext_proc by `listen`, if not by our own HTTP/2.
+    `ready` returns whether the gateway can place requests.
     `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
     clients may ask for, if they are not those of the model alone.
 
@@ -119,9 +124,17 @@ async def serve(
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
+    listen = listen or partial(h2_transport.listen, tls=tls, shared=settings.workers > 1)
     transport = await listen(face.open, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
     try:
-        health = await listen_health(lambda: ready() and not draining, host=at.host, port=at.grpc_health)
+        # Health answers without TLS where TLS is required, too: kubelets probe without.
+        health = await listen_health(
+            lambda: ready() and not draining,
+            host=at.host,
+            port=at.grpc_health,
+            tls=None if tls is None else replace(tls, required=False),
+            shared=settings.workers > 1,
+        )
     except OSError:
         await transport.aclose(0)
         raise

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from ballast_api import wire_names
@@ -38,15 +37,15 @@ from ballast_gateway.prompts import PromptFacts, PromptReader
 from ballast_gateway.proxy.bodies import Generation, read_generation
 from ballast_gateway.proxy.course import Resources
 from ballast_gateway.proxy.cutting import Cutter
-from ballast_gateway.proxy.fields import is_divisible, is_replayable
-from ballast_gateway.proxy.held_stream import HeldStream
+from ballast_gateway.proxy.fields import is_divisible
+from ballast_gateway.proxy.jobs import job_of
 from ballast_gateway.proxy.large_bodies import INLINE_BYTES, INLINE_WORK, LargeBodies, Reading
-from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
-from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
+from ballast_gateway.tls.certificates import Tls
+from ballast_gateway.tls.listener import Listening, listening
 from ballast_gateway.token_questions import Question
 from ballast_gateway.tokenizing import Tokenizing, Waiting
 from ballast_gateway.trust import Trusted
@@ -127,9 +126,9 @@ class ProxyFace:
         self._prompts = PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None)
         self._trusted = Trusted(settings.trust)
         own_turns = driver.abilities.sets_priority or not self._trusted.priorities
-        keys = settings.keys.file
-        self._keys = None if keys is None else KeyRing(Path(keys), driver.now_s)
-        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *(headers.KEYS if keys else ()))
+        self._keys = KeyRing(settings.keys, driver.now_s) if settings.keys.checked else None
+        checked = headers.KEYS if self._keys is not None else ()
+        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *checked)
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
@@ -146,14 +145,15 @@ class ProxyFace:
         self._cuts = driver.abilities.cuts
         self._holds = self._moves or settings.streams.rescue
         self._large = LargeBodies[_Read | InvalidBody](self._loop)
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def listen(self, host: str, port: int) -> int:
-        """Open the listener; port 0 takes a free one. Returns the port. Raises `OSError`."""
-        self._server = await self._loop.create_server(self._connect, host, port, backlog=_BACKLOG)
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> int:
+        """Open the listener, without `tls` for HTTP only; port 0 takes a free one. `shared`: with other processes that
+        listen there. Returns the port. Raises `OSError`."""
+        self._server = await listening(self._connect, host, port, backlog=_BACKLOG, tls=tls, shared=shared)
         self._sweep()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -370,7 +370,7 @@ class ProxyFace:
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
         header = partial(headers.first, request.headers)
         forwarded = headers.to_engine(request.headers, without=self._not_forwarded) + id_line
-        job = self._job(client, path, forwarded, generation, record)
+        job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=self._holds)
         generation, held = job.generation, job.held
         movable = self._moves and held is not None
         record.asked = Request(
@@ -393,20 +393,6 @@ class ProxyFace:
         run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)
         run.start()
         return run
-
-    def _job(
-        self, client: ClientConnection, path: bytes, forwarded: bytes, asked: Generation, record: RequestRecord
-    ) -> Job:
-        if not (self._holds and is_replayable(asked)):
-            return Job(client, path, forwarded, asked, record)
-        if asked.stream:
-            return Job(client, path, forwarded, asked, record, HeldStream(asked))
-        if self._resources.unfit.holds(asked, self._loop.time()):
-            return Job(client, path, forwarded, asked, record)
-        generation = asked.as_stream()
-        held = HeldStream(generation, unseen=True)
-        whole = WholeAnswer(client, asked, held)
-        return Job(whole, path, forwarded, generation, record, held, whole)
 
     def _over(self, record: RequestRecord, memory: Held, tenant: Tenant | None) -> None:
         self.in_flight -= 1

@@ -8,13 +8,13 @@ from typing import Final
 
 from ballast_core.model import Endpoint
 from ballast_core.model.effects import Migrate
-from ballast_gateway.driver import Ticket
 from ballast_gateway.proxy.course import Course, Resources
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.legs import Job
 from ballast_gateway.proxy.life import Action, Event, State
 from ballast_gateway.proxy.moving import Move
 from ballast_gateway.records import MoveOutcome, MoveRecord
+from ballast_gateway.tickets import Ticket
 
 _log = logging.getLogger(__name__)
 

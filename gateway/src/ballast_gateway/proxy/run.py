@@ -18,8 +18,7 @@ from typing import Final
 
 from ballast_core.model import Endpoint, Fault, Outcome, Stage
 from ballast_core.model.effects import Handoff, Leave, Migrate
-from ballast_gateway.driver import Rejected, Ticket
-from ballast_gateway.errors import gateway_shutdown, internal_error, rejected, upstream_broke
+from ballast_gateway.errors import ApiError, gateway_shutdown, internal_error, rejected, upstream_broke
 from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError
 from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy import answers
@@ -33,6 +32,7 @@ from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.tickets import Rejected, Ticket
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class Run:
         self._answer: Collect
         self._failure: LegFailed | Rejected
         self._deadline_s: float
+        self._parting: ApiError
         self._failed: list[LegFailed] = []
         """The legs that have been reported as failed."""
 
@@ -151,10 +152,11 @@ class Run:
         except Exception as fault:
             self._fail(fault)
 
-    def shut_down(self) -> None:
-        """Leave the engines, and tell the client that the gateway ends."""
+    def shut_down(self, error: ApiError | None = None) -> None:
+        """Leave the engines, and tell the client that the gateway ends, or another reason."""
         if self.life.state is State.ENDED:
             return
+        self._parting = error or gateway_shutdown()
         self._leave()
         try:
             self.on(Event.SHUT_DOWN)
@@ -535,9 +537,9 @@ class Run:
 
     def _tell_end(self) -> None:
         if self._job.client.head_sent:
-            answers.break_off(self._job, gateway_shutdown(), between_events=self._leg.between_events)
+            answers.break_off(self._job, self._parting, between_events=self._leg.between_events)
         else:
-            answers.refuse(self._job, gateway_shutdown())
+            answers.refuse(self._job, self._parting)
         self._ticket.end(Outcome.FAILED, self._job.record.output_tokens)
 
     def _expire(self) -> None:

@@ -1,0 +1,75 @@
+"""The agent's process: listeners, and the order in which it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+
+from ballast_gateway.agent.face import AgentFace
+from ballast_gateway.agent.metrics import exposition
+from ballast_gateway.agent.orders import AgentOrders
+from ballast_gateway.agent.places import Places
+from ballast_gateway.agent.settings import AgentSettings
+from ballast_gateway.agent.watching import Watching
+from ballast_gateway.podapi.auth import Guard, TokenFile
+from ballast_gateway.podapi.feed import Feed
+from ballast_gateway.podapi.server import PodApiServer
+
+_log = logging.getLogger(__name__)
+
+_LAST_BYTES_S = 2.0
+"""For what clients have not taken yet, once all has ended."""
+
+
+class Agent:
+    """One agent: `start` it, let it run, `drain` it, `close` it."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        """Raises `OSError` and `ValueError` where the token file has no token."""
+        loop = asyncio.get_running_loop()
+        self.settings = settings
+        tokens = TokenFile(settings.token_file, time.monotonic)
+        self.places = Places(name=settings.name, address=settings.address, engine=settings.engine)
+        self.feed = Feed(
+            loop, holder=settings.name, incarnation=secrets.token_hex(8), holds="agent", endpoint=settings.name
+        )
+        self.face = AgentFace(settings, self.places, self.feed, tokens=tokens.tokens)
+        self.orders = AgentOrders(self.face, self.feed)
+        guard = Guard(tokens.tokens, time.time)
+        self.pod_api = PodApiServer(self.orders, self.feed, guard, metrics=self._metrics)
+        self._watching = Watching(self.face, self.feed, engine=settings.engine)
+        self.ports: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Open the listeners. Raises `OSError`."""
+        settings = self.settings
+        self.ports["pod_api"] = await self.pod_api.listen(settings.pod_api_host, settings.pod_api_port)
+        self.ports["openai"] = await self.face.listen(settings.host, settings.port)
+        self._watching.start()
+        _log.info("listening", extra={"event": "listening", "ports": self.ports, "engine": settings.engine})
+
+    async def drain(self) -> bool:
+        """Take no new plans, and let everything end. False if that takes longer than it may."""
+        self.orders.drain(on=True)
+        return await self.face.wait_idle(self.settings.drain_timeout_s)
+
+    async def close(self) -> None:
+        """Tell those who still wait, and end."""
+        with contextlib.suppress(Exception):
+            await self._watching.close()
+        await self.face.shut_down(_LAST_BYTES_S)
+        await self.pod_api.close()
+
+    def _metrics(self) -> bytes:
+        face = self.face
+        return exposition(
+            face.counts,
+            held=len(face.held),
+            passing=face.passing,
+            readers=self.feed.readers,
+            cut_off=self.feed.cut_off,
+            refused_calls=self.pod_api.refusals,
+        )

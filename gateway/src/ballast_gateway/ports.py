@@ -1,0 +1,44 @@
+"""Which ports gateways of one process listen on, and where two of them want the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from ballast_api.errors import InvalidInput, Problem
+from ballast_api.gateway_settings import GatewaySettings
+
+_ALL: Final = frozenset({"0.0.0.0", "::"})
+
+
+class _Wanted(NamedTuple):
+    where: str
+    field: str
+    host: str
+    port: int
+
+
+def check_ports(gateways: Mapping[str, GatewaySettings]) -> None:
+    """Raises `InvalidInput`, which names both sides, if two listeners want one port. `gateways`: by their files."""
+    taken: list[_Wanted] = []
+    for where, settings in gateways.items():
+        for wanted in _wanted(where, settings):
+            other = next((each for each in taken if _collide(each, wanted)), None)
+            if other is not None:
+                said = f"port {wanted.port} is {other.field} of {other.where}, too; give each listener its own"
+                raise InvalidInput(where, [Problem(wanted.field, said)])
+            taken.append(wanted)
+
+
+def _wanted(where: str, settings: GatewaySettings) -> list[_Wanted]:
+    at, face = settings.listeners, settings.face
+    ports = {"listeners.admin": at.admin}
+    if face.serves_proxy:
+        ports["listeners.proxy"] = at.proxy
+    if face.serves_picker:
+        ports |= {"listeners.extProc": at.ext_proc, "listeners.grpcHealth": at.grpc_health}
+    return [_Wanted(where, field, at.host, port) for field, port in ports.items() if port]
+
+
+def _collide(one: _Wanted, other: _Wanted) -> bool:
+    return one.port == other.port and (one.host == other.host or bool({one.host, other.host} & _ALL))

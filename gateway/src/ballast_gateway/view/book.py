@@ -1,0 +1,420 @@
+"""The account of the fleet's requests: every source's lines in, events of the Director out.
+
+A *source* is a connection to an agent or to another gateway. A request may be claimed by several: by the gateway that
+dispatched it, until that one releases it, and by the agent that holds it. It is booked once, under its key, from the
+first claim on, and leaves with its end, or when nobody claims it any more. A request of this gateway is booked under
+its own id already: for those the holder's word goes to the ticket (`OwnRequest`), too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from ballast_core.directing.director import Director
+from ballast_core.model import EndpointId, Fault, Outcome, Request, RequestId, Stage
+from ballast_core.model.events import (
+    Event,
+    FirstToken,
+    LegFailed,
+    Migrated,
+    MigrationFailed,
+    PrefillDone,
+    ProgressBatch,
+    RequestAdopted,
+    RequestEnded,
+    RequestMoved,
+    RequestRedirected,
+)
+from ballast_gateway.podapi import messages as said
+from ballast_gateway.podapi.messages import BadMessage, Message, Row
+
+GONE_S: Final = 5.0
+"""A source that is away for so long: nothing that it claimed is believed any more."""
+HANDING_OVER_S: Final = 1.0
+"""A gateway releases what a holder has. The holder's own word may take another way, and so much longer."""
+MOST_ROWS: Final = 100_000
+"""Of one source; one that claims more is not believed."""
+_FAULTS: Final = frozenset(map(str, Fault))
+
+
+class OwnRequest(Protocol):
+    """A request of this gateway that a holder has, or is to have."""
+
+    def confirmed(self, source: str) -> None:
+        """A holder has it."""
+        ...
+
+    def began(self) -> None:
+        """Its first token has come."""
+        ...
+
+    def ended(self, end: said.Ended) -> None:
+        """It is over."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A request as the sources describe it."""
+
+    row: Row
+    id: RequestId
+    """Under which it is booked."""
+    own: bool
+    decode: str
+    prefill: str
+    decoding: bool
+    tokens: int
+    claims: set[str] = field(default_factory=set)
+    holder: str = ""
+    """The agent among them."""
+    booked: bool = False
+    unclaimed_s: float = math.inf
+    """Since when nobody claims it."""
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """What is known of one source."""
+
+    name: str
+    holder: str = ""
+    """Its own name."""
+    incarnation: str = ""
+    agent: bool = False
+    endpoint: str = ""
+    draining: bool = False
+    heard: bool = False
+    """Its snapshot has come."""
+    lost_s: float = math.inf
+    """Since when it is away; inf while it is there."""
+    keys: set[str] = field(default_factory=set)
+    """What it claims."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether it speaks now."""
+        return self.heard and self.lost_s == math.inf
+
+
+class Book:
+    """The account of one gateway. Times are seconds on the Director's clock."""
+
+    def __init__(
+        self,
+        me: str,
+        director: Director,
+        feed: Callable[[Event], None],
+        *,
+        on_engine: Callable[[said.Engine], None] = lambda engine: None,
+        on_signs: Callable[[str, said.Signs], None] = lambda source, signs: None,
+    ) -> None:
+        """`me`: this gateway's name. `feed` passes an event to the Director at once."""
+        self.me = me
+        self.sources: dict[str, Source] = {}
+        self.own: dict[RequestId, OwnRequest] = {}
+        """Requests of this gateway that holders may speak of, by their ids."""
+        self._director = director
+        self._feed = feed
+        self._on_engine = on_engine
+        self._on_signs = on_signs
+        self._known: dict[str, _Known] = {}
+        self._unclaimed: set[str] = set()
+        self._at_s = -math.inf
+        """When the last line came."""
+        self._over: dict[str, float] = {}
+        """Keys that have lately ended, and when: a gateway's word about them may come after the holder's."""
+
+    def __len__(self) -> int:
+        """How many requests are claimed by someone."""
+        return len(self._known)
+
+    def holder_of(self, request_id: RequestId) -> tuple[Source, Row] | None:
+        """Who holds a request that is booked under this id, and its row as it came; None if no source does."""
+        known = self._known.get(f"{self.me}/{request_id}") or self._known.get(request_id)
+        if known is None or known.id != request_id:
+            return None
+        names = [known.holder] if known.holder else sorted(known.claims)
+        sources = [self.sources[name] for name in names if name in self.sources]
+        return next(((source, known.row) for source in sources if source.connected), None)
+
+    # --- sources ------------------------------------------------------------------------------------------------
+
+    def lost(self, name: str, now_s: float) -> None:
+        """The connection to a source has ended; what it claimed is believed for a while."""
+        source = self.sources.get(name)
+        if source is not None and source.lost_s == math.inf:
+            source.lost_s = now_s
+
+    def forget(self, name: str, now_s: float) -> None:
+        """A source is not followed any more."""
+        source = self.sources.pop(name, None)
+        if source is not None:
+            self._disclaim(source, source.keys, now_s)
+
+    def passes(self, now_s: float) -> None:
+        """Time passes: drop what sources claimed that are gone, and what nobody claims. Call it each second or so."""
+        for source in self.sources.values():
+            if now_s - source.lost_s >= GONE_S and source.keys:
+                self._disclaim(source, source.keys, now_s)
+        for key in [key for key in self._unclaimed if now_s - self._known[key].unclaimed_s >= HANDING_OVER_S]:
+            self._end(self._known[key], said.Ended(key=key, outcome="cancelled"), now_s)
+        for key, over_s in list(self._over.items()):
+            if now_s - over_s < HANDING_OVER_S:
+                break
+            del self._over[key]
+
+    def endpoints_changed(self) -> None:
+        """Endpoints are known that were not: book what runs there."""
+        for known in self._known.values():
+            if not (known.booked or known.own):
+                self._adopt(known)
+
+    # --- lines --------------------------------------------------------------------------------------------------
+
+    def take(self, name: str, message: Message, now_s: float) -> None:
+        """One line of a source, in order. Raises `BadMessage` if nothing of it is to be believed any more."""
+        source = self.sources.get(name)
+        if source is None:
+            source = self.sources[name] = Source(name)
+        self._at_s = now_s
+        match message:
+            case said.Progressed(tokens=tokens):
+                keys, known_of = source.keys, self._known
+                self._advance([(known_of[key], count) for key, count in tokens.items() if key in keys])
+            case said.Opened(request=row):
+                self._opened(source, row, now_s)
+            case said.Ended(key=key):
+                if (known := self._claimed(source, key)) is not None:
+                    self._end(known, message, now_s)
+            case said.Released(key=key):
+                self._released(source, key, now_s)
+            case said.Snapshot():
+                self._snapshot(source, message, now_s)
+            case said.Engine() | said.Signs() | said.Draining() | said.Beat():
+                self._of_source(source, message)
+            case _:
+                if (known := self._claimed(source, message.key)) is not None:
+                    self._changed(known, message)
+
+    def _of_source(self, source: Source, message: Message) -> None:
+        match message:
+            case said.Engine():
+                self._on_engine(message)
+            case said.Signs():
+                self._on_signs(source.name, message)
+            case said.Draining(on=on):
+                source.draining = on
+            case _:
+                pass
+
+    def _claimed(self, source: Source, key: str) -> _Known | None:
+        return self._known.get(key) if key in source.keys else None
+
+    def _snapshot(self, source: Source, snapshot: said.Snapshot, now_s: float) -> None:
+        source.holder, source.incarnation = snapshot.holder, snapshot.incarnation
+        source.agent, source.endpoint = snapshot.holds == "agent", snapshot.endpoint
+        source.draining, source.heard, source.lost_s = snapshot.draining, True, math.inf
+        self._disclaim(source, source.keys - {row.key for row in snapshot.requests}, now_s)
+        for row in snapshot.requests:
+            self._opened(source, row, now_s)
+
+    def _opened(self, source: Source, row: Row, now_s: float) -> None:
+        key = row.key
+        known = self._known.get(key)
+        if known is None:
+            if not source.agent and key in self._over:
+                return
+            if len(source.keys) >= MOST_ROWS:
+                raise BadMessage(f"{source.name} claims more than {MOST_ROWS} requests")
+            own = row.by == self.me and RequestId(row.id) in self.own
+            known = self._known[key] = _Known(
+                row,
+                RequestId(row.id) if own else RequestId(key),
+                own,
+                row.decode,
+                row.prefill,
+                row.phase == "decoding",
+                row.generated_tokens,
+            )
+            self._claim(known, source, key)
+            if own:
+                self._director_follows(known)
+            else:
+                self._adopt(known)
+            return
+        self._claim(known, source, key)
+        if row.blocks and not known.row.blocks:
+            known.row = row
+            self._adopt(known)
+        if source.agent or not known.holder:
+            self._corrected(known, row)
+
+    def _claim(self, known: _Known, source: Source, key: str) -> None:
+        source.keys.add(key)
+        known.claims.add(source.name)
+        known.unclaimed_s = math.inf
+        self._unclaimed.discard(key)
+        if source.agent and known.holder != source.name:
+            known.holder = source.name
+            if known.own:
+                self.own[known.id].confirmed(source.name)
+
+    def _director_follows(self, known: _Known) -> None:
+        """What the row of a request of this gateway says beyond its dispatch."""
+        if known.tokens or known.decoding:
+            tokens, known.tokens = known.tokens, 0
+            known.decoding = False
+            self._decodes(known)
+            self._advance([(known, tokens)])
+
+    def _corrected(self, known: _Known, row: Row) -> None:
+        """A holder describes again what is known: it may have gone elsewhere, or on."""
+        if row.decode and row.decode != known.decode:
+            known.decode, known.prefill = row.decode, row.prefill
+            known.decoding, known.tokens = row.phase == "decoding", row.generated_tokens
+            self._redirected(known)
+            return
+        if row.phase == "decoding":
+            self._decodes(known)
+        self._advance([(known, row.generated_tokens)])
+
+    def _released(self, source: Source, key: str, now_s: float) -> None:
+        known = self._claimed(source, key)
+        if known is None:
+            return
+        source.keys.discard(key)
+        known.claims.discard(source.name)
+        if not known.claims:
+            known.unclaimed_s = now_s
+            self._unclaimed.add(key)
+
+    def _disclaim(self, source: Source, keys: Iterable[str], now_s: float) -> None:
+        """The source does not claim these any more, and has not said how they ended."""
+        for key in list(keys):
+            source.keys.discard(key)
+            known = self._known[key]
+            known.claims.discard(source.name)
+            if known.holder == source.name:
+                known.holder = ""
+            if not known.claims:
+                self._end(known, said.Ended(key=key, outcome="cancelled"), now_s)
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def _changed(self, known: _Known, message: Message) -> None:
+        match message:
+            case said.Prefilled():
+                self._decodes(known)
+            case said.Began():
+                self._decodes(known)
+                if not known.tokens:
+                    known.tokens = 1
+                    if self._follows(known):
+                        self._feed(FirstToken(known.id))
+                    if known.own:
+                        self.own[known.id].began()
+            case said.Redirected(decode=decode, prefill=prefill):
+                known.decode, known.prefill = decode, prefill
+                known.decoding, known.tokens = False, 0
+                self._redirected(known)
+            case said.LegFailed(stage=stage, endpoint=endpoint, fault=fault, status=status):
+                if self._follows(known):
+                    kind = Fault(fault) if fault in _FAULTS else Fault.BROKE
+                    self._feed(LegFailed(known.id, Stage(stage), EndpointId(endpoint), kind, status))
+            case said.Moved(target=target):
+                self._decodes(known)
+                known.decode = target
+                self._moved(known)
+            case said.MoveFailed(target=target):
+                if self._follows(known):
+                    self._feed(MigrationFailed(known.id, EndpointId(target)))
+            case _:
+                pass
+
+    def _follows(self, known: _Known) -> bool:
+        """Whether the Director has it on its books."""
+        return known.booked or (known.own and known.id in self.own)
+
+    def _adopt(self, known: _Known) -> None:
+        if known.own or not known.decode:
+            return
+        row = known.row
+        request = Request(
+            known.id,
+            row.prompt_tokens,
+            max_output_tokens=row.max_output_tokens,
+            model=row.model,
+            priority=row.priority,
+            block_hashes=row.blocks,
+            block_size=row.block_size,
+            traffic_class=row.traffic_class,
+            tenant=row.tenant,
+            movable=row.movable,
+            divisible=False,
+        )
+        prefill = EndpointId(known.prefill) if known.prefill else None
+        self._feed(RequestAdopted(request, EndpointId(known.decode), prefill, known.decoding, known.tokens))
+        entry = self._director.ledger.get(known.id)
+        known.booked = entry is not None and entry.adopted
+
+    def _decodes(self, known: _Known) -> None:
+        if not known.decoding:
+            known.decoding = True
+            if self._follows(known):
+                self._feed(PrefillDone(known.id, computed=bool(known.prefill), bound=True))
+
+    def _redirected(self, known: _Known) -> None:
+        if known.own and known.id in self.own:
+            prefill = EndpointId(known.prefill) if known.prefill else None
+            self._feed(RequestRedirected(known.id, prefill, EndpointId(known.decode)))
+        else:
+            self._adopt(known)
+
+    def _moved(self, known: _Known) -> None:
+        if not self._follows(known):
+            return
+        director, target = self._director, EndpointId(known.decode)
+        entry = director.ledger.get(known.id)
+        coming = None if entry is None else entry.reservation
+        if coming is not None and coming.decode_slot == director.inventory.slot_of(target):
+            self._feed(Migrated(known.id, target))
+        else:
+            self._feed(RequestMoved(known.id, target))
+
+    def _advance(self, counts: list[tuple[_Known, int]]) -> None:
+        """These have so many output tokens now, if that is more than is known."""
+        reports: list[tuple[float, RequestId, int]] = []
+        now_s = self._at_s
+        for known, tokens in counts:
+            if tokens <= known.tokens:
+                continue
+            if not known.tokens:
+                self._changed(known, said.Began(key=known.row.key))
+            known.tokens = tokens
+            if tokens > 1 and self._follows(known):
+                reports.append((now_s, known.id, tokens))
+        if reports and self._director.settings.follows_progress:
+            self._feed(ProgressBatch(reports))
+
+    def _end(self, known: _Known, end: said.Ended, now_s: float) -> None:
+        key = end.key
+        del self._known[key]
+        self._unclaimed.discard(key)
+        self._over.pop(key, None)
+        self._over[key] = now_s
+        if len(self._over) > MOST_ROWS:
+            del self._over[next(iter(self._over))]
+        for name in known.claims:
+            if name in self.sources:
+                self.sources[name].keys.discard(key)
+        if known.own:
+            own = self.own.get(known.id)
+            if own is not None:
+                own.ended(end)
+        elif known.booked:
+            fault = Fault(end.fault) if end.fault in _FAULTS else None
+            self._feed(RequestEnded(known.id, Outcome(end.outcome), end.output_tokens, fault))

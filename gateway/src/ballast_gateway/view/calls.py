@@ -1,0 +1,73 @@
+"""Signed calls of other holders' and gateways' pod APIs. An answer without its proof is no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
+from ballast_gateway.http.responses import Headers
+from ballast_gateway.podapi.auth import PROOF, Signed
+
+CALL_S: Final = 5.0
+"""How long an answer may take."""
+_MOST_ANSWER_BYTES: Final = 64 * 1024
+_PROOF: Final = PROOF.encode()
+
+
+class CallFailed(Exception):
+    """No answer that counts, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was answered, and by one who has the token."""
+
+    status: int
+    body: bytes
+
+
+class Calls:
+    """Calls with one fleet's token."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pool: UpstreamPool,
+        tokens: Callable[[], tuple[bytes, ...]],
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.pool = pool
+        self._loop = loop
+        self._tokens = tokens
+        self._unix_s = unix_s
+
+    def signed(self, address: str, method: str, target: str, body: bytes = b"") -> tuple[bytes, Signed]:
+        """The bytes of a call, and what its answer must prove."""
+        signed = Signed(self._tokens()[0], method, target, body, self._unix_s())
+        head = (
+            f"{method} {target} HTTP/1.1\r\nhost: {address}\r\nauthorization: {signed.authorization}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body, signed
+
+    async def call(self, address: str, method: str, target: str, body: bytes = b"") -> Answer:
+        """Call and wait for the answer. Raises `CallFailed`."""
+        payload, signed = self.signed(address, method, target, body)
+        exchange = Collect(limit_bytes=_MOST_ANSWER_BYTES)
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self.pool.perform(address, payload, exchange)
+        except (UpstreamError, TimeoutError) as error:
+            raise CallFailed(f"{address}: {error or 'no answer in time'}") from error
+        if not proven(signed, exchange.headers):
+            raise CallFailed(f"{address} answered {exchange.status} without proof that it has the fleet's token")
+        return Answer(exchange.status, exchange.body)
+
+
+def proven(signed: Signed, headers: Headers) -> bool:
+    """Whether an answer's headers prove that it comes from one who has the token."""
+    return any(name == _PROOF and signed.is_proof(value.decode("latin-1")) for name, value in headers)

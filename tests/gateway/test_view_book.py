@@ -1,0 +1,387 @@
+"""The account of the fleet: what sources say in any order, lose and repeat ends as what is true, and leaves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings
+from ballast_core.model import EndpointId, Fault, RequestId, Stage
+from ballast_core.model.events import EndpointLost, EndpointObserved, RequestArrived
+from ballast_core.policies.placement.placements import LeastRequests
+from ballast_core.policies.rescheduling.ares import Ares
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_core.state.ledger import Phase
+from ballast_gateway.podapi import messages as said
+from ballast_gateway.podapi.messages import BadMessage, Message, Row, Snapshot, encode
+from ballast_gateway.podapi.rows import Rows
+from ballast_gateway.view import book as books
+from ballast_gateway.view.book import Book
+from ballast_gateway.view.lines import Lines
+from tests.support.core_builders import endpoint, request
+from tests.support.recount import check_books
+
+ENDPOINTS = ("p0", "d0", "d1")
+AGENTS = {"d0": "a0", "d1": "a1"}
+PICKERS = ("gw-b", "gw-c")
+
+
+def observer(me: str = "gw-a", names: tuple[str, ...] = ENDPOINTS) -> tuple[Book, Director]:
+    least = LeastRequests()
+    d = Director(DirectorSettings(prefill=least, decode=least, rescheduling=Ares(), profiles=SHIPPED_PROFILES))
+    for name in names:
+        d.on_event(EndpointObserved(endpoint(name)), 0.0)
+    clock = [0.0]
+
+    def feed(event: object) -> None:
+        clock[0] += 1e-6
+        d.on_event(event, clock[0])  # type: ignore[arg-type]
+        check_books(d.ledger)
+
+    return Book(me, d, feed), d
+
+
+def row(by: str, name: str, decode: str = "d0", *, prefill: str = "p0", **more: object) -> Row:
+    fields: dict[str, object] = {"phase": "prefilling", "decode": decode, "prefill": prefill, "prompt_tokens": 100}
+    return Row(id=name, by=by, **{**fields, **more})  # type: ignore[arg-type]
+
+
+def snapshot(*rows: Row, holds: str = "agent", holder: str = "h") -> Snapshot:
+    return Snapshot(holder=holder, incarnation="1", holds=holds, requests=rows)  # type: ignore[arg-type]
+
+
+def booked(d: Director) -> dict[str, tuple[str, bool, int]]:
+    """By id: where it decodes, whether it does yet, and its tokens."""
+    found: dict[str, tuple[str, bool, int]] = {}
+    for entry in d.ledger:
+        assert entry.decode_slot is not None
+        where = d.inventory.endpoint(entry.decode_slot).id
+        found[str(entry.request.id)] = (where, entry.phase is Phase.DECODING, entry.generated_tokens)
+    return found
+
+
+def test_a_request_goes_from_its_picker_to_its_holder_and_is_booked_once() -> None:
+    """Opened by the one, confirmed by the other, released, followed, ended."""
+    book, d = observer()
+    book.take("gw-b", snapshot(holds="gateway"), 0.0)
+    book.take("a0", snapshot(), 0.0)
+    book.take("gw-b", said.Opened(request=row("gw-b", "r")), 0.1)
+    assert booked(d) == {"gw-b/r": ("d0", False, 0)}
+    book.take("a0", said.Opened(request=row("gw-b", "r")), 0.2)
+    book.take("gw-b", said.Released(key="gw-b/r"), 0.3)
+    book.passes(9.0)
+    assert len(d.ledger) == 1
+    book.take("a0", said.Prefilled(key="gw-b/r"), 9.1)
+    book.take("a0", said.Began(key="gw-b/r"), 9.2)
+    book.take("a0", said.Progressed(tokens={"gw-b/r": 7, "gw-b/other": 3}), 9.3)
+    assert booked(d) == {"gw-b/r": ("d0", True, 7)}
+    book.take("a0", said.Moved(key="gw-b/r", target="d1"), 9.4)
+    assert booked(d) == {"gw-b/r": ("d1", True, 7)}
+    book.take("a0", said.Redirected(key="gw-b/r", decode="d0", prefill="p0"), 9.5)
+    assert booked(d) == {"gw-b/r": ("d0", False, 0)}
+    book.take("a0", said.Ended(key="gw-b/r", outcome="completed", output_tokens=9), 9.6)
+    assert (len(d.ledger), len(book)) == (0, 0)
+
+
+def test_a_release_that_overtakes_the_holder_leaves_no_gap() -> None:
+    """The holder's word takes another connection: the request stays booked meanwhile, and leaves if it never comes."""
+    book, d = observer()
+    for name, holds in (("gw-b", "gateway"), ("a0", "agent")):
+        book.take(name, snapshot(holds=holds), 0.0)
+    for name in ("seen", "unseen"):
+        book.take("gw-b", said.Opened(request=row("gw-b", name)), 0.1)
+        book.take("gw-b", said.Released(key=f"gw-b/{name}"), 0.2)
+    assert len(d.ledger) == 2
+    book.take("a0", said.Opened(request=row("gw-b", "seen")), 0.3)
+    book.passes(0.2 + books.HANDING_OVER_S)
+    assert set(booked(d)) == {"gw-b/seen"}
+
+
+def test_a_picker_that_speaks_after_the_end_opens_nothing() -> None:
+    """A short request can be over at its agent before its picker's word has come."""
+    book, d = observer()
+    for name, holds in (("gw-b", "gateway"), ("a0", "agent")):
+        book.take(name, snapshot(holds=holds), 0.0)
+    book.take("a0", said.Opened(request=row("gw-b", "r")), 0.1)
+    book.take("a0", said.Ended(key="gw-b/r", outcome="completed"), 0.2)
+    book.take("gw-b", said.Opened(request=row("gw-b", "r")), 0.3)
+    assert not len(d.ledger)
+    book.passes(0.2 + books.HANDING_OVER_S)
+    book.take("gw-b", said.Opened(request=row("gw-b", "r")), 2.0)
+    assert len(d.ledger) == 1, "the same id again, later"
+
+
+def test_a_source_that_is_gone_is_believed_for_five_seconds() -> None:
+    """Back within that time, its snapshot says what is left; else all that it claimed has ended."""
+    book, d = observer()
+    book.take("a0", snapshot(row("gw-b", "stays"), row("gw-b", "ends")), 0.0)
+    book.lost("a0", 1.0)
+    book.passes(5.9)
+    assert len(d.ledger) == 2
+    book.take("a0", snapshot(row("gw-b", "stays", phase="decoding", generated_tokens=5)), 5.95)
+    book.passes(30.0)
+    assert booked(d) == {"gw-b/stays": ("d0", True, 5)}
+    book.lost("a0", 30.0)
+    book.passes(30.0 + books.GONE_S)
+    assert not len(d.ledger)
+
+
+def test_an_endpoint_that_becomes_known_has_its_load_at_once() -> None:
+    """A gateway that starts may hear of requests before it hears of the pods."""
+    book, d = observer(names=("p0",))
+    book.take("a0", snapshot(row("gw-b", "r", phase="decoding", generated_tokens=40)), 0.0)
+    assert not len(d.ledger)
+    d.on_event(EndpointObserved(endpoint("d0")), 1.0)
+    book.endpoints_changed()
+    assert booked(d) == {"gw-b/r": ("d0", True, 40)}
+    book.take("a0", said.Ended(key="gw-b/r", outcome="completed"), 2.0)
+    d.on_event(EndpointLost(EndpointId("d0")), 3.0)
+    assert not len(d.ledger)
+
+
+def test_nobody_speaks_of_what_another_claims() -> None:
+    """Lines about requests that their sender has not opened change nothing."""
+    book, d = observer()
+    book.take("a0", snapshot(row("gw-b", "r")), 0.0)
+    book.take("a1", snapshot(), 0.0)
+    for message in (
+        said.Ended(key="gw-b/r", outcome="failed"),
+        said.Moved(key="gw-b/r", target="d1"),
+        said.Progressed(tokens={"gw-b/r": 500}),
+        said.Released(key="gw-b/r"),
+        said.LegFailed(key="gw-b/r", stage="decode", endpoint="d0", fault="broke"),
+    ):
+        book.take("a1", message, 1.0)
+    book.passes(60.0)
+    assert booked(d) == {"gw-b/r": ("d0", False, 0)}
+
+
+def test_a_flood_is_refused_and_nothing_of_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One source claims without end; another one's request stays."""
+    monkeypatch.setattr(books, "MOST_ROWS", 50)
+    book, d = observer()
+    book.take("a0", snapshot(row("gw-b", "r")), 0.0)
+    book.take("evil", snapshot(), 0.0)
+    for k in range(50):
+        book.take("evil", said.Opened(request=row("x", f"{k}")), 1.0)
+    with pytest.raises(BadMessage):
+        book.take("evil", said.Opened(request=row("x", "50")), 1.0)
+    book.forget("evil", 1.0)
+    assert set(booked(d)) == {"gw-b/r"}
+    for k in range(200):
+        book.take("a0", said.Opened(request=row("gw-b", f"s{k}")), 2.0)
+        book.take("a0", said.Ended(key=f"gw-b/s{k}", outcome="completed"), 2.0)
+    assert len(book._over) <= 50
+
+
+def test_failed_legs_of_others_eject_an_endpoint_here() -> None:
+    """Five in a row, whoever held them."""
+    book, d = observer(names=("p0", "d0", "d1", "d2"))
+    book.take("a1", snapshot(), 0.0)
+    for k in range(5):
+        book.take("a1", said.Opened(request=row("gw-b", f"{k}")), 1.0)
+        failed = said.LegFailed(key=f"gw-b/{k}", stage="decode", endpoint="d0", fault="broke")
+        book.take("a1", failed, 1.0)
+        book.take("a1", said.Redirected(key=f"gw-b/{k}", decode="d1"), 1.0)
+    slot = d.inventory.slot_of(EndpointId("d0"))
+    assert slot is not None
+    assert d.health.is_ejected(slot)
+    assert {where for where, _, _ in booked(d).values()} == {"d1"}
+
+
+@dataclass
+class Own:
+    """A ticket's ears."""
+
+    heard: list[object] = field(default_factory=list)
+
+    def confirmed(self, source: str) -> None:
+        self.heard.append(source)
+
+    def began(self) -> None:
+        self.heard.append("began")
+
+    def ended(self, end: said.Ended) -> None:
+        self.heard.append((end.outcome, end.output_tokens))
+
+
+def test_requests_of_this_gateway_stay_under_their_own_ids() -> None:
+    """The holder's word reaches the ticket, and the Director's books, without a second entry."""
+    book, d = observer("gw-a")
+    d.on_event(RequestArrived(request("r")), 0.0)
+    own = book.own[RequestId("r")] = Own()
+    where = booked(d)["r"][0]
+    book.take(AGENTS[where], snapshot(row("gw-a", "r", where)), 0.1)
+    book.take(AGENTS[where], said.Began(key="gw-a/r"), 0.2)
+    book.take(AGENTS[where], said.Progressed(tokens={"gw-a/r": 12}), 0.3)
+    assert booked(d) == {"r": (where, True, 12)}
+    book.take(AGENTS[where], said.Ended(key="gw-a/r", outcome="completed", output_tokens=12), 0.4)
+    assert own.heard == [AGENTS[where], "began", ("completed", 12)]
+
+
+def test_lines_come_in_any_pieces_and_gaps_are_noticed() -> None:
+    """Whole lines only, a snapshot first, numbers without a hole."""
+    stream: list[Message] = [snapshot(), said.Beat(), said.Opened(request=row("gw-b", "r"))]
+    data = b"".join(encode(message, 40 + k) for k, message in enumerate(stream))
+    for size in (1, 7, 1000):
+        lines = Lines()
+        read = [one for k in range(0, len(data), size) for one in lines.feed(data[k : k + size])]
+        assert [type(one) for one in read] == [type(one) for one in stream]
+    for wrong in (
+        encode(said.Beat(), 1),
+        encode(snapshot(), 1) + encode(said.Beat(), 3),
+        encode(snapshot(), 1) + encode(said.Beat(), 1),
+        b"{}\n",
+        b'{"kind": "unheard-of"}\n',
+        encode(snapshot(), 1) + b"\n",
+    ):
+        with pytest.raises(BadMessage):
+            Lines().feed(wrong)
+
+
+# --- any interleaving -----------------------------------------------------------------------------------------------
+
+
+class Speaker:
+    """A source with its true rows, and the lines of its connection that have not been read."""
+
+    def __init__(self, name: str, holds: str) -> None:
+        self.name, self.holds = name, holds
+        self.rows = Rows()
+        self.unread: list[Message] = []
+        self.connected = False
+
+    def connect(self) -> None:
+        self.connected = True
+        self.unread = [snapshot(*self.rows.all(0.0), holds=self.holds, holder=self.name)]
+
+    def say(self, message: Message) -> None:
+        self.rows.take(message, 0.0)
+        if self.connected:
+            self.unread.append(message)
+
+
+OPERATIONS = ("dispatch", "arrive", "release", "prefill", "begin", "progress", "move", "redirect", "end", "fail")
+steps = st.lists(
+    st.tuples(
+        st.sampled_from([*OPERATIONS, *["read"] * 8, "read all", "lose", "restart", "connect", "time"]),
+        st.integers(0, 7),
+        st.integers(0, 3),
+    ),
+    max_size=120,
+)
+
+
+class Fleet:
+    """Two pickers and two holders, and a gateway that listens to them."""
+
+    def __init__(self) -> None:
+        self.book, self.director = observer()
+        self.speakers = [Speaker(name, "gateway") for name in PICKERS]
+        self.speakers += [Speaker(name, "agent") for name in AGENTS.values()]
+        self.by_name = {speaker.name: speaker for speaker in self.speakers}
+        self.now_s = 0.0
+        self.count = 0
+        self.sent: list[Row] = []
+        for speaker in self.speakers:
+            speaker.connect()
+
+    def step(self, what: str, pick: int, other: int) -> None:
+        self.now_s += 0.01
+        speaker = self.speakers[pick % 4]
+        agents = self.speakers[2:]
+        if what == "dispatch":
+            self.count += 1
+            one = row(PICKERS[pick % 2], f"r{self.count}", ("d0", "d1")[other % 2], prefill=("p0", "")[other // 2])
+            self.sent.append(one)
+            self.by_name[one.by].say(said.Opened(request=one))
+        elif what == "arrive" and self.sent:
+            one = self.sent.pop(pick % len(self.sent))
+            self.by_name[AGENTS[one.decode]].say(said.Opened(request=one))
+        elif what == "release":
+            for picker in self.speakers[:2]:
+                for one in picker.rows.all(0.0):
+                    if any(one.key in agent.rows for agent in agents):
+                        picker.say(said.Released(key=one.key))
+        elif what == "time":
+            self.now_s += other
+            self.book.passes(self.now_s)
+        elif what in OPERATIONS:
+            self.holder_says(what, agents[pick % 2], other)
+        else:
+            self.connection(what, speaker)
+
+    def connection(self, what: str, speaker: Speaker) -> None:
+        if what == "read" and speaker.unread:
+            self.read(speaker)
+        elif what == "read all":
+            self.read_all()
+        elif what == "connect" and not speaker.connected:
+            speaker.connect()
+        elif what in ("lose", "restart"):
+            speaker.connected, speaker.unread = False, []
+            self.book.lost(speaker.name, self.now_s)
+            if what == "restart":
+                speaker.rows = Rows()
+                self.sent = [one for one in self.sent if one.by != speaker.name]
+
+    def holder_says(self, what: str, agent: Speaker, other: int) -> None:
+        rows = agent.rows.all(0.0)
+        if not rows:
+            return
+        one = rows[other % len(rows)]
+        key, elsewhere = one.key, "d1" if one.decode == "d0" else "d0"
+        decodes = one.phase == "decoding"
+        match what:
+            case "prefill" if not decodes:
+                agent.say(said.Prefilled(key=key))
+            case "begin" if decodes and not one.generated_tokens:
+                agent.say(said.Began(key=key))
+            case "progress" if one.generated_tokens:
+                agent.say(said.Progressed(tokens={key: one.generated_tokens + 1 + other}))
+            case "move" if one.generated_tokens:
+                agent.say(said.Moved(key=key, target=elsewhere))
+            case "redirect":
+                agent.say(said.LegFailed(key=key, stage="decode", endpoint=one.decode, fault=str(Fault.UNREACHABLE)))
+                agent.say(said.Redirected(key=key, decode=elsewhere, prefill=one.prefill))
+            case "end" | "fail":
+                outcome = "completed" if what == "end" else "failed"
+                agent.say(said.Ended(key=key, outcome=outcome, output_tokens=one.generated_tokens))  # type: ignore[arg-type]
+
+    def read(self, speaker: Speaker) -> None:
+        self.book.take(speaker.name, speaker.unread.pop(0), self.now_s)
+
+    def read_all(self) -> None:
+        for speaker in self.speakers:
+            while speaker.unread:
+                self.read(speaker)
+
+    def truth(self) -> dict[str, tuple[str, bool]]:
+        """Where each request is that somebody claims; a holder knows better than a picker."""
+        rows = [one for speaker in self.speakers for one in speaker.rows.all(0.0)]
+        return {one.key: (one.decode, one.phase == "decoding") for one in rows}
+
+
+@given(steps)
+def test_any_interleaving_ends_with_the_truth_and_nothing_left(script: list[tuple[str, int, int]]) -> None:
+    """Lost connections, restarts and lines that overtake each other: when all is read, the ledger is what is true."""
+    fleet = Fleet()
+    for step in script:
+        fleet.step(*step)
+    for speaker in fleet.speakers:
+        if not speaker.connected:
+            speaker.connect()
+    fleet.read_all()
+    fleet.step("release", 0, 0)
+    fleet.read_all()
+    fleet.book.passes(fleet.now_s + books.HANDING_OVER_S)
+    found = booked(fleet.director)
+    assert {key: value[:2] for key, value in found.items()} == fleet.truth()
+    for speaker in fleet.speakers:
+        fleet.book.forget(speaker.name, fleet.now_s)
+    assert (len(fleet.director.ledger), len(fleet.book), fleet.book._unclaimed) == (0, 0, set())
+    assert not any(fleet.director.ledger.requests[stage].any() for stage in Stage)
