@@ -26,7 +26,7 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from bench.proxy_bench import Subject, engines, gateway, measure
+from bench.proxy_bench import SPLIT, Subject, engines, gateway, measure
 
 FOLDER = Path(__file__).parents[1] / ".tools/peers/bin"
 OURS = "ballast"
@@ -148,8 +148,7 @@ def main() -> None:
         with contextlib.ExitStack() as running:
             folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="peers-bench-")))
             ports = running.enter_context(engines())
-            split = {} if roles is None else {"roles": roles}
-            subjects = [running.enter_context(gateway(OURS, ports, "", rescue=True, **split))]
+            subjects = [running.enter_context(gateway(OURS, ports, "", rescue=True, roles=roles or SPLIT))]
             subjects += [running.enter_context(peer(each, ports, folder)) for each in peers]
             if roles is not None:
                 subjects.append(running.enter_context(litellm(ports, folder)))

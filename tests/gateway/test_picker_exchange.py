@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Outcome, RejectReason
 from ballast_gateway import errors
-from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
+from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick, Served
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.messages import (
     CHUNK_BYTES,
@@ -59,7 +59,7 @@ class Proxy:
     """How the session answers the pick."""
     picks: list[Query] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
-    told: list[FirstToken | Ended] = field(default_factory=list)
+    told: list[Served | FirstToken | Ended] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.exchange = Exchange(self.settings)
@@ -121,7 +121,7 @@ class Proxy:
                         self._apply(self.exchange.refused(self.error))
                     else:
                         self._apply(self.exchange.routed(TARGET, "made-id"))
-                case FirstToken() | Ended():
+                case Served() | FirstToken() | Ended():
                     self.told.append(action)
                 case _:
                     self.replies.append(action)
@@ -347,7 +347,7 @@ def test_a_bad_body_is_the_clients_fault(
     assert (answer.status, error["code"], error["param"]) == (status, code, param)
     assert dict(answer.headers)["x-ballast-reason"] == code
     if mode is BodyMode.STREAMED:
-        assert proxy.told == [Ended(Outcome.FAILED, None, None)]
+        assert proxy.told == [Ended(Outcome.FAILED, None)]
     else:
         assert proxy.picks == []
 
@@ -409,18 +409,19 @@ def test_the_query_has_what_placement_needs() -> None:
 
 @pytest.mark.parametrize("mode", list(BodyMode))
 def test_the_response_passes_and_its_first_token_and_end_are_reported_once(mode: BodyMode) -> None:
-    """Chunks go back as the mode wants them; the end carries the endpoint that served."""
+    """Chunks go back as the mode wants them; who serves is said once, with the headers."""
+    served = Served("10.0.0.9:8000")
     proxy = Proxy(response_mode=mode)
     proxy.request([CLEAN])
     del proxy.replies[:]
-    proxy.send(Kind.RESPONSE_HEADERS, headers={":status": "200"}, served="10.0.0.9:8000")
+    proxy.send(Kind.RESPONSE_HEADERS, headers={":status": "200"}, served=served.address)
     if mode is not BodyMode.NONE:
         proxy.send(Kind.RESPONSE_BODY, body=b"data: 1\n\n")
-        assert proxy.told == [FirstToken()]
-        proxy.send(Kind.RESPONSE_BODY, body=b"data: 2\n\n", end=True)
+        assert proxy.told == [served, FirstToken()]
+        proxy.send(Kind.RESPONSE_BODY, body=b"data: 2\n\n", end=True, served=served.address)
     proxy._apply(proxy.exchange.closed())
     shown = mode is not BodyMode.NONE
-    assert proxy.told == [FirstToken(), Ended(Outcome.COMPLETED, "10.0.0.9:8000", 200, shown)]
+    assert proxy.told == [served, FirstToken(), Ended(Outcome.COMPLETED, 200, shown)]
     if mode in (DUPLEX, BodyMode.GRPC):
         assert [reply.body for reply in proxy.replies if isinstance(reply, StreamedBody)] == [
             b"data: 1\n\n",
@@ -463,7 +464,7 @@ def test_a_proxy_that_shows_no_response_ends_normally_and_unseen() -> None:
     """The session then keeps the request in the ledger for a while."""
     proxy = Proxy(response_mode=BodyMode.NONE)
     proxy.request([CLEAN])
-    assert proxy.exchange.closed() == [Ended(Outcome.COMPLETED, None, None, shown=False)]
+    assert proxy.exchange.closed() == [Ended(Outcome.COMPLETED, None, shown=False)]
     assert proxy.exchange.closed() == []
 
 

@@ -23,7 +23,7 @@ from ballast_gateway.tls.listener import TlsListener
 from tests.support.certificates import MountedSecret, shown_by, trusting_all
 from tests.support.gateway_kit import RunningGateway, post, raw_exchange, running_gateway, until
 from tests.support.h2_client import Client
-from tests.support.scripted_engine import decode_script, scripted_engine
+from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, decode_script, scripted_engine, sse_events
 
 PATH, BODY = "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3}
 PICKER_PORTS = {"extProc": 0, "grpcHealth": 0}
@@ -319,6 +319,44 @@ async def test_the_proxy_face_serves_https_through_rotations_under_load(tmp_path
         assert 'tls_certificate_expiry_timestamp_seconds{face="proxy"}' in await metrics(gateway)
         assert await raw_exchange(gateway.port, post(PATH, BODY)) == []
         assert 'tls_refused_total{face="proxy",reason="plaintext"} 1.0' in await metrics(gateway)
+
+
+async def test_a_tls_client_that_reads_nothing_is_given_up(tmp_path: Path) -> None:
+    """As one without TLS: what is written waits for it, the engine is not read meanwhile, and after
+    `limits.clientStallTimeoutS` both are left."""
+    secret = MountedSecret(tmp_path / "secret")
+    [event, *_] = sse_events(["x" * 60_000])
+    written, left = 0, asyncio.Event()
+
+    async def endless(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        try:
+            writer.write(SSE_HEAD)
+            while True:
+                writer.write(chunk(event))
+                await writer.drain()
+                written += 1
+        except ConnectionError:
+            left.set()
+
+    async with (
+        scripted_engine(endless) as engine,
+        running_gateway(
+            tmp_path,
+            {"d0": engine.address},
+            tls={"proxy": {"mode": "Required", **secret.settings}},
+            limits={"clientStallTimeoutS": 0.3},
+        ) as gateway,
+    ):
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=trusting_all())
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(post(PATH, BODY | {"stream": True}))
+        async with asyncio.timeout(20):
+            await left.wait()
+        assert written < 2_000, "some 120 MB"
+        await until(lambda: len(gateway.requests()) == 1)
+        assert gateway.request()["outcome"] == "cancelled"
+        writer.transport.abort()
 
 
 async def test_the_proxy_face_is_plaintext_by_default(tmp_path: Path) -> None:

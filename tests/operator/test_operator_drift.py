@@ -112,6 +112,15 @@ def test_a_field_that_we_applied_and_no_longer_want_is_a_difference(edit: Callab
     assert differs(edit(DESIRED), LIVE, "us")
 
 
+def test_entries_that_share_a_field_are_told_apart() -> None:
+    """One port of two protocols, as in a NetworkPolicy."""
+    ports = [{"protocol": "TCP", "port": 1, "endPort": 9003}, {"protocol": "UDP", "port": 1, "endPort": 65535}]
+    policy = changed(DESIRED, "spec.rules", ports)
+    live = changed(LIVE, "spec.rules", ports)
+    assert not differs(policy, live, "us")
+    assert differs(policy, changed(live, "spec.rules.0.endPort", 9004), "us")
+
+
 def test_what_we_never_applied_is_written_once() -> None:
     """To own its fields from then on."""
     assert differs(DESIRED, LIVE, "another-manager")

@@ -17,6 +17,7 @@ from ballast_operator.kinds import (
     GATEWAY,
     HTTP_ROUTE,
     INFERENCE_POOL,
+    OPTIONAL_CHILDREN,
     SERVICE,
     TRAFFIC_POLICY,
     Kind,
@@ -81,6 +82,7 @@ def engine(result: Plan, name: str) -> Manifest:
 def test_a_serving_pool_becomes_its_objects_in_the_order_in_which_pods_need_them() -> None:
     """Identity, settings and Services come before the pods that use them."""
     assert objects(plan(observed())) == [
+        "Secret/chat-gateway-token",
         "ServiceAccount/chat-gateway",
         "Role/chat-gateway",
         "RoleBinding/chat-gateway",
@@ -92,6 +94,7 @@ def test_a_serving_pool_becomes_its_objects_in_the_order_in_which_pods_need_them
         "PodDisruptionBudget/chat-decode",
         "PodDisruptionBudget/chat-gateway",
         "PodDisruptionBudget/chat-prefill",
+        "NetworkPolicy/chat-gateway",
         "Deployment/chat-decode",
         "Deployment/chat-gateway",
         "Deployment/chat-prefill",
@@ -305,7 +308,7 @@ def test_a_parent_is_routed_by_what_the_cluster_has(
     routes = {
         item["kind"]: item["spec"]["rules"][0]["backendRefs"][0]["name"] if item["kind"] == "HTTPRoute" else None
         for item in plan(situation).apply
-        if "networking" in item["apiVersion"] or "envoyproxy" in item["apiVersion"]
+        if item["kind"] in {kind.kind for kind in OPTIONAL_CHILDREN}
     }
     assert routes == expected
     missing_api = "HTTPRoute" not in expected

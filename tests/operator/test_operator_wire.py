@@ -16,6 +16,7 @@ from ballast_operator.settings import OperatorSettings
 from tests.support.object_store import UNAVAILABLE, ObjectStore
 from tests.support.operator_builders import (
     DEFAULTS,
+    FRESH_TOKEN,
     NAMESPACE,
     NOW,
     objective,
@@ -53,7 +54,7 @@ def over_http(store: ObjectStore) -> Iterator[Reconciler]:
         cluster = Cluster(timeout_s=5.0, connections=1)
         catalogue = Catalogue(cluster, lambda: 0.0, keep_s=30.0)
         try:
-            yield Reconciler(cluster, catalogue, OperatorSettings(gateway=DEFAULTS), lambda: NOW)
+            yield Reconciler(cluster, catalogue, OperatorSettings(gateway=DEFAULTS), lambda: NOW, lambda: FRESH_TOKEN)
         finally:
             client.Configuration.set_default(None)
 

@@ -184,6 +184,12 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     ),
     _rule("no-prefill", {"spec.pools[0].role": "Decode"}, "spec.pools", "no pool can prefill"),
     _rule("no-decode", {"spec.pools[1].role": "Prefill"}, "spec.pools", "no pool can decode"),
+    _rule(
+        "port-of-the-agent",
+        {"spec.engine.port": 9004, "spec.gateway.face": "Picker"},
+        "spec.engine.port",
+        "port 9004 is the agent's own in pods behind the picker face",
+    ),
     _serving_pool("tp-zero", _pool("tensorParallelSize", 0), "spec.pools[0].tensorParallelSize", "1 or more"),
     _serving_pool("template-list", _pool("template", []), "spec.pools[0].template", "must be a mapping"),
     _serving_pool(

@@ -72,6 +72,7 @@ _FULL_SPECS: Mapping[str, Object] = {
             "args": ["--x"],
             "port": 8000,
             "kvConnector": {"type": "NixlConnector", "config": {"a": 1}},
+            "agent": "Never",
         },
         "pools": [
             {

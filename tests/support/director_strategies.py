@@ -31,6 +31,7 @@ from ballast_core.model.kv_reports import BlocksRemoved, BlocksStored, CacheClea
 from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
 from ballast_core.model.prompt_tokens import PromptTokens, packed
+from ballast_core.model.served_models import ServedModels
 from ballast_core.policies.admission import Bounded, Open
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.partition.libra import Libra
@@ -127,6 +128,8 @@ _KINDS_OF_REQUESTS = (
     Request(RequestId(""), 0, block_hashes=(1, 2, 4), block_size=32, expected_thinking_tokens=30.0, movable=False),
     Request(RequestId(""), 0, subset=frozenset({"p0:8000", "d0:8000", "f0:8000", "f1:8000"})),
     Request(RequestId(""), 0, divisible=False, priority=-1),
+    Request(RequestId(""), 0, model="m"),
+    Request(RequestId(""), 0, model="l"),
 )
 
 
@@ -176,6 +179,15 @@ _kv_reports = st.one_of(
     st.lists(_block_names, max_size=3).map(lambda names: BlocksRemoved(tuple(names))),
     st.sampled_from([CacheCleared(), HistoryTold()]),
 )
+_adapters = st.frozensets(st.sampled_from(["l", "k"]))
+_models = st.builds(
+    ServedModels,
+    names=st.frozensets(st.sampled_from(["m", "l", "k"])),
+    adapters=_adapters,
+    running=_adapters,
+    waiting=_adapters,
+    most_running=st.integers(0, 2),
+)
 _signs = st.builds(
     LifeSign,
     endpoint_ids,
@@ -224,6 +236,7 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ),
     ev.CacheReported: st.builds(ev.CacheReported, endpoint_ids, st.integers(0, 1), st.lists(_kv_reports, max_size=4)),
     ev.CacheReportsEnded: st.builds(ev.CacheReportsEnded, endpoint_ids),
+    ev.ModelsObserved: st.builds(ev.ModelsObserved, endpoint_ids, _models),
     ev.TimerFired: st.just(ev.TimerFired()),
 }
 """A generator of each kind of event, with ids and words that need not make sense; for the times see `dated`."""

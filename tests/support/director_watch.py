@@ -342,8 +342,13 @@ class Watch:
             endpoint in known
             and endpoint.role in STAGE_ROLES[stage]
             and endpoint.id not in life.failed_on
+            and self._serves(life.request.model, endpoint)
             and (subset is None or endpoint.address in subset)
         )
+
+    def _serves(self, model: str, endpoint: Endpoint) -> bool:
+        slot = self.director.inventory.slot_of(endpoint.id)
+        return slot is None or self.director.placer.models.serves(model, slot)
 
     def _may_stand_in(self, life: Life, endpoint: Endpoint, stage: Stage) -> bool:
         """Whether it may take the other stage, and no endpoint may take this one."""

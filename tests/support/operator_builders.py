@@ -17,6 +17,7 @@ NOW = "2026-11-21T06:00:00Z"
 LATER = "2026-11-21T06:05:00Z"
 NAMESPACE = "team"
 UID = "11111111-2222-3333-4444-555555555555"
+FRESH_TOKEN = "f4e5" * 16
 DEFAULTS = GatewayDefaults(image="registry.test/ballast:1")
 API_VERSION = "serving.ballast.dev/v1alpha1"
 
@@ -93,7 +94,7 @@ def profiles(*names: str) -> dict[str, Manifest]:
 def observed(pool_manifest: Manifest | None = None, **more: Any) -> Observed:
     """Everything that a plan needs; all profiles exist unless said otherwise."""
     content: dict[str, Any] = {"profiles": profiles(), "now": NOW, "gateway_defaults": DEFAULTS, **more}
-    return Observed(pool=pool_manifest or serving_pool(), **content)
+    return Observed(pool=pool_manifest or serving_pool(), fresh_token=FRESH_TOKEN, **content)
 
 
 def judged(situation: Observed, *refusals: Refusal) -> Verdict:
@@ -146,7 +147,7 @@ def pod(name: str, *, pool_name: str = "decode", waiting: tuple[str, str] | None
 
 def reconciler(store: ObjectStore, *, now: str = NOW) -> Reconciler:
     """The real one, against a store."""
-    return Reconciler(store, store, OperatorSettings(gateway=DEFAULTS), lambda: now)
+    return Reconciler(store, store, OperatorSettings(gateway=DEFAULTS), lambda: now, lambda: FRESH_TOKEN)
 
 
 def stored_condition(store: ObjectStore, kind: str, *, name: str = "chat") -> Manifest:

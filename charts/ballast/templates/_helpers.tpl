@@ -64,6 +64,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [services, serviceaccounts, configmaps]
   verbs: [get, list, watch, create, patch, delete]
+# Each pool's own token, by its name; no list of Secrets is read.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
@@ -80,10 +87,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [gateway.envoyproxy.io]
   resources: [envoyextensionpolicies, backendtrafficpolicies]
   verbs: [get, list, create, patch, delete]
-# Why pods are not ready; and the gateways' own right, which the operator must hold to grant it.
+# Why pods are not ready; and the gateways' own rights, which the operator must hold to grant them.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, create, update]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -28,6 +28,9 @@ def gateway(
     port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; overrides listeners.proxy.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin API; overrides listeners.admin.")] = None,
     face: Annotated[str | None, typer.Option(help="Proxy, Picker or Both; overrides face.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the ports of both faces; overrides workers.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error; overrides logLevel.")] = None,
 ) -> None:
     """Route OpenAI requests to prefill and decode engines (proxy face), or choose endpoints for Envoy (picker face).
@@ -41,6 +44,7 @@ def gateway(
     overrides = {
         "face": face,
         "logLevel": log_level,
+        "workers": workers,
         "listeners": {"host": host, "proxy": port, "admin": admin_port},
         "discovery": None if endpoints is None else {"file": str(endpoints)},
     }
@@ -53,9 +57,19 @@ def gateway(
         settings = {str(file): _with_overrides(load_settings(file), overrides) for file in config}
     except InvalidInput as error:
         _exit(str(error))
+    for file, each in settings.items():
+        if len(settings) > 1 and each.workers > 1:
+            _exit(f"{file}: workers: several gateways in one process have one each; give this one a process of its own")
     logs.configure(min((each.log_level for each in settings.values()), key=_severity))
     try:
-        status = main.run(settings)
+        if len(settings) == 1 and (only := next(iter(settings.values()))).workers > 1:
+            from ballast_gateway.ports import check_ports
+            from ballast_gateway.workers import supervisor
+
+            check_ports(settings)
+            status = supervisor.run(only)
+        else:
+            status = main.run(settings)
     except (InvalidInput, OSError) as error:
         _exit(str(error))
     raise typer.Exit(status)

@@ -48,6 +48,12 @@ def operator(
         list[str] | None,
         typer.Option(envvar="BALLAST_NAMESPACES", help="Namespace to serve; may be given again. Default: all."),
     ] = None,
+    network_policies: Annotated[
+        bool,
+        typer.Option(
+            envvar="BALLAST_NETWORK_POLICIES", help="Write NetworkPolicies that keep the pod API to the gateways."
+        ),
+    ] = True,
     resync_s: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds between two looks at each object, for changes that no watch reports."),
@@ -70,6 +76,7 @@ def operator(
             image=gateway_image,
             image_pull_policy=gateway_image_pull_policy.value if gateway_image_pull_policy else None,
         ),
+        network_policies=network_policies,
         namespaces=tuple(namespace or ()),
         resync_s=resync_s,
         workers=workers,

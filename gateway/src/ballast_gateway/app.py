@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from ballast_api.gateway_settings import GatewaySettings, KubernetesPeers, PickerTls, ProxyTls, TlsMode
@@ -25,12 +23,13 @@ from ballast_core.model import EndpointId, Observation
 from ballast_core.model.effects import Effect, PulseChanged
 from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import HealthChange, HealthState
+from ballast_gateway.admin_server import AdminServer
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.kv_metrics import KvMetrics
 from ballast_gateway.labelled import Labelled
-from ballast_gateway.logs import LineWriter, RequestLog
+from ballast_gateway.logs import ALONE, LineWriter, RequestLog, Whose
 from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
@@ -40,6 +39,7 @@ from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.carrying import carries
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.served_names import ServedNames
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
 from ballast_gateway.tls.certificates import Tls, tls_of
@@ -71,14 +71,15 @@ class PickerServer(Protocol):
 class Gateway:
     """One gateway: `start` it, let it run, `drain` it, `close` it. `ports` holds the port of each listener by name.
 
-    `out` takes the request log. `name` is for logs and metrics, where a process has several gateways.
+    `out` takes the request log. `whose` is for log lines and metrics: this gateway's name among several, or its number
+    among the workers that share its ports.
     """
 
-    def __init__(self, settings: GatewaySettings, *, name: str = "", out: TextIO = sys.stdout) -> None:
+    def __init__(self, settings: GatewaySettings, *, whose: Whose = ALONE, out: TextIO = sys.stdout) -> None:
         loop = asyncio.get_running_loop()
         unix_s = time.time() - time.monotonic()
         self.settings = settings
-        self.name = name
+        self.whose = whose
         self.ports: dict[str, int] = {}
         self._loop = loop
         self._draining = False
@@ -116,20 +117,21 @@ class Gateway:
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
         self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
         self.metrics.watch_fleet(self.fleet, self.driver.now_s)
+        self._served = ServedNames.of(settings, self.fleet.loaded_adapters)
         self._scraper = Scraper(
             self.fleet,
             self.pool,
             interval_s=settings.scrape.interval_s,
             timeout_s=settings.scrape.timeout_s,
-            served=settings.model.served_names,
+            served=self._served,
             now_s=self.driver.now_s,
             life_signs=self.driver.life_signs,
             on_failure=self.metrics.scrape_failed,
         )
         self.kv_events = self._listening()
         self.fleet.on_change = self._members_changed
-        self._lines = LineWriter(out, loop)
-        self._request_log = RequestLog(self._lines, unix_s=unix_s, gateway=name)
+        self._lines = LineWriter(out, loop, shared=settings.workers > 1)
+        self._request_log = RequestLog(self._lines, unix_s=unix_s, whose=whose)
         self.pod_api = PodApi(settings, self.driver, self.pool) if settings.pod_api.token_file is not None else None
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
@@ -213,9 +215,12 @@ class Gateway:
                 not_ready=self.not_ready,
                 tokenizing=tokenizing,
                 on_record=self._ended,
+                served=self._served,
             )
             self._closing.push_async_callback(self.proxy.close)
-            self.ports["proxy"] = await self.proxy.listen(listeners.host, listeners.proxy, tls=faces.get("proxy"))
+            self.ports["proxy"] = await self.proxy.listen(
+                listeners.host, listeners.proxy, tls=faces.get("proxy"), shared=self.settings.workers > 1
+            )
             self.driver.watch()
         if self.settings.face.serves_picker:
             from ballast_gateway import picker
@@ -229,6 +234,7 @@ class Gateway:
                 holders=None if self.pod_api is None else self.pod_api.view,
                 carries=carries if self.driver.abilities.moves or self.driver.abilities.cuts else None,
                 tls=faces.get("picker"),
+                served=self._served,
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -237,7 +243,8 @@ class Gateway:
             self.ports |= {"ext_proc": self.picker.port, "grpc_health": self.picker.health_port}
         if not kernel.installed():
             _log.warning("no compiled kernel: decisions run on numpy, with the same answers in several times the time")
-        _log.info("listening", extra={"event": "listening", "ports": self.ports, "decided_by": kernel.name()})
+        if self.settings.workers == 1:
+            _log.info("listening", extra={"event": "listening", "ports": self.ports, "decided_by": kernel.name()})
 
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it is ready."""
@@ -391,29 +398,11 @@ class Gateway:
             )
 
         who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
-        exposed = Labelled(self.registry, {"gateway": self.name}) if self.name else self.registry
+        exposed = Labelled(self.registry, self.whose) if self.whose else self.registry
         probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=128)
-        self.ports["admin"] = listener.getsockname()[1]
-        config = uvicorn.Config(
-            probes,
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            proxy_headers=False,  # a peer is who connects, not who it says it speaks for
-            timeout_graceful_shutdown=1,
-        )
-        server = _AdminServer(config)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-
-        async def stop() -> None:
-            server.should_exit = True
-            await task
-            listener.close()
-
-        self._closing.push_async_callback(stop)
+        server = AdminServer(probes, host, port)
+        self.ports["admin"] = server.port
+        self._closing.push_async_callback(server.aclose)
 
 
 def _tell_of_watch(effect: Effect, now_s: float) -> None:
@@ -422,10 +411,3 @@ def _tell_of_watch(effect: Effect, now_s: float) -> None:
         level = logging.INFO if effect.pulse is Pulse.STEADY else logging.WARNING
         extra = {"endpoint": effect.endpoint.id, "pulse": str(effect.pulse), "reason": effect.reason}
         _log.log(level, "the watch changed its mind about an endpoint", extra=extra)
-
-
-class _AdminServer(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers: signals are the gateway's."""
-        yield

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ballast_core.directing.director import Director
-from ballast_core.model import EndpointId, Fault, Outcome, Request, RequestId, Stage
+from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, Request, RequestId, Stage
 from ballast_core.model.effects import (
     Cancel,
     Dispatch,
@@ -53,6 +53,7 @@ from ballast_core.model.events import (
     ProgressBatch,
     RequestArrived,
     RequestEnded,
+    RequestRedirected,
     SegmentDone,
     TimerFired,
 )
@@ -146,6 +147,10 @@ class Ticket:
     def migration_failed(self, target: EndpointId) -> None:
         """Report that the decode stays on its endpoint."""
         self._driver.feed(MigrationFailed(self.request.id, target))
+
+    def redirected(self, prefill: EndpointId | None, decode: EndpointId, unreachable: tuple[EndpointId, ...]) -> None:
+        """Report that it runs elsewhere than it was dispatched, and which endpoints took no connection on its way."""
+        self._driver.feed(RequestRedirected(self.request.id, prefill, decode, unreachable))
 
     def failed(self, stage: Stage, endpoint_id: EndpointId, fault: Fault, status: int = 0) -> None:
         """Report a failed leg, with the status of its answer if it gave one; then await the next dispatch."""
@@ -245,6 +250,11 @@ class Driver:
         """Addresses of the endpoints that take new requests, of any role."""
         ready = [self.director.inventory.ready(stage) for stage in Stage]
         return {endpoint.address for each in ready for endpoint in each.endpoints}
+
+    def endpoints(self) -> list[Endpoint]:
+        """Those that are ready or draining, and those that are lost with requests."""
+        inventory = self.director.inventory
+        return [inventory.endpoint(slot) for slot in inventory.known_slots().tolist()]
 
     def in_flight(self, request_id: RequestId) -> bool:
         """Whether a request of this id is open."""

@@ -7,7 +7,7 @@ endpoint-picker protocol of the Gateway API Inference Extension (503 no eligible
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,7 +76,7 @@ def invalid_request(
     )
 
 
-def model_not_found(model: str, served: tuple[str, ...]) -> ApiError:
+def model_not_found(model: str, served: Iterable[str]) -> ApiError:
     """The client asked for a model that is not served here: 404."""
     known = ", ".join(repr(name) for name in served)
     return ApiError(

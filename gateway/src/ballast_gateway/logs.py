@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TextIO
+from types import MappingProxyType
+from typing import Final, TextIO, TypeAlias
 
 from ballast_gateway.records import RequestRecord
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FLUSH_S = 0.1
-GATEWAY: ContextVar[str] = ContextVar("gateway", default="")
-"""Name of the gateway at work, where a process has several."""
+Whose: TypeAlias = Mapping[str, str]
+"""Fields of log lines, and labels of metrics, that tell apart what writes to one place: `gateway` or `worker`."""
+ALONE: Final[Whose] = MappingProxyType({})
+WHOSE: ContextVar[Whose] = ContextVar("whose", default=ALONE)
+"""Of the gateway at work."""
+_ATOMIC_BYTES: Final = 4096
+"""What a pipe takes in one piece, whoever else writes to it (PIPE_BUF on Linux)."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -27,8 +34,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if name := GATEWAY.get():
-            line["gateway"] = name
+        line |= WHOSE.get()
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -40,7 +46,7 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    for chatty in ("uvicorn.error", "uvicorn.access", "asyncio"):
+    for chatty in ("httpx", "uvicorn.error", "uvicorn.access", "asyncio"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
 
 
@@ -52,8 +58,10 @@ def timestamp(unix_s: float) -> str:
 class LineWriter:
     """Writes lines in batches, a few times a second: a system call for each would cost more than making them."""
 
-    def __init__(self, out: TextIO, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, out: TextIO, loop: asyncio.AbstractEventLoop, *, shared: bool = False) -> None:
+        """`shared`: other processes write to `out`, too, so it is written in pieces that stay whole."""
         self._out = out
+        self._shared = shared
         self._loop = loop
         self._lines: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -70,19 +78,33 @@ class LineWriter:
             self._timer.cancel()
             self._timer = None
         lines, self._lines = self._lines, []
-        if lines:
-            self._out.write("\n".join(lines) + "\n")
-            self._out.flush()
+        for piece in _pieces(lines) if self._shared else [lines]:
+            if piece:
+                self._out.write("\n".join(piece) + "\n")
+                self._out.flush()
+
+
+def _pieces(lines: list[str]) -> Iterator[list[str]]:
+    """A line that is longer than a piece is one by itself, and may be torn."""
+    piece: list[str] = []
+    size = 0
+    for line in lines:
+        more = len(line.encode()) + 1
+        if size + more > _ATOMIC_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(line)
+        size += more
+    yield piece
 
 
 class RequestLog:
-    """The canonical log line of each request. `unix_s` as for `DecisionLog`; `gateway` names whose line it is, where a
-    process has several."""
+    """The canonical log line of each request. `unix_s` as for `DecisionLog`."""
 
-    def __init__(self, writer: LineWriter, *, unix_s: float, gateway: str = "") -> None:
+    def __init__(self, writer: LineWriter, *, unix_s: float, whose: Whose = ALONE) -> None:
         self._writer = writer
         self._unix_s = unix_s
-        self._begin = f'{{"gateway": {json.dumps(gateway)}, ' if gateway else "{"
+        self._begin = f"{json.dumps(dict(whose))[:-1]}, " if whose else "{"
 
     def __call__(self, record: RequestRecord) -> None:
         line = record.as_json(timestamp(record.ended_s + self._unix_s))

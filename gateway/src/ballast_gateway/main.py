@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import copy_context
 from typing import Any
 
@@ -17,6 +17,7 @@ from ballast_api.errors import InvalidInput, Problem
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_gateway import logs
 from ballast_gateway.app import Gateway
+from ballast_gateway.logs import Whose
 from ballast_gateway.names import short_names
 from ballast_gateway.ports import check_ports
 
@@ -30,23 +31,42 @@ def run(gateways: Mapping[str, GatewaySettings]) -> int:
     where there are several, the error names which.
     """
     check_ports(gateways)
-    return uvloop.run(_run(gateways))
+    whose: dict[str, Whose] = {file: {"gateway": name} if name else {} for file, name in short_names(gateways).items()}
+    return uvloop.run(serve(gateways, whose, Signals()))
 
 
-async def _run(settings: Mapping[str, GatewaySettings]) -> int:
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
+class Signals:
+    """The first one, and any further; make it, then `watch`."""
 
-    def signalled() -> None:
-        (second if first.is_set() else first).set()
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
+    def watch(self) -> None:
+        """From now on SIGTERM and SIGINT count."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.count)
+
+    def count(self) -> None:
+        """One more."""
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def serve(
+    settings: Mapping[str, GatewaySettings],
+    whose: Mapping[str, Whose],
+    signals: Signals,
+    started: Callable[[list[Gateway]], None] = lambda gateways: None,
+) -> int:
+    """Serve until a signal; returns the exit status. Both mappings are by the files of the settings."""
+    signals.watch()
+    first, second = signals.first, signals.second
     sys.setswitchinterval(0.001)  # the loop waits no longer for a thread that reads a large body
     gateways: list[Gateway] = []
     try:
-        for file, name in short_names(settings).items():
-            gateways.append(await _started(file, name, settings[file]))
+        for file, each in settings.items():
+            gateways.append(await _started(file, whose[file], each))
+        started(gateways)
         gc.collect()
         gc.freeze()  # what stays as long as the process is walked by no collection: a full one took 10 ms
         await _first_of(first.wait(), *(gateway.failed.wait() for gateway in gateways))
@@ -68,19 +88,19 @@ async def _run(settings: Mapping[str, GatewaySettings]) -> int:
         await asyncio.gather(*(gateway.close() for gateway in gateways))
 
 
-async def _started(file: str, name: str, settings: GatewaySettings) -> Gateway:
+async def _started(file: str, whose: Whose, settings: GatewaySettings) -> Gateway:
     """In a context of its own, by which log lines know whose they are. What did not start is closed."""
     context = copy_context()
-    context.run(logs.GATEWAY.set, name)
+    context.run(logs.WHOSE.set, whose)
     try:
-        gateway = context.run(Gateway, settings, name=name)
+        gateway = context.run(Gateway, settings, whose=whose)
         try:
             await asyncio.get_running_loop().create_task(gateway.start(), context=context)
         except BaseException:
             await gateway.close()
             raise
     except (InvalidInput, OSError) as error:
-        if not name:
+        if "gateway" not in whose:
             raise
         raise InvalidInput(file, [Problem("", f"this gateway cannot start: {error}")]) from error
     return gateway

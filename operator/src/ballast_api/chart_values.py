@@ -77,6 +77,9 @@ class ChartValues(ApiModel):
     """The CustomResourceDefinitions of Ballast."""
     gateway: GatewayValues = Field(default_factory=GatewayValues)
     """Defaults for the gateways that the operator creates."""
+    network_policies: bool = True
+    """Whether the operator writes NetworkPolicies: the pod API is then for gateways only, every other port stays open
+    to all. Policies add up, so in namespaces that deny by default they open those ports: set false there."""
     service_account: ServiceAccountValues = Field(default_factory=ServiceAccountValues)
     """The operator's identity in the cluster."""
     resources: FreeObject = Field(default_factory=_small_resources)

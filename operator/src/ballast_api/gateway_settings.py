@@ -279,6 +279,17 @@ class Watch(ApiModel):
     """Least seconds until a single request without a token is sent elsewhere from an engine that serves others."""
 
 
+class Adapters(ApiModel):
+    """LoRA adapters that clients may put into `model`, beside the served names of the model. Endpoints that have an
+    adapter at work, or room for it, are preferred, and no request goes to an endpoint that says it does not serve the
+    name, however it is admitted."""
+
+    names: Annotated[Seq[NonEmptyStr], Field(max_length=256)] = ()
+    """Accepted names, whether an endpoint has loaded them or not; while none has, requests are answered 503."""
+    discover: bool = False
+    """Whether every adapter is accepted that an endpoint lists at its /v1/models. Others are answered 404."""
+
+
 class Picker(ApiModel):
     """The picker face."""
 
@@ -465,6 +476,8 @@ class GatewayTuning(ApiModel):
     """Whether streams go on at another endpoint when theirs fails."""
     watch: Watch = Field(default_factory=Watch)
     """When a silent engine is suspected, and when it is left."""
+    adapters: Adapters = Field(default_factory=Adapters)
+    """LoRA adapters that clients may ask for."""
     picker: Picker = Field(default_factory=Picker)
     """What pickers tell proxies."""
     kv_events: KvEvents = Field(default_factory=KvEvents)
@@ -503,6 +516,9 @@ class GatewaySettings(GatewayTuning):
     name; the other shipped profiles are known, too."""
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that share the ports of both faces. Each decides by itself, as replicas do, and has `limits`, and those
+    of tenants, of its own."""
     pod_api: PodApi = Field(default_factory=PodApi)
     """Speaking with the agents of pods and with other gateways."""
     peers: Peers = Field(default_factory=Peers)
@@ -520,6 +536,14 @@ class GatewaySettings(GatewayTuning):
             reason = "keys are checked by the proxy face: set face to Proxy or Both, or have the edge check them"
             which = "keys.jwt" if self.keys.file is None else "keys.file"
             raise_at("GatewaySettings", [(which, "face", reason, None)])
+        if self.workers > 1:
+            if speaks:
+                reason = "each worker would need a port and a name of its own: set workers to 1, start more gateways"
+                raise_at("GatewaySettings", [("podApi.tokenFile", "workers", reason, None)])
+            reason = "needs one view of all requests, which workers do not have: set workers to 1, or leave it out"
+            alone = [part for part in ("partition", "rescheduling") if getattr(self.policy, part) is not None]
+            if alone:
+                raise_at("GatewaySettings", [(f"policy.{part}", "workers", reason, None) for part in alone])
         return self
 
     def to_yaml(self) -> str:

@@ -35,6 +35,14 @@ ANNOTATION_REVISION: Final = f"{GROUP}/revision"
 
 ANNOTATION_POD_API: Final = f"{GROUP}/pod-api-port"
 """On pods whose agent or gateway speaks the pod API: its port."""
+ANNOTATION_ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
+"""On a ServingPool, by people: a new value rotates the pod API's token once."""
+ANNOTATION_TOKEN_ROTATION: Final = f"{GROUP}/token-rotation"
+"""On the token's Secret: the value of `ANNOTATION_ROTATE_TOKEN` that its newest token was made for."""
+ANNOTATION_TOKEN_STEP: Final = f"{GROUP}/token-step"
+"""On the token's Secret while it is rotated: `Announced` or `Signing`."""
+ANNOTATION_TOKEN_STEP_TIME: Final = f"{GROUP}/token-step-time"
+"""On the token's Secret while it is rotated: when that step began, RFC 3339 in UTC."""
 
 APP_NAME: Final = "app.kubernetes.io/name"
 APP_INSTANCE: Final = "app.kubernetes.io/instance"
@@ -48,6 +56,8 @@ NODE_LABEL_HARDWARE: Final = f"{GROUP}/hardware"
 ENGINE_CONTAINER: Final = "engine"
 """The container of a pool's template that Ballast fills in."""
 GATEWAY_CONTAINER: Final = "gateway"
+AGENT_CONTAINER: Final = "agent"
+"""The sidecar of engine pods behind the picker face."""
 GATEWAY_POOL_SEGMENT: Final = "gateway"
 """Reserved: no pool may have this name, it would collide with the gateway's objects."""
 ENV_PROFILE: Final = "BALLAST_PROFILE"
@@ -56,6 +66,11 @@ GATEWAY_CONFIG_FILE: Final = "gateway.yaml"
 """Key of the gateway's ConfigMap."""
 GATEWAY_CONFIG_DIR: Final = "/etc/ballast"
 """Where the gateway's ConfigMap is mounted."""
+
+TOKEN_KEY: Final = "token"
+"""Key of the Secret with the pod API's tokens, one a line."""
+TOKEN_DIR: Final = "/etc/ballast-token"
+"""Where that Secret is mounted in agents and gateways."""
 
 MAX_SERVING_POOL_NAME: Final = 40
 MAX_POOL_NAME: Final = 20
@@ -109,8 +124,13 @@ def pool_object_name(serving_pool: str, pool: str) -> str:
 
 
 def gateway_object_name(serving_pool: str) -> str:
-    """Deployment, Service, ServiceAccount, Role, RoleBinding, ConfigMap and HTTPRoute of the gateway."""
+    """Deployment, Service, ServiceAccount, Role, RoleBinding, ConfigMap, HTTPRoute and Lease of the gateway."""
     return child_name(serving_pool, GATEWAY_POOL_SEGMENT)
+
+
+def gateway_token_name(serving_pool: str) -> str:
+    """Secret with the tokens of the pod API."""
+    return child_name(serving_pool, f"{GATEWAY_POOL_SEGMENT}-token")
 
 
 def common_labels(serving_pool: str, component: Literal["engine", "gateway"]) -> dict[str, str]:
@@ -148,3 +168,8 @@ def gateway_match_labels(serving_pool: str) -> dict[str, str]:
 def endpoint_selector(serving_pool: str) -> str:
     """Label selector by which the gateway finds the engine pods of its ServingPool."""
     return f"{LABEL_SERVING_POOL}={serving_pool},{APP_COMPONENT}=engine"
+
+
+def gateway_selector(serving_pool: str) -> str:
+    """Label selector by which gateways find each other."""
+    return ",".join(f"{key}={value}" for key, value in gateway_match_labels(serving_pool).items())

@@ -100,6 +100,9 @@ class EngineSpec(ApiModel):
     """TCP port of the engine's HTTP API, which the gateway and the Services use."""
     kv_connector: KVConnectorSpec = Field(default_factory=KVConnectorSpec)
     """How KV blocks travel from prefill to decode. Left out, engines use NixlConnector."""
+    agent: Literal["Auto", "Never"] = "Auto"
+    """Whether the pods of Decode and Flexible pools get Ballast's agent as a sidecar, which hands off, cuts and moves
+    requests behind an Envoy. Auto: with the faces Picker and Both. Never: Envoy's requests are placed, nothing else."""
 
 
 class AutoscalingSpec(ApiModel):
@@ -252,6 +255,10 @@ class ServingPoolSpec(ApiModel):
     gpu_budget: NonNegativeInt | None = None
     """GPUs that all instances together may use. Above it no engine Deployment is changed. Left out, there is no
     limit."""
+
+    def has_agent(self, pool: PoolSpec) -> bool:
+        """Whether the pods of `pool` get the agent: it holds the streams that end there."""
+        return self.engine.agent == "Auto" and self.gateway.face.serves_picker and pool.role != "Prefill"
 
     @property
     def least_gpus(self) -> int:

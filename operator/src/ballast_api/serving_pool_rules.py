@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ballast_api.common import Rule
-from ballast_api.names import GATEWAY_POOL_SEGMENT
+from ballast_api.names import GATEWAY_POOL_SEGMENT, PORT_POD_API
 
 _PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
 
@@ -132,6 +132,14 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             cel="self.pools.exists(p, p.role in ['Decode', 'Flexible'])",
             message="no pool can decode; add a pool with role Decode or Flexible",
             holds=lambda self: any(pool.role in ("Decode", "Flexible") for pool in self.pools),
+        ),
+        Rule(
+            field="engine.port",
+            cel=f"self.engine.agent == 'Never' || self.gateway.face == 'Proxy' || self.engine.port != {PORT_POD_API}",
+            message=f"port {PORT_POD_API} is the agent's own in pods behind the picker face; choose another",
+            holds=lambda self: (
+                self.engine.port != PORT_POD_API or self.engine.agent == "Never" or not self.gateway.face.serves_picker
+            ),
         ),
         Rule(
             field="gpuBudget",

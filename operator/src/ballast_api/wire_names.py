@@ -20,6 +20,8 @@ SUBSET: Final = "x-gateway-destination-endpoint-subset"
 """Envoy -> picker, metadata: the only endpoints to pick from."""
 SERVED: Final = "x-gateway-destination-endpoint-served"
 """Envoy -> picker, metadata of the response phase: the endpoint that served in the end."""
+UPSTREAM_ATTRIBUTE: Final = "upstream.address"
+"""Envoy -> picker: the same as one of Envoy's own attributes, where its ext_proc filter is told to send it."""
 
 REQUEST_ID: Final = "x-request-id"
 OBJECTIVES: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")

@@ -32,7 +32,7 @@ def applied_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
 
 
 _LIST_KEYS: Final = ("name", "uid", "mountPath", "containerPort", "port", "type", "topologyKey", "ip", "number")
-"""Fields that identify the entries of a list; the first that all entries have counts."""
+"""Fields that identify the entries of a list; the first that all entries have, each its own, counts."""
 _QUANTITY_PARENTS: Final = frozenset({"limits", "requests", "capacity"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 
@@ -55,11 +55,17 @@ def _covers(live: Any, desired: Any, *, quantity: bool = False, field: str = "")
 
 
 def _covers_list(live: list[Any], desired: Sequence[Any]) -> bool:
-    key = next((key for key in _LIST_KEYS if all(isinstance(item, Mapping) and key in item for item in desired)), None)
+    key = next((key for key in _LIST_KEYS if _identifies(key, desired)), None)
     if key is None or not desired:
         return len(live) == len(desired) and all(_covers(a, b) for a, b in zip(live, desired, strict=True))
     by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
     return all(item[key] in by_key and _covers(by_key[item[key]], item) for item in desired)
+
+
+def _identifies(key: str, entries: Sequence[Any]) -> bool:
+    """Whether all entries have the field `key`, each another value: ports of two protocols may have one number."""
+    values = [item[key] for item in entries if isinstance(item, Mapping) and key in item]
+    return len(values) == len(entries) and all(value not in values[:index] for index, value in enumerate(values))
 
 
 def _has_stale_field(owned: Mapping[str, Any], desired: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ballast_api.conditions import ConditionType, Reason
 from ballast_api.names import RoleName
+from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.conditions import Finding, joined
 from ballast_operator.planned import Plan, Target
 from ballast_operator.problems.problem import Problem
@@ -19,8 +20,8 @@ _STAGES: tuple[tuple[str, tuple[RoleName, ...], Reason], ...] = (
 """Stage of a request, roles of the pools that do it, and the reason when none of them is ready."""
 
 
-def available(fleet: Fleet) -> Finding:
-    """Whether requests can be served: by counts alone, whatever else is wrong."""
+def available(fleet: Fleet, spec: ServingPoolSpec) -> Finding:
+    """Whether requests can be served: by counts alone, whatever else is wrong. And how, behind an Envoy."""
     kind = ConditionType.AVAILABLE
     for stage, roles, reason in _STAGES:
         items = fleet.with_role(*roles)
@@ -33,7 +34,19 @@ def available(fleet: Fleet) -> Finding:
     if not fleet.gateway.ready:
         message = f"0 of {fleet.gateway.wanted} gateway pods are ready"
         return Finding(kind, "False", Reason.GATEWAY_NOT_READY, message)
-    return Finding(kind, "True", Reason.READY, "requests can be served")
+    return Finding(kind, "True", Reason.READY, joined(["requests can be served", *_behind_envoy(fleet, spec)]))
+
+
+def _behind_envoy(fleet: Fleet, spec: ServingPoolSpec) -> tuple[str, ...]:
+    """What becomes of requests that an Envoy holds."""
+    if not spec.gateway.face.serves_picker:
+        return ()
+    agents = [item for pool, item in fleet.pools if spec.has_agent(pool)]
+    if not agents:
+        return ("behind an Envoy they are placed, but neither disaggregated nor moved: spec.engine.agent is Never",)
+    if all(item.complete for item in agents):
+        return ("behind an Envoy the agents of the decode pods disaggregate and move them",)
+    return ("behind an Envoy they are disaggregated where pods have their agent: not all are of the new revision yet",)
 
 
 def progressing(fleet: Fleet, plan: Plan) -> Finding:

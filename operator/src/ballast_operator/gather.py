@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Protocol
 
 from ballast_api import names
@@ -18,6 +19,7 @@ from ballast_operator.kinds import (
     OPTIONAL_CHILDREN,
     POD,
     SCHEDULING_POLICY,
+    SECRET,
     SERVING_POOL,
     Kind,
     Manifest,
@@ -25,7 +27,7 @@ from ballast_operator.kinds import (
 from ballast_operator.observed import Observed
 from ballast_operator.ownership import child_selector, is_child
 from ballast_operator.references import named_objects, parse_pool
-from ballast_operator.settings import GatewayDefaults
+from ballast_operator.settings import OperatorSettings
 
 
 class Reader(Protocol):
@@ -49,19 +51,32 @@ class OptionalKinds(Protocol):
 
 
 def gather(
-    reader: Reader, optional: OptionalKinds, namespace: str, name: str, *, now: str, defaults: GatewayDefaults
+    reader: Reader,
+    optional: OptionalKinds,
+    namespace: str,
+    name: str,
+    *,
+    now: str,
+    fresh_token: str,
+    settings: OperatorSettings,
 ) -> Observed | None:
-    """Everything about one ServingPool, or None if none of that name exists. Raises what `reader` raises."""
+    """Everything about one ServingPool, or None if none of that name exists. Raises what `reader` raises.
+
+    `now`: RFC 3339 in UTC. `fresh_token`: one that nobody knows, should a token be needed.
+    """
     pool = reader.get(SERVING_POOL, namespace, name)
     if pool is None:
         return None
     named = named_objects(pool)
     available = optional.available((*OPTIONAL_CHILDREN, GATEWAY))
-    children = _children(reader, pool, available)
+    token = reader.get(SECRET, namespace, names.gateway_token_name(name)) if _names_fit(name) else None
+    own_token = () if token is None or not is_child(token, pool) else (token,)
+    children = (*_children(reader, pool, available), *own_token)
     return Observed(
         pool=pool,
         now=now,
-        gateway_defaults=defaults,
+        gateway_defaults=settings.gateway,
+        fresh_token=fresh_token,
         policy=_named(reader, SCHEDULING_POLICY, namespace, named),
         objective=_named(reader, OBJECTIVE, namespace, named),
         profiles={
@@ -70,6 +85,9 @@ def gather(
             if kind is HARDWARE_PROFILE and (found := reader.get(kind, None, profile)) is not None
         },
         children=children,
+        token_secret=token,
+        token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
+        network_policies=settings.network_policies,
         pods=() if _all_ready(children) else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
         optional_kinds=available,
         missing_parents=_missing_parents(reader, pool, available),
@@ -81,6 +99,19 @@ def _children(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tup
     kinds = [*BUILT_IN_CHILDREN, *(kind for kind in OPTIONAL_CHILDREN if kind in available)]
     found = (item for kind in kinds for item in reader.list(kind, pool["metadata"]["namespace"], labels=labels))
     return tuple(item for item in found if is_child(item, pool))
+
+
+def _names_fit(name: str) -> bool:
+    return len(name) <= names.MAX_SERVING_POOL_NAME
+
+
+def _age_s(manifest: Manifest, annotation: str, now: str) -> float | None:
+    """Seconds since the time in an annotation; None if it has none."""
+    said = (manifest["metadata"].get("annotations") or {}).get(annotation, "")
+    try:
+        return (datetime.fromisoformat(now) - datetime.fromisoformat(said)).total_seconds()
+    except (ValueError, TypeError):
+        return None
 
 
 def _named(reader: Reader, kind: Kind, namespace: str, named: Iterable[tuple[Kind, str]]) -> Manifest | None:

@@ -66,10 +66,13 @@ HARDWARE_PROFILE: Final = Kind(API_VERSION, "HardwareProfile", "hardwareprofiles
 SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
 ROLE: Final = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
+SECRET: Final = Kind("v1", "Secret", "secrets")
 CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
 SERVICE: Final = Kind("v1", "Service", "services")
 DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
+LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 POD: Final = Kind("v1", "Pod", "pods")
 EVENT: Final = Kind("v1", "Event", "events")
 
@@ -81,6 +84,9 @@ TRAFFIC_POLICY: Final = Kind("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPo
 
 REFERRED: Final = (SCHEDULING_POLICY, OBJECTIVE, HARDWARE_PROFILE)
 """Custom resources that a ServingPool names."""
+NAMED_CHILDREN: Final = (SECRET,)
+"""Children that are read by their names, neither listed nor watched: the operator sees no Secret but its own. They are
+written before all others."""
 BUILT_IN_CHILDREN: Final = (
     SERVICE_ACCOUNT,
     ROLE,
@@ -88,12 +94,13 @@ BUILT_IN_CHILDREN: Final = (
     CONFIG_MAP,
     SERVICE,
     DISRUPTION_BUDGET,
+    NETWORK_POLICY,
     DEPLOYMENT,
 )
-"""Children whose kind every cluster has, in the order of writing: what a pod needs comes before the pod."""
+"""Other children whose kind every cluster has, in the order of writing: what a pod needs comes before the pod."""
 OPTIONAL_CHILDREN: Final = (INFERENCE_POOL, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY)
 """Children whose kind exists only where its CRD is installed, in the order of writing, after the built-in ones."""
-CHILDREN: Final = BUILT_IN_CHILDREN + OPTIONAL_CHILDREN
+CHILDREN: Final = NAMED_CHILDREN + BUILT_IN_CHILDREN + OPTIONAL_CHILDREN
 """Every kind of child in the order of writing. Pruning goes the other way: consumers go before what they use."""
 
 _BY_NAME: Final = {(kind.api_version, kind.kind): kind for kind in CHILDREN}

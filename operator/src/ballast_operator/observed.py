@@ -20,6 +20,8 @@ class Observed:
     """The moment, RFC 3339 in UTC."""
     gateway_defaults: GatewayDefaults
     """For what the spec leaves open about the gateway."""
+    fresh_token: str = field(repr=False)
+    """A token for the pod API that nobody knows yet."""
     policy: Manifest | None = None
     """The SchedulingPolicy of policyRef; None if none of that name exists."""
     objective: Manifest | None = None
@@ -28,6 +30,12 @@ class Observed:
     """Those HardwareProfiles of the spec that exist, by name."""
     children: tuple[Manifest, ...] = ()
     """Objects whose controller is this ServingPool."""
+    token_secret: Manifest | None = field(default=None, repr=False)
+    """The Secret of the pod API's tokens; None if none of that name exists. It is among the children if it is one."""
+    token_step_age_s: float | None = None
+    """Seconds since the last step of the rotation of its tokens; None if it does not say."""
+    network_policies: bool = True
+    """Whether NetworkPolicies are wanted."""
     pods: tuple[Manifest, ...] = ()
     """Its pods while a Deployment is not ready. Empty otherwise: only problems of pods are read from them."""
     optional_kinds: frozenset[Kind] = frozenset()

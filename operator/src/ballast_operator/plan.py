@@ -21,18 +21,20 @@ from ballast_core.model import Role
 from ballast_core.policies.composing import remarks
 from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, ObjectKey, key_of, writing_order
 from ballast_operator.observed import Observed
+from ballast_operator.ownership import owner_conflict
 from ballast_operator.planned import Plan, Target
 from ballast_operator.problems.references import unsuited
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.references import References, parse_pool, resolve
 from ballast_operator.routing import by_envoy_gateway, routing
-from ballast_operator.specs import disruption_budgets, gateway_rbac, services
+from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.engine_deployment import engine_deployment
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.meta import Owner
 from ballast_operator.specs.routes import FALLBACKS
+from ballast_operator.specs.token_secret import Found, TokenSecret, token_secret
 
 
 def plan(observed: Observed) -> Plan:
@@ -58,9 +60,10 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     misfit = () if references.policy is None else unsuited(spec, references.policy)
     excess = over_budget(spec.gpu_budget, _gpus(target, references))
     routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents)
+    token = _token(owner, observed)
     gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit))
-    engines = _engine_objects(owner, target, references, hold=bool(excess))
-    objects = (*gateway.objects, *engines.objects, *routes.objects)
+    engines = _engine_objects(owner, target, references, observed, hold=bool(excess))
+    objects = (token.manifest, *gateway.objects, *engines.objects, *routes.objects)
     held = gateway.held | engines.held
     return Plan(
         apply=tuple(sorted(objects, key=writing_order)),
@@ -68,7 +71,26 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         held=held,
         target=target,
         problems=(*references.problems, *misfit, *routes.problems, *excess),
-        remarks=(*routes.remarks, *_policy_remarks(target, references), *_inert_fields(spec)),
+        remarks=(
+            *routes.remarks,
+            *_policy_remarks(target, references),
+            *_inert_fields(spec),
+            *filter(None, [token.remark]),
+        ),
+        look_again_s=token.next_step_s,
+    )
+
+
+def _token(owner: Owner, observed: Observed) -> TokenSecret:
+    """A Secret of somebody else's gives no token; the write of ours is then refused, and the status names it."""
+    found = observed.token_secret
+    ours = found is not None and owner_conflict(found, observed.pool) is None
+    return token_secret(
+        owner,
+        Found(found if ours else None, observed.token_step_age_s),
+        rotation=str((observed.pool["metadata"].get("annotations") or {}).get(names.ANNOTATION_ROTATE_TOKEN, "")),
+        fresh=observed.fresh_token,
+        now=observed.now,
     )
 
 
@@ -90,6 +112,7 @@ def _gateway_objects(
         services.gateway_service(owner, spec),
         services.gateway_admin_service(owner),
         disruption_budgets.gateway_disruption_budget(owner),
+        *([network_policies.gateway_policy(owner)] if observed.network_policies else []),
     )
     if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
         name = names.gateway_object_name(owner.name)
@@ -100,9 +123,11 @@ def _gateway_objects(
     return _Part((*objects, gateway_config_map(owner, settings), deployment))
 
 
-def _engine_objects(owner: Owner, target: Target, references: References, *, hold: bool) -> _Part:
+def _engine_objects(owner: Owner, target: Target, references: References, observed: Observed, *, hold: bool) -> _Part:
     spec = target.spec
     objects: list[Manifest] = []
+    if observed.network_policies and any(map(spec.has_agent, spec.pools)):
+        objects.append(network_policies.engines_policy(owner))
     held: set[ObjectKey] = set()
     for pool in spec.pools:
         objects.append(services.pool_service(owner, spec, pool))
@@ -111,7 +136,9 @@ def _engine_objects(owner: Owner, target: Target, references: References, *, hol
         if hold or profile is None:
             held.add(DEPLOYMENT.key(names.pool_object_name(owner.name, pool.name)))
         else:
-            objects.append(engine_deployment(owner, spec, pool, profile, target.instances[pool.name]))
+            instances = target.instances[pool.name]
+            defaults = observed.gateway_defaults
+            objects.append(engine_deployment(owner, spec, pool, profile, replicas=instances, defaults=defaults))
     return _Part(tuple(objects), frozenset(held))
 
 

@@ -35,3 +35,5 @@ class Plan:
     """What keeps the cluster from the spec, the first one first in the status."""
     remarks: tuple[str, ...] = ()
     """What a reader of the status should know although nothing is wrong."""
+    look_again_s: float | None = None
+    """Seconds until something is due although nothing changes; None if nothing is."""

@@ -52,20 +52,36 @@ class Result:
 
 
 class Reconciler:
-    """Holds the connection to the cluster. `now` gives RFC 3339 in UTC."""
+    """Holds the connection to the cluster. `now` gives RFC 3339 in UTC, `token` a new secret text at each call."""
 
-    def __init__(self, api: Api, optional: OptionalKinds, settings: OperatorSettings, now: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        optional: OptionalKinds,
+        settings: OperatorSettings,
+        now: Callable[[], str],
+        token: Callable[[], str],
+    ) -> None:
         self._api = api
         self._optional = optional
         self._settings = settings
         self._now = now
+        self._token = token
 
     def serving_pool(self, namespace: str, name: str) -> Result:
         """Bring one ServingPool's objects and status in line.
 
         Raises `ApiFailure` when a request may succeed later unchanged; the status is then as it was.
         """
-        observed = gather(self._api, self._optional, namespace, name, now=self._now(), defaults=self._settings.gateway)
+        observed = gather(
+            self._api,
+            self._optional,
+            namespace,
+            name,
+            now=self._now(),
+            fresh_token=self._token(),
+            settings=self._settings,
+        )
         if observed is None:
             return Result()
         planned = plan(observed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import time
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Final, Literal
 
 import kopf
 
@@ -19,6 +20,7 @@ from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
 
 LogFormat = Literal["text", "json"]
+_TOKEN_BYTES: Final = 32
 
 
 def run(settings: OperatorSettings) -> None:
@@ -30,7 +32,7 @@ def run(settings: OperatorSettings) -> None:
     def make_controller() -> Controller:
         cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers)
         catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
-        return Controller(Reconciler(cluster, catalogue, settings, _now), settings)
+        return Controller(Reconciler(cluster, catalogue, settings, _now, _token), settings)
 
     asyncio.run(
         kopf.operator(
@@ -52,6 +54,10 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
     if not debug:
         for name in ("kopf.objects", "kopf.activities", "asyncio", "aiohttp.access", "urllib3"):
             logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _token() -> str:
+    return secrets.token_hex(_TOKEN_BYTES)
 
 
 def _now() -> str:

@@ -21,6 +21,8 @@ class OperatorSettings:
 
     gateway: GatewayDefaults
     """Defaults of gateway pods."""
+    network_policies: bool = True
+    """Whether NetworkPolicies keep the pod API to the gateways."""
     namespaces: tuple[str, ...] = ()
     """Namespaces that are served; empty serves all."""
     resync_s: float = 60.0

@@ -54,14 +54,17 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *cluster.stuck(fleet.workloads()),
     )
     found = (
-        findings.available(fleet),
+        findings.available(fleet, target.spec),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
         findings.slo_met(target, plan),
         findings.resolved_refs(plan),
     )
     settled = not plan.problems and not outcome.refusals and all(item.complete for item in fleet.workloads())
-    return Verdict(status=_status(observed, target, fleet, found), requeue_s=None if settled else REQUEUE_S)
+    due_s = [plan.look_again_s] if plan.look_again_s is not None else []
+    if not settled:
+        due_s.append(REQUEUE_S)
+    return Verdict(status=_status(observed, target, fleet, found), requeue_s=min(due_s, default=None))
 
 
 def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Finding]) -> Manifest:

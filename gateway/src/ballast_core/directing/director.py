@@ -49,6 +49,7 @@ from ballast_core.model.events import (
     LengthPredicted,
     Migrated,
     MigrationFailed,
+    ModelsObserved,
     MoveOrdered,
     PrefillDone,
     Progress,
@@ -68,7 +69,9 @@ from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
 
 _DECODING = Phase.DECODING  # found faster than a member of an Enum
-_BATCHES = frozenset({ProgressBatch, EndpointsScraped, CacheReportsBegun, CacheReported, CacheReportsEnded})
+_BATCHES = frozenset(
+    {ProgressBatch, EndpointsScraped, CacheReportsBegun, CacheReported, CacheReportsEnded, ModelsObserved}
+)
 """Events that serve waiting requests by themselves, or not at all."""
 
 
@@ -117,6 +120,7 @@ class Director:
                 capacity=self.capacity,
                 timers=timers,
                 partitioner=self.partitioner,
+                models=placer.models,
             )
         )
         self._bookings = Bookings(
@@ -195,6 +199,7 @@ class Director:
             CacheReported: self._reported,
             CacheReportsEnded: self._reports_ended,
             LeadershipChanged: self._leadership_changed,
+            ModelsObserved: self._models_observed,
             TimerFired: self._timer_fired,
         }
 
@@ -294,6 +299,7 @@ class Director:
         return []
 
     def _redirected(self, entry: Entry, event: RequestRedirected, now_s: float) -> list[Effect]:
+        self.outcomes.unreachable(entry, event.unreachable, now_s)
         if event.request_id not in self.queue:
             self._dispatcher.redirected(entry, event, now_s)
         return []
@@ -380,6 +386,12 @@ class Director:
 
     def _reports_ended(self, event: CacheReportsEnded, now_s: float) -> list[Effect]:
         self.beliefs.reported.end(event.endpoint_id)
+        return []
+
+    def _models_observed(self, event: ModelsObserved, now_s: float) -> list[Effect]:
+        slot = self.inventory.slot_of(event.endpoint_id)
+        if slot is not None:
+            self.placer.models.said(slot, event.models)
         return []
 
     def _drain(self, event: EndpointDraining, now_s: float) -> list[Effect]:

@@ -82,9 +82,9 @@ class Dispatcher:
         elif prefill.slot == decode.slot:
             prefill = None
         named = self._fallbacks and self._next_best(prefill, decode)
-        placer.chosen(Stage.DECODE, decode.slot)
+        placer.chosen(Stage.DECODE, decode.slot, entry.request.model)
         if prefill is not None:
-            placer.chosen(Stage.PREFILL, prefill.slot)
+            placer.chosen(Stage.PREFILL, prefill.slot, entry.request.model)
         self._bookings.assign(entry, prefill, decode, now_s)
         return Dispatch(
             entry.request.id,
@@ -115,7 +115,7 @@ class Dispatcher:
         placed = self._placer.place(Stage.DECODE, entry, now_s, among=among)
         if placed is None:
             return None
-        self._placer.chosen(Stage.DECODE, placed.slot)
+        self._placer.chosen(Stage.DECODE, placed.slot, entry.request.model)
         self._bookings.assign(entry, None, placed, now_s)
         return Dispatch(
             entry.request.id,
@@ -158,7 +158,7 @@ class Dispatcher:
             self._bookings.release_lost()
             return Handoff(entry.request.id, self._inventory.endpoint(left_slot))
         if placed.slot != old_slot:
-            self._placer.chosen(Stage.DECODE, placed.slot)
+            self._placer.chosen(Stage.DECODE, placed.slot, entry.request.model)
         self._bookings.assign_decode(entry, placed.slot, now_s)
         self._bookings.release_lost()
         return Handoff(entry.request.id, self._inventory.endpoint(placed.slot), (placed.trace,))

@@ -6,6 +6,7 @@ another endpoint has served the same request, and for nobody if the others refus
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -107,6 +108,13 @@ class Outcomes:
         if self.health.probes:
             self.health.left(entry.request.id)
         return leg, slot
+
+    def unreachable(self, entry: Entry, endpoint_ids: Iterable[EndpointId], now_s: float) -> None:
+        """These took no connection for it, and it has gone on elsewhere without us."""
+        for endpoint_id in endpoint_ids:
+            slot = self._inventory.slot_of(endpoint_id)
+            if slot is not None:
+                self.health.failed(slot, entry.request.id, Fault.UNREACHABLE, now_s)
 
     def _final(self, entry: Entry, leg: FailedLeg, now_s: float, *, others: bool) -> tuple[RejectReason, str] | None:
         """Why no other endpoint is asked, whatever the budget."""

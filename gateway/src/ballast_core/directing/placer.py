@@ -14,10 +14,12 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.capacity import Capacity
 from ballast_core.model import Endpoint, EndpointId, Request, Role, Stage
 from ballast_core.model.traces import PlacementTrace
+from ballast_core.policies.placement.adapters import Affinity, preferred
 from ballast_core.policies.placement.protocol import Placement
 from ballast_core.state.health import Health
 from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
+from ballast_core.state.models import Models
 from ballast_core.state.view import View
 
 _STAGES = tuple(Stage)
@@ -53,6 +55,8 @@ class Placer:
         self._beliefs = beliefs
         self._capacity = capacity
         self._health = health
+        self.models = Models()
+        """Which endpoint serves what."""
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number, to break ties."""
         self._turn = 0
@@ -103,6 +107,8 @@ class Placer:
         if not candidates.endpoints:
             return None
         request, policy = entry.request, self.placements[stage]
+        if request.model in self.models.adapters:
+            candidates = self._by_adapter(stage, request.model, candidates)
         view = self.view(stage, request, candidates, now_s, handoff_s)
         costs = policy.costs(view, request)
         if self._health.troubled:
@@ -198,10 +204,26 @@ class Placer:
             return found
         return self.allowed(self._inventory.ready(stage), entry)
 
-    @staticmethod
-    def allowed(candidates: Candidates, entry: Entry) -> Candidates:
-        """The candidates in the request's subset on which no leg of it has failed."""
-        return Placer._among(candidates, entry.request.subset, entry.avoid)
+    def allowed(self, candidates: Candidates, entry: Entry) -> Candidates:
+        """The candidates in the request's subset that serve its model, and on which no leg of it has failed."""
+        found = self._among(candidates, entry.request.subset, entry.avoid)
+        return self.models.serving(entry.request.model, found)
+
+    def _by_adapter(self, stage: Stage, adapter: str, candidates: Candidates) -> Candidates:
+        """Those where the adapter is best placed."""
+        models, slots = self.models, candidates.slots.tolist()
+        affinities = [
+            Affinity.RUNNING
+            if models.at_work(slot, adapter)
+            else Affinity.WAITING
+            if models.waits(slot, adapter)
+            else Affinity.ROOM
+            if models.has_room(slot)
+            else Affinity.NO_ROOM
+            for slot in slots
+        ]
+        kept = preferred(affinities, self._ledger.requests[stage][candidates.slots].tolist())
+        return candidates if len(kept) == len(slots) else candidates.take(kept)
 
     @staticmethod
     def _among(candidates: Candidates, subset: frozenset[str] | None, avoid: frozenset[EndpointId]) -> Candidates:
@@ -218,9 +240,11 @@ class Placer:
         """The candidates that have capacity for one more request of both stages."""
         return self._capacity.free(Stage.PREFILL, self._capacity.free(Stage.DECODE, candidates))
 
-    def chosen(self, stage: Stage, slot: int) -> None:
+    def chosen(self, stage: Stage, slot: int, model: str) -> None:
         """The slot was chosen: from now on it comes last among equal costs."""
         self._turn += 1
+        if model in self.models.adapters:
+            self.models.sent(slot, model)
         self._turns[stage][slot] = self._turn
 
     def stand_ins(self, entry: Entry) -> Candidates | None:
@@ -252,5 +276,6 @@ class Placer:
 
     def forget(self, slot: int) -> None:
         """The slot is free for another endpoint."""
+        self.models.forget(slot)
         for turns in self._turns.values():
             turns[slot] = 0

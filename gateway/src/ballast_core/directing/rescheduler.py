@@ -26,6 +26,7 @@ from ballast_core.policies.remaining_lengths import PREDICTORS
 from ballast_core.policies.rescheduling.protocol import Decodes, Move, Rescheduling
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger
+from ballast_core.state.models import Models
 
 _EARLY_S = 1e-3
 """A round may run this much early, so that it need not wait for a second timer."""
@@ -110,8 +111,10 @@ class Rescheduler:
         capacity: Capacity,
         timers: Timers,
         partitioner: Partitioner | NoPartitioner,
+        models: Models,
     ) -> None:
         """`partitioner`: its requests are not moved before their last segment."""
+        self._models = models
         self.policy = policy
         self.rounds: deque[RoundTrace] = deque(maxlen=_KEPT_ROUNDS)
         """The last rounds, newest last."""
@@ -173,7 +176,7 @@ class Rescheduler:
         if not len(seen.rows):
             return []
         decided = self.policy.decide(seen.decodes)
-        made = [self._begin(seen, move, now_s) for move in decided.moves]
+        made = [self._begin(seen, move, now_s) for move in decided.moves if self._serves(seen, move)]
         trace = RoundTrace(
             at_s=now_s,
             policy=self.policy.type,
@@ -193,6 +196,11 @@ class Rescheduler:
         for until_s in (self._stays_until_s, self._failed_until_s):
             for key in [key for key, at_s in until_s.items() if at_s <= now_s or self._ledger.get(key) is None]:
                 del until_s[key]
+
+    def _serves(self, seen: _Seen, move: Move) -> bool:
+        """Whether the target serves the request's model."""
+        model = self._ledger.entry_of_row(int(seen.rows[move.request])).request.model
+        return self._models.serves(model, int(seen.slots[move.target]))
 
     def _begin(self, seen: _Seen, move: Move, now_s: float) -> MoveTrace:
         decodes = seen.decodes

@@ -16,6 +16,7 @@ from ballast_core.model import Endpoint, EndpointId, Fault, Observation, Outcome
 from ballast_core.model.kv_reports import KvReport
 from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
+from ballast_core.model.served_models import ServedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,8 @@ class RequestRedirected:
     prefill: EndpointId | None
     """None: `decode` prefills it. Of no meaning once it decodes."""
     decode: EndpointId
+    unreachable: tuple[EndpointId, ...] = ()
+    """Endpoints that took no connection for it on its way there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +269,14 @@ class LeadershipChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsObserved:
+    """An endpoint that is known says what it serves, and which adapters are at work there."""
+
+    endpoint_id: EndpointId
+    models: ServedModels
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """The time of a `WakeAt` has come; one event for each `WakeAt`."""
 
@@ -302,5 +313,6 @@ Event: TypeAlias = (
     | CacheReported
     | CacheReportsEnded
     | LeadershipChanged
+    | ModelsObserved
     | TimerFired
 )

@@ -35,10 +35,11 @@ class Server:
         self._sweeping: asyncio.TimerHandle | None = None
         self.port = 0
 
-    async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> None:
-        """Without `tls` in plaintext only. Raises `OSError` if the address is taken."""
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> None:
+        """Without `tls` in plaintext only. `shared`: with other processes that listen there. Raises `OSError` if the
+        address is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await listening(self.connection, host, port, backlog=_BACKLOG, tls=tls)
+        self._server = await listening(self.connection, host, port, backlog=_BACKLOG, tls=tls, shared=shared)
         self.port = int(self._server.sockets[0].getsockname()[1])
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep, loop)
 

@@ -7,16 +7,29 @@ times a second from every endpoint (`make bench` compares). Format: Prometheus t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 _RUNNING = b"vllm:num_requests_running"
 _WAITING = b"vllm:num_requests_waiting"
 _KV_USAGE = b"vllm:kv_cache_usage_perc"
 _PREEMPTIONS = b"vllm:num_preemptions_total"
+_LORA = b"vllm:lora_requests_info"
+_LABEL = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class BadExposition(Exception):
     """No page of an engine: a needed line is missing or holds no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterGauges:
+    """The LoRA adapters that are at work in an engine."""
+
+    running: frozenset[str]
+    waiting: frozenset[str]
+    most_running: int
+    """`--max-loras`; 0 if it is not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,8 @@ class EngineGauges:
     kv_usage_ratio: float
     """Mean over the engines behind the endpoint."""
     preemptions: int
+    adapters: AdapterGauges | None = None
+    """None where the engine has no LoRA."""
 
 
 def read_gauges(page: bytes) -> EngineGauges:
@@ -38,7 +53,34 @@ def read_gauges(page: bytes) -> EngineGauges:
         waiting=int(sum(_needed(page, _WAITING))),
         kv_usage_ratio=sum(kv_usage) / len(kv_usage) if kv_usage else 0.0,
         preemptions=int(sum(_values(page, _PREEMPTIONS))),
+        adapters=_read_adapters(page),
     )
+
+
+def _read_adapters(page: bytes) -> AdapterGauges | None:
+    """vLLM leaves a sample for each state that there has been; its value is a time, and the newest counts."""
+    newest, labels = 0.0, b""
+    start = page.find(_LORA)
+    while start >= 0:
+        end = page.find(b"\n", start)
+        line = page[start : end if end >= 0 else len(page)]
+        at_s = _value(_LORA, line[len(_LORA) :]) if line[len(_LORA) :].startswith(b"{") else 0.0
+        if (start == 0 or page[start - 1] == 0x0A) and at_s > newest:
+            newest, labels = at_s, line
+        start = page.find(_LORA, start + len(line))
+    if not labels:
+        return None
+    said = {name: value.decode("utf-8", "replace") for name, value in _LABEL.findall(labels)}
+    most = said.get(b"max_lora", "")
+    return AdapterGauges(
+        running=_names(said.get(b"running_lora_adapters", "")),
+        waiting=_names(said.get(b"waiting_lora_adapters", "")),
+        most_running=int(most) if most.isascii() and most.isdigit() and len(most) < 10 else 0,
+    )
+
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(filter(None, map(str.strip, listed.split(","))))
 
 
 def _needed(page: bytes, name: bytes) -> list[float]:

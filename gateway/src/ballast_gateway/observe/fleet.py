@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ballast_core.model import Endpoint, EndpointId, Observation
-from ballast_core.model.events import EndpointObserved, Event
+from ballast_core.model.events import EndpointObserved, Event, ModelsObserved
+from ballast_core.model.served_models import ServedModels
 from ballast_core.state.liveness import Liveness, news
+from ballast_gateway.observe.exposition import AdapterGauges
 from ballast_gateway.observe.model_card import ModelCard
 
 
@@ -29,9 +31,26 @@ class Member:
     problem: str = ""
     """Why the last scrape failed; empty if it did not."""
     card: ModelCard | None = None
-    """What it says of its model; None until asked."""
+    """What it says of its models; None until asked."""
     pod_api: str = ""
     """Address of its agent; empty if it has none."""
+    asked_s: float = 0.0
+    """When it was asked for that last."""
+    adapters: AdapterGauges | None = None
+    """The adapters at work there at the last scrape; None where it has no LoRA."""
+
+    told: ServedModels | None = None
+    """What the Director knows of its models; None after it was lost."""
+
+    @property
+    def models(self) -> ServedModels | None:
+        """What it serves; None while it has not said."""
+        card, work = self.card, self.adapters
+        if card is None:
+            return None
+        if work is None:
+            return ServedModels(frozenset(card.names), card.adapters)
+        return ServedModels(frozenset(card.names), card.adapters, work.running, work.waiting, work.most_running)
 
     @property
     def state(self) -> str:
@@ -132,6 +151,15 @@ class Fleet:
             if member.liveness.usable:
                 self.on_scraped(member.endpoint.id, observation)
                 self._feed(EndpointObserved(member.endpoint, observation))
+                models = member.models
+                if models is not None and (member.adapters is not None or models != member.told):
+                    member.told = models
+                    self._feed(ModelsObserved(member.endpoint.id, models))
+
+    def loaded_adapters(self) -> frozenset[str]:
+        """The adapters that usable endpoints have loaded."""
+        cards = [member.card for member in self.members.values() if member.liveness.usable]
+        return frozenset(name for card in cards if card is not None for name in card.adapters)
 
     def scrape_failed(self, member: Member, problem: str) -> None:
         """A scrape failed; after enough in a row the endpoint is lost until one succeeds."""
@@ -147,4 +175,5 @@ class Fleet:
         event = news(member.liveness, after, member.endpoint.id)
         member.liveness = after
         if event is not None:
+            member.told = None
             self._feed(event)

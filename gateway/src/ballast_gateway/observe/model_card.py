@@ -1,9 +1,9 @@
-"""What an engine says of its model at `GET /v1/models` (vLLM `entrypoints/openai/models`): names, longest context."""
+"""What an engine says of its model at `GET /v1/models` (vLLM `entrypoints/openai/models`): names, adapters, length."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -13,6 +13,8 @@ class ModelCard:
 
     names: tuple[str, ...] = ()
     """The names that it answers to; empty if it does not say."""
+    adapters: frozenset[str] = frozenset()
+    """Those of the names that are LoRA adapters: they have a `parent`."""
     max_model_len: int | None = None
     """Tokens of prompt and output together, at most; None if it does not say."""
 
@@ -20,14 +22,15 @@ class ModelCard:
 UNKNOWN = ModelCard()
 
 
-def read_card(body: bytes, served: Sequence[str]) -> ModelCard:
+def read_card(body: bytes, served: Collection[str]) -> ModelCard:
     """The first model that clients may ask for, else the engine's first; `UNKNOWN` if this is no list."""
     try:
         found = json.loads(body)["data"]
         models = {model["id"]: model.get("max_model_len") for model in found if isinstance(model["id"], str)}
+        adapters = frozenset(model["id"] for model in found if model["id"] in models and model.get("parent"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return UNKNOWN
     names = tuple(models)
     name = next((each for each in served if each in models), names[0] if names else "")
     length = models.get(name)
-    return ModelCard(names, length if type(length) is int and length > 0 else None)
+    return ModelCard(names, adapters, length if type(length) is int and length > 0 else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 from ballast_core.model import EndpointId, Observation
 from ballast_gateway.http.client import Silence, UpstreamError, UpstreamPool
@@ -20,6 +20,9 @@ from ballast_gateway.observe.model_card import UNKNOWN, read_card
 
 _log = logging.getLogger(__name__)
 _MAX_AT_ONCE = 64
+_ADAPTERS_S = 5.0
+_NEW_ADAPTER_S = 1.0
+"""How often an engine with adapters is asked for its models."""
 
 
 class Scraper:
@@ -35,7 +38,7 @@ class Scraper:
         *,
         interval_s: float,
         timeout_s: float,
-        served: Sequence[str],
+        served: Collection[str],
         now_s: Callable[[], float],
         life_signs: LifeSigns,
         on_failure: Callable[[Member], None] = lambda member: None,
@@ -90,6 +93,7 @@ class Scraper:
                 if reply.status != 200:
                     raise UpstreamError(f"/metrics answered {reply.status}")
                 gauges = read_gauges(reply.body)
+                member.adapters = gauges.adapters
             except asyncio.CancelledError:
                 signs.answered()  # nobody asks any more
                 raise
@@ -100,26 +104,34 @@ class Scraper:
                     signs.answered()
                 self._failed(member, str(error))
             else:
-                self._fleet.scraped(
-                    member,
-                    Observation(
-                        observed_at_s=self._now_s(),
-                        running=gauges.running,
-                        waiting=gauges.waiting,
-                        kv_usage_ratio=gauges.kv_usage_ratio,
-                        preemptions=gauges.preemptions,
-                    ),
+                seen = Observation(
+                    observed_at_s=self._now_s(),
+                    running=gauges.running,
+                    waiting=gauges.waiting,
+                    kv_usage_ratio=gauges.kv_usage_ratio,
+                    preemptions=gauges.preemptions,
                 )
-                if member.card is None:
-                    await self._ask_for_models(member)
+                if self._is_to_be_asked(member):
+                    await self._ask_for_models(member)  # before it gets requests: some may be for other models
+                self._fleet.scraped(member, seen)
+
+    def _is_to_be_asked(self, member: Member) -> bool:
+        """Once; where adapters may be loaded and unloaded at run time, again and again, and at once for a new one."""
+        if member.card is None or member.adapters is None:
+            return member.card is None
+        at_work = member.adapters.running | member.adapters.waiting
+        due_s = _NEW_ADAPTER_S if at_work - member.card.adapters else _ADAPTERS_S
+        return self._now_s() - member.asked_s >= due_s
 
     async def _ask_for_models(self, member: Member) -> None:
+        member.asked_s = self._now_s()
         try:
             reply = await self._pool.get(member.endpoint.address, "/v1/models", timeout_s=self._timeout_s)
         except UpstreamError:
             return  # the next scrape asks again
-        card = member.card = read_card(reply.body, self._served) if reply.status == 200 else UNKNOWN
-        if card.names and not set(card.names) & set(self._served):
+        card = read_card(reply.body, self._served) if reply.status == 200 else UNKNOWN
+        again, member.card = member.card is not None, card
+        if not again and card.names and not set(card.names) & set(self._served):
             _log.warning(
                 "an engine serves other models: it will refuse what it is sent",
                 extra={"endpoint": member.endpoint.id, "serves": list(card.names), "served": list(self._served)},

@@ -24,19 +24,23 @@ class FirstToken:
 FIRST_TOKEN: Final = FirstToken()
 
 
+class Served(NamedTuple):
+    """The proxy says which endpoint serves. Comes with the response's headers, and only after a request was routed."""
+
+    address: str
+
+
 class Ended(NamedTuple):
     """The exchange is over. Comes at most once, and only after a request was routed."""
 
     outcome: Outcome
-    served: str | None
-    """Address of the endpoint that served, if the proxy reported it."""
     status: int | None
     """Status of the response; None where the proxy shows none: the request may still be running."""
     shown: bool = True
     """False if the proxy closed the stream of a response whose end it does not show: it may still be running."""
 
 
-Action: TypeAlias = Reply | Pick | FirstToken | Ended
+Action: TypeAlias = Reply | Pick | Served | FirstToken | Ended
 
 
 class Destination(NamedTuple):

@@ -165,7 +165,17 @@ def _context(rest: bytes) -> _Rest | None:
 def _rest_of(message: Any) -> _Rest:
     modes = _modes(message.protocol_config) if message.HasField("protocol_config") else None
     subset, served = _metadata(message.metadata_context.filter_metadata)
+    if served is None and message.attributes:
+        served = _upstream(message.attributes)
     return modes, subset, served, message.observability_mode
+
+
+def _upstream(attributes: Any) -> str | None:
+    """The endpoint that serves, as Envoy has it among its own attributes (`response_attributes`)."""
+    for named in attributes.values():
+        if wire_names.UPSTREAM_ATTRIBUTE in named.fields:
+            return named.fields[wire_names.UPSTREAM_ATTRIBUTE].string_value or None
+    return None
 
 
 def _modes(config: Any) -> Modes:

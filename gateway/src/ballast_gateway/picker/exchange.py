@@ -14,7 +14,7 @@ How each body mode is served (`_RULES`), after Envoy's `processing_mode.proto`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Final
@@ -55,7 +55,7 @@ class ExchangeSettings:
     max_body_bytes: int
     max_text_body_bytes: int | None = None
     """Of JSON without media; None sets no limit of its own."""
-    served_models: tuple[str, ...] = ()
+    served_models: Collection[str] = ()
     """Names that clients may ask for; empty accepts any."""
     trusted: Trusted = Trusted(Trust())  # noqa: RUF009
     """What is believed of clients."""

@@ -6,15 +6,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 from ballast_api import names
-from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId
+from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Request, RequestId
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.prompt_tokens import PromptTokens
 from ballast_gateway import errors, openai_body, paths
 from ballast_gateway.driver import Driver, Ticket
-from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick
+from ballast_gateway.picker.actions import Action, Destination, Ended, FirstToken, Pick, Served
 from ballast_gateway.picker.exchange import Exchange, ExchangeSettings
 from ballast_gateway.picker.messages import (
     BodyReply,
@@ -75,7 +76,7 @@ class Finished:
     outcome: Outcome
     decode: str
     served: str | None
-    """The endpoint that served, as the proxy reported it; differs from `decode` after a retry elsewhere."""
+    """Address of the endpoint that served, as the proxy reported it; another one than `decode` after a retry there."""
 
 
 PickerEvent: TypeAlias = Picked | Refused | Finished
@@ -133,6 +134,7 @@ class _StreamSession:
     __slots__ = (
         "_answer_late",
         "_began_s",
+        "_booked",
         "_decode",
         "_dispatch",
         "_exchange",
@@ -141,6 +143,7 @@ class _StreamSession:
         "_lingers",
         "_planned",
         "_record",
+        "_served",
         "_ticket",
         "over",
     )
@@ -156,6 +159,9 @@ class _StreamSession:
         self._decode = ""
         """Empty until routed."""
         self._dispatch: Dispatch | None = None
+        self._booked: Dispatch | None = None
+        """The same with the endpoints where it runs; None if these are not known."""
+        self._served: str | None = None
         self._began_s = 0.0
         self._lingers = False
         self._planned: Planned | None = None
@@ -189,6 +195,8 @@ class _StreamSession:
                     replies.append(action)
                 case Pick(query):
                     replies += self._carry_out(self._pick(query))
+                case Served(address):
+                    self._is_served(address)
                 case FirstToken():
                     self._first_token()
                 case Ended():
@@ -274,7 +282,7 @@ class _StreamSession:
         prefill = None
         if dispatch.prefill is not None:
             record.prefill, prefill = dispatch.prefill.id, dispatch.prefill.address
-        self._decode, self._dispatch = dispatch.decode.address, dispatch
+        self._decode, self._dispatch, self._booked = dispatch.decode.address, dispatch, dispatch
         for listen in self._face.listeners:
             listen(
                 Picked(
@@ -325,6 +333,24 @@ class _StreamSession:
             own = RequestId(f"{request.id}~{self._face.new_id()}")
             return self._face.driver.open(replace(request, id=own))
 
+    def _is_served(self, address: str) -> None:
+        """The proxy has gone to a fall-back, or where it liked: what was named before it took no connection."""
+        before, self._served = self._served or self._decode, address
+        dispatch, driver = self._dispatch, self._face.driver
+        if self._ticket is None or dispatch is None or allowed((address,), (before,)):
+            return
+        _log.warning("request %s was picked for %s but %s serves", self._record.id, self._decode, address)
+        named = (dispatch.decode, *dispatch.fallbacks)
+        tried = list(takewhile(lambda one: not allowed((address,), (one.address,)), named))
+        passed = tried if len(tried) < len(named) else [dispatch.decode]
+        known = {one.address: one for one in driver.endpoints()}
+        serves = next((known[one] for one in sorted(allowed((address,), known))), None)
+        at = EndpointId(address) if serves is None else serves.id
+        prefill = None if dispatch.prefill is None or dispatch.prefill.id == at else dispatch.prefill
+        self._ticket.redirected(None if prefill is None else prefill.id, at, tuple([one.id for one in passed]))
+        self._record.decode = at
+        self._booked = None if serves is None else replace(dispatch, prefill=prefill, decode=serves)
+
     def _first_token(self) -> None:
         self._began_s = self._face.driver.now_s()
         if self._planned is not None and not (self._planned.over and not self._planned.is_ended):
@@ -356,8 +382,8 @@ class _StreamSession:
             ticket.end(Outcome.COMPLETED)
 
         generates = not self._exchange.path or openai_body.is_json_path(self._exchange.path)
-        if self._dispatch is not None and generates:
-            self._face.unseen.add(ticket, self._dispatch, end, begun=self._began_s > 0)
+        if self._booked is not None and generates:
+            self._face.unseen.add(ticket, self._booked, end, begun=self._began_s > 0)
         else:  # engines do not count such requests as running
             asyncio.get_running_loop().call_later(self._face.settle_s, end)
 
@@ -371,7 +397,7 @@ class _StreamSession:
         self._record.status = self._record.status or ended.status or 0
         self._lingers = True
         for listen in self._face.listeners:
-            served = ended.served
+            served = self._served
             listen(Finished(request_id=self._record.id, outcome=ended.outcome, decode=self._decode, served=served))
         planned.left_to(self._unconfirmed)
         return True
@@ -385,28 +411,23 @@ class _StreamSession:
 
     def _end(self, ended: Ended) -> None:
         ticket, record = self._ticket, self._record
-        elsewhere = ended.served is not None and ended.served != self._decode
         at_once = not ended.shown and self._face.driver.now_s() - self._began_s < _AT_ONCE_S
         succeeds = ended.outcome is Outcome.COMPLETED and (ended.status or 0) < 400
-        unseen = succeeds and not elsewhere and (ended.status is None or at_once)
+        unseen = succeeds and (ended.status is None or at_once)
         if self._planned is not None and self._left_to_holder(self._planned, ended):
             return
-        if ticket is not None and elsewhere:
-            ticket.end(Outcome.FAILED, fault=Fault.UNREACHABLE)
-        elif ticket is not None and not unseen:
+        if ticket is not None and not unseen:
             status = ended.status or 0
             ticket.end(Outcome.FAILED if status >= 400 else ended.outcome, fault=_fault_of(status))
         elif ticket is not None:
             self._lingers = True
             self._linger(ticket)
-        if elsewhere:
-            _log.warning("request %s was picked for %s but %s served", record.id, self._decode, ended.served)
         record.status, record.outcome = ended.status or 0, "routed" if unseen else str(ended.outcome)
         if 400 <= record.status < 500:
             record.outcome, record.reason = "invalid", f"upstream-{record.status}"
         self._recorded()
         for listen in self._face.listeners:
-            listen(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=ended.served))
+            listen(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=self._served))
 
 
 def _fault_of(status: int) -> Fault | None:

@@ -11,15 +11,24 @@ from ballast_gateway.tls.certificates import Tls
 
 
 async def listen(
-    open_session: OpenSession, *, host: str, port: int, max_message_bytes: int, tls: Tls | None = None
+    open_session: OpenSession,
+    *,
+    host: str,
+    port: int,
+    max_message_bytes: int,
+    tls: Tls | None = None,
+    shared: bool = False,
 ) -> Server:
-    """Serve ext_proc; without `tls` in plaintext only. Raises `OSError` if the port is taken."""
+    """Serve ext_proc; without `tls` in plaintext only; `shared` with other processes that listen there.
+
+    Raises `OSError` if the port is taken.
+    """
 
     def process(call: Call) -> Handler:
         return _Process(call, open_session)
 
     server = Server({codec.METHOD: process}, max_message_bytes=max_message_bytes)
-    await server.listen(host, port, tls=tls)
+    await server.listen(host, port, tls=tls, shared=shared)
     return server
 
 

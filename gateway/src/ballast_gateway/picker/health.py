@@ -19,7 +19,9 @@ _WATCH_EVERY_S: Final = 0.5
 _MAX_MESSAGE_BYTES: Final = 4096
 
 
-async def listen_health(ready: Callable[[], bool], *, host: str, port: int, tls: Tls | None = None) -> Server:
+async def listen_health(
+    ready: Callable[[], bool], *, host: str, port: int, tls: Tls | None = None, shared: bool = False
+) -> Server:
     """Serve health: `liveness` always, the other services while `ready()`. Raises `OSError` if the port is taken."""
 
     def check(call: Call) -> Handler:
@@ -30,7 +32,7 @@ async def listen_health(ready: Callable[[], bool], *, host: str, port: int, tls:
 
     methods = {"/grpc.health.v1.Health/Check": check, "/grpc.health.v1.Health/Watch": watch}
     server = Server(methods, max_message_bytes=_MAX_MESSAGE_BYTES)
-    await server.listen(host, port, tls=tls)
+    await server.listen(host, port, tls=tls, shared=shared)
     return server
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Self, TypeAlias
 
 from ballast_gateway import errors, lax, openai_body
@@ -66,7 +66,7 @@ def read_body(
     path: str,
     content_type: str,
     content_encoding: str,
-    served_models: tuple[str, ...],
+    served_models: Collection[str],
     prompts: PromptReader | None = None,
     objective: str = "",
     dropped: frozenset[str] = openai_body.CONTROL_FIELDS,

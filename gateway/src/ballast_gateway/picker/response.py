@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ballast_core.model import Outcome
-from ballast_gateway.picker.actions import FIRST_TOKEN, Action, Ended
+from ballast_gateway.picker.actions import FIRST_TOKEN, Action, Ended, Served
 from ballast_gateway.picker.messages import (
     BodyMode,
     BodyReply,
@@ -34,12 +34,10 @@ class ResponseHalf:
 
     def headers(self, message: Inbound) -> list[Action]:
         """Take in the response's headers."""
-        if message.served is not None:
-            self._served = message.served
         status = message.headers.get(":status", "")
         self._status = int(status) if status.isascii() and status.isdigit() else 0
         self._failed = self._status >= 500
-        actions: list[Action] = [HeadersReply(message.kind)]
+        actions: list[Action] = [HeadersReply(message.kind), *self._note(message)]
         if message.end_of_stream:
             return actions + self.end(self._outcome())
         if self.body_mode is BodyMode.NONE:  # no later sign of the first token will come
@@ -48,10 +46,8 @@ class ResponseHalf:
 
     def body(self, message: Inbound) -> list[Action]:
         """Take in a part of the response's body."""
-        if message.served is not None:
-            self._served = message.served
         kind, body, last = message.kind, message.body, message.end_of_stream
-        actions: list[Action] = []
+        actions = self._note(message)
         if self.body_mode in _STREAMED:
             actions += streamed_body(kind, body, end_of_stream=last)
         else:
@@ -64,16 +60,14 @@ class ResponseHalf:
 
     def trailers(self, message: Inbound) -> list[Action]:
         """Take in the response's trailers, which end it."""
-        if message.served is not None:
-            self._served = message.served
-        return [TrailersReply(message.kind), *self.end(self._outcome())]
+        return [TrailersReply(message.kind), *self._note(message), *self.end(self._outcome())]
 
     def end(self, outcome: Outcome, *, shown: bool = True) -> list[Action]:
         """The exchange is over; further calls change nothing."""
         if self._ended or not self.routed:
             return []
         self._ended = True
-        return [Ended(outcome, self._served, self._status, shown)]
+        return [Ended(outcome, self._status, shown)]
 
     def closed(self) -> list[Action]:
         """The proxy has closed the stream.
@@ -85,6 +79,13 @@ class ResponseHalf:
         if self.body_mode is not BodyMode.NONE:
             return self.end(Outcome.CANCELLED)
         return self.end(self._outcome(), shown=self._failed)
+
+    def _note(self, message: Inbound) -> list[Action]:
+        """Proxies say who serves with the headers, and may repeat it with what follows."""
+        if message.served is None or message.served == self._served or not self.routed:
+            return []
+        self._served = message.served
+        return [Served(message.served)]
 
     def _begin(self) -> list[Action]:
         if self._begun or (self._status or 0) >= 400 or not self.routed:

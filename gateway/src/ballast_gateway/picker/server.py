@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -91,13 +91,15 @@ async def serve(
     on_record: Callable[[RequestRecord], None] = lambda record: None,
     tls: Tls | None = None,
     listen: Listen | None = None,
+    served: Collection[str] | None = None,
     holders: Holders | None = None,
     carries: Carries | None = None,
 ) -> PickerServer:
     """Listen for ext_proc and for health, with `tls` or in plaintext; ext_proc by `listen`, if not by our own HTTP/2.
     `ready` returns whether the gateway can place requests.
-    `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `holders`: the agents of the
-    pods, where they are spoken with, and `carries` what they could do with a request, where a policy asks.
+    `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
+    clients may ask for, if they are not those of the model alone. `holders`: the agents of the pods, where they are
+    spoken with, and `carries` what they could do with a request, where a policy asks.
 
     Raises `OSError` if a port is taken.
     """
@@ -111,7 +113,7 @@ async def serve(
     exchange = ExchangeSettings(
         max_body_bytes=limits.max_body_bytes,
         max_text_body_bytes=limits.max_text_body_bytes,
-        served_models=tuple(settings.model.served_names),
+        served_models=settings.model.served_names if served is None else served,
         prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
         trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
@@ -129,7 +131,7 @@ async def serve(
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES
-    listen = listen or partial(h2_transport.listen, tls=tls)
+    listen = listen or partial(h2_transport.listen, tls=tls, shared=settings.workers > 1)
     transport = await listen(face.open, host=at.host, port=at.ext_proc, max_message_bytes=max_message_bytes)
     try:
         # Health answers without TLS where TLS is required, too: kubelets probe without.
@@ -138,6 +140,7 @@ async def serve(
             host=at.host,
             port=at.grpc_health,
             tls=None if tls is None else replace(tls, required=False),
+            shared=settings.workers > 1,
         )
     except OSError:
         await transport.aclose(0)

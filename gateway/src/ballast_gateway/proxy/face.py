@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -66,7 +66,8 @@ class ProxyFace:
 
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
     `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
-    the tokens of text prompts, where endpoints report what they cache.
+    the tokens of text prompts, where endpoints report what they cache. `served` are the names that clients may ask for,
+    if they are not those of the model alone.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ProxyFace:
         not_ready: Callable[[], list[str]] = list,
         tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
+        served: Collection[str] | None = None,
     ) -> None:
         limits = settings.limits
         self.max_header_bytes = limits.max_header_bytes
@@ -115,7 +117,8 @@ class ProxyFace:
         self._loop = asyncio.get_running_loop()
         self._new_id = new_id
         self._on_record = on_record
-        self._served = settings.model.served_names
+        self._served: Collection[str] = settings.model.served_names if served is None else served
+        self._default_model = settings.model.served_names[0]
         passed = sorted(path.encode() for path in paths.PASSED.union(settings.extra_paths))
         self._allowed = {**_OWN, **{path: "POST" for path in passed if path not in _OWN}}
         self._known = tuple(path.decode() for path in self._allowed)
@@ -147,10 +150,10 @@ class ProxyFace:
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> int:
-        """Open the listener, without `tls` for HTTP only; port 0 takes a free one. Returns the port. Raises
-        `OSError`."""
-        self._server = await listening(self._connect, host, port, backlog=_BACKLOG, tls=tls)
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None, shared: bool = False) -> int:
+        """Open the listener, without `tls` for HTTP only; port 0 takes a free one. `shared`: with other processes that
+        listen there. Returns the port. Raises `OSError`."""
+        self._server = await listening(self._connect, host, port, backlog=_BACKLOG, tls=tls, shared=shared)
         self._sweep()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
@@ -302,7 +305,7 @@ class ProxyFace:
         dropped = self._trusted.dropped_fields
         if path in _GENERATIONS:
             return read_generation(body, chat=path == _CHAT, dropped=dropped, size=size)
-        return read_passed(body, path=path.decode(), default_model=self._served[0], dropped=dropped, size=size)
+        return read_passed(body, path=path.decode(), default_model=self._default_model, dropped=dropped, size=size)
 
     def _read_large(self, path: bytes, body: bytes) -> _Read | InvalidBody:
         """On the thread."""
@@ -540,7 +543,7 @@ def _path(target: bytes) -> bytes:
     return target.partition(b"?")[0]
 
 
-def _models_body(served: tuple[str, ...], created_s: int, max_model_len: int | None) -> bytes:
+def _models_body(served: Iterable[str], created_s: int, max_model_len: int | None) -> bytes:
     """As vLLM answers; without `max_model_len` where no engine has said it."""
     limit = {} if max_model_len is None else {"max_model_len": max_model_len}
     card = {"object": "model", "created": created_s, "owned_by": "ballast", **limit}

@@ -36,14 +36,21 @@ class Listening(Protocol):
 
 
 async def listening(
-    factory: Callable[[], asyncio.Protocol], host: str, port: int, *, backlog: int, tls: Tls | None
+    factory: Callable[[], asyncio.Protocol],
+    host: str,
+    port: int,
+    *,
+    backlog: int,
+    tls: Tls | None,
+    shared: bool = False,
 ) -> Listening:
-    """Serve connections by protocols of `factory`; without `tls` in plaintext only. Raises `OSError` if the address is
-    taken."""
+    """Serve connections by protocols of `factory`; without `tls` in plaintext only. `shared`: with other processes that
+    listen there, among which the system deals out connections. Raises `OSError` if the address is taken."""
     if tls is None:
-        return await asyncio.get_running_loop().create_server(factory, host, port, backlog=backlog)
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(factory, host, port, backlog=backlog, reuse_port=shared or None)
     listener = TlsListener(factory, tls)
-    await listener.listen(host, port, backlog=backlog)
+    await listener.listen(host, port, backlog=backlog, shared=shared)
     return listener
 
 
@@ -69,12 +76,12 @@ class TlsListener:
         self._refreshing: asyncio.TimerHandle | None = None
         self.sockets: list[socket.socket] = []
 
-    async def listen(self, host: str, port: int, *, backlog: int) -> None:
+    async def listen(self, host: str, port: int, *, backlog: int, shared: bool = False) -> None:
         """Raises `OSError` if the address is taken."""
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
             for family, _, _, _, address in dict.fromkeys(found):
-                self.sockets.append(_bound(family, address, backlog))
+                self.sockets.append(_bound(family, address, backlog, shared))
         except OSError:
             self.close()
             raise
@@ -186,11 +193,13 @@ class _Newcomer:
             self._listener._tls.certificates.refused[reason] += 1
 
 
-def _bound(family: int, address: object, backlog: int) -> socket.socket:
+def _bound(family: int, address: object, backlog: int, shared: bool) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setblocking(False)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name == "posix")
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(address)  # type: ignore[arg-type]

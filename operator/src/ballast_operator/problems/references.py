@@ -67,7 +67,7 @@ def unsuited(spec: ServingPoolSpec, policy: SchedulingPolicySpec) -> tuple[Probl
     # A pool that is scaled to zero may come back at any time, and the policy with it.
     endpoints = Counter(names.core_role(pool.role) for pool in spec.pools)
     found = (
-        *misfits(suite, spec.gateway.face, endpoints),
+        *misfits(suite, spec.gateway.face, endpoints, agents=any(map(spec.has_agent, spec.pools))),
         *engine_misfits(suite, spec.engine.args, spec.engine.kv_connector.config),
     )
     what = f"SchedulingPolicy {spec.policy_ref.name}"

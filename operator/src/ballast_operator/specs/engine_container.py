@@ -10,6 +10,7 @@ from ballast_api.gateway_settings import KvEvents
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
+from ballast_operator.specs.agent_container import LOOPBACK, engine_port
 from ballast_operator.specs.profiles import numbers_of
 from ballast_operator.specs.security import container_security
 
@@ -35,6 +36,8 @@ def gpus_of(pool: PoolSpec, profile: HardwareProfileSpec) -> int:
 def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> Manifest:
     """The container before the user's overlay."""
     engine = spec.engine
+    # Behind an agent the engine has no port that the kubelet could reach: the agent passes its probes on.
+    own_ports = [] if spec.has_agent(pool) else [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}]
     container: Manifest = {
         "name": names.ENGINE_CONTAINER,
         "image": engine.image,
@@ -42,7 +45,7 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
         "args": arguments(spec, pool, profile),
         "env": environment(pool, profile),
         "ports": [
-            {"name": "http", "containerPort": engine.port, "protocol": "TCP"},
+            *own_ports,
             {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
             *_kv_events_ports(_kv_events(spec)),
         ],
@@ -50,7 +53,7 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
         "securityContext": container_security(read_only=False),
         "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
-        **_probes(),
+        **_probes("http" if own_ports else engine.port),
     }
     if engine.image_pull_policy is not None:
         container["imagePullPolicy"] = engine.image_pull_policy
@@ -65,10 +68,11 @@ def volumes() -> list[Manifest]:
 def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> list[str]:
     """`serve MODEL ...`, the user's own arguments last: the last one wins in vLLM."""
     model = spec.model
+    host, port = (LOOPBACK, engine_port(spec)) if spec.has_agent(pool) else ("0.0.0.0", spec.engine.port)
     result = [
         *("serve", model.name),
-        *("--host", "0.0.0.0"),
-        *("--port", str(spec.engine.port)),
+        *("--host", host),
+        *("--port", str(port)),
         *("--served-model-name", *model.all_served_names()),
         *("--tensor-parallel-size", str(gpus_of(pool, profile))),
         *("--kv-transfer-config", kv_transfer_config(spec, pool)),
@@ -136,8 +140,8 @@ def _from_field(name: str, path: str) -> Manifest:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
-def _probes() -> Manifest:
-    check = {"httpGet": {"path": "/health", "port": "http"}}
+def _probes(port: str | int) -> Manifest:
+    check = {"httpGet": {"path": "/health", "port": port}}
     every_s = 2
     return {
         "startupProbe": {

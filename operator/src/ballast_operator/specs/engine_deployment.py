@@ -9,18 +9,27 @@ from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.pod_template import PodTemplateOverlay
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import DEPLOYMENT, Manifest
+from ballast_operator.settings import GatewayDefaults
+from ballast_operator.specs.agent_container import agent_container
 from ballast_operator.specs.engine_container import GRACE_PERIOD_S, START_UP_S, engine_container, volumes
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
 from ballast_operator.specs.overlay import overlaid
 from ballast_operator.specs.security import pod_security
+from ballast_operator.specs.token_mount import token_volume
 
 REVISION_HISTORY: Final = 3
 
 
 def engine_deployment(
-    owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec, replicas: int
+    owner: Owner,
+    spec: ServingPoolSpec,
+    pool: PoolSpec,
+    profile: HardwareProfileSpec,
+    *,
+    replicas: int,
+    defaults: GatewayDefaults,
 ) -> Manifest:
-    """Deployment of `pool` with `replicas` engines."""
+    """Deployment of `pool` with `replicas` engines, each beside its agent where the spec has agents."""
     match = names.engine_match_labels(owner.name, pool.name)
     labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
     deployment = child(
@@ -40,13 +49,15 @@ def engine_deployment(
                     "maxUnavailable": spec.rollout.max_unavailable,
                 },
             },
-            "template": _template(owner, spec, pool, profile),
+            "template": _template(owner, spec, pool, profile, defaults),
         },
     )
     return with_labels(deployment, labels)
 
 
-def _template(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> Manifest:
+def _template(
+    owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec, defaults: GatewayDefaults
+) -> Manifest:
     pod: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -56,10 +67,15 @@ def _template(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: Hard
         "containers": [engine_container(spec, pool, profile)],
         "volumes": volumes(),
     }
+    annotations = {names.ANNOTATION_HARDWARE: pool.hardware}
+    if spec.has_agent(pool):
+        pod["initContainers"] = [agent_container(spec, defaults)]
+        pod["volumes"].append(token_volume(owner.name))
+        annotations[names.ANNOTATION_POD_API] = str(names.PORT_POD_API)
     if profile.node_selector:
         pod["nodeSelector"] = dict(profile.node_selector)
     labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
-    template = {"metadata": {"labels": labels, "annotations": {names.ANNOTATION_HARDWARE: pool.hardware}}, "spec": pod}
+    template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
     return with_revision(with_overlay(template, pool.template))
 
 

@@ -7,13 +7,23 @@ from collections.abc import Mapping
 import yaml
 
 from ballast_api import names
-from ballast_api.gateway_settings import Discovery, GatewaySettings, KubernetesDiscovery, Picker, ServedModel
+from ballast_api.gateway_settings import (
+    Discovery,
+    GatewaySettings,
+    KubernetesDiscovery,
+    KubernetesPeers,
+    Peers,
+    Picker,
+    PodApi,
+    ServedModel,
+)
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import CONFIG_MAP, Manifest
 from ballast_operator.specs.meta import Owner, child
 from ballast_operator.specs.profiles import numbers_of
+from ballast_operator.specs.token_mount import TOKEN_FILE
 
 
 def gateway_settings(
@@ -40,6 +50,14 @@ def gateway_settings(
                 namespace=owner.namespace,
                 selector=names.endpoint_selector(owner.name),
                 port=spec.engine.port,
+            )
+        ),
+        pod_api=PodApi(token_file=TOKEN_FILE),
+        peers=Peers(
+            kubernetes=KubernetesPeers(
+                namespace=owner.namespace,
+                selector=names.gateway_selector(owner.name),
+                lease=names.gateway_object_name(owner.name),
             )
         ),
         profiles={name: numbers_of(profiles[name]) for name in sorted(profiles)},

@@ -10,10 +10,12 @@ from ballast_api.gateway_settings import GatewaySettings, Limits
 from ballast_api.serving_pool import GatewaySpec
 from ballast_operator.kinds import DEPLOYMENT, Manifest
 from ballast_operator.settings import GatewayDefaults
+from ballast_operator.specs.ballast_image import ballast_image
 from ballast_operator.specs.engine_deployment import REVISION_HISTORY, spread, with_overlay
 from ballast_operator.specs.gateway_config import settings_text
 from ballast_operator.specs.meta import Owner, child, content_hash
 from ballast_operator.specs.security import container_security, pod_security
+from ballast_operator.specs.token_mount import token_mount, token_volume
 
 PRE_STOP_S: Final = 5
 """Seconds in which Services and Envoys learn that the pod ends, before the gateway stops accepting."""
@@ -29,7 +31,10 @@ def gateway_deployment(
     template: Manifest = {
         "metadata": {
             "labels": names.common_labels(owner.name, "gateway"),
-            "annotations": {names.ANNOTATION_CONFIG_HASH: content_hash(settings_text(settings))},
+            "annotations": {
+                names.ANNOTATION_CONFIG_HASH: content_hash(settings_text(settings)),
+                names.ANNOTATION_POD_API: str(names.PORT_POD_API),
+            },
         },
         "spec": {
             "serviceAccountName": name,
@@ -42,6 +47,7 @@ def gateway_deployment(
             "volumes": [
                 {"name": "config", "configMap": {"name": name}},
                 {"name": "tmp", "emptyDir": {}},
+                token_volume(owner.name),
             ],
         },
     }
@@ -65,9 +71,9 @@ def _grace_s(limits: Limits) -> int:
 
 
 def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
-    container: Manifest = {
+    return {
         "name": names.GATEWAY_CONTAINER,
-        "image": gateway.image or defaults.image,
+        **ballast_image(gateway, defaults),
         "command": ["ballast"],
         "args": ["gateway", "--config", f"{names.GATEWAY_CONFIG_DIR}/{names.GATEWAY_CONFIG_FILE}"],
         "env": [
@@ -81,13 +87,12 @@ def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
         "volumeMounts": [
             {"name": "config", "mountPath": names.GATEWAY_CONFIG_DIR, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
+            token_mount(),
         ],
         "startupProbe": _probe("/healthz", period_s=1, failures=60),
         "readinessProbe": _probe("/readyz", period_s=2, failures=2),
         "livenessProbe": _probe("/healthz", period_s=10, failures=3),
     }
-    policy = gateway.image_pull_policy or (defaults.image_pull_policy if gateway.image is None else None)
-    return {**container, "imagePullPolicy": policy} if policy else container
 
 
 def _ports(gateway: GatewaySpec) -> list[tuple[str, int]]:
@@ -96,7 +101,7 @@ def _ports(gateway: GatewaySpec) -> list[tuple[str, int]]:
         ports.append(("http", names.PORT_PROXY))
     if gateway.face.serves_picker:
         ports += [("ext-proc", names.PORT_EXT_PROC), ("grpc-health", names.PORT_GRPC_HEALTH)]
-    return [*ports, ("admin", names.PORT_ADMIN)]
+    return [*ports, ("admin", names.PORT_ADMIN), ("pod-api", names.PORT_POD_API)]
 
 
 def _probe(path: str, *, period_s: int, failures: int) -> Manifest:

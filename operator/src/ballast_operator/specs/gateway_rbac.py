@@ -1,9 +1,9 @@
-"""The gateway's identity and rights: it watches the pods of its namespace, nothing else."""
+"""The gateway's identity and rights: it watches the pods of its namespace, and holds one Lease with its peers."""
 
 from __future__ import annotations
 
 from ballast_api import names
-from ballast_operator.kinds import ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Manifest
+from ballast_operator.kinds import LEASE, ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Manifest
 from ballast_operator.specs.meta import Owner, child
 
 
@@ -14,9 +14,17 @@ def gateway_service_account(owner: Owner) -> Manifest:
 
 
 def gateway_role(owner: Owner) -> Manifest:
-    """Read pods of the namespace."""
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
-    return child(ROLE, owner, names.gateway_object_name(owner.name), "gateway", rules=rules)
+    """Read pods of the namespace, and lead its peers by the Lease of its own name.
+
+    A right to create cannot be bound to a name: Kubernetes knows none yet when it judges.
+    """
+    name, leases = names.gateway_object_name(owner.name), {"apiGroups": [LEASE.group], "resources": [LEASE.plural]}
+    rules = [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+        {**leases, "verbs": ["create"]},
+        {**leases, "resourceNames": [name], "verbs": ["get", "update"]},
+    ]
+    return child(ROLE, owner, name, "gateway", rules=rules)
 
 
 def gateway_role_binding(owner: Owner) -> Manifest:

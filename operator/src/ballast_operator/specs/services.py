@@ -25,7 +25,7 @@ def pool_service(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec) -> Manifes
         spec={
             "clusterIP": "None",
             "selector": names.engine_match_labels(owner.name, pool.name),
-            "ports": [_port("http", spec.engine.port, "http", "http")],
+            "ports": [_port("http", spec.engine.port, spec.engine.port, "http")],
         },
     )
     return with_labels(service, names.engine_labels(owner.name, pool.name, names.core_role(pool.role)))
@@ -41,7 +41,7 @@ def engines_service(owner: Owner, spec: ServingPoolSpec) -> Manifest:
         spec={
             "clusterIP": "None",
             "selector": {names.LABEL_SERVING_POOL: owner.name, names.APP_COMPONENT: "engine"},
-            "ports": [_port("http", spec.engine.port, "http", "http")],
+            "ports": [_port("http", spec.engine.port, spec.engine.port, "http")],
         },
     )
 
@@ -88,5 +88,5 @@ def engines_service_name(serving_pool: str) -> str:
     return names.child_name(serving_pool, f"{names.GATEWAY_POOL_SEGMENT}-{ENGINES_SUFFIX}")
 
 
-def _port(name: str, port: int, target: str, app_protocol: str) -> Manifest:
+def _port(name: str, port: int, target: str | int, app_protocol: str) -> Manifest:
     return {"name": name, "port": port, "targetPort": target, "protocol": "TCP", "appProtocol": app_protocol}

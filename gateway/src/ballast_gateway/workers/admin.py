@@ -1,0 +1,152 @@
+"""The admin port of a gateway with workers: metrics of all, ready if all are, the rest by one that is named.
+
+`/metrics` has every series of every worker with the label `worker`; sums are the reader's to make. Other routes are
+those of one worker, `?worker=N`, 0 if it is not said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from ballast_gateway.probes import Receive, Scope, Send
+from ballast_gateway.who_may_ask import WhoMayAsk
+
+if TYPE_CHECKING:
+    import httpx
+
+_JSON: Final = "application/json"
+_WAIT_S: Final = 2.0
+"""For a worker's metrics, or for its word that it is ready."""
+_ADMIN_WAIT_S: Final = 30.0
+
+
+class Admin:
+    """An ASGI application. `workers` has the admin port of each by its number, None while it does not serve."""
+
+    def __init__(self, workers: Callable[[], Mapping[str, int | None]], who_may_ask: WhoMayAsk) -> None:
+        self._workers = workers
+        self._who_may_ask = who_may_ask
+        self._client: httpx.AsyncClient | None = None
+
+    async def aclose(self) -> None:
+        """Close connections to workers."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path = scope.get("path", "")
+        if scope["method"] != "GET":
+            await _respond(send, 405, _JSON, _detail("Method Not Allowed"))
+        elif path == "/healthz":
+            await _respond(send, 200, _JSON, b'{"status": "ok"}')
+        elif path == "/readyz":
+            await _respond(send, *await self._readiness())
+        elif path == "/metrics":
+            await _respond(send, *await self._metrics())
+        else:
+            await _respond(send, *await self._forwarded(scope, path))
+
+    async def _readiness(self) -> tuple[int, str, bytes]:
+        """Not ready while a worker that takes connections is not: some of them would be its own."""
+        answers = await self._ask_all("/readyz")
+        reasons = [
+            f"worker {number}: {reason}"
+            for number, answer in answers.items()
+            if answer.status_code != 200
+            for reason in answer.json()["reasons"]
+        ]
+        if not answers:
+            reasons = ["no worker serves"]
+        if not reasons:
+            return 200, _JSON, b'{"status": "ok"}'
+        return 503, _JSON, json.dumps({"status": "not ready", "reasons": reasons}).encode()
+
+    async def _metrics(self) -> tuple[int, str, bytes]:
+        answers = await self._ask_all("/metrics")
+        return 200, CONTENT_TYPE_LATEST, merged(answer.text for answer in answers.values())
+
+    async def _forwarded(self, scope: Scope, path: str) -> tuple[int, str, bytes]:
+        """Asked on loopback, a worker answers whoever asks; who may is decided here."""
+        peer, _ = scope.get("client") or (None, 0)
+        refusal = self._who_may_ask.refusal(peer, scope["headers"])
+        if refusal is not None:
+            return refusal.status, _JSON, _detail(refusal.message)
+        query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        number = query.pop("worker", "0")
+        workers = self._workers()
+        if number not in workers:
+            return 404, _JSON, _detail(f"there is no such worker; there are {', '.join(workers)}")
+        port = workers[number]
+        if port is None:
+            return 503, _JSON, _detail("this worker does not serve now")
+        import httpx
+
+        given = {name: value for name, value in scope["headers"] if name == b"authorization"}
+        url = f"http://127.0.0.1:{port}{path}?{urlencode(query)}"
+        try:
+            answer = await self._http().get(url, headers=given, timeout=_ADMIN_WAIT_S)
+        except httpx.HTTPError as error:
+            return 502, _JSON, _detail(f"the worker does not answer: {type(error).__name__}")
+        return answer.status_code, answer.headers.get("content-type", _JSON), answer.content
+
+    async def _ask_all(self, path: str) -> dict[str, httpx.Response]:
+        """The answers of the workers that serve, by number; one that is silent or just ended has none."""
+        import httpx
+
+        serving = {number: port for number, port in self._workers().items() if port is not None}
+        asked = [self._http().get(f"http://127.0.0.1:{port}{path}", timeout=_WAIT_S) for port in serving.values()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: dict[str, httpx.Response] = {}
+        for number, answer in zip(serving, answers, strict=True):
+            if isinstance(answer, httpx.Response):
+                found[number] = answer
+            elif not isinstance(answer, httpx.HTTPError):
+                raise answer
+        return found
+
+    def _http(self) -> httpx.AsyncClient:
+        """Of a library that takes a while to import: made when it is needed."""
+        if self._client is None:
+            import httpx
+
+            self._client = httpx.AsyncClient(trust_env=False)
+        return self._client
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def merged(pages: Iterable[str]) -> bytes:
+    """One page of Prometheus' text format: each metric once, with the series of all pages."""
+    families: dict[str, Metric] = {}
+    for page in pages:
+        for metric in text_string_to_metric_families(page):
+            families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type)).samples.extend(
+                metric.samples
+            )
+    return generate_latest(_Families(families.values()))
+
+
+def _detail(message: str) -> bytes:
+    return json.dumps({"detail": message}).encode()
+
+
+async def _respond(send: Send, status: int, kind: str, body: bytes) -> None:
+    headers: list[tuple[bytes, Any]] = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

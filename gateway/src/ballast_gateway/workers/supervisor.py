@@ -1,0 +1,223 @@
+"""Starts workers, starts dead ones again, and ends them all: the process that has the signals and the admin port."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from ballast_api.gateway_settings import GatewaySettings
+from ballast_core import kernel
+from ballast_gateway.admin_server import AdminServer
+from ballast_gateway.main import Signals
+from ballast_gateway.who_may_ask import WhoMayAsk
+from ballast_gateway.workers.admin import Admin
+from ballast_gateway.workers.process import Order
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
+_STEADY_S: Final = 30.0
+"""A worker that has lived for so long is started again at once."""
+_LAST_S: Final = 10.0
+"""For a worker to end, beyond the time that its drain may take."""
+
+
+def run(settings: GatewaySettings) -> int:
+    """Serve with `settings.workers` processes until SIGTERM or SIGINT, drain them, and return the exit status. A second
+    signal cuts the drains short. Raises `OSError` if a port is taken, `InvalidInput` for a bad token file."""
+    return uvloop.run(_Supervisor(settings).run())
+
+
+class _Supervisor:
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._signals = Signals()
+        self._workers = [_Worker(number) for number in range(settings.workers)]
+
+    async def run(self) -> int:
+        self._signals.watch()
+        at = self._settings.listeners
+        token_file = self._settings.admin.token_file
+        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
+        with _reserved(self._settings) as ports:
+            admin = Admin(self._admin_ports, who_may_ask)
+            server = AdminServer(admin, at.host, at.admin)
+            settings = _of_worker(self._settings, ports)
+            try:
+                return await self._serve(settings, {"admin": server.port, **ports})
+            finally:
+                await asyncio.gather(*(worker.end(0.0) for worker in self._workers))
+                await server.aclose()
+                await admin.aclose()
+
+    async def _serve(self, settings: GatewaySettings, ports: dict[str, int]) -> int:
+        begun = await asyncio.gather(*(worker.start(settings) for worker in self._workers))
+        if not all(begun):  # it has said why
+            return max(status for worker in self._workers if (status := worker.status) is not None) or 1
+        extra = {"event": "listening", "ports": ports, "decided_by": kernel.name(), "workers": len(begun)}
+        _log.info("listening", extra=extra)
+        watches = [asyncio.create_task(self._keep(worker, settings)) for worker in self._workers]
+        try:
+            await self._signals.first.wait()
+            _log.info("draining", extra={"event": "draining"})
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+        hurry = asyncio.create_task(self._hurry())
+        limit_s = self._settings.limits.longest_drain_s
+        statuses = await asyncio.gather(*(worker.end(limit_s) for worker in self._workers))
+        hurry.cancel()
+        return max(status if status >= 0 else 1 for status in statuses)
+
+    async def _hurry(self) -> None:
+        await self._signals.second.wait()
+        for worker in self._workers:
+            worker.signal()
+
+    async def _keep(self, worker: _Worker, settings: GatewaySettings) -> None:
+        """Start it again whenever it has ended."""
+        loop = asyncio.get_running_loop()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = loop.time()
+            status = await worker.ended()
+            extra = {"event": "worker-ended", "worker": str(worker.number), "status": status}
+            _log.error("a worker has ended; it is started again", extra=extra)
+            pause_s = _FIRST_PAUSE_S if loop.time() - began_s > _STEADY_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            await worker.start(settings)
+
+    def _admin_ports(self) -> dict[str, int | None]:
+        return {str(worker.number): worker.admin_port for worker in self._workers}
+
+
+class _Worker:
+    """A process, and the next one after it has ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.admin_port: int | None = None
+        """On loopback; None while it does not serve."""
+        self.status: int | None = None
+        """With which it ended."""
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, settings: GatewaySettings) -> bool:
+        """Returns when it serves, or False when it has ended before."""
+        reads, writes = os.pipe()
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "ballast_gateway.workers.process"),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=(writes,),
+                start_new_session=True,  # a terminal's Ctrl-C is the supervisor's
+            )
+        except BaseException:
+            os.close(reads)
+            raise
+        finally:
+            os.close(writes)
+        assert process.stdin is not None
+        process.stdin.write(Order(self.number, settings.dump(), writes).line())
+        line = await _line_of(reads)
+        if not line:
+            await self.ended()
+            return False
+        self.admin_port = json.loads(line)["admin"]
+        return True
+
+    async def ended(self) -> int:
+        """Wait for its end; returns its status."""
+        assert self._process is not None
+        self.status = await self._process.wait()
+        self.admin_port = None
+        return self.status
+
+    def signal(self) -> None:
+        """Ask it to end; a second time: at once."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    async def end(self, drain_s: float) -> int:
+        """Ask it to end, wait for so long and a little more, then kill it. Returns its status."""
+        if self._process is None:
+            return 0
+        self.signal()
+        try:
+            async with asyncio.timeout(drain_s + _LAST_S):
+                await self._process.wait()
+        except TimeoutError:
+            _log.error("a worker does not end, and is killed", extra={"worker": str(self.number)})
+            self._process.kill()
+        return await self.ended()
+
+
+async def _line_of(descriptor: int) -> bytes:
+    """What is written to a pipe until it is closed."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
+    )
+    try:
+        return await reader.read()
+    finally:
+        transport.close()
+
+
+def _of_worker(settings: GatewaySettings, ports: dict[str, int]) -> GatewaySettings:
+    """The same, with ports that are known, and an admin API that only this machine reaches."""
+    at = settings.listeners.model_copy(update=ports)
+    admin = at.model_copy(update={"admin": 0})
+    return settings.model_copy(update={"listeners": admin})
+
+
+@contextmanager
+def _reserved(settings: GatewaySettings) -> Iterator[dict[str, int]]:
+    """The ports that workers share, by the names of their settings; they stay ours while no worker lives. Raises
+    `OSError` for one that is taken, by a gateway with workers, too."""
+    at, face = settings.listeners, settings.face
+    wanted = {"proxy": at.proxy} if face.serves_proxy else {}
+    if face.serves_picker:
+        wanted |= {"ext_proc": at.ext_proc, "grpc_health": at.grpc_health}
+    family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
+    held: list[socket.socket] = []
+    try:
+        for name, port in wanted.items():
+            _check_free(family, at.host, port)
+            bound = socket.socket(family, socket.SOCK_STREAM)
+            held.append(bound)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.bind((at.host, port))  # and does not listen: connections go to those that do
+            wanted[name] = bound.getsockname()[1]
+        yield wanted
+    finally:
+        for bound in held:
+            bound.close()
+
+
+def _check_free(family: int, host: str, port: int) -> None:
+    """Who shares ports would not be told that another does, too."""
+    with socket.socket(family, socket.SOCK_STREAM) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            alone.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise OSError(error.errno, f"address ({host!r}, {port}) is already in use") from None

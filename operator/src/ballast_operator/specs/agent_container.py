@@ -1,0 +1,66 @@
+"""The container `agent`: a native sidecar (KEP-753) that listens where the engine would, and has the engine behind it.
+
+It starts before the engine, and nothing about its start waits for the engine. When the pod ends the kubelet stops the
+engine first: with `--shutdown-timeout` running requests end, and the agent that carries them ends after it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ballast_api import names
+from ballast_api.serving_pool import ServingPoolSpec
+from ballast_operator.kinds import Manifest
+from ballast_operator.settings import GatewayDefaults
+from ballast_operator.specs.ballast_image import ballast_image
+from ballast_operator.specs.security import container_security
+from ballast_operator.specs.token_mount import TOKEN_FILE, token_mount
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+def engine_port(spec: ServingPoolSpec) -> int:
+    """Where the engine listens on the pod's loopback, behind an agent on `spec.engine.port`."""
+    usual = names.PORT_ENGINE_BEHIND_AGENT
+    return usual if spec.engine.port != usual else usual + 1
+
+
+def agent_container(spec: ServingPoolSpec, defaults: GatewayDefaults) -> Manifest:
+    """The container before the user's overlay."""
+    return {
+        "name": names.AGENT_CONTAINER,
+        "restartPolicy": "Always",
+        **ballast_image(spec.gateway, defaults),
+        "command": ["ballast"],
+        "args": [
+            *("agent", "--port", str(spec.engine.port)),
+            *("--engine", f"{LOOPBACK}:{engine_port(spec)}"),
+            *("--pod-api-port", str(names.PORT_POD_API)),
+            *("--token-file", TOKEN_FILE),
+        ],
+        "env": [
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+        ],
+        "ports": [
+            {"name": "http", "containerPort": spec.engine.port, "protocol": "TCP"},
+            {"name": "pod-api", "containerPort": names.PORT_POD_API, "protocol": "TCP"},
+        ],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": container_security(read_only=True),
+        "volumeMounts": [token_mount()],
+        # The engine's container waits for this one, and for nothing else of the agent.
+        "startupProbe": _probe("live", period_s=1, failures=60),
+        "readinessProbe": _probe("ready", period_s=2, failures=2),
+        # Sooner than the engine's, which asks through the agent: an agent that hangs must not cost the engine.
+        "livenessProbe": _probe("live", period_s=5, failures=3),
+    }
+
+
+def _probe(what: str, *, period_s: int, failures: int) -> Manifest:
+    return {
+        "httpGet": {"path": f"/ballast/v1/{what}", "port": "pod-api"},
+        "periodSeconds": period_s,
+        "timeoutSeconds": 3,
+        "failureThreshold": failures,
+    }

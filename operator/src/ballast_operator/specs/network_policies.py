@@ -1,0 +1,59 @@
+"""NetworkPolicies: the pod API is for this ServingPool's gateways; every other port stays as open as without them.
+
+A policy that selects a pod closes all that it does not name. What else pods listen on is not known here: connectors
+take ports of their own as they need them, and overlays add containers. So all other ports are named, by ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ballast_api import names
+from ballast_operator.kinds import NETWORK_POLICY, Manifest
+from ballast_operator.specs.meta import Component, Owner, child
+from ballast_operator.specs.services import engines_service_name
+
+_LAST_PORT: Final = 65535
+
+
+def engines_policy(owner: Owner) -> Manifest:
+    """For the engines' pods."""
+    selector = {names.LABEL_SERVING_POOL: owner.name, names.APP_COMPONENT: "engine"}
+    return _policy(owner, engines_service_name(owner.name), "engine", selector)
+
+
+def gateway_policy(owner: Owner) -> Manifest:
+    """For the gateway's pods."""
+    match = names.gateway_match_labels(owner.name)
+    return _policy(owner, names.gateway_object_name(owner.name), "gateway", match)
+
+
+def _policy(owner: Owner, name: str, component: Component, selector: Mapping[str, str]) -> Manifest:
+    gateways = [{"podSelector": {"matchLabels": names.gateway_match_labels(owner.name)}}]
+    return child(
+        NETWORK_POLICY,
+        owner,
+        name,
+        component,
+        spec={
+            "podSelector": {"matchLabels": dict(selector)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": gateways, "ports": [_ports("TCP", names.PORT_POD_API)]},
+                {
+                    "ports": [
+                        _ports("TCP", 1, names.PORT_POD_API - 1),
+                        _ports("TCP", names.PORT_POD_API + 1, _LAST_PORT),
+                        _ports("UDP", 1, _LAST_PORT),
+                        _ports("SCTP", 1, _LAST_PORT),
+                    ]
+                },
+            ],
+        },
+    )
+
+
+def _ports(protocol: str, first: int, last: int | None = None) -> Manifest:
+    only = {"protocol": protocol, "port": first}
+    return only if last is None else {**only, "endPort": last}

@@ -1,0 +1,334 @@
+"""Several processes of one gateway: one set of ports, one admin port, one signal; dead ones come back."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import ValidationError
+
+from ballast_gateway.logs import LineWriter
+from ballast_gateway.workers.admin import merged
+from tests.support.gateway_kit import endpoints_text, post, raw_exchange, settings, until
+from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
+
+PATH, BODY = "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3}
+
+
+@dataclass(slots=True)
+class Running:
+    """A supervisor with its workers."""
+
+    process: asyncio.subprocess.Process
+    ports: dict[str, int]
+    folder: Path
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['admin']}"
+
+    def workers(self) -> list[int]:
+        """Process ids."""
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in listed.split()]
+
+    async def metrics(self) -> str:
+        async with httpx.AsyncClient() as client:
+            return (await client.get(f"{self.admin_url}/metrics")).text
+
+    async def served(self) -> Counter[str]:
+        """Requests that have ended, by worker."""
+        found: Counter[str] = Counter()
+        for row in (await self.metrics()).splitlines():
+            if row.startswith("ballast_gateway_requests_total{") and (which := re.search(r'worker="(\d+)"', row)):
+                found[which[1]] += int(float(row.rpartition(" ")[2]))
+        return found
+
+    async def ready(self) -> None:
+        async with asyncio.timeout(60), httpx.AsyncClient() as client:
+            while (await client.get(f"{self.admin_url}/readyz")).status_code != 200:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.02)
+
+    async def ask(self) -> int:
+        """A request over a connection of its own; returns its status."""
+        [answer] = await raw_exchange(self.ports["proxy"], post(PATH, BODY), answers=1)
+        return answer.status
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "err.log").read_text().splitlines()]
+
+
+def written(folder: Path, addresses: dict[str, str], **more: Any) -> Path:
+    (folder / "endpoints.yaml").write_text(endpoints_text(addresses))
+    data = {"workers": 2, "limits": {"drainGraceS": 0}, **more}
+    (folder / "gateway.yaml").write_text(settings(folder / "endpoints.yaml", **data).to_yaml())
+    return folder / "gateway.yaml"
+
+
+@asynccontextmanager
+async def running(folder: Path, addresses: dict[str, str], **more: Any) -> AsyncIterator[Running]:
+    """Workers that are ready; none is left at the end."""
+    config = written(folder, addresses, **more)
+    with (folder / "out.log").open("wb") as out, (folder / "err.log").open("wb") as err:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ballast_cli", "gateway", "--config", str(config)), stdout=out, stderr=err
+        )
+    pids: list[int] = []
+    try:
+        at = Running(process, {}, folder)
+        await until(lambda: process.returncode is not None or "listening" in (folder / "err.log").read_text(), 60)
+        assert process.returncode is None, (folder / "err.log").read_text()
+        at.ports = at.messages()[0]["ports"]
+        await at.ready()
+        pids = at.workers()
+        yield at
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await until(lambda: not any(map(alive, pids)), 60)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_workers_share_the_ports_and_end_together(tmp_path: Path) -> None:
+    """Connections are dealt out to all; a page of metrics has each one's; SIGTERM ends all, with status 0."""
+    async with scripted_engine(decode_script) as engine, running(tmp_path, {"d0": engine.address}) as at:
+        pids = at.workers()
+        assert len(pids) == 2
+        for _ in range(60):
+            assert await at.ask() == 200
+        served = await at.served()
+        assert set(served) == {"0", "1"}
+        assert sum(served.values()) == 60
+        assert min(served.values()) > 5, "the system deals them out"
+        text = await at.metrics()
+        assert text.count("# TYPE ballast_gateway_requests_total counter") == 1
+        assert text.count("process_resident_memory_bytes{") == 2
+        at.process.send_signal(signal.SIGTERM)
+        assert await at.process.wait() == 0
+        assert not any(map(alive, pids))
+    logged = [json.loads(line) for line in (tmp_path / "out.log").read_text().splitlines()]
+    assert len(logged) == 60
+    assert {line["worker"] for line in logged} == {"0", "1"}
+
+
+async def test_a_dead_worker_is_started_again_and_new_requests_go_to_the_other(tmp_path: Path) -> None:
+    async with scripted_engine(decode_script) as engine, running(tmp_path, {"d0": engine.address}) as at:
+        before = at.workers()
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: not alive(before[0]))
+        for _ in range(20):
+            assert await at.ask() == 200
+        await until(lambda: len(at.workers()) == 2 and before[0] not in at.workers(), 60)
+        await until(lambda: any(each.get("event") == "worker-ended" for each in at.messages()))
+        async with asyncio.timeout(60):
+            while len(await at.served()) < 2:
+                assert await at.ask() == 200
+        await at.ready()
+        for _ in range(20):
+            assert await at.ask() == 200
+
+
+async def test_running_requests_of_all_workers_are_finished(tmp_path: Path) -> None:
+    """SIGTERM waits for them; a second one does not."""
+    going: list[Asked] = []
+    done = asyncio.Event()
+
+    async def slow(asked: Asked, writer: Any) -> None:
+        going.append(asked)
+        await done.wait()
+        writer.write(json_reply(completion()))
+
+    plain = post(PATH, {**BODY, "logprobs": 1})
+
+    async def ask(port: int) -> int:
+        [answer] = await raw_exchange(port, plain, answers=1, timeout_s=60)
+        return answer.status
+
+    async with scripted_engine(slow) as engine, running(tmp_path, {"d0": engine.address}) as at:
+        asked = [asyncio.create_task(ask(at.ports["proxy"])) for _ in range(12)]
+        await until(lambda: len(going) == 12)
+        at.process.send_signal(signal.SIGTERM)
+        await until(lambda: sum(each["message"] == "draining" for each in at.messages()) == 3)
+        assert at.process.returncode is None
+        done.set()
+        assert [await each for each in asked] == [200] * 12
+        assert await at.process.wait() == 0
+
+
+async def test_a_second_signal_cuts_the_drains_short(tmp_path: Path) -> None:
+    going: list[Asked] = []
+
+    async def never(asked: Asked, writer: Any) -> None:
+        going.append(asked)
+        await asyncio.Event().wait()
+
+    async with scripted_engine(never) as engine, running(tmp_path, {"d0": engine.address}) as at:
+        plain = post(PATH, {**BODY, "logprobs": 1})
+        asked = [asyncio.create_task(raw_exchange(at.ports["proxy"], plain, answers=1)) for _ in range(6)]
+        await until(lambda: len(going) == 6)
+        at.process.send_signal(signal.SIGTERM)
+        await until(lambda: sum(each["message"] == "draining" for each in at.messages()) == 3)
+        at.process.send_signal(signal.SIGINT)
+        assert {answer.status for each in asked for answer in await each} == {503}
+        assert await at.process.wait() == 0
+
+
+async def test_workers_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    async with running(tmp_path, {}) as at:
+        pids = at.workers()
+        at.process.kill()
+        await until(lambda: not any(map(alive, pids)), 60)
+
+
+async def test_the_admin_api_of_each_worker_is_to_be_had(tmp_path: Path) -> None:
+    """By those who may ask the gateway's own; a worker asked on loopback would answer everybody."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    async with running(tmp_path, {}, admin={"tokenFile": str(token)}) as at, httpx.AsyncClient() as client:
+        url = f"{at.admin_url}/ballast/v1/endpoints"
+        assert (await client.get(url)).status_code == 401
+        mine = {"authorization": "Bearer secret"}
+        for worker in ("0", "1"):
+            answer = await client.get(url, params={"worker": worker}, headers=mine)
+            assert (answer.status_code, answer.json()) == (200, {"endpoints": []})
+        assert (await client.get(url, params={"worker": "2"}, headers=mine)).status_code == 404
+        assert (await client.post(url, headers=mine)).status_code == 405
+        assert (await client.get(f"{at.admin_url}/healthz")).status_code == 200
+
+
+async def test_without_a_token_only_loopback_is_answered(tmp_path: Path) -> None:
+    async with running(tmp_path, {}) as at, httpx.AsyncClient() as client:
+        url = f"{at.admin_url}/ballast/v1/endpoints"
+        assert (await client.get(url)).status_code == 200
+        assert (await client.get(url, headers={"x-forwarded-for": "10.0.0.1"})).status_code == 403
+
+
+async def test_workers_of_the_picker_share_its_ports_too(tmp_path: Path) -> None:
+    """With TLS and without, ext_proc and health; calls over many connections reach both."""
+    ports = {"extProc": 0, "grpcHealth": 0}
+    async with running(tmp_path, {}, face="Picker", listeners=ports) as at:
+        for _ in range(10):
+            async with grpc.aio.insecure_channel(
+                f"127.0.0.1:{at.ports['grpc_health']}", options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                answer = await stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=20)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with socket.create_connection(("127.0.0.1", at.ports["ext_proc"]), timeout=10):
+            pass
+
+
+# --- what cannot be ----------------------------------------------------------------------------------------------
+
+
+async def refused(*arguments: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ballast_cli", "gateway", *arguments), stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        _, err = await process.communicate()
+    assert process.returncode == 2
+    assert b"Traceback" not in err
+    return err.decode()
+
+
+async def test_a_taken_port_is_reported_once(tmp_path: Path) -> None:
+    """By another gateway with workers, too, which would share it without a word."""
+    async with running(tmp_path, {}) as at:
+        other = tmp_path / "other"
+        other.mkdir()
+        config = written(other, {}, listeners={"host": "127.0.0.1", "proxy": at.ports["proxy"], "admin": 0})
+        said = await refused("--config", str(config))
+        assert said.count("in use") == 1
+
+
+async def test_what_a_worker_cannot_read_is_said_by_each_and_ends_all(tmp_path: Path) -> None:
+    config = written(tmp_path, {})
+    (tmp_path / "endpoints.yaml").unlink()
+    assert "endpoints.yaml: cannot be read" in await refused("--config", str(config))
+
+
+async def test_several_gateways_have_no_workers(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, two = written(tmp_path / "a", {}), written(tmp_path / "b", {})
+    assert "workers: several gateways" in await refused("--config", str(one), "--config", str(two))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"rescheduling": {"type": "ares"}}, {"partition": {"type": "libra", "parameters": {"cuts": "prompt"}}}],
+    ids=["rescheduling", "partition"],
+)
+def test_policies_that_need_one_view_are_refused(policy: dict[str, Any], tmp_path: Path) -> None:
+    """Rather than let each worker move or cut by a part of what runs."""
+    [part] = policy
+    settings(tmp_path / "endpoints.yaml", policy=policy)
+    with pytest.raises(ValidationError, match=f"policy.{part}\n *needs one view of all requests"):
+        settings(tmp_path / "endpoints.yaml", policy=policy, workers=2)
+
+
+def test_pages_are_merged_metric_by_metric() -> None:
+    page = (
+        "# HELP a_total Of a.\n# TYPE a_total counter\n"
+        'a_total{{worker="{0}"}} {0}\n'
+        "# HELP h Of h.\n# TYPE h histogram\n"
+        'h_bucket{{le="1.0",worker="{0}"}} 1\nh_bucket{{le="+Inf",worker="{0}"}} 2\n'
+        'h_count{{worker="{0}"}} 2\nh_sum{{worker="{0}"}} 3\n'
+    )
+    text = merged(page.format(number) for number in (1, 2)).decode()
+    assert text.count("# TYPE a_total counter") == text.count("# TYPE h histogram") == 1
+    assert 'a_total{worker="1"} 1.0\na_total{worker="2"} 2.0\n' in text
+    assert text.count("h_bucket{") == 4
+    assert merged([]) == b""
+
+
+async def test_lines_that_processes_write_to_one_pipe_stay_whole() -> None:
+    """In pieces that a pipe takes at once."""
+
+    class Pieces(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pieces: list[str] = []
+
+        def write(self, text: str) -> int:
+            self.pieces.append(text)
+            return len(text)
+
+    make: Callable[[int], str] = lambda number: f"{number:04d}" + "x" * 500  # noqa: E731
+    out = Pieces()
+    writer = LineWriter(out, asyncio.get_running_loop(), shared=True)
+    for number in range(50):
+        writer.write(make(number))
+    writer.write("y" * 6000)
+    writer.flush()
+    assert all(len(piece) <= 4096 for piece in out.pieces[:-1])
+    assert all(piece.endswith("\n") for piece in out.pieces)
+    assert "".join(out.pieces).splitlines() == [*map(make, range(50)), "y" * 6000]
