@@ -11,7 +11,7 @@ from typing import Any
 from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Migrate
 from ballast_gateway.app import Gateway
-from tests.gateway.test_agent_engine_sim import SLOW, Fleet, ids_of, stream
+from tests.gateway.test_agent_engine_sim import Fleet, ids_of, stream
 from tests.support.agents import RunningAgent
 from tests.support.gateway_kit import until
 from tests.support.view_kit import ViewFleet, ask, lines_of, view_of
@@ -57,7 +57,7 @@ async def test_a_planned_request_is_disaggregated_followed_and_recorded(tmp_path
 async def test_the_leader_moves_a_stream_that_another_picker_dispatched(tmp_path: Path) -> None:
     """By the request's own id at its agent; the bytes are those of an unmoved stream, and all ledgers follow."""
     async with Fleet(tmp_path) as engines:
-        running = await engines.start("p0", "d0", "d1", options=SLOW)
+        running = await engines.start("p0", "d0", "d1", options=("--time-scale", "6"))
         fleet = fleet_of(tmp_path, running)
         try:
             gateways = [await fleet.start(), await fleet.start()]
@@ -73,7 +73,7 @@ async def test_the_leader_moves_a_stream_that_another_picker_dispatched(tmp_path
             source_to = [inventory.endpoint(slot) for slot in slots if slot is not None]
             while (
                 entries[key].decode_slot != slots[1]
-            ):  # a busy machine may fail a move, as a round may have to ask again
+            ):  # a move may fail on a busy machine
                 view_of(leader).order(Migrate(key, source_to[0], source_to[1]))
                 with suppress(TimeoutError):
                     await until(lambda: entries[key].decode_slot == slots[1], 8.0)
