@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -632,3 +633,42 @@ async def test_a_stock_llmd_picker_is_followed_only_if_the_agent_was_told_to(tmp
         async with running_agent(tmp_path, decode.address) as at:
             assert text_of((await ask(at, BODY, header)).body) == "abc"
             assert prefill.asked == []
+
+
+async def test_mutated_requests_leave_nothing_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Hundreds of them, whole and spoilt, on both ports: no fault of ours, nothing held, and the next one is served."""
+    random = Random(7)
+
+    async def lenient(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async with raw_server(lenient) as engine, running_agent(tmp_path, engine) as at:
+
+        async def one(number: int) -> None:
+            bases = (
+                post("/v1/completions", BODY, plan_header(plan(at.place, id=f"r{number}", max_retries=0))),
+                post("/v1/completions", BODY),
+                b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
+                b"GET /ws HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nxyz",
+                request_bytes("GET", messages.EVENTS, b"", "authorization: Ballast t=1,n=2,s=3"),
+            )
+            data = bytearray(b"".join(random.choices(bases, k=random.randrange(1, 4))))
+            for _ in range(random.choice([0, 1, 3, 10])):
+                place = random.randrange(len(data))
+                data[place : place + random.randrange(4)] = random.randbytes(random.randrange(4))
+            cut = random.randrange(len(data))
+            reader, writer = await asyncio.open_connection("127.0.0.1", random.choice([at.port, at.pod_api]))
+            for part in (data[:cut], data[cut:]):
+                writer.write(bytes(part))
+                await asyncio.sleep(0)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                await asyncio.wait_for(reader.read(4096), 0.02)
+            writer.transport.abort()
+
+        for start in range(0, 400, 20):
+            await asyncio.gather(*(one(start + number) for number in range(20)))
+        await until(lambda: not at.agent.face.held and not at.agent.face.passing)
+        assert at.agent.face.clients.held_bytes == 0
+        assert (await ask(at, BODY)).body == b"ok"
+    assert not [record for record in caplog.records if record.exc_info]
