@@ -305,8 +305,9 @@ async def test_a_rotation_of_the_token_breaks_nothing(fleet: Kubectl, front: Fro
 class Kill:
     """A process that was killed."""
 
-    at_s: float
-    """On the loop's clock."""
+    from_s: float
+    """It died between these two, on the loop's clock."""
+    until_s: float
     container: str
     pod: str
     held: int
@@ -314,7 +315,7 @@ class Kill:
 
     def may_have_hit(self, one: Outcome) -> bool:
         """Whether a request ran then, and ended within what it takes to notice."""
-        return one.asked_s - 0.5 <= self.at_s <= one.ended_s and one.ended_s - self.at_s < NOTICED_S
+        return one.asked_s <= self.until_s and self.from_s <= one.ended_s < self.until_s + NOTICED_S
 
 
 NOTICED_S = 5.0
@@ -327,7 +328,7 @@ async def test_pickers_agents_and_engines_die_at_random_and_only_their_own_strea
     cluster: Cluster, fleet: Kubectl, front: Front
 ) -> None:
     """A stream ends early if the process that held it was killed, or if its engine was and it cannot be replayed; the
-    bytes of every other one are right to the end. No request is refused, whatever is away."""
+    bytes of every other one are right to the end. A new request is refused only where too little is left: 429."""
     rng, kills = random.Random(int(CHAOS_S)), list[Kill]()
     loop = asyncio.get_running_loop()
     token = tokens(fleet)[0]
@@ -340,8 +341,10 @@ async def test_pickers_agents_and_engines_die_at_random_and_only_their_own_strea
             return None
         pod = rng.choice(pods)
         rows = held(pod, token) if container == "agent" else []
-        name = pod["metadata"]["name"]
-        return Kill(loop.time(), container, name, len(rows)) if kill(cluster, name, container) else None
+        name, from_s = pod["metadata"]["name"], loop.time()
+        if not kill(cluster, name, container):
+            return None
+        return Kill(from_s, loop.time(), container, name, len(rows))
 
     async with steady_load(front, 3.0, seed=4) as running:
         until_s = loop.time() + CHAOS_S
@@ -363,6 +366,9 @@ async def test_pickers_agents_and_engines_die_at_random_and_only_their_own_strea
 
 
 HELD, NOT_REPLAYABLE = "held by an agent that was killed", "cannot be replayed"
+REFUSED = "refused while engines were away"
+AWAY_S = 60.0
+"""How long an engine may be away: it starts in seconds, but the kubelet waits longer each time that it dies."""
 
 
 def _pool_of(container: str, rng: random.Random) -> str:
@@ -370,6 +376,9 @@ def _pool_of(container: str, rng: random.Random) -> str:
 
 
 def _why_lost(one: Outcome, kills: list[Kill]) -> str:
+    if one.status == 429:
+        away = any(one.asked_s - AWAY_S < each.from_s <= one.ended_s for each in kills if each.container != "gateway")
+        return REFUSED if away else "unexplained"
     hit_by = {each.container for each in kills if each.may_have_hit(one)}
     if "agent" in hit_by:
         return HELD
