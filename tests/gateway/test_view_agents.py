@@ -71,9 +71,7 @@ async def test_the_leader_moves_a_stream_that_another_picker_dispatched(tmp_path
             target = EndpointId("d1" if plan.decode.id == "d0" else "d0")
             slots = [inventory.slot_of(EndpointId(plan.decode.id)), inventory.slot_of(target)]
             source_to = [inventory.endpoint(slot) for slot in slots if slot is not None]
-            while (
-                entries[key].decode_slot != slots[1]
-            ):  # a move may fail on a busy machine
+            while entries[key].decode_slot != slots[1]:  # a move may fail on a busy machine
                 view_of(leader).order(Migrate(key, source_to[0], source_to[1]))
                 with suppress(TimeoutError):
                     await until(lambda: entries[key].decode_slot == slots[1], 8.0)

@@ -7,6 +7,7 @@ is left to protobuf, which reads all that this reads, and alike; and what this w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from ballast_api import wire_names
@@ -83,6 +84,7 @@ def write_headers(kind: Kind, change: HeaderChange | None, *, clear_route_cache:
     return _field(_TAGS[kind], _field(b"\x0a", common))
 
 
+@lru_cache(maxsize=4096)
 def write_destination(value: str) -> bytes:
     """The field `dynamic_metadata` of a `ProcessingResponse`: a struct of namespace, of name, of this value."""
     fields = _field(b"\x0a", _field(b"\x0a", _NAME) + _field(b"\x12", _field(b"\x1a", value.encode())))
