@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TextIO, cast
 
 import httptools
 import httpx
@@ -378,7 +378,10 @@ def gateway(
         config = settings(Path(folder), ports, policy, rescue=rescue, roles=roles, workers=workers)
         command = (*ballast, "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (process, line):
-            at = json.loads(line)["ports"]
+            said = json.loads(line)
+            while "ports" not in said:  # workers may speak before their supervisor
+                said = json.loads(cast("TextIO", process.stderr).readline())
+            at = said["ports"]
             asyncio.run(until_ready(at["admin"]))
             yield Subject(name, at["proxy"], process.pid)
 

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,12 @@ async def running(folder: Path, addresses: dict[str, str], **more: Any) -> Async
     pids: list[int] = []
     try:
         at = Running(process, {}, folder)
-        await until(lambda: process.returncode is not None or "listening" in (folder / "err.log").read_text(), 60)
+        await until(
+            lambda: process.returncode is not None or '"event": "listening"' in (folder / "err.log").read_text(), 60
+        )
         assert process.returncode is None, (folder / "err.log").read_text()
-        at.ports = at.messages()[0]["ports"]
+        [listening] = [each for each in at.messages() if each.get("event") == "listening"]
+        at.ports = listening["ports"]
         await at.ready()
         pids = at.workers()
         yield at
@@ -153,6 +156,72 @@ async def test_a_dead_worker_is_started_again_and_new_requests_go_to_the_other(t
         await at.ready()
         for _ in range(20):
             assert await at.ask() == 200
+
+
+async def test_workers_place_by_the_requests_of_all(tmp_path: Path) -> None:
+    """As many requests as engines, by whichever worker they come: each engine gets one. Metrics of these engines say
+    nothing; a worker that knew its own requests only would send its first to the same engine as the other."""
+    going: list[str] = []
+    done = asyncio.Event()
+
+    async with AsyncExitStack() as stack:
+        addresses = {}
+        for number in range(6):
+
+            async def slow(asked: Asked, writer: Any, name: str = f"d{number}") -> None:
+                going.append(name)
+                await done.wait()
+                writer.write(json_reply(completion()))
+
+            engine = await stack.enter_async_context(scripted_engine(slow))
+            addresses[f"d{number}"] = engine.address
+        least = {"prefill": {"type": "least-requests"}, "decode": {"type": "least-requests"}}
+        at = await stack.enter_async_context(running(tmp_path, addresses, policy=least))
+        plain = post(PATH, {**BODY, "logprobs": 1})
+        asked = []
+        for count in range(1, 7):
+            asked.append(asyncio.create_task(raw_exchange(at.ports["proxy"], plain, answers=1, timeout_s=60)))
+            async with asyncio.timeout(60):
+                while len(going) < count or not await known_to_all(at, count):  # noqa: ASYNC110 - other processes
+                    await asyncio.sleep(0.02)
+        assert sorted(going) == sorted(addresses)
+        done.set()
+        assert {answer.status for each in asked for answer in await each} == {200}
+
+
+async def in_flight(at: Running, what: str) -> list[int]:
+    """Of each worker's view: requests that it has `published`, or `followed`."""
+    async with httpx.AsyncClient() as client:
+        views = [await client.get(f"{at.admin_url}/ballast/v1/view", params={"worker": each}) for each in ("0", "1")]
+    return [view.json()[what] for view in views]
+
+
+async def known_to_all(at: Running, count: int) -> bool:
+    published, followed = await in_flight(at, "published"), await in_flight(at, "followed")
+    return all(own + others == count for own, others in zip(published, followed, strict=True))
+
+
+async def test_one_worker_leads_and_another_does_when_it_dies(tmp_path: Path) -> None:
+    """So rounds of moves are one's: `rescheduling` may be set."""
+    async with running(tmp_path, {}, policy={"rescheduling": {"type": "ares"}}) as at:
+
+        async def leaders() -> list[str]:
+            rows = [row for row in (await at.metrics()).splitlines() if row.startswith("ballast_gateway_view_leads{")]
+            return [row for row in rows if row.endswith(" 1.0")] if len(rows) == 2 else []
+
+        async def one_leads() -> str:
+            async with asyncio.timeout(60):
+                while len(found := await leaders()) != 1:  # noqa: ASYNC110 - other processes
+                    await asyncio.sleep(0.05)
+            return found[0]
+
+        await one_leads()
+        before = at.workers()
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: len(at.workers()) == 2 and pid not in at.workers(), 60)  # noqa: B023
+            await at.ready()
+            await one_leads()
 
 
 async def test_running_requests_of_all_workers_are_finished(tmp_path: Path) -> None:
@@ -282,17 +351,20 @@ async def test_several_gateways_have_no_workers(tmp_path: Path) -> None:
     assert "workers: several gateways" in await refused("--config", str(one), "--config", str(two))
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [{"rescheduling": {"type": "ares"}}, {"partition": {"type": "libra", "parameters": {"cuts": "prompt"}}}],
-    ids=["rescheduling", "partition"],
-)
-def test_policies_that_need_one_view_are_refused(policy: dict[str, Any], tmp_path: Path) -> None:
-    """Rather than let each worker move or cut by a part of what runs."""
-    [part] = policy
+def test_cuts_are_refused(tmp_path: Path) -> None:
+    """Rather than let each worker plan by a part of what is planned."""
+    policy = {"partition": {"type": "libra", "parameters": {"cuts": "prompt"}}}
     settings(tmp_path / "endpoints.yaml", policy=policy)
-    with pytest.raises(ValidationError, match=f"policy.{part}\n *needs one view of all requests"):
+    with pytest.raises(ValidationError, match=r"policy.partition\n *plans cuts in one book"):
         settings(tmp_path / "endpoints.yaml", policy=policy, workers=2)
+
+
+def test_workers_are_no_pods_of_their_own(tmp_path: Path) -> None:
+    """An annotation names one port of a pod."""
+    fleet = {"podApi": {"tokenFile": "x"}, "peers": {"kubernetes": {"namespace": "n", "selector": "a=b"}}}
+    settings(tmp_path / "endpoints.yaml", **fleet)
+    with pytest.raises(ValidationError, match=r"workers\n *a pod has one pod API there"):
+        settings(tmp_path / "endpoints.yaml", **fleet, workers=2)
 
 
 def test_pages_are_merged_metric_by_metric() -> None:

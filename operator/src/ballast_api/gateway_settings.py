@@ -517,8 +517,8 @@ class GatewaySettings(GatewayTuning):
     listeners: Listeners = Field(default_factory=Listeners)
     """Ports."""
     workers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that share the ports of both faces. Each decides by itself, as replicas do, and has `limits`, and those
-    of tenants, of its own."""
+    """Processes that share the ports of both faces. They hear each other as the gateways of a fleet do; each has
+    `limits`, and those of tenants, of its own. With `podApi.tokenFile` their pod APIs are at `podApi.port` and on."""
     pod_api: PodApi = Field(default_factory=PodApi)
     """Speaking with the agents of pods and with other gateways."""
     peers: Peers = Field(default_factory=Peers)
@@ -537,13 +537,12 @@ class GatewaySettings(GatewayTuning):
             which = "keys.jwt" if self.keys.file is None else "keys.file"
             raise_at("GatewaySettings", [(which, "face", reason, None)])
         if self.workers > 1:
-            if speaks:
-                reason = "each worker would need a port and a name of its own: set workers to 1, start more gateways"
-                raise_at("GatewaySettings", [("podApi.tokenFile", "workers", reason, None)])
-            reason = "needs one view of all requests, which workers do not have: set workers to 1, or leave it out"
-            alone = [part for part in ("partition", "rescheduling") if getattr(self.policy, part) is not None]
-            if alone:
-                raise_at("GatewaySettings", [(f"policy.{part}", "workers", reason, None) for part in alone])
+            if self.policy.partition is not None:
+                reason = "plans cuts in one book, which workers do not share: set workers to 1, or leave it out"
+                raise_at("GatewaySettings", [("policy.partition", "workers", reason, None)])
+            if self.peers.kubernetes is not None:
+                reason = "a pod has one pod API there, workers have one each: set workers to 1, or peers.addresses"
+                raise_at("GatewaySettings", [("workers", "peers", reason, None)])
         return self
 
     def to_yaml(self) -> str:

@@ -7,11 +7,12 @@ import errno
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from ballast_api.gateway_settings import GatewaySettings
 from ballast_core import kernel
 from ballast_gateway.admin_server import AdminServer
 from ballast_gateway.main import Signals
+from ballast_gateway.tls.pem import as_file
 from ballast_gateway.who_may_ask import WhoMayAsk
 from ballast_gateway.workers.admin import Admin
 from ballast_gateway.workers.process import Order
@@ -45,31 +47,33 @@ class _Supervisor:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._signals = Signals()
-        self._workers = [_Worker(number) for number in range(settings.workers)]
+        self._workers = [_Worker(number, settings) for number in range(settings.workers)]
 
     async def run(self) -> int:
         self._signals.watch()
         at = self._settings.listeners
         token_file = self._settings.admin.token_file
         who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
-        with _reserved(self._settings) as ports:
+        with _reserved(self._settings) as ports, _token(self._settings) as token:
             admin = Admin(self._admin_ports, who_may_ask)
             server = AdminServer(admin, at.host, at.admin)
-            settings = _of_worker(self._settings, ports)
+            pod_apis = _pod_api_ports(self._settings)
+            for worker, port in zip(self._workers, pod_apis, strict=True):
+                worker.settings = _of_worker(self._settings, ports, port, pod_apis, token)
             try:
-                return await self._serve(settings, {"admin": server.port, **ports})
+                return await self._serve({"admin": server.port, **ports})
             finally:
                 await asyncio.gather(*(worker.end(0.0) for worker in self._workers))
                 await server.aclose()
                 await admin.aclose()
 
-    async def _serve(self, settings: GatewaySettings, ports: dict[str, int]) -> int:
-        begun = await asyncio.gather(*(worker.start(settings) for worker in self._workers))
+    async def _serve(self, ports: dict[str, int]) -> int:
+        begun = await asyncio.gather(*(worker.start() for worker in self._workers))
         if not all(begun):  # it has said why
             return max(status for worker in self._workers if (status := worker.status) is not None) or 1
         extra = {"event": "listening", "ports": ports, "decided_by": kernel.name(), "workers": len(begun)}
         _log.info("listening", extra=extra)
-        watches = [asyncio.create_task(self._keep(worker, settings)) for worker in self._workers]
+        watches = [asyncio.create_task(self._keep(worker)) for worker in self._workers]
         try:
             await self._signals.first.wait()
             _log.info("draining", extra={"event": "draining"})
@@ -88,7 +92,7 @@ class _Supervisor:
         for worker in self._workers:
             worker.signal()
 
-    async def _keep(self, worker: _Worker, settings: GatewaySettings) -> None:
+    async def _keep(self, worker: _Worker) -> None:
         """Start it again whenever it has ended."""
         loop = asyncio.get_running_loop()
         pause_s = _FIRST_PAUSE_S
@@ -99,7 +103,7 @@ class _Supervisor:
             _log.error("a worker has ended; it is started again", extra=extra)
             pause_s = _FIRST_PAUSE_S if loop.time() - began_s > _STEADY_S else min(2 * pause_s, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
-            await worker.start(settings)
+            await worker.start()
 
     def _admin_ports(self) -> dict[str, int | None]:
         return {str(worker.number): worker.admin_port for worker in self._workers}
@@ -108,15 +112,16 @@ class _Supervisor:
 class _Worker:
     """A process, and the next one after it has ended."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, settings: GatewaySettings) -> None:
         self.number = number
+        self.settings = settings
         self.admin_port: int | None = None
         """On loopback; None while it does not serve."""
         self.status: int | None = None
         """With which it ended."""
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, settings: GatewaySettings) -> bool:
+    async def start(self) -> bool:
         """Returns when it serves, or False when it has ended before."""
         reads, writes = os.pipe()
         try:
@@ -132,7 +137,7 @@ class _Worker:
         finally:
             os.close(writes)
         assert process.stdin is not None
-        process.stdin.write(Order(self.number, settings.dump(), writes).line())
+        process.stdin.write(Order(self.number, self.settings.dump(), writes).line())
         line = await _line_of(reads)
         if not line:
             await self.ended()
@@ -179,11 +184,41 @@ async def _line_of(descriptor: int) -> bytes:
         transport.close()
 
 
-def _of_worker(settings: GatewaySettings, ports: dict[str, int]) -> GatewaySettings:
-    """The same, with ports that are known, and an admin API that only this machine reaches."""
-    at = settings.listeners.model_copy(update=ports)
-    admin = at.model_copy(update={"admin": 0})
-    return settings.model_copy(update={"listeners": admin})
+def _of_worker(
+    settings: GatewaySettings, ports: Mapping[str, int], pod_api: int, pod_apis: Sequence[int], token_file: str
+) -> GatewaySettings:
+    """The same, with ports that are known, any port for the admin API, and the others as peers: they are as replicas
+    that hear each other."""
+    host = settings.listeners.host
+    near = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    siblings = [f"{near}:{port}" for port in pod_apis if port != pod_api]
+    return settings.model_copy(
+        update={
+            "listeners": settings.listeners.model_copy(update={**ports, "admin": 0}),
+            "pod_api": settings.pod_api.model_copy(update={"token_file": token_file, "port": pod_api}),
+            "peers": settings.peers.model_copy(update={"addresses": (*settings.peers.addresses, *siblings)}),
+        }
+    )
+
+
+@contextmanager
+def _token(settings: GatewaySettings) -> Iterator[str]:
+    """The file of the fleet's token; without a fleet, one of a token that only the workers have."""
+    if settings.pod_api.token_file is not None:
+        yield settings.pod_api.token_file
+    else:
+        with as_file(secrets.token_hex(32).encode()) as file:
+            yield file.replace("/proc/self/", f"/proc/{os.getpid()}/")
+
+
+def _pod_api_ports(settings: GatewaySettings) -> list[int]:
+    """One for each worker: the others must be able to tell them apart. Those that are set are one after another."""
+    first = settings.pod_api.port
+    if settings.pod_api.token_file is not None and first:
+        return [first + number for number in range(settings.workers)]
+    with ExitStack() as held:
+        free = [held.enter_context(_bound_to_any(settings.listeners.host)) for _ in range(settings.workers)]
+        return [each.getsockname()[1] for each in free]
 
 
 @contextmanager
@@ -194,7 +229,7 @@ def _reserved(settings: GatewaySettings) -> Iterator[dict[str, int]]:
     wanted = {"proxy": at.proxy} if face.serves_proxy else {}
     if face.serves_picker:
         wanted |= {"ext_proc": at.ext_proc, "grpc_health": at.grpc_health}
-    family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
+    family = _family(at.host)
     held: list[socket.socket] = []
     try:
         for name, port in wanted.items():
@@ -221,3 +256,13 @@ def _check_free(family: int, host: str, port: int) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise OSError(error.errno, f"address ({host!r}, {port}) is already in use") from None
+
+
+def _bound_to_any(host: str) -> socket.socket:
+    bound = socket.socket(_family(host), socket.SOCK_STREAM)
+    bound.bind((host, 0))
+    return bound
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
