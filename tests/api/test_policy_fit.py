@@ -180,14 +180,13 @@ def test_with_agents_every_face_does_what_the_proxy_does(face: Face) -> None:
 
 
 def test_gateways_that_hear_others_need_the_token() -> None:
-    """And a worker of several has no port of its own for it."""
+    """And policies that move streams behind Envoy."""
     base: dict[str, Any] = {"model": {"servedNames": ["m"]}, "discovery": {"file": "f"}, "face": "Picker"}
     moving = base | {"policy": {"rescheduling": {"type": "ares"}}}
     assert GatewaySettings.parse(moving | {"podApi": {"tokenFile": "t"}}).pod_api.port == 9004
     for wrong, named in (
         (moving, "policy.rescheduling"),
         (base | {"peers": {"addresses": ["h:1"]}}, "peers"),
-        (base | {"podApi": {"tokenFile": "t"}, "workers": 2, "face": "Proxy"}, "podApi.tokenFile"),
     ):
         with pytest.raises(ValidationError, match=named.replace(".", r"\.")):
             GatewaySettings.parse(wrong)

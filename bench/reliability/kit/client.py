@@ -220,13 +220,15 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
 
-async def send(port: int, ask: Ask, request_id: str, *, bound_s: float, leave_after_s: float | None = None) -> Outcome:
+async def send(
+    port: int, ask: Ask, request_id: str, *, bound_s: float, leave_after_s: float | None = None, host: str = "127.0.0.1"
+) -> Outcome:
     """Ask once on a connection of its own. It is stuck after `bound_s`; the client may leave before its end."""
     loop = asyncio.get_running_loop()
     payload = ask.raw(request_id)
     outcome = Outcome(ask, request_id, loop.time())
     try:
-        transport, connection = await loop.create_connection(lambda: _Connection(outcome, payload), "127.0.0.1", port)
+        transport, connection = await loop.create_connection(lambda: _Connection(outcome, payload), host, port)
     except OSError as error:
         outcome.fate, outcome.reason, outcome.ended_s = Fate.BROKEN, f"no connection: {error.strerror}", loop.time()
         return outcome

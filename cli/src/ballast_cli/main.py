@@ -15,6 +15,7 @@ from ballast_cli import (
     conformance,
     engine_sim,
     gateway,
+    import_config,
     listings,
     load,
     operator,
@@ -56,6 +57,7 @@ app = typer.Typer(
 app.add_typer(engine_sim.app, name="engine-sim")
 app.add_typer(profile.app, name="profile")
 app.add_typer(conformance.app, name="conformance")
+app.add_typer(import_config.app, name="import")
 app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("recommend")(recommend.recommend_command)

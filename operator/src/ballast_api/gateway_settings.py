@@ -537,9 +537,6 @@ class GatewaySettings(GatewayTuning):
             which = "keys.jwt" if self.keys.file is None else "keys.file"
             raise_at("GatewaySettings", [(which, "face", reason, None)])
         if self.workers > 1:
-            if speaks:
-                reason = "each worker would need a port and a name of its own: set workers to 1, start more gateways"
-                raise_at("GatewaySettings", [("podApi.tokenFile", "workers", reason, None)])
             reason = "needs one view of all requests, which workers do not have: set workers to 1, or leave it out"
             alone = [part for part in ("partition", "rescheduling") if getattr(self.policy, part) is not None]
             if alone:

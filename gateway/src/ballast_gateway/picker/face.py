@@ -396,9 +396,7 @@ class _StreamSession:
             return False
         self._record.status = self._record.status or ended.status or 0
         self._lingers = True
-        for listen in self._face.listeners:
-            served = self._served
-            listen(Finished(request_id=self._record.id, outcome=ended.outcome, decode=self._decode, served=served))
+        self._finished(ended)
         planned.left_to(self._unconfirmed)
         return True
 
@@ -426,8 +424,13 @@ class _StreamSession:
         if 400 <= record.status < 500:
             record.outcome, record.reason = "invalid", f"upstream-{record.status}"
         self._recorded()
+        self._finished(ended)
+
+    def _finished(self, ended: Ended) -> None:
         for listen in self._face.listeners:
-            listen(Finished(request_id=record.id, outcome=ended.outcome, decode=self._decode, served=self._served))
+            listen(
+                Finished(request_id=self._record.id, outcome=ended.outcome, decode=self._decode, served=self._served)
+            )
 
 
 def _fault_of(status: int) -> Fault | None:

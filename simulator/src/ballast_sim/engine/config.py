@@ -80,6 +80,10 @@ class EngineConfig:
     lease_s: float = 30.0
     jump_idle_steps: bool = False
     tbt_slo_s: float | None = None
+    max_loras: int = 0
+    """LoRA adapters in a step; 0 for an engine without LoRA."""
+    lora_load_s: float = 0.0
+    """Seconds to load an adapter that is not on the accelerator."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the setting that cannot work."""
@@ -127,6 +131,8 @@ class EngineConfig:
         lease_s: float = 30.0,
         external_pulls: bool = False,
         tbt_slo_s: float | None = None,
+        max_loras: int = 0,
+        lora_load_s: float = 0.0,
     ) -> "EngineConfig":
         """The engine that a hardware profile describes; None takes the profile's own value.
 
@@ -153,4 +159,6 @@ class EngineConfig:
             hands_over_kv=hands_over_kv,
             lease_s=lease_s,
             tbt_slo_s=tbt_slo_s,
+            max_loras=max_loras,
+            lora_load_s=lora_load_s,
         )

@@ -7,6 +7,7 @@ not depend on PYTHONHASHSEED; none of these hashes leave the process.
 
 from collections.abc import Sequence
 from typing import Protocol
+from zlib import crc32
 
 _ROOT = 0x9E3779B97F4A7C15
 _OUTPUT = -2
@@ -106,12 +107,13 @@ class TraceContent:
 class TokenContent:
     """Tokens known one by one: the prompt's ids, then what `append` adds as the engine generates."""
 
-    __slots__ = ("_block_size", "_hashes", "tokens")
+    __slots__ = ("_block_size", "_hashes", "_root", "tokens")
     shared = True
 
-    def __init__(self, tokens: list[int], block_size: int) -> None:
-        """`tokens`: the prompt; the list is taken over and grows."""
+    def __init__(self, tokens: list[int], block_size: int, adapter: str = "") -> None:
+        """`tokens`: the prompt; the list is taken over and grows. Adapters share no blocks."""
         self.tokens = tokens
+        self._root = _ROOT ^ crc32(adapter.encode())
         self._block_size = block_size
         self._hashes: list[int] = []
 
@@ -124,5 +126,5 @@ class TokenContent:
         hashes, size = self._hashes, self._block_size
         while len(hashes) < blocks:
             start = len(hashes) * size
-            hashes.append(hash((hashes[-1] if hashes else _ROOT, *self.tokens[start : start + size])))
+            hashes.append(hash((hashes[-1] if hashes else self._root, *self.tokens[start : start + size])))
         return hashes

@@ -216,7 +216,7 @@ class EngineLoop:
         """Put a composed step behind those in flight on the accelerator, with its duration."""
         batch.starts_s = max(self.now_s, self.gpu_free_s)
         lasts_s = self.timer.step_s(batch.tokens, batch.decode_context_tokens, batch.prefill_pairs, batch.decodes)
-        batch.ends_s = batch.starts_s + lasts_s + self.scheduler.policy.take_swap_s()
+        batch.ends_s = batch.starts_s + lasts_s + batch.load_s + self.scheduler.policy.take_swap_s()
         self.gpu_free_s = batch.ends_s
         if self.on_step is not None:
             self.on_step(self.now_s, batch)

@@ -38,6 +38,8 @@ class EngineRequest:
     deadline_s: float | None = None
     mark_as: str | None = None
     mark_from: int = 0
+    adapter: str = ""
+    """Name of its LoRA adapter; empty for the base model."""
 
 
 class TimedStep(Protocol):

@@ -3,6 +3,7 @@
 Gauges are read from the engine when scraped. Times are wall-clock seconds, whatever the time scale.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
@@ -55,6 +56,7 @@ class Metrics:
     def __init__(self, model: str, max_model_len: int, created_s: float, nixl: bool) -> None:
         """`created_s` is the UNIX time for the `_created` samples."""
         tokens = token_buckets(max_model_len)
+        self._lora_states: dict[tuple[str, ...], float] = {}
         self._labels = f'engine="0",model_name="{_escape(model)}"'
         self._model = _escape(model)
         self._created_s = created_s
@@ -161,9 +163,24 @@ class Metrics:
         yield "# HELP vllm:cache_config_info cache_config_info"
         yield "# TYPE vllm:cache_config_info gauge"
         yield f'vllm:cache_config_info{{{labels},engine="0"}} 1.0'
+        if config.max_loras:
+            yield from self._loras(engine)
         if self._nixl:
             stages = [(f'stage="{stage}"', count) for stage, count in engine.transfer_stages().items()]
             yield from self._gauge("num_requests_kv_fetch_by_stage", stages)
+
+    def _loras(self, engine: Engine) -> Iterable[str]:
+        """One sample for each state that there has been: its value is when that was last so."""
+        state, most = engine.scheduler.state, engine.config.max_loras
+        running = {request.spec.adapter for request in state.running}
+        waiting = {request.spec.adapter for queue in (state.waiting, state.skipped_waiting) for request in queue}
+        listed = (",".join(sorted(filter(None, each))) for each in (running, waiting))
+        self._lora_states[tuple(map(_escape, listed))] = time.time()
+        yield "# HELP vllm:lora_requests_info Running stats on lora requests."
+        yield "# TYPE vllm:lora_requests_info gauge"
+        for (runs, waits), at_s in self._lora_states.items():
+            labels = f'max_lora="{most}",running_lora_adapters="{runs}",waiting_lora_adapters="{waits}"'
+            yield f"vllm:lora_requests_info{{{labels}}} {at_s!r}"
 
     def _counters(self, engine: Engine) -> Iterable[str]:
         counters, sources = engine.scheduler.state.counters, self.prompt_sources

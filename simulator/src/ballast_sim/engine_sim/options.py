@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -96,6 +96,10 @@ class ServerOptions:
     time_scale: float = 1.0
     side_channel_host: str | None = None
     side_channel_port: int = 0
+    lora_modules: Mapping[str, str] = field(default_factory=dict)
+    """Adapters by name, and their paths."""
+    max_loras: int = 1
+    lora_load_s: float = 0.0
     misbehave: "tuple[Fault, ...]" = ()
     misbehave_api: tuple[str, int] | None = None
     """Host and port of the route that commands faults."""
@@ -109,6 +113,11 @@ class ServerOptions:
     def names(self) -> tuple[str, ...]:
         """Model names that requests may use; the first one is reported."""
         return self.served_model_names or (self.model,)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """The same with adapters' names."""
+        return (*self.names, *self.lora_modules)
 
     def engine_config(self) -> EngineConfig:
         """The engine behind the server. Raises OptionError where the flags contradict the hardware."""
@@ -128,6 +137,8 @@ class ServerOptions:
                 recompute_failed_pulls=transfer is not None and transfer.failure_policy == "recompute",
                 lease_s=transfer.lease_s if transfer else 30.0,
                 external_pulls=True,
+                max_loras=self.max_loras if self.lora_modules else 0,
+                lora_load_s=self.lora_load_s,
             )
         except ValueError as error:
             raise OptionError(f"--{str(error).replace('_', '-', 2)}") from error
@@ -159,6 +170,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shutdown-timeout", type=_seconds, default=0.0)
     parser.add_argument("--api-key", nargs="+", default=[])
     parser.add_argument("--stream-interval", type=_positive, default=1)
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--lora-modules", nargs="+", type=_lora_module, default=[])
+    parser.add_argument("--max-loras", type=_positive, default=1)
+    parser.add_argument("--lora-load-s", type=_seconds, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile")
     parser.add_argument("--profiles", action="append", type=Path, default=[])
@@ -166,6 +181,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--misbehave", action="append", type=_faults, default=[])
     parser.add_argument("--misbehave-api", type=_host_and_port)
     return parser
+
+
+def _lora_module(text: str) -> tuple[str, str]:
+    """`NAME=PATH`, or a JSON object with `name` and `path`, as vLLM takes them."""
+    name, _, path = text.partition("=")
+    if text.startswith("{"):
+        try:
+            module = json.loads(text)
+            name, path = module["name"], module["path"]
+        except (ValueError, KeyError):
+            name = path = ""
+    if not (isinstance(name, str) and isinstance(path, str) and name and path):
+        raise argparse.ArgumentTypeError(f'must be NAME=PATH or {{"name": ..., "path": ...}}, not {text!r}')
+    return name, path
 
 
 def _positive(text: str) -> int:
@@ -321,9 +350,16 @@ def parse_options(
         time_scale=scale,
         side_channel_host=env.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or env.get("VLLM_HOST_IP"),
         side_channel_port=_environment_port(env),
+        lora_modules=dict(known.lora_modules),
+        max_loras=known.max_loras,
+        lora_load_s=known.lora_load_s,
         misbehave=tuple(fault for faults in known.misbehave for fault in faults),
         misbehave_api=known.misbehave_api,
     )
+    if known.lora_modules and not known.enable_lora:
+        raise OptionError("--lora-modules: needs --enable-lora, as in vLLM")
+    if known.lora_modules and known.kv_events_config is not None:
+        raise OptionError("--lora-modules: KV events of adapters are not modelled; leave out --kv-events-config")
     options.engine_config()
     return options, warnings
 

@@ -128,13 +128,14 @@ class EngineSimServer:
         return publisher
 
     def _open_publisher(self, publisher: "KvPublisher") -> None:
+        host = self._side_bind()  # other pods listen, also where the API is behind an agent on the pod's loopback
         try:
-            publisher.open(self.options.host)
+            publisher.open(host)
         except OSError as error:
             for listener in self._listeners:
                 listener.close()
             port = publisher.config.port
-            raise ListenError("--kv-events-config", self.options.host, port, error) from error
+            raise ListenError("--kv-events-config", host, port, error) from error
 
     def _misbehaving(self, clock: Clock) -> "tuple[Saboteur | None, Clock]":
         """Who stands in front of this server if it may misbehave, with a clock to stop; honest servers load nothing."""
@@ -312,7 +313,7 @@ class EngineSimServer:
     def _call(self, body: dict[str, Any], chat: bool) -> Call:
         if self._draining:
             raise ApiError("The server is shutting down.", None, 503, "ServiceUnavailableError")
-        call = parse_call(body, chat, self.options.names, self.config.max_model_len)
+        call = parse_call(body, chat, self.options.accepted, self.config.max_model_len)
         self._admit(len(call.tokens))
         return call
 
@@ -328,7 +329,9 @@ class EngineSimServer:
     ) -> None:
         """Have the engine work on it; an answer of this kind takes what comes."""
         priority = _priority(request, call.priority)
-        content = GeneratedContent(list(call.tokens), self.config.block_size, self.options.seed + call.seed)
+        adapter = call.model if call.model in self.options.lora_modules else ""
+        seed = self.options.seed + call.seed
+        content = GeneratedContent(list(call.tokens), self.config.block_size, seed, adapter)
         pull = self._pull(call)
         spec = EngineRequest(
             request_id=engine_id,
@@ -341,6 +344,7 @@ class EngineSimServer:
             pull=pull is not None and pull.needed,
             pull_tokens=None if pull is None else pull.tokens,
             hold=self._holds(call),
+            adapter=adapter,
         )
         answer = self._answer(partial(kind, call), content, exchange, response_id, spec)
         if pull is not None and pull.ends:
@@ -495,6 +499,11 @@ class EngineSimServer:
             }
             for name in self.options.names
         ]
+        base = models[0]
+        models += [
+            {**base, "id": name, "root": path, "parent": base["id"], "max_model_len": None}
+            for name, path in self.options.lora_modules.items()
+        ]
         self._json(request, exchange, {"object": "list", "data": models})
 
     def _reset_prefix_cache(self, request: Request, exchange: Exchange) -> None:
@@ -504,7 +513,7 @@ class EngineSimServer:
 
     def _tokenize(self, request: Request, exchange: Exchange) -> None:
         body = parse_json(request.body)
-        check_model(body, self.options.names)
+        check_model(body, self.options.accepted)
         prompt = body.get("prompt")
         if prompt is not None and not isinstance(prompt, str):
             raise ApiError("prompt: must be a string.", "prompt")
@@ -517,7 +526,7 @@ class EngineSimServer:
 
     def _detokenize(self, request: Request, exchange: Exchange) -> None:
         body = parse_json(request.body)
-        check_model(body, self.options.names)
+        check_model(body, self.options.accepted)
         tokens = body.get("tokens")
         if not isinstance(tokens, list):
             raise ApiError("tokens: must be a list of token ids.", "tokens")

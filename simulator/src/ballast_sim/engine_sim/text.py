@@ -11,6 +11,7 @@ server.
 
 import re
 from collections.abc import Sequence
+from zlib import crc32
 
 import numpy as np
 
@@ -87,12 +88,12 @@ class GeneratedContent(TokenContent):
 
     __slots__ = ("_state", "input_tokens", "seed", "words")
 
-    def __init__(self, tokens: list[int], block_size: int, seed: int) -> None:
-        """The list of tokens is taken over and grows."""
-        super().__init__(tokens, block_size)
+    def __init__(self, tokens: list[int], block_size: int, seed: int, adapter: str = "") -> None:
+        """The list of tokens is taken over and grows. Another adapter gives another output."""
+        super().__init__(tokens, block_size, adapter)
         self.input_tokens = len(tokens)
         self.seed = seed * _MIX & _MASK
-        self._state = rolling_hash(tokens)
+        self._state = rolling_hash(tokens) ^ crc32(adapter.encode())
         self.words: list[int] = []
 
     def word(self, index: int) -> int:

@@ -34,6 +34,8 @@ class Batch:
     needless_pulls: Sequence[RequestState] = ()
     ended_pulls: Sequence[RequestState] = ()
     ended_sends: Sequence[RequestState] = ()
+    load_s: float = 0.0
+    """To load adapters before it."""
     starts_s: float = 0.0
     ends_s: float = 0.0
 

@@ -1,6 +1,6 @@
 """Which request computes how many tokens in the next step, and what a finished step changes.
 
-The rules of vLLM 0.32 (v1/core/sched/scheduler.py and async_scheduler.py), without speculative decoding, LoRA,
+The rules of vLLM 0.32 (v1/core/sched/scheduler.py and async_scheduler.py), without speculative decoding,
 multi-modal input and pipeline parallelism. Asynchronous scheduling composes step k+1 when step k starts: a
 *placeholder* stands for each output token that is not known yet.
 """
@@ -9,6 +9,7 @@ from ballast_sim.engine.events import FinishReason
 from ballast_sim.engine.requests import RequestState, Status
 from ballast_sim.engine.vllm.batch import NO_OUTPUT, Batch, Composition, Output, ScheduledChunk
 from ballast_sim.engine.vllm.kv_transfers import KvTransfers
+from ballast_sim.engine.vllm.loras import Loras
 from ballast_sim.engine.vllm.policy import SchedulingPolicy
 from ballast_sim.engine.vllm.prompt_budget import PromptBudget
 from ballast_sim.engine.vllm.state import SchedulerState
@@ -26,6 +27,8 @@ class Scheduler:
         self.transfers = KvTransfers(state)
         self._prompt_budget = prompt_budget
         self._admissions = 0
+        config = state.config
+        self._loras = Loras(config.max_loras, config.lora_load_s) if config.max_loras else None
 
     def add_request(self, request: RequestState) -> None:
         """Put a new request into the waiting queue."""
@@ -155,6 +158,8 @@ class Scheduler:
         needless_pulls: list[RequestState] = []
         skipped: list[RequestState] = []
         skipped_pulls: list[RequestState] = []
+        loras = self._loras
+        adapters = set() if loras is None else loras.in_step(step.num_scheduled_tokens)
         while step.token_budget > 0 and len(running) < config.max_num_seqs:
             queue = state.skipped_waiting or state.waiting
             if not queue:
@@ -165,6 +170,9 @@ class Scheduler:
                 continue
             if request.stale and not config.hands_over_kv:
                 skipped.append(queue.pop())
+                continue
+            if loras is not None and not loras.fits(request, adapters):
+                (skipped if queue is state.waiting else skipped_pulls).append(queue.pop())
                 continue
             if not request.pull_tried:
                 if self.transfers.needs_no_pull(request):
@@ -182,6 +190,8 @@ class Scheduler:
                 break
             if not only_samples:
                 step.prompt_budget -= count
+            if loras is not None:
+                step.batch.load_s += loras.use(request, adapters)
             queue.pop()
             self._admit(request, count, step.batch, now_s)
             step.num_scheduled_tokens[request] = count

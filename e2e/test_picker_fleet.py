@@ -1,0 +1,376 @@
+"""Through a real Gateway: HTTPRoute -> Envoy Gateway's Envoy -> one of three pickers over ext_proc -> the agent of the
+pod that it picked -> prefill and decode engines.
+
+Envoy Gateway comes by its own chart; the operator makes the HTTPRoute, the two policies, the agents and their token.
+That requests land where the picker said is shown by three witnesses: the pickers' request logs, Envoy's access log, and
+the pods' own counters. Streams are checked word by word: engine-sim's answer to a prompt is known beforehand.
+
+`CHAOS_S` (75) is how long pickers, agents and engines are killed; ten minutes show more.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import re
+import statistics
+import urllib.parse
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from bench.reliability.kit.asking import Ask
+from bench.reliability.kit.asking import ask as asking
+from bench.reliability.kit.client import Fate, Outcome, send
+from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
+from kit import Cluster, Kubectl, wait_until
+from kit.envoy_gateway import Answer, DataPlane, ask, data_plane, gateway_objects, install, uninstall
+from kit.picker_fleet import (
+    TOKEN,
+    fleet_objects,
+    gateway_pods,
+    held,
+    kill,
+    pod_api,
+    tokens,
+    wait_whole,
+)
+from kit.quickstart import NAME, condition, engine_pods, is_ready, wait_serving
+from kit.release import Release
+
+CHAOS_S = float(os.environ.get("CHAOS_S", "75"))
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900 + CHAOS_S), pytest.mark.xdist_group("envoy-gateway")]
+
+GATEWAY = "public"
+CLIENT = f"deploy/{NAME}-gateway"
+"""Its image has Python; requests are sent from there."""
+MODEL = "Qwen/Qwen3-32B"
+
+
+@pytest.fixture(scope="module")
+def envoy_gateway(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Envoy Gateway with the Gateway API's CRDs, before the operator looks for them."""
+    install(cluster, tmp_path_factory.mktemp("chart"))
+    yield
+    uninstall(cluster)
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster, envoy_gateway: None, release: Release, module_namespace: str) -> Kubectl:
+    """The quickstart with the picker face, attached to a Gateway in its own namespace."""
+    kubectl = cluster.kubectl.within(module_namespace)
+    kubectl.apply(*gateway_objects(GATEWAY, cluster.images.envoy))
+    kubectl.apply(*fleet_objects(cluster.images.ballast, GATEWAY, CHECKED_MODEL))
+    wait_serving(kubectl, prefill=2, decode=4)
+    wait_whole(kubectl, 60)
+    return kubectl
+
+
+@pytest.fixture(scope="module")
+def envoy(cluster: Cluster, fleet: Kubectl, module_namespace: str) -> DataPlane:
+    """The Gateway's Envoy, serving the route."""
+    found = data_plane(cluster, module_namespace, GATEWAY)
+
+    def answers() -> bool:
+        (answer,) = ask(fleet, CLIENT, [{"url": f"{found.url}/v1/models", "method": "GET"}])
+        return answer.status == 200
+
+    wait_until(answers, 120, "the route answers", poll_s=1.0)
+    return found
+
+
+def completion(envoy: DataPlane, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+    body = {"model": MODEL, "prompt": "hello there", "max_tokens": 3} | fields
+    return {"url": f"{envoy.url}/v1/completions", "headers": headers or {}, "body": body}
+
+
+def picked(fleet: Kubectl) -> dict[str, str]:
+    """What the pickers say: request id (Envoy makes it) -> pod."""
+    logs = (fleet.logs(f"pod/{pod['metadata']['name']}", "--tail=-1") for pod in gateway_pods(fleet))
+    lines = [line for log in logs for line in log.splitlines() if '"event":"request"' in line]
+    records = [json.loads(line) for line in lines]
+    return {r["request_id"]: r["decode"] for r in records if r["path"] == "/v1/completions" and "decode" in r}
+
+
+def served_by_envoy(fleet: Kubectl, envoy: DataPlane) -> dict[str, str]:
+    """What Envoy says: request id -> pod, of requests that it sent to one."""
+    names = {pod["status"]["podIP"]: pod["metadata"]["name"] for pod in engine_pods(fleet)}
+    hosts = {e["x-request-id"]: str(e["upstream_host"]).rpartition(":")[0] for e in envoy.access_log()}
+    return {request_id: names[host] for request_id, host in hosts.items() if host in names}
+
+
+def served_by_pods(fleet: Kubectl, pool: str = "decode") -> Counter[str]:
+    """What the pods say: pod -> requests that it completed."""
+    pods = engine_pods(fleet, pool)
+    pages = ask(fleet, CLIENT, [{"url": f"http://{p['status']['podIP']}:8000/metrics", "method": "GET"} for p in pods])
+    values = [re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", page.body, re.MULTILINE) for page in pages]
+    return Counter(
+        {pod["metadata"]["name"]: int(sum(map(float, found))) for pod, found in zip(pods, values, strict=True)}
+    )
+
+
+def test_every_request_lands_on_the_pod_that_the_picker_chose(fleet: Kubectl, envoy: DataPlane) -> None:
+    """Picker, Envoy and pods tell the same story, request by request, also when clients name pods themselves."""
+    earlier, before = set(picked(fleet)), served_by_pods(fleet)
+    some_pod = engine_pods(fleet, "prefill")[0]["status"]["podIP"]
+    spoof = {"x-gateway-destination-endpoint": f"{some_pod}:8000", "x-prefiller-host-port": "127.0.0.1:1"}
+    answers = ask(fleet, CLIENT, [completion(envoy, spoof if k % 3 == 0 else None) for k in range(60)])
+    assert [answer.status for answer in answers] == [200] * 60, answers[:3]
+
+    wait_until(lambda: len(picked(fleet).keys() - earlier) == 60, 30, "the pickers' logs have 60 requests")
+    chosen = {request_id: pod for request_id, pod in picked(fleet).items() if request_id not in earlier}
+    wait_until(lambda: served_by_envoy(fleet, envoy).keys() >= chosen.keys(), 60, "Envoy's log has them all")
+    served = served_by_envoy(fleet, envoy)
+    assert chosen == {request_id: served[request_id] for request_id in chosen}
+    assert served_by_pods(fleet) - before == Counter(chosen.values())
+    decoders = {pod["metadata"]["name"] for pod in engine_pods(fleet, "decode")}
+    assert set(chosen.values()) == decoders
+
+
+def test_streams_pass_through(fleet: Kubectl, envoy: DataPlane) -> None:
+    """Server-sent events to the end."""
+    (answer,) = ask(fleet, CLIENT, [completion(envoy, stream=True, max_tokens=5)])
+    assert answer.status == 200
+    assert answer.body.count("data: ") == 6
+    assert answer.body.rstrip().endswith("data: [DONE]")
+
+
+def test_errors_of_the_picker_reach_clients_in_openai_shape(fleet: Kubectl, envoy: DataPlane) -> None:
+    """400 and 404 with a reason that machines can read."""
+    url = f"{envoy.url}/v1/completions"
+    unknown = {"model": "other", "prompt": "x"}
+
+    def code(answer: Answer) -> tuple[int, str]:
+        return answer.status, json.loads(answer.body)["error"]["code"]
+
+    answers = ask(fleet, CLIENT, [{"url": url, "body": "{"}, {"url": url, "body": unknown}])
+    assert [code(answer) for answer in answers] == [(400, "invalid-request"), (404, "model-not-found")]
+
+
+# --- Streams whose answers are known ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Front:
+    """Where this process reaches the Gateway's Envoy."""
+
+    host: str
+    port: int
+
+    async def send(self, one: Ask, *, bound_s: float = 60.0) -> Outcome:
+        """Ask once, and check every word of the answer."""
+        return await send(self.port, one, "e2e", bound_s=bound_s, host=self.host)
+
+
+@pytest.fixture
+def front(cluster: Cluster, envoy: DataPlane) -> Front:
+    """Envoy's Service, from within the cluster's network."""
+    if not cluster.is_testbed:
+        pytest.skip("streams are checked, and processes killed, from within the test bed")
+    (service,) = envoy.kubectl.items("services", envoy.selector)
+    return Front(service["spec"]["clusterIP"], 80)
+
+
+@asynccontextmanager
+async def steady_load(front: Front, rps: float, seed: int) -> AsyncIterator[list[asyncio.Task[Outcome]]]:
+    """Requests of all sizes at even times; every fifth cannot be replayed. At the end all have ended."""
+    rng = random.Random(seed)
+    running: list[asyncio.Task[Outcome]] = []
+
+    async def arrivals() -> None:
+        for number in range(100_000):
+            prompt, output = rng.randrange(50, 1500), rng.randrange(20, 150)
+            one = asking(number, prompt_tokens=prompt, output_tokens=output, replayable=number % 5 != 4, seed=seed)
+            running.append(asyncio.create_task(front.send(one)))
+            await asyncio.sleep(1 / rps)
+
+    source = asyncio.create_task(arrivals())
+    try:
+        yield running
+    finally:
+        source.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def read_by(fleet: Kubectl, pod: dict[str, Any]) -> list[str]:
+    """The tokens that a pod's agent or gateway has before it."""
+    container = "gateway" if pod["spec"]["containers"][0]["name"] == "gateway" else "agent"
+    target = f"pod/{pod['metadata']['name']}"
+    return fleet.text("exec", target, "--container", container, "--", "cat", "/etc/ballast-token/token").split()
+
+
+def fates(outcomes: list[Outcome]) -> str:
+    """For a failed assertion, and for people."""
+    return str(Counter(f"{each.fate} {each.status} {each.reason}".strip() for each in outcomes))
+
+
+async def test_prompts_are_computed_by_prefill_engines_behind_envoy(fleet: Kubectl, front: Front) -> None:
+    """The status says so, the prefill engines' counters show it, and it is faster than the decode pod alone."""
+    assert "agents of the decode pods disaggregate" in condition(fleet.get("servingpool", NAME), "Available")["message"]
+    before = served_by_pods(fleet, "prefill").total()
+    asks = [asking(number, prompt_tokens=2000, output_tokens=4, seed=1) for number in range(16)]
+    through = [await front.send(one) for one in asks[:8]]
+    assert served_by_pods(fleet, "prefill").total() - before == 8
+    pod = engine_pods(fleet, "decode")[0]["status"]["podIP"]
+    alone = [await Front(pod, 8000).send(one) for one in asks[8:]]
+    assert {each.fate for each in [*through, *alone]} == {Fate.WHOLE}, fates([*through, *alone])
+    ttft_s = [statistics.median(each.ttft_s or 0.0 for each in each_way) for each_way in (through, alone)]
+    print(f"\nTTFT of 2,000 tokens behind Envoy {ttft_s[0]:.2f} s, on a decode engine alone {ttft_s[1]:.2f} s")
+    assert ttft_s[0] < 0.8 * ttft_s[1]
+
+
+async def test_a_stream_that_is_moved_says_what_it_would_have_said(fleet: Kubectl, front: Front) -> None:
+    """Ordered by hand at the agent that holds it; word by word as without."""
+    (token, *_), pods = tokens(fleet), engine_pods(fleet, "decode")
+    stream = asyncio.create_task(front.send(asking(1, prompt_tokens=300, output_tokens=400, seed=2)))
+    by_name = {pod["metadata"]["name"]: pod for pod in pods}
+
+    def decoding() -> tuple[str, dict[str, Any]] | None:
+        rows = [(name, row) for name, pod in by_name.items() for row in held(pod, token)]
+        return next(((name, row) for name, row in rows if row["phase"] == "decoding" and row.get("movable")), None)
+
+    holder, row = await asyncio.to_thread(wait_until, decoding, 30, "an agent holds the stream")
+    target = next(name for name in by_name if name != row["decode"])
+    order = {"request_id": row["id"], "target": target}
+    said = await asyncio.to_thread(pod_api, by_name[holder], "/ballast/v1/migrations", token, order)
+    assert said.status == 202, said
+
+    def moved() -> bool:
+        return any(each["decode"] == target for each in held(by_name[holder], token) if each["id"] == row["id"])
+
+    await asyncio.to_thread(wait_until, moved, 30, "the stream is decoded elsewhere")
+    outcome = await stream
+    assert outcome.fate is Fate.WHOLE, fates([outcome])
+    print(f"\nlongest pause of the moved stream {outcome.pause_s * 1000:.0f} ms")
+
+
+def test_strangers_get_nothing_from_the_pod_api(fleet: Kubectl, envoy: DataPlane, front: Front) -> None:
+    """Without the token, with another one, by way of Envoy: nothing is said and nothing is done."""
+    holders = [engine_pods(fleet, "decode")[0], gateway_pods(fleet)[0]]
+    for pod in holders:
+        for token in (None, "0" * 64):
+            for target, body in (("/ballast/v1/state", None), ("/ballast/v1/drain", {"on": True})):
+                said = pod_api(pod, target, token, body)
+                assert (said.status, said.body["error"]["code"]) == (401, "unauthorized"), (target, said)
+        assert pod_api(pod, "/ballast/v1/state", tokens(fleet)[0]).status == 200
+    (answer,) = ask(fleet, CLIENT, [{"url": f"{envoy.url}/v1/../ballast/v1/state", "method": "GET"}])
+    assert answer.status == 404
+    url = f"http://{front.host}:{front.port}/ballast/v1/state"
+    assert urllib.parse.urlsplit(url).hostname
+    (answer,) = ask(fleet, CLIENT, [{"url": url, "method": "GET"}])
+    assert answer.status == 404
+
+
+async def test_a_rotation_of_the_token_breaks_nothing(fleet: Kubectl, front: Front) -> None:
+    """Announced, signing, alone, under load. Time is helped along: the steps' age, and the kubelets' next sync."""
+    (old,) = tokens(fleet)
+    pods = [*gateway_pods(fleet), *engine_pods(fleet, "decode")]
+
+    def next_step(*annotation: str) -> list[str]:
+        """The tokens after the operator's next step, when every pod has read them."""
+        before = tokens(fleet)
+        fleet.run("annotate", "servingpool", NAME, "--overwrite", *annotation)
+        now = wait_until(lambda: found if (found := tokens(fleet)) != before else None, 60, "the Secret's next step")
+        names = [pod["metadata"]["name"] for pod in pods]
+        # A kubelet looks at a pod that has changed, and at its volumes.
+        fleet.run("annotate", "pod", *names, "--overwrite", f"step={len(now)}-{annotation[0][-8:]}")
+        wait_until(lambda: all(read_by(fleet, pod) == now for pod in pods), 120, "every pod has read it", poll_s=2.0)
+        return now
+
+    def old_enough() -> None:
+        """The step began long ago."""
+        since = {"serving.ballast.dev/token-step-time": "2026-01-01T00:00:00Z"}
+        fleet.patch("secret", TOKEN, {"metadata": {"annotations": since}})
+
+    def rotate() -> None:
+        announced = next_step("serving.ballast.dev/rotate-token=once")
+        assert announced[:1] == [old]
+        old_enough()
+        assert next_step("step=signing") == announced[::-1]
+        old_enough()
+        assert next_step("step=alone") == announced[1:]
+
+    async with steady_load(front, 2.0, seed=3) as running:
+        await asyncio.to_thread(rotate)
+    outcomes = [task.result() for task in running]
+    print(f"\n{len(outcomes)} requests while the token was rotated")
+    assert {each.fate for each in outcomes} == {Fate.WHOLE}, fates(outcomes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kill:
+    """A process that was killed."""
+
+    at_s: float
+    """On the loop's clock."""
+    container: str
+    pod: str
+    held: int
+    """Streams that it held, where it was an agent."""
+
+    def may_have_hit(self, one: Outcome) -> bool:
+        """Whether a request ran then, and ended within what it takes to notice."""
+        return one.asked_s - 0.5 <= self.at_s <= one.ended_s and one.ended_s - self.at_s < NOTICED_S
+
+
+NOTICED_S = 5.0
+PAUSE_S = (4.0, 9.0)
+"""Between two kills. What is killed is up again some seconds later, and its turn comes again only then."""
+VICTIMS = ("gateway", "agent", "engine")
+
+
+async def test_pickers_agents_and_engines_die_at_random_and_only_their_own_streams_with_them(
+    cluster: Cluster, fleet: Kubectl, front: Front
+) -> None:
+    """A stream ends early if the process that held it was killed, or if its engine was and it cannot be replayed; the
+    bytes of every other one are right to the end. No request is refused, whatever is away."""
+    rng, kills = random.Random(int(CHAOS_S)), list[Kill]()
+    loop = asyncio.get_running_loop()
+    token = tokens(fleet)[0]
+
+    def strike() -> Kill | None:
+        """Kill something whose like is ready elsewhere, so that there is a way on."""
+        container = rng.choice(VICTIMS)
+        pods = gateway_pods(fleet) if container == "gateway" else engine_pods(fleet, _pool_of(container, rng))
+        if not all(map(is_ready, pods)):
+            return None
+        pod = rng.choice(pods)
+        rows = held(pod, token) if container == "agent" else []
+        name = pod["metadata"]["name"]
+        return Kill(loop.time(), container, name, len(rows)) if kill(cluster, name, container) else None
+
+    async with steady_load(front, 3.0, seed=4) as running:
+        until_s = loop.time() + CHAOS_S
+        while loop.time() < until_s:
+            await asyncio.sleep(rng.uniform(*PAUSE_S))
+            struck = await asyncio.to_thread(strike)
+            if struck is not None:
+                kills.append(struck)
+    outcomes = [task.result() for task in running]
+    lost = [each for each in outcomes if each.fate is not Fate.WHOLE]
+    reasons = Counter(_why_lost(each, kills) for each in lost)
+    killed = Counter(each.container for each in kills)
+    print(f"\n{len(outcomes)} requests, killed {dict(killed)}, lost {dict(reasons)}")
+    assert not any(each.fate is Fate.WRONG for each in outcomes), fates(lost)
+    assert reasons["unexplained"] == 0, fates([each for each in lost if _why_lost(each, kills) == "unexplained"])
+    assert reasons[HELD] <= sum(each.held + 1 for each in kills if each.container == "agent")
+    assert killed.keys() == set(VICTIMS)
+    await asyncio.to_thread(wait_whole, fleet, 120)
+
+
+HELD, NOT_REPLAYABLE = "held by an agent that was killed", "cannot be replayed"
+
+
+def _pool_of(container: str, rng: random.Random) -> str:
+    return "decode" if container == "agent" else rng.choice(["prefill", "decode"])
+
+
+def _why_lost(one: Outcome, kills: list[Kill]) -> str:
+    hit_by = {each.container for each in kills if each.may_have_hit(one)}
+    if "agent" in hit_by:
+        return HELD
+    return NOT_REPLAYABLE if "engine" in hit_by and not one.ask.replayable else "unexplained"
