@@ -6,7 +6,7 @@
 2. Seconds from a dispatch to the other gateways' ledgers, of the same run.
 3. Processor time of a gateway that follows so many agents, each with 20 requests and 20 lines of progress a second.
 
-Run `python -m bench.view_bench`; it takes half a minute, and prints three tables. `--json FILE` writes the figures.
+Run `python -m bench.view_bench`; it takes a minute or two, and prints three tables. `--json FILE` writes the figures.
 """
 
 from __future__ import annotations
@@ -248,7 +248,9 @@ async def _agents(count: int) -> None:
         feeds.append(feed)
     _answer({"address": json.dumps(addresses)})
     tokens = 1
-    while True:
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while not reader.at_eof():
         await asyncio.sleep(0.05)
         tokens += 2
         for k, feed in enumerate(feeds):
@@ -276,8 +278,7 @@ async def _following(folder: Path, count: int) -> dict[str, Any]:
             await worker.stop()
         return {"agents": count, "requests": followed, "cpu_share": shares[1] - shares[0], "cpu_alone": shares[0]}
     finally:
-        holders._process.terminate()
-        await holders._process.wait()
+        await holders.stop()
 
 
 async def _run() -> dict[str, list[dict[str, Any]]]:

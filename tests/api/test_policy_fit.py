@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from ballast_api.errors import InvalidInput
 from ballast_api.faces import Face
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.loading import load_manifest_files, parse_settings
 from ballast_api.policy_fit import FACES, PROMPT_ONLY, Ability, asked_of_face, engine_misfits, misfits
 from ballast_api.policy_parameters import manifest_words
@@ -165,3 +167,26 @@ def test_engines_that_are_told_priorities_must_schedule_by_them(args: tuple[str,
     """vLLM takes them in silence otherwise. The last argument counts, as in vLLM."""
     assert (engine_misfits(suite(PRIORITIES), args) == []) is suits
     assert engine_misfits(suite({}), args) == []
+
+
+@pytest.mark.parametrize("face", [Face.PICKER, Face.BOTH])
+def test_with_agents_every_face_does_what_the_proxy_does(face: Face) -> None:
+    """Moves and cuts of prompts; without them the reason names what is missing."""
+    spec = {"rescheduling": {"type": "ares"}}
+    assert misfits(suite(spec), face, agents=True) == []
+    assert misfits(suite({"partition": PROMPTS["partition"]}), face, agents=True) == []
+    (problem,) = misfits(suite(spec), face)
+    assert "podApi" in problem.reason
+
+
+def test_gateways_that_hear_others_need_the_token() -> None:
+    """And policies that move streams behind Envoy."""
+    base: dict[str, Any] = {"model": {"servedNames": ["m"]}, "discovery": {"file": "f"}, "face": "Picker"}
+    moving = base | {"policy": {"rescheduling": {"type": "ares"}}}
+    assert GatewaySettings.parse(moving | {"podApi": {"tokenFile": "t"}}).pod_api.port == 9004
+    for wrong, named in (
+        (moving, "policy.rescheduling"),
+        (base | {"peers": {"addresses": ["h:1"]}}, "peers"),
+    ):
+        with pytest.raises(ValidationError, match=named.replace(".", r"\.")):
+            GatewaySettings.parse(wrong)
