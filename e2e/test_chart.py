@@ -30,6 +30,13 @@ def test_templates_render_to_objects_that_the_api_server_takes(cluster: Cluster,
     assert "would violate PodSecurity" not in result.stderr
 
 
+@pytest.mark.parametrize(("value", "off"), [("true", False), ("false", True)])
+def test_network_policies_can_be_left_to_the_administrator(cluster: Cluster, value: str, off: bool) -> None:
+    """The operator is told so by its command line."""
+    text = cluster.helm.run("template", "ballast", str(CHART), "--set", f"networkPolicies={value}").stdout
+    assert ("--no-network-policies" in text) is off
+
+
 @pytest.mark.parametrize(
     ("setting", "named"),
     [

@@ -248,6 +248,17 @@ async def test_a_stream_that_is_moved_says_what_it_would_have_said(fleet: Kubect
     print(f"\nlongest pause of the moved stream {outcome.pause_s * 1000:.0f} ms")
 
 
+def test_one_of_the_pickers_leads(fleet: Kubectl) -> None:
+    """By the Lease that the operator has made, with no right to make one."""
+    names = {pod["metadata"]["name"] for pod in gateway_pods(fleet)}
+
+    def led() -> bool:
+        spec = fleet.get("lease", f"{NAME}-gateway").get("spec") or {}
+        return spec.get("holderIdentity") in names
+
+    wait_until(led, 60, "a picker holds the Lease")
+
+
 def test_strangers_get_nothing_from_the_pod_api(fleet: Kubectl, envoy: DataPlane, front: Front) -> None:
     """Without the token, with another one, by way of Envoy: nothing is said and nothing is done."""
     holders = [engine_pods(fleet, "decode")[0], gateway_pods(fleet)[0]]
