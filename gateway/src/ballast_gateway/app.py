@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_SETTLES_S = 15.0
+"""How long a worker waits for what it should know before it takes connections."""
+
 
 class PickerServer(Protocol):
     """What the gateway needs of a running picker face."""
@@ -200,6 +203,8 @@ class Gateway:
             self.metrics.watch_view(self.pod_api.view)
         await self._discover()
         self._follow_agents()
+        if self.settings.workers > 1:
+            await self._until_settled()  # the port serves already: connections come as soon as this worker listens
         tokenizing = None
         if self.kv_events is not None:
             tokenizing = Tokenizing(self.pool, self.fleet.usable, wait_s=self.settings.kv_events.tokenize_wait_s)
@@ -248,21 +253,32 @@ class Gateway:
 
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it is ready."""
-        reasons = []
+        reasons = self._unsettled()
         if self._draining:
             reasons.append("draining: the gateway is about to stop")
-        if not self.fleet.synced:
-            reasons.append("discovery has not given its first answer yet")
-        elif not self.fleet.settled:
-            reasons.append("some endpoints have not been scraped yet")
         if self.settings.face.serves_proxy and "proxy" not in self.ports:
             reasons.append("the proxy face does not listen yet")
         if self.settings.face.serves_picker and "ext_proc" not in self.ports:
             reasons.append("the picker face does not listen yet")
+        return reasons
+
+    def _unsettled(self) -> list[str]:
+        """What is not known yet of the fleet."""
+        reasons = []
+        if not self.fleet.synced:
+            reasons.append("discovery has not given its first answer yet")
+        elif not self.fleet.settled:
+            reasons.append("some endpoints have not been scraped yet")
         if self.pod_api is not None:
             waits = self.pod_api.view.waits_for() if self.pod_api.started else ["the pod API"]
             reasons += [f"{name} has not said yet what it holds" for name in waits]
         return reasons
+
+    async def _until_settled(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLES_S):
+                while self._unsettled():  # noqa: ASYNC110 - several parts have a share in it
+                    await asyncio.sleep(0.02)
 
     async def drain(self) -> bool:
         """Report not ready, serve for the grace period, then finish the running requests. False if one was cut off."""
