@@ -38,9 +38,9 @@ def test_envoy_takes_the_recommended_set_up(tmp_path: Path) -> None:
 
 
 def test_the_recommended_policies_are_those_that_the_operator_writes() -> None:
-    """But for names."""
+    """But for names, and for what it adds where pods have agents."""
     owner = Owner(name="chat", namespace="default", uid="u")
-    made = [routes.extension_policy(owner), routes.traffic_policy(owner)]
+    made = [routes.extension_policy(owner), routes.traffic_policy(owner, agents=False)]
     shown = list(yaml.safe_load_all(GATEWAY))
     assert [each["kind"] for each in shown] == [each["kind"] for each in made]
     for ours, theirs in zip(made, shown, strict=True):

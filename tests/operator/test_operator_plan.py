@@ -691,7 +691,7 @@ def test_all_parts_of_a_policy_that_suits_reach_the_gateway() -> None:
 def test_pickers_name_fall_backs_where_envoy_gateway_goes_to_them(
     face: str, available: frozenset[Kind], settings: dict[str, Any], told: int
 ) -> None:
-    """As many as its retries, which are of requests that no engine has seen."""
+    """As many as its retries."""
     gateway = {"face": face, "settings": settings, **PARENT}
     made = plan(observed(serving_pool(gateway=gateway), optional_kinds=available))
     (config,) = [item for item in made.apply if item["kind"] == "ConfigMap"]
@@ -699,7 +699,15 @@ def test_pickers_name_fall_backs_where_envoy_gateway_goes_to_them(
     assert parse_settings(text).picker.fallbacks == told
     if face == "Picker" and available == ENVOY_GATEWAY:
         policy = find(made, "BackendTrafficPolicy", "chat-gateway")["spec"]
-        assert policy["retry"] == {"numRetries": 2, "retryOn": {"triggers": ["connect-failure", "refused-stream"]}}
+        triggers = ["connect-failure", "refused-stream", "reset"]
+        assert policy["retry"] == {"numRetries": 2, "retryOn": {"triggers": triggers}}
+
+
+def test_without_agents_only_what_no_engine_has_seen_is_sent_again() -> None:
+    """An engine that broke off may have been broken by the request: it must not get to the next one."""
+    pool = serving_pool(gateway={"face": "Picker", **PARENT}, engine={"image": "e:1", "agent": "Never"})
+    policy = find(plan(observed(pool, optional_kinds=ENVOY_GATEWAY)), "BackendTrafficPolicy", "chat-gateway")["spec"]
+    assert policy["retry"]["retryOn"]["triggers"] == ["connect-failure", "refused-stream"]
 
 
 def test_envoy_asks_another_picker_where_one_dies_and_shows_none_of_them_a_response() -> None:

@@ -65,7 +65,8 @@ def _attached(
         return [routes.http_route(owner, parents, routes.backend_proxy(owner))]
     if by_envoy_gateway(spec, available):
         route = routes.http_route(owner, parents, routes.backend_engines(owner, spec))
-        return [route, routes.extension_policy(owner), routes.traffic_policy(owner)]
+        agents = all(spec.has_agent(pool) for pool in spec.pools if pool.role != "Prefill")
+        return [route, routes.extension_policy(owner), routes.traffic_policy(owner, agents=agents)]
     if INFERENCE_POOL in available:
         return [routes.http_route(owner, parents, routes.backend_inference_pool(owner))]
     return cluster.no_picker_api(spec.gateway.face)

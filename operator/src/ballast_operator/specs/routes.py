@@ -127,8 +127,13 @@ def extension_policy(owner: Owner) -> Manifest:
     )
 
 
-def traffic_policy(owner: Owner) -> Manifest:
-    """Envoy Gateway: send the request to the endpoint in the picker's header, and say so where no picker answers."""
+def traffic_policy(owner: Owner, *, agents: bool) -> Manifest:
+    """Envoy Gateway: send the request to the endpoint in the picker's header, and say so where no picker answers.
+
+    `agents`: every pod that decodes has one. Then it is a pod that has died, not an engine that the request may have
+    broken, that takes a connection away before the answer begins: another agent starts over.
+    """
+    triggers = ["connect-failure", "refused-stream", *(["reset"] if agents else [])]
     override = {"extractFrom": [{"header": wire_names.DESTINATION}]}
     unavailable = {
         "source": "Local",  # engines' own answers pass
@@ -147,8 +152,8 @@ def traffic_policy(owner: Owner) -> Manifest:
         spec={
             "targetRefs": [_route_target(owner)],
             "loadBalancer": {"type": "RoundRobin", "endpointOverride": override},
-            # Only what no engine has seen goes to the next endpoint that the picker names.
-            "retry": {"numRetries": FALLBACKS, "retryOn": {"triggers": ["connect-failure", "refused-stream"]}},
+            # To the next endpoint that the picker names.
+            "retry": {"numRetries": FALLBACKS, "retryOn": {"triggers": triggers}},
             "responseOverride": [unavailable],
         },
     )
