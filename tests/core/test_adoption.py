@@ -18,6 +18,7 @@ from ballast_core.model.events import (
     LeadershipChanged,
     LegFailed,
     Migrated,
+    MoveOrdered,
     PrefillDone,
     Progress,
     RequestAdopted,
@@ -33,6 +34,7 @@ from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.ledger import Phase
 from tests.support.core_builders import director, endpoint, only_dispatch, request
+from tests.support.director_strategies import Restless
 from tests.support.recount import check_books
 
 P0, D0, D1, D2 = map(EndpointId, ("p0", "d0", "d1", "d2"))
@@ -188,6 +190,27 @@ def test_only_a_leader_moves_and_it_moves_what_others_dispatched() -> None:
     d.on_event(Migrated(move.request_id, D1), 9.1)
     assert d.ledger.entries[move.request_id].decode_slot == slot(d, D1)
     check_books(d.ledger)
+
+
+def test_no_round_moves_what_another_gateway_has_ordered_to_move() -> None:
+    """Neither while its own move is under way, nor, by its reservation, after leadership has come."""
+    least = LeastRequests()
+    settings = DirectorSettings(prefill=least, decode=least, rescheduling=Restless(), profiles=SHIPPED_PROFILES)
+    for leads_at_once in (True, False):
+        d = Director(settings)
+        for name in ("p0", "d0", "d1", "d2"):
+            d.on_event(EndpointObserved(endpoint(name)), 0.0)
+        d.on_event(LeadershipChanged(leads_at_once), 0.0)
+        d.on_event(RequestAdopted(request(THEIRS), D0, decoding=True, generated_tokens=9), 0.0)
+        d.on_event(MoveOrdered(THEIRS, D1), 0.1)
+        if not leads_at_once:
+            d.on_event(LeadershipChanged(True), 0.2)
+        assert not [effect for effect in d.on_event(TimerFired(), 1.0) if isinstance(effect, Migrate)]
+        d.on_event(Migrated(THEIRS, D1), 1.1)
+        assert d.ledger.entries[THEIRS].decode_slot == slot(d, D1)
+        d.on_event(RequestEnded(THEIRS, Outcome.COMPLETED), 1.2)
+        d.on_event(TimerFired(), 2.0)
+        check_books(d.ledger)
 
 
 def test_a_client_of_another_gateway_that_goes_is_no_leg_to_cancel_here() -> None:

@@ -58,7 +58,7 @@ from ballast_core.model.events import (
     TimerFired,
 )
 from ballast_gateway.life_signs import LifeSigns
-from ballast_gateway.tickets import Leaver, Mover, Rejected
+from ballast_gateway.tickets import Canceller, Leaver, Mover, Rejected
 
 _TICK_S = 1e-3
 """The shortest timer: uvloop counts whole milliseconds, so a shorter one would fire at once, again and again."""
@@ -84,6 +84,7 @@ class Ticket:
         self.request = request
         self.mover = mover
         self.leaver: Leaver | None = None
+        self.canceller: Canceller | None = None
         self._driver = driver
         self._effects: deque[Dispatch | Handoff | Reject] = deque()
         self._waiter: Callable[[], object] | None = None

@@ -197,6 +197,12 @@ def unsupported(status: int, message: str, *, code: str = "unsupported") -> ApiE
     return ApiError(status=status, type="invalid_request_error", code=code, message=message)
 
 
+def cancelled() -> ApiError:
+    """Stopped by order: 503, or an event in a stream that has begun."""
+    message = "the request was cancelled by those who run this service"
+    return ApiError(status=503, type="service_unavailable_error", code="cancelled", message=message)
+
+
 def gateway_shutdown() -> ApiError:
     """This gateway ends; another one, or its successor, answers: 503, or an event in a stream that has begun."""
     return ApiError(

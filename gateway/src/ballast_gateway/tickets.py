@@ -17,6 +17,9 @@ Mover: TypeAlias = Callable[[Migrate], None]
 Leaver: TypeAlias = Callable[[Leave], None]
 """Leaves the leg that the order names, if it still runs, and reports `Ticket.failed`."""
 
+Canceller: TypeAlias = Callable[[], None]
+"""Leaves the engines and tells the client that the request was cancelled, and reports `Ticket.end`."""
+
 
 class Rejected(Exception):
     """The request is not served. The faces map `reason` to a status code."""
@@ -33,6 +36,7 @@ class Ticket(Protocol):
     request: Request
     mover: Mover | None
     leaver: Leaver | None
+    canceller: Canceller | None
 
     def now_s(self) -> float:
         """The time on the clock of its record."""

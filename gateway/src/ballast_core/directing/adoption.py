@@ -103,13 +103,12 @@ class Adoption:
         self._bookings.release_lost()
         return True
 
-    def ordered(self, entry: Entry, event: MoveOrdered, now_s: float) -> list[Effect]:
+    def ordered(self, entry: Entry, event: MoveOrdered, now_s: float) -> None:
         """It is to decode elsewhere: book it there, too, if it decodes and is not being moved."""
         slot = self._inventory.slot_of(event.target)
         decodes = entry.phase is Phase.DECODING and not self._partitioner.has_next(entry.request.id)
         if slot is not None and decodes and slot != entry.decode_slot and entry.reservation is None:
             self._ledger.reserve(entry, slot, now_s)
-        return []
 
     def leg_failed(self, entry: Entry, event: LegFailed | DispatchFailed, now_s: float) -> list[Effect]:
         """A leg failed; its holder goes on. The endpoint's health learns of it."""

@@ -183,7 +183,7 @@ class Director:
             RequestRedirected: self._redirected,
             LengthPredicted: self._length_predicted,
             LegFailed: self._adoption.leg_failed,
-            MoveOrdered: self._adoption.ordered,
+            MoveOrdered: self._move_ordered,
             RequestMoved: self._moved,
         }
         self._of_fleet: Mapping[type, Callable[[Any, float], list[Effect]]] = {
@@ -252,6 +252,11 @@ class Director:
     def _moved(self, entry: Entry, event: RequestMoved, now_s: float) -> list[Effect]:
         if self._adoption.moved(entry, event, now_s):
             self.rescheduler.moved(entry, now_s)
+        return []
+
+    def _move_ordered(self, entry: Entry, event: MoveOrdered, now_s: float) -> list[Effect]:
+        self._adoption.ordered(entry, event, now_s)
+        self.rescheduler.ordered(entry)
         return []
 
     def _leadership_changed(self, event: LeadershipChanged, now_s: float) -> list[Effect]:

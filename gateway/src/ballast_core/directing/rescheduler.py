@@ -89,6 +89,9 @@ class NoRescheduler:
     def moved(self, entry: Entry, now_s: float) -> None:
         """Changes nothing: there are no rounds."""
 
+    def ordered(self, entry: Entry) -> None:
+        """Changes nothing: there are no rounds."""
+
     def leads(self, leads: bool, now_s: float) -> list[Effect]:
         """Changes nothing: there are no rounds."""
         return []
@@ -161,6 +164,11 @@ class Rescheduler:
         """Another Director's round has moved it: it stays for a while, as after a move of ours."""
         if self._leads:
             self._stays_until_s[entry.request.id] = now_s + self.policy.min_stay_s
+
+    def ordered(self, entry: Entry) -> None:
+        """A move from elsewhere may be under way: until it is over no round moves the request."""
+        if self._leads and entry.reservation is not None:
+            self._moving[entry.request.id] = entry
 
     def leads(self, leads: bool, now_s: float) -> list[Effect]:
         """Whether rounds run from now on. Moves that are under way come to their end either way."""

@@ -7,7 +7,6 @@ from typing import Final
 from ballast_core.model import STAGE_ROLES, EndpointId, RequestId, Stage
 from ballast_core.model.effects import Leave, Migrate
 from ballast_gateway.agent.face import AgentFace, HeldRequest
-from ballast_gateway.errors import ApiError
 from ballast_gateway.podapi import refusals
 from ballast_gateway.podapi.feed import Feed
 from ballast_gateway.podapi.messages import CancelOrder, Draining, Inventory, LeaveOrder, MoveOrder
@@ -15,12 +14,6 @@ from ballast_gateway.podapi.plan import key_of
 from ballast_gateway.proxy.life import State
 
 _MOVES: Final = frozenset({State.WARMING, State.WARM, State.CROSSING})
-
-
-def cancelled() -> ApiError:
-    """Stopped by order: an event in a stream that has begun, else 503."""
-    message = "the request was cancelled by those who run this service"
-    return ApiError(status=503, type="service_unavailable_error", code="cancelled", message=message)
 
 
 class AgentOrders:
@@ -64,9 +57,7 @@ class AgentOrders:
 
     def cancel(self, order: CancelOrder) -> None:
         """Stop a request."""
-        held = self._find(order.request_id, order.by)
-        held.ticket.cancelled = True
-        held.run.shut_down(cancelled())
+        self._find(order.request_id, order.by).run.cancel()
 
     def drain(self, on: bool) -> None:
         """Take no new plans, or take them again."""

@@ -25,7 +25,7 @@ from ballast_gateway.podapi.messages import (
 from ballast_gateway.podapi.plan import Place, Plan
 from ballast_gateway.proxy.bodies import Generation
 from ballast_gateway.proxy.fields import is_divisible
-from ballast_gateway.tickets import Leaver, Mover, Rejected
+from ballast_gateway.tickets import Canceller, Leaver, Mover, Rejected
 
 _OUTCOMES: Final[Mapping[Outcome, Literal["completed", "failed", "cancelled"]]] = {
     Outcome.COMPLETED: "completed",
@@ -48,10 +48,9 @@ class PlannedTicket:
         self.request = request
         self.mover: Mover | None = None
         self.leaver: Leaver | None = None
+        self.canceller: Canceller | None = None
         self.key = plan.key
         self.by = plan.by
-        self.cancelled = False
-        """Its end is by order."""
         self.failures = 0
         self.choosing = Choosing(plan, places, divisible=request.divisible)
         self._places = places
@@ -137,8 +136,8 @@ class PlannedTicket:
         if not self._open:
             return
         self._open = False
-        how = Outcome.CANCELLED if self.cancelled else outcome
-        self._feed.say(Ended(key=self.key, outcome=_OUTCOMES[how], output_tokens=output_tokens, fault=str(fault or "")))
+        how = _OUTCOMES[outcome]
+        self._feed.say(Ended(key=self.key, outcome=how, output_tokens=output_tokens, fault=str(fault or "")))
 
 
 def request_of(plan: Plan, generation: Generation, *, movable: bool) -> Request:

@@ -35,6 +35,7 @@ from ballast_gateway.podapi.messages import (
     Inventory,
     LeaveOrder,
     MoveOrder,
+    State,
 )
 from ballast_gateway.podapi.refusals import OrderRefused
 
@@ -102,8 +103,16 @@ class PodApiServer:
     client_stall_timeout_s = 10.0
     cors: Cors | None = None
 
-    def __init__(self, holder: Holder, feed: Feed, guard: Guard, *, metrics: Callable[[], bytes] | None = None) -> None:
-        """`metrics`: Prometheus' text, where the holder has no other place for it."""
+    def __init__(
+        self,
+        holder: Holder,
+        feed: Feed,
+        guard: Guard,
+        *,
+        metrics: Callable[[], bytes] | None = None,
+        state: Callable[[], State] | None = None,
+    ) -> None:
+        """`metrics`: Prometheus' text, where the holder has no other place for it. `state`: the feed's, with more."""
         self.connections: set[ClientConnection] = set()
         self.clients = Clients(
             most_bytes=_MOST_BYTES, most_client_bytes=_MOST_BYTES, most_client_connections=_MOST_CONNECTIONS
@@ -115,6 +124,7 @@ class PodApiServer:
         self._feed = feed
         self._guard = guard
         self._metrics = metrics
+        self._state = state or feed.state
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -198,7 +208,7 @@ class PodApiServer:
         elif target == messages.EVENTS:
             return self._tell(client, extra)
         elif target == messages.STATE:
-            client.respond(200, (_JSON, *extra), messages.write(self._feed.state()))
+            client.respond(200, (_JSON, *extra), messages.write(self._state()))
         elif self._metrics is not None and target == METRICS:
             client.respond(200, (_TEXT, *extra), self._metrics())
         else:

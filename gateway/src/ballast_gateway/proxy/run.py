@@ -18,7 +18,7 @@ from typing import Final
 
 from ballast_core.model import Endpoint, Fault, Outcome, Stage
 from ballast_core.model.effects import Handoff, Leave, Migrate
-from ballast_gateway.errors import ApiError, gateway_shutdown, internal_error, rejected, upstream_broke
+from ballast_gateway.errors import ApiError, cancelled, gateway_shutdown, internal_error, rejected, upstream_broke
 from ballast_gateway.http.client import Collect, StoppedReading, UpstreamError
 from ballast_gateway.life_signs import Signs
 from ballast_gateway.proxy import answers
@@ -62,7 +62,7 @@ class Run:
         self._on_over = on_over
         if movable:
             ticket.mover = self.order_move
-        ticket.leaver = self.order_leave
+        ticket.leaver, ticket.canceller = self.order_leave, self.cancel
         self._deadline = None
         if deadline_s is not None:
             self._deadline = resources.loop.call_later(deadline_s, self._expired, deadline_s)
@@ -81,7 +81,7 @@ class Run:
         self._answer: Collect
         self._failure: LegFailed | Rejected
         self._deadline_s: float
-        self._parting: ApiError
+        self._parting: tuple[ApiError, Outcome]
         self._failed: list[LegFailed] = []
         """The legs that have been reported as failed."""
 
@@ -152,11 +152,18 @@ class Run:
         except Exception as fault:
             self._fail(fault)
 
-    def shut_down(self, error: ApiError | None = None) -> None:
-        """Leave the engines, and tell the client that the gateway ends, or another reason."""
+    def shut_down(self) -> None:
+        """Leave the engines, and tell the client that the gateway ends."""
+        self._part_with(gateway_shutdown(), Outcome.FAILED)
+
+    def cancel(self) -> None:
+        """Leave the engines, and tell the client that the request was cancelled by order."""
+        self._part_with(cancelled(), Outcome.CANCELLED)
+
+    def _part_with(self, error: ApiError, outcome: Outcome) -> None:
         if self.life.state is State.ENDED:
             return
-        self._parting = error or gateway_shutdown()
+        self._parting = error, outcome
         self._leave()
         try:
             self.on(Event.SHUT_DOWN)
@@ -260,7 +267,7 @@ class Run:
         self._closed = True
         if self._deadline is not None:
             self._deadline.cancel()
-        self._ticket.mover = self._ticket.leaver = None
+        self._ticket.mover = self._ticket.leaver = self._ticket.canceller = None
         if self._orders is not None:
             self._orders.close()
             self._orders = None
@@ -536,11 +543,12 @@ class Run:
         self._ticket.end(Outcome.FAILED, self._leg.tokens, fault)
 
     def _tell_end(self) -> None:
+        error, outcome = self._parting
         if self._job.client.head_sent:
-            answers.break_off(self._job, self._parting, between_events=self._leg.between_events)
+            answers.break_off(self._job, error, between_events=self._leg.between_events)
         else:
-            answers.refuse(self._job, self._parting)
-        self._ticket.end(Outcome.FAILED, self._job.record.output_tokens)
+            answers.refuse(self._job, error)
+        self._ticket.end(outcome, self._job.record.output_tokens)
 
     def _expire(self) -> None:
         begun = self._job.client.head_sent

@@ -76,8 +76,11 @@ class GatewayHolder:
         ticket.leaver(Leave(ticket.request.id, EndpointId(order.endpoint), reason))
 
     def cancel(self, order: CancelOrder) -> None:
-        """Refused: streams of clients that are connected here end with their clients."""
-        raise refusals.unknown_request(order.request_id)
+        """Stop a request, and tell its client."""
+        ticket = self._held(order.request_id, order.by)
+        if ticket.canceller is None:
+            raise refusals.unknown_request(order.request_id)
+        ticket.canceller()
 
     def drain(self, on: bool) -> None:
         """Report not ready, or ready again; what runs goes on."""

@@ -21,6 +21,7 @@ from ballast_gateway.podapi.server import PodApiServer
 from ballast_gateway.view.calls import Calls
 from ballast_gateway.view.fleet_view import FleetView
 from ballast_gateway.view.holding import GatewayHolder
+from ballast_gateway.view.predicting import Predicting
 from ballast_gateway.view.publisher import Publisher
 
 
@@ -69,7 +70,8 @@ class PodApi:
         feed = Feed(self._loop, holder=me, incarnation=secrets.token_hex(8), holds="gateway")
         publisher = Publisher(me, self._driver.director, feed)
         holder = GatewayHolder(me, self._driver, holds=settings.face.serves_proxy, ready=ready, drain=drain)
-        self._server = PodApiServer(holder, feed, Guard(self._tokens.tokens, time.time))
+        predicting = Predicting(me, self._driver, feed)
+        self._server = PodApiServer(holder, feed, Guard(self._tokens.tokens, time.time), state=predicting.state)
         self.port = await self._server.listen(host, port)
         self._driver.listen(publisher.effect)
         peers = settings.peers
