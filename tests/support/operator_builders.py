@@ -75,6 +75,11 @@ def policy(name: str = "fair", placement: str = "round-robin", **parts: Manifest
     return {"apiVersion": API_VERSION, "kind": "SchedulingPolicy", "metadata": metadata, "spec": spec}
 
 
+def objectives(*manifests: Manifest) -> dict[str, Manifest]:
+    """ServiceLevelObjectives by name."""
+    return {manifest["metadata"]["name"]: manifest for manifest in manifests}
+
+
 def objective(name: str = "fast", **spec: Any) -> Manifest:
     """A ServiceLevelObjective."""
     metadata = {"name": name, "namespace": NAMESPACE, "uid": f"slo-{name}", "generation": 1}
