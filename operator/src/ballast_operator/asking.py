@@ -1,12 +1,15 @@
-"""Asking gateways: signed calls to the admin ports of their pods. Blocking; called in threads."""
+"""Asking gateways: signed calls to the admin ports of their pods, many at a time."""
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
-import urllib3
-from urllib3.exceptions import HTTPError
+import httpx
 
 from ballast_api.attainment_report import ATTAINMENT, read_report
 from ballast_api.recorded_traffic import TRAFFIC
@@ -14,13 +17,12 @@ from ballast_api.signatures import PROOF, Signed
 from ballast_operator.measured import Answer
 
 ANSWER_S: Final = 3.0
-"""How long a report may take."""
+"""How long a report may take, from the connection to its last byte."""
 TRAFFIC_S: Final = 30.0
 """How long a gateway's recorded traffic may take."""
-_CONNECT_S: Final = 1.0
+_AT_ONCE: Final = 64
 _MOST_REPORT_BYTES: Final = 1 << 20
 _MOST_TRAFFIC_BYTES: Final = 64 << 20
-_PART_BYTES: Final = 1 << 16
 
 
 class NoAnswer(Exception):
@@ -28,58 +30,61 @@ class NoAnswer(Exception):
 
 
 class Asker:
-    """Safe to use from several threads. No connection is kept: gateways come and go."""
+    """Asks gateways within one event loop. No connection is kept: gateways come and go."""
 
-    def __init__(self, *, threads: int = 16) -> None:
-        self._pool = urllib3.PoolManager(num_pools=1, maxsize=threads, retries=False)
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    def report(self, gateway: str, address: str, token: bytes) -> Answer:
+    async def report(self, gateway: str, address: str, token: bytes) -> Answer:
         """What a gateway has counted, or why it does not say. `address`: `host:port` of its admin API."""
         try:
-            return Answer(gateway, read_report(self._get(address, ATTAINMENT, token, ANSWER_S, _MOST_REPORT_BYTES)))
+            body = await self._get(address, ATTAINMENT, token, ANSWER_S, _MOST_REPORT_BYTES)
+            return Answer(gateway, read_report(body))
         except (NoAnswer, ValueError) as error:
             return Answer(gateway, problem=str(error))
 
-    def traffic(self, address: str, token: bytes, *, names: str, minutes: float) -> bytes:
+    async def traffic(self, address: str, token: bytes, *, names: str, minutes: float) -> bytes:
         """Named rows of the last minutes, for `ballast_api.recorded_traffic.merged`. Raises `NoAnswer`."""
         target = f"{TRAFFIC}?names={names}&minutes={minutes:g}"
-        return self._get(address, target, token, TRAFFIC_S, _MOST_TRAFFIC_BYTES)
+        return await self._get(address, target, token, TRAFFIC_S, _MOST_TRAFFIC_BYTES)
 
-    def _get(self, address: str, target: str, token: bytes, limit_s: float, most_bytes: int) -> bytes:
-        signed = Signed(token, "GET", target, b"", time.time())
-        headers = {"authorization": signed.authorization, "connection": "close"}
-        until_s = time.monotonic() + limit_s
-        try:
-            answer = self._pool.request(
-                "GET",
-                f"http://{address}{target}",
-                headers=headers,
-                preload_content=False,
-                redirect=False,
-                timeout=urllib3.Timeout(connect=_CONNECT_S, read=limit_s),
-            )
+    async def _get(self, address: str, target: str, token: bytes, limit_s: float, most_bytes: int) -> bytes:
+        async with self._turns:
+            signed = Signed(token, "GET", target, b"", time.time())
+            headers = {"authorization": signed.authorization, "connection": "close"}
             try:
-                body = _read(answer, until_s, most_bytes)
-            finally:
-                answer.close()
-        except (HTTPError, OSError) as error:
-            raise NoAnswer(f"no answer ({type(error).__name__})") from error
-        if answer.status != 200:
-            raise NoAnswer(f"answered {answer.status}")
+                async with (
+                    asyncio.timeout(limit_s),
+                    self._client.stream("GET", f"http://{address}{target}", headers=headers) as answer,
+                ):
+                    body = await _read(answer, most_bytes)
+            except TimeoutError as error:
+                raise NoAnswer(f"no answer within {limit_s:g} s") from error
+            except httpx.HTTPError as error:
+                raise NoAnswer(f"no answer ({type(error).__name__})") from error
+        if answer.status_code != 200:
+            raise NoAnswer(f"answered {answer.status_code}")
         if not signed.is_proof(answer.headers.get(PROOF, "")):
             raise NoAnswer("answered without proof that it has the fleet's token")
         return body
 
 
-def _read(answer: urllib3.BaseHTTPResponse, until_s: float, most_bytes: int) -> bytes:
-    """All of it. Raises `NoAnswer`: one that trickles, or does not end, must not hold a thread."""
+async def _read(answer: httpx.Response, most_bytes: int) -> bytes:
     parts: list[bytes] = []
     left = most_bytes
-    for part in answer.stream(_PART_BYTES):
+    async for part in answer.aiter_bytes():
         parts.append(part)
         left -= len(part)
         if left < 0:
             raise NoAnswer(f"answered more than {most_bytes} bytes")
-        if time.monotonic() > until_s:
-            raise NoAnswer("no answer in time")
     return b"".join(parts)
+
+
+@asynccontextmanager
+async def asker() -> AsyncIterator[Asker]:
+    """One for the running loop. It reads no proxy settings, and has no use for certificates."""
+    unused = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(trust_env=False, verify=unused, limits=limits, timeout=None) as client:
+        yield Asker(client)

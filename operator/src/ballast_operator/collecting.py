@@ -6,21 +6,21 @@ should answer while it is ready; one that ends still counts if it does.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ballast_api import names
 from ballast_api.recorded_traffic import merged
 from ballast_operator.api_failure import ApiFailure
-from ballast_operator.asking import Asker, NoAnswer
+from ballast_operator.asking import NoAnswer, asker
 from ballast_operator.board import Board, Name
 from ballast_operator.kinds import POD, Kind, Manifest
 from ballast_operator.measured import Answer, Followed, measured
@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 ROUND_S: Final = 15.0
 """Seconds from the beginning of one round to that of the next."""
-_THREADS: Final = 16
 _SELECTOR: Final = f"{names.APP_MANAGED_BY}={names.MANAGER},{names.APP_COMPONENT}=gateway"
 
 
@@ -85,8 +84,6 @@ class Collector:
         self._round_s = round_s
         self._admin_port = admin_port
         self._clock = clock
-        self._asker = Asker(threads=_THREADS)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ask")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="collect", daemon=True)
 
@@ -99,7 +96,6 @@ class Collector:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
-        self._threads.shutdown(cancel_futures=True)
 
     def alive(self) -> bool:
         """Whether it still runs."""
@@ -111,14 +107,9 @@ class Collector:
         if not followed:
             return
         pods = self._pods(followed)
-        asked = [
-            (name, of, pod, self._threads.submit(self._asker.report, pod.name, pod.address, of.token))
-            for name, of in followed.items()
-            for pod in pods.get(name, ())
-        ]
+        asked = [(name, of, pod) for name, of in followed.items() for pod in pods.get(name, ())]
         answers: dict[Name, list[Answer]] = {name: [] for name in followed}
-        for name, _, pod, asking in asked:
-            answer = asking.result()
+        for (name, _, pod), answer in zip(asked, asyncio.run(_reports(asked)), strict=True):
             if pod.ready or answer.report is not None:
                 answers[name].append(answer)
         for name, of in followed.items():
@@ -128,19 +119,15 @@ class Collector:
     def trace(self, name: Name, of: Followed, *, minutes: float) -> Trace:
         """What all its gateways recorded of the last minutes, as one trace. Raises `ApiFailure`."""
         pods = self._pods({name: of}).get(name, [])
-        secret = secrets.token_hex(16)
-        asking = [
-            (pod, self._threads.submit(self._asker.traffic, pod.address, of.token, names=secret, minutes=minutes))
-            for pod in pods
-        ]
         parts: list[bytes] = []
         problems: list[str] = []
-        for pod, answer in asking:
-            try:
-                parts.append(answer.result())
-            except NoAnswer as error:
-                if pod.ready:
-                    problems.append(f"{pod.name}: {error}")
+        for pod, answer in zip(pods, asyncio.run(_recordings(pods, of.token, minutes)), strict=True):
+            if isinstance(answer, bytes):
+                parts.append(answer)
+            elif not isinstance(answer, NoAnswer):
+                raise answer
+            elif pod.ready:
+                problems.append(f"{pod.name}: {answer}")
         return Trace(tuple(merged(parts)), len(parts) + len(problems), tuple(problems))
 
     def _run(self) -> None:
@@ -171,6 +158,19 @@ class Collector:
             served = {namespace for namespace, _ in followed}
         for namespace in served:
             yield from self._api.list(POD, namespace, labels=_SELECTOR)
+
+
+async def _reports(asked: Sequence[tuple[Name, Followed, GatewayPod]]) -> list[Answer]:
+    async with asker() as ask:
+        return await asyncio.gather(*(ask.report(pod.name, pod.address, of.token) for _, of, pod in asked))
+
+
+async def _recordings(pods: Sequence[GatewayPod], token: bytes, minutes: float) -> list[bytes | BaseException]:
+    """All by one secret, so that their names agree."""
+    secret = secrets.token_hex(16)
+    async with asker() as ask:
+        asking = [ask.traffic(pod.address, token, names=secret, minutes=minutes) for pod in pods]
+        return await asyncio.gather(*asking, return_exceptions=True)
 
 
 def _is_ready(status: Manifest) -> bool:
