@@ -18,6 +18,7 @@ from ballast_api.loading import parse_settings
 from ballast_api.signatures import PROOF, Signed
 from ballast_core.attainment import Counts, Threshold
 from ballast_core.model import Request, RequestId
+from ballast_core.model.events import Event, RequestArrived
 from ballast_gateway.attainment import Attainment
 from ballast_gateway.records import HOLDER_LOST, RequestRecord
 from ballast_gateway.service_classes import ServiceClasses
@@ -123,6 +124,30 @@ async def test_each_way_to_end_counts_as_it_must(tmp_path: Path) -> None:
     assert ([row["met"] for row in rows if "met" in row].count(False), len(rows)) == (7, 21)
     assert {row["priority"] for row in rows} == {-5}
     assert [row["outcome"] for row in traffic if "objective" not in row] == ["completed"]
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["untrusted", "trusted"])
+async def test_a_class_gives_its_requests_a_priority_and_a_ttft_to_be_admitted_by(
+    tmp_path: Path, trusted: bool
+) -> None:
+    """Where the request says no priority itself, and is believed if it does. Others have neither."""
+    arrived: dict[str, Request] = {}
+
+    def hear(event: Event) -> None:
+        if isinstance(event, RequestArrived):
+            arrived[event.request.id] = event.request
+
+    async with (
+        scripted_engine(script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}, objectives=CLASSES, trust={"priorities": trusted}) as gateway,
+    ):
+        gateway.gateway.driver.on_event = hear
+        for name, tier, own in (("a", "gold", {}), ("b", "gold", {"priority": 0}), ("c", "none", {"priority": 7})):
+            body = {"model": "tiny", "prompt": "x", "stream": True} | own
+            await raw_exchange(gateway.port, post(PATH, body, f"x-tier: {tier}", f"x-request-id: {name}"), answers=1)
+    found = {name: (request.priority, request.ttft_objective_s) for name, request in arrived.items()}
+    expected = {"a": (-5, TTFT_S), "b": (0, TTFT_S), "c": (7, None)}
+    assert found == (expected if trusted else {"a": (-5, TTFT_S), "b": (-5, TTFT_S), "c": (0, None)})
 
 
 async def test_what_is_shed_has_missed(tmp_path: Path) -> None:

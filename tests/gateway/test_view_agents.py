@@ -57,7 +57,7 @@ async def test_a_planned_request_is_disaggregated_followed_and_recorded(tmp_path
             await fleet.close()
 
 
-OBJECTIVE = [{"name": "all", "ttftS": 60.0, "tpotS": 10.0}]
+OBJECTIVE = [{"name": "all", "ttftS": 60.0, "tpotS": 10.0, "priority": 4}]
 
 
 def joint(gateway: Gateway) -> Counts:
@@ -99,6 +99,8 @@ async def test_without_an_agent_nothing_is_guessed(tmp_path: Path) -> None:
         try:
             gateway = await fleet.start(objectives=OBJECTIVE)
             picked = ask(gateway, "r")
+            asked = gateway.driver.director.ledger.entries[RequestId("r")].request
+            assert (asked.priority, asked.ttft_objective_s) == (4, 60.0)
             picked.session.close(broken=False)
             assert picked.plan is None
             await until(lambda: joint(gateway).requests == 1)
