@@ -165,7 +165,8 @@ class Watch:
                     life = self.adopted.setdefault(request.id, Life(request, self.now_s, decode=event.decode))
                     if entry.reservation is None:
                         life.moving_to = None
-                    if entry.decode_slot == self.director.inventory.slot_of(event.decode):
+                    slot = self.director.inventory.slot_of(event.decode)
+                    if slot is not None and entry.decode_slot == slot:
                         life.decode = event.decode
                 return None
             case LeadershipChanged(leads=leads):
