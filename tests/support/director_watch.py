@@ -395,7 +395,8 @@ class Watch:
             if not early:
                 prefill, gone = life.dispatch.prefill, life.decode not in self.ready
                 back = not cut and gone and prefill is not None and target.id == prefill.id
-                assert back or target.id == (life.endpoint if cut else life.decode), f"2: handed on to {target}"
+                known = cut and life.endpoint is not None and self.director.inventory.slot_of(life.endpoint) is not None
+                assert back or target.id == (life.endpoint if known else life.decode), f"2: handed on to {target}"
                 others = [
                     one
                     for one in self.ready.values()
