@@ -34,6 +34,7 @@ from tests.support.operator_builders import (
     deployment,
     judged,
     objective,
+    objectives,
     observed,
     pod,
     policy,
@@ -486,7 +487,7 @@ CONDITIONS: list[tuple[str, Observed, dict[str, tuple[str, str]]]] = [
     ),
     (
         "objective-not-measured",
-        observed(serving_pool(sloRef={"name": "fast"}), objective=objective(), children=all_ready()),
+        observed(serving_pool(sloRef={"name": "fast"}), objectives=objectives(objective()), children=all_ready()),
         {"SLOMet": ("Unknown", "NotMeasured"), "Degraded": ("False", "AsExpected")},
     ),
     (

@@ -94,6 +94,7 @@ _FULL_SPECS: Mapping[str, Object] = {
         "ratio": {"mode": "Off", "minRatio": 0.5, "maxRatio": 2.0},
         "policyRef": {"name": "p"},
         "sloRef": {"name": "s"},
+        "sloRefs": [],
         "gateway": {
             "replicas": 1,
             "image": "g",

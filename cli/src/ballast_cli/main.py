@@ -22,6 +22,7 @@ from ballast_cli import (
     profile,
     recommend,
     simulate,
+    traffic,
     validate,
 )
 from ballast_cli.arithmetic import choose_arithmetic
@@ -62,6 +63,7 @@ app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("recommend")(recommend.recommend_command)
 app.command("calibrate")(calibrate.calibrate_command)
+app.command("traffic")(traffic.traffic_command)
 app.command("workloads")(listings.workloads_command)
 app.command("policies")(listings.policies_command)
 app.command("profiles")(listings.profiles_command)

@@ -7,11 +7,14 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
+from ballast_api.attainment_report import ATTAINMENT
+from ballast_api.recorded_traffic import TRAFFIC
 from ballast_core.directing.watch import Watch
 from ballast_core.model import EndpointId
 from ballast_core.state.health import HealthReport
+from ballast_gateway.attainment import Attainment
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.traffic import TrafficRecorder
@@ -23,6 +26,8 @@ def build_admin(
     health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
     traffic: TrafficRecorder,
+    attainment: Attainment,
+    naming_key: Callable[[str], bytes],
     watch: Watch | None,
     kv_cache: Callable[[EndpointId], dict[str, object] | None] = lambda endpoint_id: None,
     view: Callable[[], dict[str, Any]] | None = None,
@@ -51,14 +56,22 @@ def build_admin(
         """The newest decisions first, each with the costs of every candidate."""
         return {"decisions": decisions.last(limit, request_id=request_id)}
 
-    @app.get("/ballast/v1/traffic")
+    @app.get(TRAFFIC)
     async def recorded_traffic(
         minutes: Annotated[float | None, Query(gt=0, le=1e6)] = None,
         limit: Annotated[int | None, Query(ge=1)] = None,
+        names: Annotated[str | None, Query(min_length=16, max_length=128)] = None,
     ) -> StreamingResponse:
-        """The last minutes' requests as a trace of JSON lines: what `ballast simulate --trace` reads."""
-        lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit)
+        """The last minutes' requests as a trace of JSON lines: what `ballast simulate --trace` reads. With `names`, a
+        text that nobody else knows, as rows that can be merged with those of other gateways."""
+        key = None if names is None else naming_key(names)
+        lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit, key=key)
         return StreamingResponse(lines, media_type="application/jsonl")
+
+    @app.get(ATTAINMENT)
+    async def attained() -> Response:
+        """How many requests met the objective of their class, in the last minutes."""
+        return Response(attainment.report(), media_type="application/json")
 
     if view is not None:
 

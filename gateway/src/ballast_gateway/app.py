@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -24,6 +25,8 @@ from ballast_core.model.effects import Effect, PulseChanged
 from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.admin_server import AdminServer
+from ballast_gateway.attainment import Attainment
+from ballast_gateway.attainment_metrics import AttainmentMetrics
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
@@ -40,6 +43,7 @@ from ballast_gateway.proxy.carrying import carries
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.served_names import ServedNames
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.settings import director_settings
 from ballast_gateway.stand_ins import StandIns
 from ballast_gateway.tls.certificates import Tls, tls_of
@@ -110,12 +114,15 @@ class Gateway:
             ),
             on_decision_s=self.metrics.decision,
         )
+        self._classes = ServiceClasses(settings.objectives)
+        self.attainment = Attainment(self._classes, now_s=self.driver.now_s, unix_s=unix_s)
+        AttainmentMetrics(self.attainment, self.registry)
         kept = settings.traffic
         self.traffic = TrafficRecorder(
             Bounds(requests=kept.kept_requests, seconds=kept.kept_s, blocks=kept.kept_blocks),
             now_s=self.driver.now_s,
             unix_s=unix_s,
-            running=lambda: director.ledger,
+            running=lambda: (entry for entry in director.ledger if not entry.adopted),
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
         self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
@@ -221,6 +228,7 @@ class Gateway:
                 tokenizing=tokenizing,
                 on_record=self._ended,
                 served=self._served,
+                classes=self._classes,
             )
             self._closing.push_async_callback(self.proxy.close)
             self.ports["proxy"] = await self.proxy.listen(
@@ -240,6 +248,7 @@ class Gateway:
                 carries=carries if self.driver.abilities.moves or self.driver.abilities.cuts else None,
                 tls=faces.get("picker"),
                 served=self._served,
+                classes=self._classes,
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -352,6 +361,7 @@ class Gateway:
         )
 
     def _ended(self, record: RequestRecord) -> None:
+        self.attainment(record)
         self.metrics.request(record)
         self.traffic(record)
         if self.settings.logs.requests:
@@ -407,18 +417,26 @@ class Gateway:
                 health=self.driver.director.health.report,
                 decisions=self.decisions,
                 traffic=self.traffic,
+                attainment=self.attainment,
+                naming_key=_naming_key if self.pod_api is None else self.pod_api.naming_key,
                 watch=self.driver.director.watch,
                 kv_cache=self._kv_cache,
                 view=None if self.pod_api is None else self.pod_api.view.report,
                 now_s=self.driver.now_s,
             )
 
-        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
+        signature = None if self.pod_api is None else self.pod_api.guard().check
+        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file), signature)
         exposed = Labelled(self.registry, self.whose) if self.whose else self.registry
         probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
         server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port
         self._closing.push_async_callback(server.aclose)
+
+
+def _naming_key(said: str) -> bytes:
+    """Where there is no fleet's token: who knows what was asked for can tell whether a prompt was among the traffic."""
+    return blake2b(said.encode(), digest_size=32).digest()
 
 
 def _tell_of_watch(effect: Effect, now_s: float) -> None:

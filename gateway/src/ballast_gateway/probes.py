@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from ballast_gateway.who_may_ask import WhoMayAsk
+from ballast_api.signatures import PROOF
+from ballast_gateway.who_may_ask import Refusal, WhoMayAsk
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -46,9 +47,10 @@ class Probes:
         """Answer one request."""
         answer = self._answers.get(scope.get("path", ""))
         if answer is None:
-            peer, _ = scope.get("client") or (None, 0)
-            refusal = self._who_may_ask.refusal(peer, scope["headers"])
-            if refusal is None:
+            refusal = self._judge(scope)
+            if isinstance(refusal, str):
+                await (await self._others())(scope, receive, _proving(refusal, send))
+            elif refusal is None:
                 await (await self._others())(scope, receive, send)
             else:
                 challenge = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
@@ -59,6 +61,16 @@ class Probes:
             await _respond(send, *answer())
         else:
             await _respond(send, 405, "application/json", _json({"detail": "Method Not Allowed"}), allow="GET")
+
+    def _judge(self, scope: Scope) -> Refusal | str | None:
+        """Why a request is refused; else the proof of its answer, if it is signed, or None."""
+        headers, query = scope["headers"], scope.get("query_string", b"").decode("latin-1")
+        target = f"{scope['path']}?{query}" if query else scope["path"]
+        proof = self._who_may_ask.proof(scope["method"], target, headers)
+        if proof is not None:
+            return proof
+        peer, _ = scope.get("client") or (None, 0)
+        return self._who_may_ask.refusal(peer, headers)
 
     async def _others(self) -> App:
         if self._rest is None:
@@ -76,6 +88,18 @@ class Probes:
 
     def _metrics(self) -> tuple[int, str, bytes]:
         return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+
+
+def _proving(proof: str, send: Send) -> Send:
+    """Sends what it is given, with the proof among the headers."""
+    line = (PROOF.encode(), proof.encode())
+
+    async def proving(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), line]}
+        await send(message)
+
+    return proving
 
 
 def _json(value: object) -> bytes:

@@ -34,6 +34,7 @@ from ballast_api.faces import Face, FaceField
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
+from ballast_api.service_level_objective import ServiceLevelObjectiveSpec
 from ballast_core.model import Endpoint, EndpointId, Role
 
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
@@ -456,6 +457,13 @@ class ServedModel(ApiModel):
     """Accepted names; the first is what /v1/models lists first."""
 
 
+class ClassObjective(ServiceLevelObjectiveSpec):
+    """The objective of one class of requests, as in a ServiceLevelObjective's spec, with its name."""
+
+    name: NonEmptyStr
+    """Names the class in metrics, recorded traffic and the admin API."""
+
+
 class GatewayTuning(ApiModel):
     """What may be set of a gateway by hand: in its file, and in a ServingPool under `gateway.settings`."""
 
@@ -507,6 +515,9 @@ class GatewaySettings(GatewayTuning):
     """Which faces are served."""
     policy: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
     """What decides, as in a SchedulingPolicy's spec. Policies that the face cannot carry out are refused."""
+    objectives: Annotated[Seq[ClassObjective], Field(max_length=16), KeyedBy("name")] = ()
+    """What requests are measured against, and what their priority is if they say none. A request belongs to the first
+    one whose `match` it meets; one that meets none is not measured."""
     connector: Literal["NixlConnector"] = "NixlConnector"
     """KV connector of the engines: decides how a prefill is handed to a decode."""
     discovery: Discovery

@@ -245,8 +245,12 @@ class ServingPoolSpec(ApiModel):
     """Name of the SchedulingPolicy in the same namespace that the gateway follows. Left out, least-uncached-tokens
     places prefills and ballast places decodes."""
     slo_ref: LocalRef | None = None
-    """Name of the ServiceLevelObjective in the same namespace. It must exist and be valid; attainment is not measured
-    in this release. Left out, the pool has no objective."""
+    """Name of the one ServiceLevelObjective in the same namespace that the pool is held to. It must exist and be valid.
+    Left out, `sloRefs` has them."""
+    slo_refs: Annotated[Seq[LocalRef], Field(max_length=16), KeyedBy("name")] = ()
+    """Names of several ServiceLevelObjectives in the same namespace, one for each class of requests, in place of
+    `sloRef`. A request belongs to the first one whose `match` it meets. Left out, and `sloRef` too, the pool has no
+    objective."""
     gateway: GatewaySpec = Field(default_factory=GatewaySpec)
     """The gateway in front of the engines. Left out, one pod with the face Proxy."""
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
@@ -259,6 +263,11 @@ class ServingPoolSpec(ApiModel):
     def has_agent(self, pool: PoolSpec) -> bool:
         """Whether the pods of `pool` get the agent: it holds the streams that end there."""
         return self.engine.agent == "Auto" and self.gateway.face.serves_picker and pool.role != "Prefill"
+
+    @property
+    def objective_names(self) -> tuple[str, ...]:
+        """ServiceLevelObjectives that the pool is held to, in the order of matching."""
+        return tuple(reference.name for reference in (*((self.slo_ref,) if self.slo_ref else ()), *self.slo_refs))
 
     @property
     def least_gpus(self) -> int:
@@ -301,6 +310,29 @@ class GatewayStatus(ApiModel):
     """Number of gateway pods that are ready."""
 
 
+class ObjectiveStatus(ApiModel):
+    """How the requests of one class were served, by what its gateways counted."""
+
+    name: str
+    """Name of the ServiceLevelObjective."""
+    met: Literal["True", "False", "Unknown"]
+    """Whether the attainment is at or above the target, as far as its interval can tell."""
+    target: ShareRatio
+    """Share of requests that must meet every threshold."""
+    attainment: ShareRatio | None = None
+    """Share of the requests that met every threshold; absent where that is known of too few of them."""
+    lower: ShareRatio = 0.0
+    """Lower end of its interval at 95 %."""
+    upper: ShareRatio = 1.0
+    """Upper end of its interval at 95 %."""
+    window_s: NonNegativeInt
+    """Seconds that the figures are about."""
+    requests: NonNegativeInt = 0
+    """Requests that ended in that time, shed and failed ones included."""
+    unknown: NonNegativeInt = 0
+    """Those of them of which no gateway saw enough to say."""
+
+
 class ScalingDecision(ApiModel):
     """A decision about the number of instances, "no change" included."""
 
@@ -328,7 +360,8 @@ class DisplayStatus(ApiModel):
     ratio: str = ""
     """Ready prefill and ready decode instances, such as `2:4`."""
     slo_percent: str = ""
-    """Attainment in percent, such as `99.2`. Empty in this release, which does not measure it."""
+    """Attainment in percent, such as `99.2`: that of the objective that is furthest below its target, or least above.
+    Empty while none is known."""
 
 
 class ServingPoolStatus(ApiModel):
@@ -351,7 +384,10 @@ class ServingPoolStatus(ApiModel):
     ratio: NonNegativeFloat | None = None
     """Ready prefill instances for each ready decode instance; absent while no decode instance is ready."""
     attainment: ShareRatio | None = None
-    """Share of requests that met their SLO, from 0 to 1. Absent in this release, which does not measure it."""
+    """Share of requests that met their objective, from 0 to 1: that of the objective that is furthest below its target,
+    or least above. Absent while none is known."""
+    objectives: Annotated[Seq[ObjectiveStatus], KeyedBy("name")] = ()
+    """Attainment of each objective of the spec."""
     last_scaling: ScalingDecision | None = None
     """The last decision about the number of instances. Absent in this release, which takes none."""
     display: DisplayStatus | None = None

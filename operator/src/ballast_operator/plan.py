@@ -56,7 +56,8 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     spec = pool.spec
     owner = Owner(name=pool.name, namespace=pool.namespace, uid=str(pool.metadata.uid))
     references = resolve(spec, observed)
-    target = Target(spec, {entry.name: _instances(observed, pool.name, entry) for entry in spec.pools})
+    instances = {entry.name: _instances(observed, pool.name, entry) for entry in spec.pools}
+    target = Target(spec, instances, tuple(each.to_core(each.name) for each in references.objectives or ()))
     misfit = () if references.policy is None else unsuited(spec, references.policy)
     excess = over_budget(spec.gpu_budget, _gpus(target, references))
     routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents)
@@ -115,11 +116,14 @@ def _gateway_objects(
         disruption_budgets.gateway_disruption_budget(owner),
         *([network_policies.gateway_policy(owner)] if observed.network_policies else []),
     )
-    if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
+    missing = references.missing_profiles(pool.hardware for pool in spec.pools)
+    if hold or references.policy is None or references.objectives is None or missing:
         name = names.gateway_object_name(owner.name)
         return _Part(objects, frozenset({CONFIG_MAP.key(name), DEPLOYMENT.key(name)}))
     fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds) else None
-    settings = gateway_settings(owner, spec, references.policy, references.profiles, fallbacks=fallbacks)
+    settings = gateway_settings(
+        owner, spec, references.policy, references.profiles, objectives=references.objectives, fallbacks=fallbacks
+    )
     deployment = gateway_deployment(owner, spec.gateway, settings, observed.gateway_defaults)
     return _Part((*objects, gateway_config_map(owner, settings), deployment))
 

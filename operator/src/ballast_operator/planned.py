@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ballast_api.serving_pool import ServingPoolSpec
+from ballast_core.attainment import Objective
 from ballast_operator.kinds import Manifest, ObjectKey
 from ballast_operator.problems.problem import Problem
 
@@ -17,6 +18,8 @@ class Target:
     spec: ServingPoolSpec
     instances: Mapping[str, int]
     """Instances by name of the pool."""
+    objectives: tuple[Objective, ...] = ()
+    """What requests are measured against; empty also while one of them is not usable."""
 
 
 @dataclass(frozen=True, slots=True)

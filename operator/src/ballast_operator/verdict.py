@@ -17,6 +17,7 @@ from ballast_api.serving_pool import (
     ServingPoolStatus,
 )
 from ballast_operator import findings
+from ballast_operator.attainment import Attained, attained
 from ballast_operator.conditions import Finding, conditions, joined, known_conditions
 from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
@@ -53,21 +54,24 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *cluster.of_pods(observed.pods),
         *cluster.stuck(fleet.workloads()),
     )
+    attainment = attained(observed, target, plan)
     found = (
         findings.available(fleet, target.spec),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
-        findings.slo_met(target, plan),
+        attainment.finding,
         findings.resolved_refs(plan),
     )
     settled = not plan.problems and not outcome.refusals and all(item.complete for item in fleet.workloads())
     due_s = [plan.look_again_s] if plan.look_again_s is not None else []
     if not settled:
         due_s.append(REQUEUE_S)
-    return Verdict(status=_status(observed, target, fleet, found), requeue_s=min(due_s, default=None))
+    return Verdict(status=_status(observed, target, fleet, found, attainment), requeue_s=min(due_s, default=None))
 
 
-def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Finding]) -> Manifest:
+def _status(
+    observed: Observed, target: Target, fleet: Fleet, found: Iterable[Finding], attainment: Attained
+) -> Manifest:
     prefill, decode, flexible = (_role_status(fleet, role) for role in ("Prefill", "Decode", "Flexible"))
     ready_p, ready_d = (role.ready_replicas if role else 0 for role in (prefill, decode))
     return ServingPoolStatus(
@@ -79,11 +83,13 @@ def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Fi
         flexible=flexible,
         gateway=GatewayStatus(replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready),
         ratio=round(ready_p / ready_d, 4) if ready_d else None,
+        attainment=attainment.attainment,
+        objectives=attainment.objectives,
         display=DisplayStatus(
             prefill=_counts(prefill),
             decode=_counts(decode),
             ratio=f"{ready_p}:{ready_d}",
-            slo_percent="",
+            slo_percent="" if attainment.attainment is None else f"{100 * attainment.attainment:.1f}",
         ),
     ).dump()
 

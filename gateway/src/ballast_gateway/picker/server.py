@@ -21,6 +21,7 @@ from ballast_gateway.picker.query import Carries
 from ballast_gateway.picker.transport import Listen, Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.trust import Trusted
@@ -94,12 +95,14 @@ async def serve(
     served: Collection[str] | None = None,
     holders: Holders | None = None,
     carries: Carries | None = None,
+    classes: ServiceClasses | None = None,
 ) -> PickerServer:
     """Listen for ext_proc and for health, with `tls` or in plaintext; ext_proc by `listen`, if not by our own HTTP/2.
     `ready` returns whether the gateway can place requests.
     `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
     clients may ask for, if they are not those of the model alone. `holders`: the agents of the pods, where they are
-    spoken with, and `carries` what they could do with a request, where a policy asks.
+    spoken with, and `carries` what they could do with a request, where a policy asks. `classes` have the objectives of
+    requests.
 
     Raises `OSError` if a port is taken.
     """
@@ -118,6 +121,7 @@ async def serve(
         trusted=Trusted(settings.trust),
         extra_paths=frozenset(settings.extra_paths),
         carries=carries,
+        classes=ServiceClasses() if classes is None else classes,
     )
     face = PickerFace(
         driver,
