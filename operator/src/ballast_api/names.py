@@ -23,6 +23,9 @@ LABEL_POOL: Final = f"{GROUP}/pool"
 """On engine pods and their Deployment and Service: the name of the pool."""
 LABEL_ROLE: Final = f"{GROUP}/role"
 """On engine pods: `prefill`, `decode` or `flexible`. The gateway places by it; changing it flips a pod at once."""
+LABEL_REVISION: Final = f"{GROUP}/kv-revision"
+"""On engine pods and their Deployment: a hash of what KV compatibility depends on. Gateways let no two engines of
+different ones exchange KV blocks."""
 LABEL_LLMD_ROLE: Final = "llm-d.ai/role"
 """The same role in llm-d's words, for its sidecars and tools."""
 
