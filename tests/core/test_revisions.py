@@ -130,7 +130,7 @@ def test_a_lost_target_of_a_cut_is_replaced_within_the_revision() -> None:
     on.on_event(EndpointObserved(of("f8", "b")), 0.1)
     on.on_event(EndpointObserved(of("f9", "a")), 0.1)
     on.on_event(EndpointLost(second.id), 0.2)
-    done = PrefillDone(RequestId("r0")) if dispatch.prefill else SegmentDone(RequestId("r0"), 0, 0)
+    done = PrefillDone(RequestId("r0")) if dispatch.prefill else SegmentDone(RequestId("r0"), 0)
     handoffs = [each for each in on.on_event(done, 0.3) if isinstance(each, Handoff)]
     assert [each.decode.id for each in handoffs] == ["f9"]
     assert first.revision == "a"

@@ -90,7 +90,7 @@ def test_a_serving_pool_whose_pods_are_ready_costs_no_write_and_no_early_look() 
 def test_an_edit_is_in_progress_from_the_very_look_that_writes_it() -> None:
     """The Deployment's counts are still those of the older revision: the new spec must not be reported as complete."""
     store = serving()
-    edited(store, engine={"image": "registry.test/engine:2"})
+    edited(store, engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
     result = look(store, now=LATER)
     progressing = stored_condition(store, "Progressing")
     assert (progressing["status"], progressing["observedGeneration"]) == ("True", 2)
@@ -171,14 +171,14 @@ def test_a_transient_refusal_is_raised_leaves_the_status_as_it_was_and_heals() -
     """503 is no property of the object: the look is tried again as a whole, and no condition flips for it."""
     store = serving()
     before = store.objects["ServingPool", NAMESPACE, "chat"]["status"]
-    edited(store, engine={"image": "registry.test/engine:2"})
+    edited(store, engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
     store.interrupt(UNAVAILABLE, after=0)
     with pytest.raises(ApiFailure, match="etcd leader changed"):
         look(store)
     assert store.objects["ServingPool", NAMESPACE, "chat"]["status"] == before
     look(store)
-    image = store.objects["Deployment", NAMESPACE, "chat-decode"]["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert image == "registry.test/engine:2"
+    engine = store.objects["Deployment", NAMESPACE, "chat-decode"]["spec"]["template"]["spec"]["containers"][0]
+    assert engine["args"][-2:] == ["--max-num-seqs", "9"]
 
 
 async def test_the_controller_tries_a_look_again_that_met_a_transient_refusal() -> None:

@@ -17,6 +17,9 @@ RoleName = Literal["Prefill", "Decode", "Flexible"]
 MANAGER: Final = "ballast-operator"
 """Field manager of every server-side apply, and `app.kubernetes.io/managed-by`."""
 
+ROLLOUT_MANAGER: Final = "ballast-operator-rollout"
+"""Field manager of the numbers of pods of older revisions during a coupled rollout."""
+
 LABEL_SERVING_POOL: Final = f"{GROUP}/serving-pool"
 """On every object of a ServingPool: its name."""
 LABEL_POOL: Final = f"{GROUP}/pool"

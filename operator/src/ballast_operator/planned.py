@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import Manifest, ObjectKey
@@ -17,6 +17,8 @@ class Target:
     spec: ServingPoolSpec
     instances: Mapping[str, int]
     """Instances by name of the pool."""
+    deployments: Mapping[str, str] = field(default_factory=dict)
+    """Name of the Deployment of the wanted revision, by name of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Plan:
 
     apply: tuple[Manifest, ...] = ()
     """Objects that must exist, in the order of writing."""
+    resize: tuple[Manifest, ...] = ()
+    """Numbers of pods of Deployments of older revisions."""
     prune: tuple[Manifest, ...] = ()
     """Children that must go, in the order of deleting."""
     held: frozenset[ObjectKey] = frozenset()
