@@ -119,6 +119,50 @@ def test_a_refused_object_is_named_with_its_field_and_keeps_no_other_back() -> N
     assert stored_condition(store, "Degraded")["status"] == "False"
 
 
+BAD_QUANTITY = ApiFailure(
+    500,
+    "InternalError",
+    "Internal error occurred: unable to parse quantity: quantities must match the regular expression",
+)
+
+
+def test_an_internal_error_of_one_object_is_a_condition_and_the_others_are_healed() -> None:
+    """The server answers 500 to what it cannot read. The status is of this spec, and the next look comes by itself."""
+    store = serving()
+    edited(store, engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
+    store.refuse = {"Deployment chat-prefill": BAD_QUANTITY}
+    del store.objects["Deployment", NAMESPACE, "chat-decode"], store.objects["Service", NAMESPACE, "chat-prefill"]
+    assert look(store).failed
+    assert store.objects.keys() >= {("Deployment", NAMESPACE, "chat-decode"), ("Service", NAMESPACE, "chat-prefill")}
+    degraded = stored_condition(store, "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ApplyFailed")
+    assert "Deployment chat-prefill" in degraded["message"]
+    assert "quantities must match" in degraded["message"]
+    status = store.objects["ServingPool", NAMESPACE, "chat"]["status"]
+    assert status["observedGeneration"] == degraded["observedGeneration"] == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "transient"),
+    [
+        (0, "connection refused", True),
+        (429, "too many requests", True),
+        (503, "apiserver not ready", True),
+        (500, "etcdserver: leader changed", True),
+        (500, "rpc error: code = Unavailable desc = etcdserver: request timed out", True),
+        (500, str(BAD_QUANTITY), False),
+        (500, 'failed calling webhook "x": context deadline exceeded', False),
+        (422, "Invalid value", False),
+        (400, "strict decoding error", False),
+    ],
+)
+def test_what_is_the_servers_own_trouble_is_told_from_what_comes_of_the_object(
+    status: int, message: str, transient: bool
+) -> None:
+    """Only the first ends a look."""
+    assert ApiFailure(status, "", message).transient is transient
+
+
 def test_a_refused_edit_is_never_reported_as_complete() -> None:
     """All pods are ready, of the older revision."""
     store = serving()

@@ -44,8 +44,8 @@ class Writer(Protocol):
 def apply(writer: Writer, observed: Observed, plan: Plan) -> Outcome:
     """Write what must exist, then delete what must go.
 
-    Raises `ApiFailure` when the same write may succeed later unchanged (no answer, 429, 5xx): the look is then tried
-    again as a whole. Other refusals are in the outcome.
+    Raises `ApiFailure` when the server is away or in trouble (`ApiFailure.transient`): the look is then tried again as
+    a whole. Other refusals are in the outcome.
     """
     results = [_ensure(writer, observed, manifest, names.MANAGER) for manifest in plan.apply]
     results += [_ensure(writer, observed, manifest, names.ROLLOUT_MANAGER) for manifest in plan.resize]

@@ -1,7 +1,8 @@
 """The engines of a ServingPool: templates, their KV revision, and a Deployment for each pool and revision. Pure.
 
-A Deployment has one KV revision for life. The first is named after its pool; while that name is taken by another
-revision, the next one has its revision in its name. Those of older revisions lose their pods step by step and then go.
+A Deployment keeps its KV revision as long as it has pods. The first is named after its pool; while that name is taken
+by another revision, the next one has its revision in its name. Those of older revisions lose their pods step by step
+and then go.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def _target_name(observed: Observed, pool: str, revision: str) -> str:
             if revision_of(each) == wanted:
                 return str(each["metadata"]["name"])
     first = names.pool_object_name(observed.name, pool)
-    return f"{first}-{revision}" if any(each["metadata"]["name"] == first for each in found) else first
+    taken = any(each["metadata"]["name"] == first and counts_of(each).most for each in found)
+    return f"{first}-{revision}" if taken else first
 
 
 def _rolling(observed: Observed, spec: ServingPoolSpec, pool: PoolSpec, wanted: int, target: str) -> Rolling:
