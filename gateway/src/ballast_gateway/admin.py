@@ -102,6 +102,7 @@ def _member(member: Member, health: HealthReport, now_s: float) -> dict[str, Any
         "role": str(endpoint.role),
         "pool": endpoint.pool,
         "profile": endpoint.profile,
+        "revision": endpoint.revision,
         "state": member.state,
         "failed_scrapes": member.liveness.failures,
         "problem": member.problem,

@@ -574,6 +574,9 @@ class EndpointEntry(ApiModel):
     """Pool that it belongs to, for metrics."""
     profile: str = ""
     """Key of `profiles` in the settings, or name of a shipped profile; empty if unknown."""
+    revision: str = ""
+    """What the KV compatibility of the engine depends on, in a word of your own, such as an image's tag: engines of
+    different words exchange no KV blocks. Empty is a word, too."""
     pod_api: Address | None = None
     """`host:port` of its agent's pod API (docs/pod-api.md). Left out, the endpoint has no agent."""
 
@@ -585,6 +588,7 @@ class EndpointEntry(ApiModel):
             role=Role(self.role),
             pool=self.pool,
             profile=self.profile,
+            revision=self.revision,
         )
 
 

@@ -17,12 +17,18 @@ RoleName = Literal["Prefill", "Decode", "Flexible"]
 MANAGER: Final = "ballast-operator"
 """Field manager of every server-side apply, and `app.kubernetes.io/managed-by`."""
 
+ROLLOUT_MANAGER: Final = "ballast-operator-rollout"
+"""Field manager of the numbers of pods of older revisions during a coupled rollout."""
+
 LABEL_SERVING_POOL: Final = f"{GROUP}/serving-pool"
 """On every object of a ServingPool: its name."""
 LABEL_POOL: Final = f"{GROUP}/pool"
 """On engine pods and their Deployment and Service: the name of the pool."""
 LABEL_ROLE: Final = f"{GROUP}/role"
 """On engine pods: `prefill`, `decode` or `flexible`. The gateway places by it; changing it flips a pod at once."""
+LABEL_REVISION: Final = f"{GROUP}/kv-revision"
+"""On engine pods and their Deployment: a hash of what KV compatibility depends on. Gateways let no two engines of
+different ones exchange KV blocks."""
 LABEL_LLMD_ROLE: Final = "llm-d.ai/role"
 """The same role in llm-d's words, for its sidecars and tools."""
 

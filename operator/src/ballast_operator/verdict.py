@@ -47,7 +47,7 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     if plan.target is None:
         return Verdict(status=_not_acted_on(observed, plan))
     target = plan.target
-    fleet = fleet_of(observed, target.spec, target.instances, outcome.outdated())
+    fleet = fleet_of(observed, target.spec, target.instances, target.deployments, outcome.outdated())
     problems = (
         *plan.problems,
         *(cluster.refused(refusal) for refusal in outcome.refusals),

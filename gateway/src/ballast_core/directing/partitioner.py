@@ -105,7 +105,15 @@ class Partitioner:
         """
         if not entry.request.divisible:
             return None
-        candidates = self._placer.with_capacity(self._placer.allowed(self._candidates(), entry))
+        allowed = self._placer.allowed(self._candidates(), entry)
+        if len(self._inventory.ready_revisions()) < 2:
+            return self._cut(entry, allowed, now_s)
+        within = (self._cut(entry, allowed.of_revision(each), now_s) for each in self._placer.revisions(entry))
+        return next((dispatch for dispatch in within if dispatch is not None), None)
+
+    def _cut(self, entry: Entry, allowed: Candidates, now_s: float) -> Dispatch | None:
+        """Plan among these, which are all of one revision."""
+        candidates = self._placer.with_capacity(allowed)
         view = self._placer.view(Stage.DECODE, entry.request, candidates, now_s)
         plan = self.planner.plan(view, self.book) if candidates.endpoints else None
         if plan is None:
@@ -201,7 +209,8 @@ class Partitioner:
         slot = self._inventory.slot_of(planned.id)
         if slot is not None and self._binding is Binding.EARLY:
             return self._inventory.endpoint(slot)
-        ready = self._placer.allowed(self._candidates(), entry)
+        allowed = self._placer.allowed(self._candidates(), entry)
+        ready = self._inventory.of_revision(allowed, planned.revision)
         if slot is not None and len(found := np.flatnonzero(ready.slots == slot)):
             return ready.endpoints[int(found[0])]
         here_slot = self._inventory.slot_of(running.id)
