@@ -88,6 +88,7 @@ def test_a_serving_pool_becomes_its_objects_in_the_order_in_which_pods_need_them
         "Role/chat-gateway",
         "RoleBinding/chat-gateway",
         "ConfigMap/chat-gateway",
+        "ConfigMap/chat-profiles",
         "Service/chat-decode",
         "Service/chat-gateway",
         "Service/chat-gateway-admin",
@@ -175,15 +176,40 @@ def test_gpus_come_from_the_profile_unless_the_pool_says_otherwise(
     assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == expected
 
 
-def test_pods_run_on_the_profiles_nodes_with_the_profile_in_their_environment() -> None:
+def test_pods_run_on_the_profiles_nodes_and_find_its_numbers_in_a_file() -> None:
     """engine-sim takes its timing from there; prices and node labels are none of its business."""
     result = plan(observed())
     spec = find(result, "Deployment", "chat-prefill")["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"hardware": "a100"}
     environment = {entry["name"]: entry.get("value") for entry in engine(result, "chat-prefill")["env"]}
-    numbers = json.loads(str(environment["BALLAST_PROFILE"]))
+    folder, _, file = str(environment["BALLAST_PROFILE"]).rpartition("/")
+    mounted = {each["mountPath"]: each["name"] for each in engine(result, "chat-prefill")["volumeMounts"]}
+    volume = next(each["configMap"] for each in spec["volumes"] if each["name"] == mounted[folder])
+    assert (volume["name"], volume["items"]) == ("chat-profiles", [{"key": "a100", "path": file}])
+    numbers = json.loads(find(result, "ConfigMap", "chat-profiles")["data"]["a100"])
     assert numbers["dMsPerToken"] == 0.1
     assert not numbers.keys() & {"nodeSelector", "costPerHour", "resourceName"}
+
+
+def test_an_edit_of_a_speed_restarts_no_engine() -> None:
+    """Neither template nor revision change; the numbers go to gateways and to engine-sims that start later."""
+    before = plan(observed())
+    after = plan(observed(profiles={**profiles(), "h20": profile("h20", aMs=31.0, kvTokens=50_000, linkGbps=400.0)}))
+    for name in ("chat-prefill", "chat-decode"):
+        assert find(before, "Deployment", name) == find(after, "Deployment", name)
+    assert find(before, "ConfigMap", "chat-profiles") != find(after, "ConfigMap", "chat-profiles")
+    assert find(before, "ConfigMap", "chat-gateway") != find(after, "ConfigMap", "chat-gateway")
+
+
+def test_what_vllm_has_options_for_comes_from_the_profile() -> None:
+    """The engine does what gateways expect of it; the spec's own arguments stand last, and win."""
+    numbers = {"blockSize": 64, "maxNumSeqs": 7, "maxNumBatchedTokens": 2048}
+    found = {**profiles(), "h20": profile("h20", **numbers)}
+    spec = serving_pool(engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
+    arguments = engine(plan(observed(spec, profiles=found)), "chat-decode")["args"]
+    given = [arguments[at + 1] for at, each in enumerate(arguments) if each in {"--block-size", "--max-num-seqs"}]
+    assert given == ["64", "7", "9"]
+    assert arguments[arguments.index("--max-num-batched-tokens") + 1] == "2048"
 
 
 def test_pods_pass_pod_security_restricted() -> None:
@@ -673,7 +699,7 @@ def test_all_parts_of_a_policy_that_suits_reach_the_gateway() -> None:
     admission = {"type": "bounded", "parameters": {"maxPrefillRequests": 3}}
     named = policy(queue=PRIORITY, admission=admission)
     result = plan(observed(serving_pool(policyRef={"name": "fair"}, engine=engine), policy=named))
-    (config,) = [item for item in result.apply if item["kind"] == "ConfigMap"]
+    config = find(result, "ConfigMap", "chat-gateway")
     (text,) = config["data"].values()
     assert parse_settings(text).policy == SchedulingPolicySpec.parse(named["spec"])
 
@@ -694,7 +720,7 @@ def test_pickers_name_fall_backs_where_envoy_gateway_goes_to_them(
     """As many as its retries."""
     gateway = {"face": face, "settings": settings, **PARENT}
     made = plan(observed(serving_pool(gateway=gateway), optional_kinds=available))
-    (config,) = [item for item in made.apply if item["kind"] == "ConfigMap"]
+    config = find(made, "ConfigMap", "chat-gateway")
     (text,) = config["data"].values()
     assert parse_settings(text).picker.fallbacks == told
     if face == "Picker" and available == ENVOY_GATEWAY:

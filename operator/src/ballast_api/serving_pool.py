@@ -215,7 +215,8 @@ class GatewaySpec(ApiModel):
 
 
 class RolloutSpec(ApiModel):
-    """How engine pods are replaced when their template changes. It applies to each pool on its own."""
+    """How engine pods are replaced when their template changes. A change that KV blocks depend on, such as another
+    image, replaces those of all pools in step; any other those of its pool alone."""
 
     rules: ClassVar[tuple[Rule, ...]] = rollout_rules()
 
@@ -225,7 +226,8 @@ class RolloutSpec(ApiModel):
     max_unavailable: IntOrPercent = 0
     """Pods below the wanted number during a rollout: a number, or a percentage of it (rounded down)."""
     max_skew: ShareRatio = 0.25
-    """How far the share of new pods may differ between prefill and decode, from 0 to 1. No effect in this release."""
+    """How far the share of new pods may differ between pools while all are replaced in step, from 0 to 1. Where whole
+    pods do not allow that, the step that leaves the least difference is taken."""
 
 
 class ServingPoolSpec(ApiModel):

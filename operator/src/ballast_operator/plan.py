@@ -33,6 +33,7 @@ from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.meta import Owner
+from ballast_operator.specs.profiles import profiles_config_map
 from ballast_operator.specs.routes import FALLBACKS
 from ballast_operator.specs.token_secret import Found, TokenSecret, token_secret
 
@@ -64,9 +65,13 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit))
     fleet = engines(owner, spec, instances, references.profiles, observed, hold=bool(excess))
     target = Target(spec, instances, fleet.deployments)
-    around = _around_engines(owner, spec, observed)
+    missing = references.missing_profiles(pool.hardware for pool in spec.pools)
+    numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
+    around = list(_around_engines(owner, spec, observed))
+    if not missing:
+        around.append(profiles_config_map(owner, references.profiles))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
-    held = gateway.held | fleet.held
+    held = gateway.held | fleet.held | ({numbers} if missing else set())
     kept = held.union(key_of(item) for item in (*objects, *fleet.resize))
     return Plan(
         apply=tuple(sorted(objects, key=writing_order)),

@@ -11,7 +11,7 @@ from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.specs.agent_container import LOOPBACK, engine_port
-from ballast_operator.specs.profiles import numbers_of
+from ballast_operator.specs.profiles import PROFILE_FILE, engine_limits, profile_mount
 from ballast_operator.specs.security import container_security
 
 PRE_STOP_S: Final = 5
@@ -43,7 +43,7 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
         "image": engine.image,
         "command": list(engine.command),
         "args": arguments(spec, pool, profile),
-        "env": environment(pool, profile),
+        "env": environment(pool),
         "ports": [
             *own_ports,
             {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
@@ -52,7 +52,11 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
         "resources": {"limits": {profile.resource_name: str(gpus_of(pool, profile))}},
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
         "securityContext": container_security(read_only=False),
-        "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "home", "mountPath": HOME},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            profile_mount(),
+        ],
         **_probes("http" if own_ports else engine.port),
     }
     if engine.image_pull_policy is not None:
@@ -75,6 +79,7 @@ def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpe
         *("--port", str(port)),
         *("--served-model-name", *model.all_served_names()),
         *("--tensor-parallel-size", str(gpus_of(pool, profile))),
+        *engine_limits(profile),
         *("--kv-transfer-config", kv_transfer_config(spec, pool)),
         *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
     ]
@@ -117,7 +122,7 @@ def _kv_events_ports(settings: KvEvents) -> list[Manifest]:
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
-def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:
+def environment(pool: PoolSpec) -> list[Manifest]:
     """The pod's name, address, node, pool and role. POD_IP stands before the variable that uses it."""
     role = names.core_role(pool.role)
     return [
@@ -127,7 +132,7 @@ def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:
         _from_field("NODE_NAME", "spec.nodeName"),
         {"name": "BALLAST_POOL", "value": pool.name},
         {"name": "BALLAST_ROLE", "value": role.value},
-        {"name": names.ENV_PROFILE, "value": json.dumps(numbers_of(profile).dump(), separators=(",", ":"))},
+        {"name": names.ENV_PROFILE, "value": PROFILE_FILE},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
         # A user without an entry in /etc/passwd has neither home nor name; Triton's and Torch's caches need both.
