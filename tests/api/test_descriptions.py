@@ -14,7 +14,10 @@ from ballast_api.resources import KINDS
 from ballast_api.structural import json_schema_of, rewrite
 
 INERT = {
-    "ServingPool": (*("spec.sloRef", "status.attainment", "status.lastScaling", "status.display.sloPercent"),),
+    "ServingPool": (
+        *("spec.ratio", "spec.ratio.mode", "spec.ratio.minRatio", "spec.ratio.maxRatio"),
+        *("spec.sloRef", "status.attainment", "status.lastScaling", "status.display.sloPercent"),
+    ),
     "ServiceLevelObjective": ("spec", "spec.priority", "spec.match"),
     "HardwareProfile": ("spec.costPerHour",),
 }
