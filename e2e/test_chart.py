@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit import Cluster, CommandError
+from kit import Cluster, CommandError, wait_until
 from kit.release import CHART, NAMESPACE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -70,6 +70,27 @@ def test_an_upgrade_brings_new_settings_and_newer_crds(release: Release, tmp_pat
     assert NEW_WORDS in now
     assert "As an older chart had it." not in now
     release.upgrade()
+
+
+def test_kubernetes_own_roles_reach_our_resources(release: Release, module_namespace: str) -> None:
+    """Who may edit a namespace may edit its ServingPools; who may view it may see them."""
+    kubectl = release.cluster.kubectl.within(module_namespace)
+    for role in ("view", "edit", "admin"):
+        kubectl.run("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}")
+    expected = {
+        ("view", "get"): "yes",
+        ("view", "create"): "no",
+        ("edit", "patch"): "yes",
+        ("admin", "delete"): "yes",
+    }
+    for (role, verb), answer in expected.items():
+
+        def answered(role: str = role, verb: str = verb, answer: str = answer) -> bool:
+            kinds = ("servingpools", "schedulingpolicies", "servicelevelobjectives")
+            said = {kubectl.run("auth", "can-i", verb, kind, f"--as={role}", check=False).stdout for kind in kinds}
+            return {each.strip() for each in said} == {answer}
+
+        wait_until(answered, 30, f"{role} may {verb}: {answer}")
 
 
 def test_the_operator_may_do_no_more_than_it_needs(release: Release) -> None:

@@ -27,7 +27,7 @@ from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
 from ballast_operator.plan import plan
 from ballast_operator.planned import Plan
-from ballast_operator.verdict import Verdict, verdict
+from ballast_operator.verdict import verdict
 from ballast_sim.engine_sim.options import KvEventsConfig, kv_events_config
 from tests.support.operator_builders import (
     all_ready,
@@ -172,7 +172,8 @@ def test_gpus_come_from_the_profile_unless_the_pool_says_otherwise(
     spec = serving_pool(pool("it", "Flexible", **more))
     found = {"h20": profile("h20", gpus=gpus, resourceName="example.com/accelerator")}
     container = engine(plan(observed(spec, profiles=found)), "chat-it")
-    assert container["resources"] == {"limits": {"example.com/accelerator": expected}}
+    requests = {"cpu": str(2 + int(expected)), "memory": f"{8 * int(expected)}Gi"}
+    assert container["resources"] == {"limits": {"example.com/accelerator": expected}, "requests": requests}
     assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == expected
 
 
@@ -658,13 +659,14 @@ def test_nothing_is_made_for_a_serving_pool_that_is_being_deleted() -> None:
     going = serving_pool()
     going["metadata"]["deletionTimestamp"] = "2026-11-21T05:59:00Z"
     assert plan(observed(going)) == Plan()
-    assert judged(observed(going)) == Verdict()
+    assert judged(observed(going)).requeue_s is None
 
 
 def test_counts_ratio_and_columns() -> None:
     """What `kubectl get` prints, and what scripts read."""
     status = status_of(observed(children=(*all_ready()[:2], deployment("chat-decode", wanted=4, ready=3))))
-    assert status["display"] == {"prefill": "2/2", "decode": "3/4", "ratio": "2:3", "sloPercent": ""}
+    texts = {"prefill": "2/2", "decode": "3/4", "ratio": "2:3", "ready": "5/6", "reason": "Scaling", "sloPercent": ""}
+    assert status["display"] == texts
     assert status["ratio"] == pytest.approx(2 / 3, abs=1e-4)
     assert status["prefill"] == {"replicas": 2, "readyReplicas": 2}
     assert status["gateway"] == {"replicas": 1, "readyReplicas": 1}

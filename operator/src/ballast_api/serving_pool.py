@@ -329,6 +329,11 @@ class DisplayStatus(ApiModel):
     """Ready and wanted decode instances, such as `4/4`; `-` without a Decode pool."""
     ratio: str = ""
     """Ready prefill and ready decode instances, such as `2:4`."""
+    ready: str = ""
+    """Ready and wanted instances of all pools, such as `6/6`."""
+    reason: str = ""
+    """The reason of Progressing while it is deleted; else that of Available if it is not True, of Degraded or
+    Progressing if they are; else that of Available."""
     slo_percent: str = ""
     """Attainment in percent, such as `99.2`. Empty in this release, which does not measure it."""
 
@@ -365,7 +370,7 @@ class ServingPool(Resource):
 
     kind_name: ClassVar[str] = "ServingPool"
     plural: ClassVar[str] = "servingpools"
-    short_names: ClassVar[tuple[str, ...]] = ("sp",)
+    short_names: ClassVar[tuple[str, ...]] = ("spool",)
     max_name_length: ClassVar[int] = names.MAX_SERVING_POOL_NAME
     name_pattern: ClassVar[str] = DNS_LABEL_STARTING_WITH_LETTER
     printer_columns: ClassVar[tuple[PrinterColumn, ...]] = (
@@ -374,9 +379,16 @@ class ServingPool(Resource):
         PrinterColumn("DECODE", ".status.display.decode", description="Ready of wanted decode instances."),
         PrinterColumn("RATIO", ".status.display.ratio", description="Ready prefill to ready decode instances."),
         PrinterColumn("SLO%", ".status.display.sloPercent", description="Requests that met their SLO, percent."),
+        PrinterColumn("READY", ".status.display.ready", description="Ready of wanted instances of all pools."),
         PrinterColumn(
             "AVAILABLE", '.status.conditions[?(@.type=="Available")].status', description="Whether it can serve."
         ),
+        PrinterColumn(
+            "DEGRADED",
+            '.status.conditions[?(@.type=="Degraded")].status',
+            description="Whether something keeps it from its spec.",
+        ),
+        PrinterColumn("REASON", ".status.display.reason", description="The reason of the condition that matters most."),
         PrinterColumn("AGE", ".metadata.creationTimestamp", type="date"),
     )
 

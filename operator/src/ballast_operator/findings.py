@@ -65,6 +65,16 @@ def progressing(fleet: Fleet, plan: Plan) -> Finding:
     return Finding(kind, "True", reason, joined(parts))
 
 
+def foremost(found: Sequence[Finding]) -> Finding:
+    """The one that a reader should know first."""
+    by_type = {each.type: each for each in found}
+    available = by_type[ConditionType.AVAILABLE]
+    if available.status != "True":
+        return available
+    others = (by_type[ConditionType.DEGRADED], by_type[ConditionType.PROGRESSING])
+    return next((each for each in others if each.status == "True"), available)
+
+
 def degraded(problems: Sequence[Problem], remarks: Sequence[str]) -> Finding:
     """Every problem is in the message, the reason is the first one's. Without a problem the message has the remarks."""
     if problems:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ballast_api.conditions import ConditionType
+from ballast_api.conditions import ConditionType, Reason
 from ballast_api.names import RoleName
 from ballast_api.serving_pool import (
     DisplayStatus,
@@ -42,7 +42,7 @@ class Verdict:
 def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     """The status and the time of the next look."""
     if observed.deleting:
-        return Verdict()
+        return Verdict(status=_deleting(observed))
     if plan.target is None:
         return Verdict(status=_not_acted_on(observed, plan))
     target = plan.target
@@ -67,7 +67,7 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     return Verdict(status=_status(observed, target, fleet, found), requeue_s=min(due_s, default=None))
 
 
-def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Finding]) -> Manifest:
+def _status(observed: Observed, target: Target, fleet: Fleet, found: Sequence[Finding]) -> Manifest:
     prefill, decode, flexible = (_role_status(fleet, role) for role in ("Prefill", "Decode", "Flexible"))
     ready_p, ready_d = (role.ready_replicas if role else 0 for role in (prefill, decode))
     return ServingPoolStatus(
@@ -84,6 +84,8 @@ def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Fi
             decode=_counts(decode),
             ratio=f"{ready_p}:{ready_d}",
             slo_percent="",
+            ready=f"{sum(item.ready for _, item in fleet.pools)}/{sum(item.wanted for _, item in fleet.pools)}",
+            reason=findings.foremost(found).reason,
         ),
     ).dump()
 
@@ -91,14 +93,22 @@ def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Fi
 def _not_acted_on(observed: Observed, plan: Plan) -> Manifest:
     """The status of a spec that cannot be acted on: counts and availability stay what they were."""
     reason = plan.problems[0].reason
-    changed = conditions(
-        observed.pool,
-        (
-            Finding(ConditionType.PROGRESSING, "False", reason, "the spec was not acted on"),
-            Finding(ConditionType.DEGRADED, "True", reason, joined(plan.problems)),
-        ),
-        observed.now,
+    return _kept(
+        observed,
+        Finding(ConditionType.PROGRESSING, "False", reason, "the spec was not acted on"),
+        Finding(ConditionType.DEGRADED, "True", reason, joined(plan.problems)),
     )
+
+
+def _deleting(observed: Observed) -> Manifest:
+    """The status while its objects go: those of a deletion in the foreground before it, all others after it."""
+    message = "it is being deleted; its objects go with it, also without an operator"
+    return _kept(observed, Finding(ConditionType.PROGRESSING, "True", Reason.DELETING, message))
+
+
+def _kept(observed: Observed, *found: Finding) -> Manifest:
+    """The status as it was, but for these conditions."""
+    changed = conditions(observed.pool, found, observed.now)
     types = {condition.type for condition in changed}
     kept = [old for old in known_conditions(observed.pool) if old.get("type") not in types]
     order = [str(kind) for kind in ConditionType]
@@ -107,7 +117,9 @@ def _not_acted_on(observed: Observed, plan: Plan) -> Manifest:
         key=lambda item: order.index(item["type"]) if item["type"] in order else -1,
     )
     generation = {} if observed.generation is None else {"observedGeneration": observed.generation}
-    return {**(observed.pool.get("status") or {}), "conditions": merged, **generation}
+    before = observed.pool.get("status") or {}
+    display = {"display": {**before["display"], "reason": found[-1].reason}} if before.get("display") else {}
+    return {**before, "conditions": merged, **generation, **display}
 
 
 def _pool_status(pool: PoolSpec, item: Workload) -> PoolStatus:

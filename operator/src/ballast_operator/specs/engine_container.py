@@ -24,6 +24,8 @@ START_UP_S: Final = 3600
 NIXL_PORT: Final = 5600
 """vLLM's default VLLM_NIXL_SIDE_CHANNEL_PORT: decode engines fetch the KV layout there."""
 HOME: Final = "/home/engine"
+MEMORY_GIB: Final = 8
+"""Requested of the host for each GPU."""
 
 _KV_ROLES: Final = {"Prefill": "kv_producer", "Decode": "kv_consumer", "Flexible": "kv_both"}
 
@@ -49,7 +51,7 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
             {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
             *_kv_events_ports(_kv_events(spec)),
         ],
-        "resources": {"limits": {profile.resource_name: str(gpus_of(pool, profile))}},
+        "resources": _resources(gpus_of(pool, profile), profile.resource_name),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
         "securityContext": container_security(read_only=False),
         "volumeMounts": [
@@ -62,6 +64,13 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
     if engine.image_pull_policy is not None:
         container["imagePullPolicy"] = engine.image_pull_policy
     return container
+
+
+def _resources(gpus: int, resource_name: str) -> Manifest:
+    """vLLM's API server, its engine core and one worker for each GPU keep a core busy each; a worker with its CUDA
+    context, pinned buffers and the part of the weights that it loads needs some GiB of the host's memory."""
+    requests = {"cpu": str(2 + gpus), "memory": f"{MEMORY_GIB * gpus}Gi"}
+    return {"limits": {resource_name: str(gpus)}, "requests": requests}
 
 
 def volumes() -> list[Manifest]:
