@@ -192,6 +192,53 @@ def test_pods_run_on_the_profiles_nodes_and_find_its_numbers_in_a_file() -> None
     assert not numbers.keys() & {"nodeSelector", "costPerHour", "resourceName"}
 
 
+def test_a_pool_may_have_an_image_arguments_and_environment_of_its_own() -> None:
+    """They stand after the engine's and win; the other pool keeps the engine's."""
+    own: dict[str, Any] = {
+        "image": "registry.test/amd:1",
+        "args": ["--max-num-seqs", "9"],
+        "env": [{"name": "A", "value": "pool"}, {"name": "HOME", "value": "/x"}],
+    }
+    pools = (pool("prefill", "Prefill", hardware="a100"), pool("decode", "Decode", **own))
+    engines = {
+        "image": "registry.test/engine:1",
+        "args": ["--max-num-seqs", "8"],
+        "env": [{"name": "A", "value": "all"}, {"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}],
+    }
+    result = plan(observed(serving_pool(*pools, engine=engines)))
+    decode, prefill = engine(result, "chat-decode"), engine(result, "chat-prefill")
+    assert (decode["image"], prefill["image"]) == ("registry.test/amd:1", "registry.test/engine:1")
+    assert decode["args"][-4:] == ["--max-num-seqs", "8", "--max-num-seqs", "9"]
+    assert prefill["args"][-2:] == ["--max-num-seqs", "8"]
+    for container, a, home in ((decode, "pool", "/x"), (prefill, "all", "/home/engine")):
+        variables = {each["name"]: each for each in container["env"]}
+        assert (variables["A"]["value"], variables["HOME"]["value"]) == (a, home)
+        assert variables["T"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": "t"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "volume", "read_only", "home"),
+    [
+        ({"claim": "weights"}, {"persistentVolumeClaim": {"claimName": "weights"}}, True, None),
+        ({"image": {"reference": "r/m:1"}}, {"image": {"reference": "r/m:1"}}, True, None),
+        ({"cache": "hub", "mountPath": "/c"}, {"persistentVolumeClaim": {"claimName": "hub"}}, None, "/c"),
+    ],
+    ids=["claim", "image", "cache"],
+)
+def test_weights_come_from_a_volume(
+    source: dict[str, Any], volume: dict[str, Any], read_only: bool | None, home: str | None
+) -> None:
+    """Mounted in every engine; a cache is written, and found by Hugging Face's library."""
+    result = plan(observed(serving_pool(model={"name": "org/model", "volume": source})))
+    for name in ("chat-prefill", "chat-decode"):
+        spec = find(result, "Deployment", name)["spec"]["template"]["spec"]
+        assert [each for each in spec["volumes"] if each["name"] == "model"] == [{"name": "model", **volume}]
+        container = engine(result, name)
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "model"]
+        assert (mount["mountPath"], mount.get("readOnly")) == (source.get("mountPath", "/models"), read_only)
+        assert {each["name"]: each.get("value") for each in container["env"]}.get("HF_HOME") == home
+
+
 def test_an_edit_of_a_speed_restarts_no_engine() -> None:
     """Neither template nor revision change; the numbers go to gateways and to engine-sims that start later."""
     before = plan(observed())

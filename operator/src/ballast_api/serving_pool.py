@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from ballast_api import names
 from ballast_api.common import (
+    ABSOLUTE_PATH,
     API_VERSION,
     DNS_LABEL,
     DNS_LABEL_STARTING_WITH_LETTER,
@@ -34,10 +35,11 @@ from ballast_api.common import (
 from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
 from ballast_api.gateway_settings import GatewayTuning
-from ballast_api.pod_template import PodTemplateOverlay
+from ballast_api.pod_template import OpenModel, PodTemplateOverlay
 from ballast_api.serving_pool_rules import (
     autoscaling_rules,
     gateway_spec_rules,
+    model_volume_rules,
     pool_rules,
     ratio_rules,
     rollout_rules,
@@ -58,6 +60,40 @@ IntOrPercent = Annotated[int | str, BeforeValidator(_int_or_text), WithJsonSchem
 ImageName = Annotated[str, Field(min_length=1, max_length=1024, pattern=NO_SPACES)]
 
 
+class EnvVar(OpenModel):
+    """A variable, as in a container of a pod: `value`, or `valueFrom` with a Secret and the like."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=NO_SPACES)]
+    """Name of the variable."""
+
+
+class ModelImage(ApiModel):
+    """An OCI image that holds the weights. The cluster must have the volume type `image` (Kubernetes 1.33)."""
+
+    reference: ImageName
+    """Name of the image."""
+    pull_policy: ImagePullPolicy | None = None
+    """When it is pulled. Left out, Kubernetes decides by the tag."""
+
+
+class ModelVolume(ApiModel):
+    """A volume with the weights in the pods of all pools: one of `claim`, `image` and `cache`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = model_volume_rules()
+
+    claim: ObjectName | None = None
+    """Name of a PersistentVolumeClaim that holds the weights; mounted read-only. Pods on several nodes need one that
+    many nodes may read. Left out, `image` or `cache` is set."""
+    image: ModelImage | None = None
+    """An OCI image that holds them; mounted read-only. Left out, `claim` or `cache` is set."""
+    cache: ObjectName | None = None
+    """Name of a PersistentVolumeClaim that engines download into, and look in before they do (HF_HOME). Pods on several
+    nodes need one that many nodes may write. Left out, `claim` or `image` is set."""
+    mount_path: Annotated[str, Field(min_length=2, max_length=512, pattern=ABSOLUTE_PATH)] = "/models"
+    """Folder of the volume in the engine's container. With `claim` and `image` let the model's `name` be a path below
+    it."""
+
+
 class ModelSpec(ApiModel):
     """The model that all engines load."""
 
@@ -67,6 +103,8 @@ class ModelSpec(ApiModel):
     """Names that clients may use in `model`; the first is the canonical one. Left out, only `name` is accepted."""
     max_model_len: PositiveInt | None = None
     """Tokens of prompt and output together, at most (vLLM's --max-model-len). Left out, the model's own limit holds."""
+    volume: ModelVolume | None = None
+    """Where the weights come from. Left out, each engine downloads them when it starts, into its container."""
 
     def all_served_names(self) -> tuple[str, ...]:
         """The names that clients may use; the first is the canonical one."""
@@ -96,6 +134,8 @@ class EngineSpec(ApiModel):
     """Command of the container. The operator appends `serve MODEL`, the options that Ballast needs, and `args`."""
     args: Annotated[Seq[str], Field(max_length=128)] = ()
     """Arguments after those that Ballast writes. vLLM takes the last one of a repeated option, so these win."""
+    env: Annotated[Seq[EnvVar], Field(max_length=128), KeyedBy("name")] = ()
+    """Environment of the container, beyond what Ballast sets; of a name that Ballast sets, this one counts."""
     port: Port = names.PORT_ENGINE
     """TCP port of the engine's HTTP API, which the gateway and the Services use."""
     kv_connector: KVConnectorSpec = Field(default_factory=KVConnectorSpec)
@@ -136,6 +176,13 @@ class PoolSpec(ApiModel):
     tensor_parallel_size: PositiveInt | None = None
     """GPUs of one node that one engine uses (vLLM's --tensor-parallel-size). Left out, the `gpus` of the
     HardwareProfile."""
+    image: ImageName | None = None
+    """Image of the engines of this pool, such as one for its hardware. Left out, that of `engine`. Another image than
+    the other pools' is part of what KV blocks depend on: changing it rolls all pools in step."""
+    args: Annotated[Seq[str], Field(max_length=128)] = ()
+    """Arguments of the engines of this pool, after those of `engine`, so these win."""
+    env: Annotated[Seq[EnvVar], Field(max_length=128), KeyedBy("name")] = ()
+    """Environment of the engines of this pool; of a name that `engine` or Ballast sets, this one counts."""
     nodes_per_instance: PositiveInt = 1
     """Nodes that one instance spans. This release supports 1 only and does not act on a spec with more."""
     template: PodTemplateOverlay | None = None

@@ -68,7 +68,11 @@ def unsuited(spec: ServingPoolSpec, policy: SchedulingPolicySpec) -> tuple[Probl
     endpoints = Counter(names.core_role(pool.role) for pool in spec.pools)
     found = (
         *misfits(suite, spec.gateway.face, endpoints, agents=any(map(spec.has_agent, spec.pools))),
-        *engine_misfits(suite, spec.engine.args, spec.engine.kv_connector.config),
+        *dict.fromkeys(
+            misfit
+            for pool in spec.pools
+            for misfit in engine_misfits(suite, (*spec.engine.args, *pool.args), spec.engine.kv_connector.config)
+        ),
     )
     what = f"SchedulingPolicy {spec.policy_ref.name}"
     return tuple(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Final
 
 from ballast_api import names
 from ballast_api.gateway_settings import KvEvents
 from ballast_api.hardware_profile import HardwareProfileSpec
-from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
+from ballast_api.serving_pool import EnvVar, PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.specs.agent_container import LOOPBACK, engine_port
+from ballast_operator.specs.model_volume import model_environment, model_mounts
 from ballast_operator.specs.profiles import PROFILE_FILE, engine_limits, profile_mount
 from ballast_operator.specs.security import container_security
 
@@ -42,10 +44,10 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
     own_ports = [] if spec.has_agent(pool) else [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}]
     container: Manifest = {
         "name": names.ENGINE_CONTAINER,
-        "image": engine.image,
+        "image": pool.image or engine.image,
         "command": list(engine.command),
         "args": arguments(spec, pool, profile),
-        "env": environment(pool),
+        "env": _merged(environment(pool), model_environment(spec.model), _given(engine.env), _given(pool.env)),
         "ports": [
             *own_ports,
             {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
@@ -58,6 +60,7 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
             {"name": "home", "mountPath": HOME},
             {"name": "shm", "mountPath": "/dev/shm"},
             profile_mount(),
+            *model_mounts(spec.model),
         ],
         **_probes("http" if own_ports else engine.port),
     }
@@ -97,7 +100,7 @@ def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpe
         result += ["--kv-events-config", kv_events_config(kv_events)]
     if model.max_model_len is not None:
         result += ["--max-model-len", str(model.max_model_len)]
-    return [*result, *spec.engine.args]
+    return [*result, *spec.engine.args, *pool.args]
 
 
 def kv_transfer_config(spec: ServingPoolSpec, pool: PoolSpec) -> str:
@@ -148,6 +151,15 @@ def environment(pool: PoolSpec) -> list[Manifest]:
         {"name": "HOME", "value": HOME},
         {"name": "USER", "value": "engine"},
     ]
+
+
+def _given(variables: Sequence[EnvVar]) -> list[Manifest]:
+    return [each.model_dump(mode="json", by_alias=True, exclude_unset=True) for each in variables]
+
+
+def _merged(*parts: list[Manifest]) -> list[Manifest]:
+    """In order of first mention; the last one of a name counts."""
+    return list({each["name"]: each for part in parts for each in part}.values())
 
 
 def _from_field(name: str, path: str) -> Manifest:
