@@ -1,5 +1,6 @@
 """The chart by real Helm: lint, render, refuse nonsense, install, upgrade itself and its CRDs."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -35,6 +36,23 @@ def test_network_policies_can_be_left_to_the_administrator(cluster: Cluster, val
     """The operator is told so by its command line."""
     text = cluster.helm.run("template", "ballast", str(CHART), "--set", f"networkPolicies={value}").stdout
     assert ("--no-network-policies" in text) is off
+
+
+def test_who_may_reach_the_admin_port_reaches_the_operator(cluster: Cluster) -> None:
+    """As one argument, and the operator itself is among them."""
+    peers = '[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]'
+    values = ("--namespace", "here", f"--set-json=gateway.adminFrom={peers}")
+    documents = yaml.safe_load_all(cluster.helm.run("template", "ballast", str(CHART), *values).stdout)
+    (operator,) = [each for each in documents if each and each["kind"] == "Deployment"]
+    (given,) = [
+        each.partition("=")[2]
+        for each in operator["spec"]["template"]["spec"]["containers"][0]["args"]
+        if each.startswith("--gateway-admin-from=")
+    ]
+    named, own = json.loads(given)
+    assert named == json.loads(peers)[0]
+    assert own["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "here"}
+    assert own["podSelector"]["matchLabels"].items() <= operator["spec"]["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize(

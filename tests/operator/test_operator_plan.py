@@ -239,6 +239,26 @@ def test_weights_come_from_a_volume(
         assert {each["name"]: each.get("value") for each in container["env"]}.get("HF_HOME") == home
 
 
+def test_the_admin_port_is_for_whom_the_administrator_names() -> None:
+    """Every other port but the pod API's stays open; without names the admin port does, too."""
+    peers = ({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},)
+
+    def sources(port: int, **settings: Any) -> list[Any]:
+        rules = find(plan(observed(**settings)), "NetworkPolicy", "chat-gateway")["spec"]["ingress"]
+        return [
+            rule.get("from")
+            for rule in rules
+            for each in rule["ports"]
+            if each["protocol"] == "TCP" and each["port"] <= port <= each.get("endPort", each["port"])
+        ]
+
+    assert sources(9090, admin_from=peers) == [list(peers)]
+    assert sources(9090) == [None]
+    for port in (1, 8000, 9003, 9005, 9089, 9091, 65535):
+        assert sources(port, admin_from=peers) == [None]
+    assert sources(9004, admin_from=peers) == sources(9004) != [None]
+
+
 def test_an_edit_of_a_speed_restarts_no_engine() -> None:
     """Neither template nor revision change; the numbers go to gateways and to engine-sims that start later."""
     before = plan(observed())

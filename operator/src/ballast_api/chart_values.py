@@ -48,6 +48,10 @@ class GatewayValues(ApiModel):
 
     image: str = ""
     """Image of the gateways whose ServingPool names none. Empty takes the operator's image."""
+    admin_from: Seq[FreeObject] = ()
+    """Who may reach the gateways' port 9090 with its metrics and its admin API, as `from` of a NetworkPolicy has it,
+    such as the namespace of Prometheus; the operator may, too. It takes a network that enforces policies, and
+    `networkPolicies`. Empty leaves the port open to every pod."""
 
 
 def _small_resources() -> FreeObject:

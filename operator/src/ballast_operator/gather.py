@@ -89,6 +89,7 @@ def gather(
         token_secret=token,
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
+        admin_from=settings.admin_from,
         pods=() if _all_ready(children) else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
         optional_kinds=available,
         missing_parents=_missing_parents(reader, pool, available),

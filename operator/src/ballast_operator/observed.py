@@ -36,6 +36,8 @@ class Observed:
     """Seconds since the last step of the rotation of its tokens; None if it does not say."""
     network_policies: bool = True
     """Whether NetworkPolicies are wanted."""
+    admin_from: tuple[Mapping[str, object], ...] = ()
+    """Who may reach gateways' admin port; empty: everybody."""
     pods: tuple[Manifest, ...] = ()
     """Its pods while a Deployment is not ready. Empty otherwise: only problems of pods are read from them."""
     optional_kinds: frozenset[Kind] = frozenset()

@@ -122,7 +122,7 @@ def _gateway_objects(
         services.gateway_service(owner, spec),
         services.gateway_admin_service(owner),
         disruption_budgets.gateway_disruption_budget(owner),
-        *([network_policies.gateway_policy(owner)] if observed.network_policies else []),
+        *([network_policies.gateway_policy(owner, observed.admin_from)] if observed.network_policies else []),
     )
     if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
         name = names.gateway_object_name(owner.name)
