@@ -30,6 +30,8 @@ from ballast_operator.planned import Plan
 from ballast_operator.verdict import verdict
 from ballast_sim.engine_sim.options import KvEventsConfig, kv_events_config
 from tests.support.operator_builders import (
+    NAMESPACE,
+    UID,
     all_ready,
     deployment,
     judged,
@@ -257,6 +259,82 @@ def test_the_admin_port_is_for_whom_the_administrator_names() -> None:
     for port in (1, 8000, 9003, 9005, 9089, 9091, 65535):
         assert sources(port, admin_from=peers) == [None]
     assert sources(9004, admin_from=peers) == sources(9004) != [None]
+
+
+@pytest.mark.parametrize(
+    ("controllers", "objects_of", "backend"),
+    [
+        pytest.param({"gateway.envoyproxy.io/gatewayclass-controller"}, True, "Service", id="envoy-gateway"),
+        pytest.param({"gateway.envoyproxy.io/other", "example.com/c"}, True, "Service", id="one-of-two"),
+        pytest.param(None, True, "Service", id="not-known"),
+        pytest.param({"istio.io/gateway-controller"}, False, "InferencePool", id="another"),
+    ],
+)
+def test_envoy_gateways_policies_are_for_its_own_gateways(
+    controllers: set[str] | None, objects_of: bool, backend: str
+) -> None:
+    """Its CRDs may be installed for other Gateways than the parents; those get the InferencePool."""
+    spec = serving_pool(gateway={"face": "Picker", **PARENT})
+    known = None if controllers is None else frozenset(controllers)
+    result = plan(observed(spec, optional_kinds=ENVOY_GATEWAY | GIE, controllers=known))
+    assert (
+        bool({"EnvoyExtensionPolicy", "BackendTrafficPolicy"} & {item["kind"] for item in result.apply}) is objects_of
+    )
+    route = find(result, "HTTPRoute", "chat-gateway")
+    assert route["spec"]["rules"][0]["backendRefs"][0]["kind"] == backend
+
+
+def test_several_serving_pools_share_a_gateway_by_host_header_or_model() -> None:
+    """One match for each served name; what is left out is not asked for."""
+    model = {"name": "org/model", "servedNames": ["big", "big-v2"]}
+    match = {"headers": [{"name": "x-team", "value": "a"}], "byModel": True}
+    gateway = {"hostnames": ["chat.example.com"], "match": match, **PARENT}
+    found = plan(observed(serving_pool(model=model, gateway=gateway), optional_kinds=ENVOY_GATEWAY))
+    route = find(found, "HTTPRoute", "chat-gateway")["spec"]
+    assert route["hostnames"] == ["chat.example.com"]
+    asked = [{each["name"]: each["value"] for each in one["headers"]} for one in route["rules"][0]["matches"]]
+    assert asked == [{"x-team": "a", "x-gateway-model-name": name} for name in ("big", "big-v2")]
+    plain = find(
+        plan(observed(serving_pool(gateway=PARENT), optional_kinds=ENVOY_GATEWAY)), "HTTPRoute", "chat-gateway"
+    )
+    assert plain["spec"]["rules"][0]["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    assert "hostnames" not in plain["spec"]
+
+
+def route_with(reason: str, *, generation: int = 1, kind: str = "Accepted", status: str = "False") -> Manifest:
+    """Our HTTPRoute, as a Gateway's controller has judged it."""
+    said = {"type": kind, "status": status, "reason": reason, "message": "no", "observedGeneration": generation}
+    parent = {"parentRef": {"name": "front"}, "controllerName": "x", "conditions": [said]}
+    metadata = {
+        "name": "chat-gateway",
+        "namespace": NAMESPACE,
+        "uid": "route",
+        "generation": 1,
+        "ownerReferences": [{"kind": "ServingPool", "name": "chat", "uid": UID, "controller": True}],
+    }
+    api = HTTP_ROUTE.api_version
+    return {"apiVersion": api, "kind": "HTTPRoute", "metadata": metadata, "spec": {}, "status": {"parents": [parent]}}
+
+
+@pytest.mark.parametrize(
+    ("face", "route", "expected"),
+    [
+        ("Proxy", route_with("NotAllowedByListeners"), ("True", "True", "False")),
+        ("Picker", route_with("NotAllowedByListeners"), ("False", "True", "False")),
+        ("Picker", route_with("BackendNotFound", kind="ResolvedRefs"), ("True", "True", "False")),
+        ("Picker", route_with("Old", generation=0), ("False", "False", "True")),
+        ("Picker", route_with("Accepted", status="True"), ("True", "False", "True")),
+    ],
+    ids=["proxy", "picker", "refs", "of-an-older-route", "accepted"],
+)
+def test_what_gateways_say_of_the_route_is_said(face: str, route: Manifest, expected: tuple[str, ...]) -> None:
+    """Available (where requests come by a Gateway only), Degraded and ResolvedRefs, with the Gateway and its reason."""
+    spec = serving_pool(gateway={"face": face, **PARENT})
+    situation = observed(spec, optional_kinds=ENVOY_GATEWAY, children=(*all_ready(), route))
+    assert tuple(condition(situation, kind)[0] for kind in ("Available", "Degraded", "ResolvedRefs")) == expected
+    if expected[1] == "True":
+        said = route["status"]["parents"][0]["conditions"][0]["reason"]
+        assert f"HTTPRoute chat-gateway at Gateway front: {said}: no" in message(situation, "Degraded")
 
 
 def test_an_edit_of_a_speed_restarts_no_engine() -> None:

@@ -108,6 +108,8 @@ _FULL_SPECS: Mapping[str, Object] = {
             "image": "g",
             "imagePullPolicy": "Never",
             "face": "Both",
+            "hostnames": ["*.example.com"],
+            "match": {"headers": [{"name": "x-team", "value": "a"}], "byModel": True},
             "template": _OVERLAY,
             "parentRefs": [
                 {

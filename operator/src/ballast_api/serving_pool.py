@@ -13,6 +13,7 @@ from ballast_api.common import (
     API_VERSION,
     DNS_LABEL,
     DNS_LABEL_STARTING_WITH_LETTER,
+    HOSTNAME,
     NO_SPACES,
     ApiModel,
     DateTime,
@@ -36,6 +37,7 @@ from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
 from ballast_api.gateway_settings import GatewayTuning
 from ballast_api.pod_template import OpenModel, PodTemplateOverlay
+from ballast_api.service_level_objective import HeaderMatch
 from ballast_api.serving_pool_rules import (
     autoscaling_rules,
     gateway_spec_rules,
@@ -57,6 +59,7 @@ def _int_or_text(value: object) -> object:
 
 
 IntOrPercent = Annotated[int | str, BeforeValidator(_int_or_text), WithJsonSchema({"x-kubernetes-int-or-string": True})]
+Hostname = Annotated[str, Field(min_length=1, max_length=253, pattern=HOSTNAME)]
 ImageName = Annotated[str, Field(min_length=1, max_length=1024, pattern=NO_SPACES)]
 
 
@@ -236,6 +239,18 @@ class ParentRef(ApiModel):
     """Port of the one listener of the parent to attach to. Left out, all ports."""
 
 
+class RouteMatch(ApiModel):
+    """Which requests of its parents are a ServingPool's, all conditions together. Several ServingPools share a Gateway
+    by unlike hostnames, headers or models; of routes that match alike the Gateway takes the oldest."""
+
+    headers: Annotated[Seq[HeaderMatch], Field(max_length=8), KeyedBy("name")] = ()
+    """Headers that a request must carry. Left out, none is required."""
+    by_model: bool = False
+    """Whether the header x-gateway-model-name must be one of the model's served names. Clients set it, or a body-based
+    router in front, as the Gateway API Inference Extension has one: the route is chosen before a picker sees the
+    body."""
+
+
 class GatewaySpec(ApiModel):
     """The gateway in front of the engines."""
 
@@ -254,6 +269,10 @@ class GatewaySpec(ApiModel):
     request (ext_proc); Both does both."""
     parent_refs: Annotated[Seq[ParentRef], Field(max_length=8)] = ()
     """Gateways that an HTTPRoute attaches the pool to. Left out, no HTTPRoute is made."""
+    hostnames: Annotated[Seq[Hostname], Field(max_length=16)] = ()
+    """Host names of the HTTPRoute, such as `chat.example.com`. Left out, every host of the parents' listeners."""
+    match: RouteMatch = Field(default_factory=RouteMatch)
+    """Which requests of its parents are this ServingPool's. Left out, all below /v1."""
     settings: GatewayTuning | None = None
     """Settings of the gateway's own, such as limits, timeouts and what it believes of clients. Left out, its defaults.
     A change restarts the gateway's pods."""

@@ -44,6 +44,8 @@ class Observed:
     """Those optional kinds that the cluster has."""
     missing_parents: tuple[ParentRef, ...] = ()
     """Gateways of parentRefs that do not exist."""
+    controllers: frozenset[str] | None = None
+    """Controllers of the Gateways of parentRefs, by their GatewayClasses; None where one is not known."""
 
     @property
     def name(self) -> str:

@@ -18,11 +18,13 @@ from ballast_api.serving_pool import (
 )
 from ballast_operator import findings
 from ballast_operator.conditions import Finding, conditions, joined, known_conditions
-from ballast_operator.kinds import Manifest
+from ballast_operator.kinds import HTTP_ROUTE, Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome
 from ballast_operator.planned import Plan, Target
 from ballast_operator.problems import cluster
+from ballast_operator.problems.references import accepts_none
+from ballast_operator.specs.routes import http_route_name
 from ballast_operator.workloads import Fleet, Workload, fleet_of
 
 REQUEUE_S: Final = 10.0
@@ -53,8 +55,9 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *cluster.of_pods(observed.pods),
         *cluster.stuck(fleet.workloads()),
     )
+    route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))
     found = (
-        findings.available(fleet, target.spec),
+        findings.available(fleet, target.spec, unrouted=route is not None and accepts_none(route)),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
         findings.slo_met(target, plan),
