@@ -31,7 +31,7 @@ KINDS = (
 )
 TOKEN = f"{NAME}-gateway-token"
 SELECTOR = f"serving.ballast.dev/serving-pool={NAME}"
-CHILDREN = {"Proxy": 17, "Picker": 19}
+CHILDREN = {"Proxy": 18, "Picker": 20}
 """Objects of the ServingPool by its face, itself among them; the picker's is the one with agents."""
 
 

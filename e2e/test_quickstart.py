@@ -58,8 +58,11 @@ def test_the_status_says_what_is_there(fleet: Kubectl) -> None:
     assert condition(resource, "Available")["reason"]
     assert condition(resource, "Degraded")["status"] == "False"
     header, row = fleet.text("get", "servingpool", NAME).splitlines()
-    assert header.split()[:5] == ["NAME", "PREFILL", "DECODE", "RATIO", "SLO%"]
+    columns = ["NAME", "PREFILL", "DECODE", "RATIO", "SLO%", "READY", "AVAILABLE", "DEGRADED", "REASON", "AGE"]
+    assert header.split() == columns
     assert row.split()[:4] == [NAME, "2/2", "4/4", "2:4"]
+    assert row.split()[-5:-1] == ["6/6", "True", "False", "Ready"]
+    assert fleet.text("get", "spool", NAME).splitlines()[0] == header
 
 
 def test_a_trace_is_served_without_a_failure(cluster: Cluster, fleet: Kubectl) -> None:

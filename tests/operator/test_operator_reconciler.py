@@ -264,14 +264,18 @@ def test_events_that_are_refused_fail_no_look() -> None:
     assert stored_condition(store, "Progressing")["status"] == "True"
 
 
-def test_nothing_is_written_for_a_serving_pool_that_is_gone_or_going() -> None:
-    """The garbage collector is at work."""
+def test_nothing_is_made_for_a_serving_pool_that_is_gone_or_going() -> None:
+    """The garbage collector is at work: the status says so, once."""
     assert look(ObjectStore()) == Result()
-    going = serving_pool()
-    going["metadata"]["deletionTimestamp"] = NOW
-    store = store_with(going)
-    assert look(store) == Result()
-    assert store.writes == []
+    store = serving()
+    store.objects["ServingPool", NAMESPACE, "chat"]["metadata"]["deletionTimestamp"] = NOW
+    before = len(store.writes)
+    for _ in range(2):
+        assert look(store) == Result()
+        assert store.writes[before:] == ["status ServingPool chat", "event Event Deleting"]
+    assert stored_condition(store, "Progressing")["reason"] == "Deleting"
+    assert stored_condition(store, "Available")["status"] == "True"
+    assert store.objects["ServingPool", NAMESPACE, "chat"]["status"]["display"]["reason"] == "Deleting"
 
 
 def test_a_spec_that_is_not_valid_touches_no_object_and_names_the_field() -> None:

@@ -67,6 +67,7 @@ class Reason(StrEnum):
     SLO_NOT_FOUND = "SLONotFound"
     SLO_INVALID = "SLOInvalid"
     PARENT_NOT_FOUND = "ParentNotFound"
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
     API_NOT_INSTALLED = "APINotInstalled"
     SLO_MET = "SLOMet"
     SLO_MISSED = "SLOMissed"
@@ -84,6 +85,7 @@ class Reason(StrEnum):
 
 
 REASON_SENTENCES: dict[Reason, str] = {
+    Reason.ROUTE_NOT_ACCEPTED: "A Gateway of spec.gateway.parentRefs does not take the HTTPRoute as it is.",
     Reason.READY: "The gateway and at least one endpoint of each needed role are ready.",
     Reason.PREFILL_NOT_READY: "No endpoint that can prefill is ready.",
     Reason.DECODE_NOT_READY: "No endpoint that can decode is ready.",

@@ -67,7 +67,7 @@ AGENT_CONTAINER: Final = "agent"
 GATEWAY_POOL_SEGMENT: Final = "gateway"
 """Reserved: no pool may have this name, it would collide with the gateway's objects."""
 ENV_PROFILE: Final = "BALLAST_PROFILE"
-"""Environment of engine containers: the HardwareProfile's spec as JSON (engine-sim takes its timing from it)."""
+"""Environment of engine containers: a file with the HardwareProfile's numbers (engine-sim takes its timing from it)."""
 GATEWAY_CONFIG_FILE: Final = "gateway.yaml"
 """Key of the gateway's ConfigMap."""
 GATEWAY_CONFIG_DIR: Final = "/etc/ballast"
@@ -132,6 +132,11 @@ def pool_object_name(serving_pool: str, pool: str) -> str:
 def gateway_object_name(serving_pool: str) -> str:
     """Deployment, Service, ServiceAccount, Role, RoleBinding, ConfigMap, HTTPRoute and Lease of the gateway."""
     return child_name(serving_pool, GATEWAY_POOL_SEGMENT)
+
+
+def profiles_name(serving_pool: str) -> str:
+    """ConfigMap with the numbers of the HardwareProfiles, for engine-sims."""
+    return child_name(serving_pool, "profiles")
 
 
 def gateway_token_name(serving_pool: str) -> str:

@@ -20,11 +20,12 @@ from ballast_api.serving_pool import ServingPool, ServingPoolSpec
 from ballast_core.model import Role
 from ballast_core.policies.composing import remarks
 from ballast_operator.engines import engines, wanted_instances
-from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, ObjectKey, key_of, writing_order
+from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, HTTP_ROUTE, Manifest, ObjectKey, key_of, writing_order
 from ballast_operator.observed import Observed
 from ballast_operator.ownership import owner_conflict
 from ballast_operator.planned import Plan, Target
-from ballast_operator.problems.references import unsuited
+from ballast_operator.problems.problem import Problem
+from ballast_operator.problems.references import not_accepted, unsuited
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.references import References, parse_pool, resolve
 from ballast_operator.routing import by_envoy_gateway, routing
@@ -33,7 +34,8 @@ from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.meta import Owner
-from ballast_operator.specs.routes import FALLBACKS
+from ballast_operator.specs.profiles import profiles_config_map
+from ballast_operator.specs.routes import FALLBACKS, http_route_name
 from ballast_operator.specs.token_secret import Found, TokenSecret, token_secret
 
 
@@ -59,15 +61,19 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     instances = wanted_instances(observed, spec)
     misfit = () if references.policy is None else unsuited(spec, references.policy)
     excess = over_budget(spec.gpu_budget, _gpus(spec, instances, references))
-    routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents)
+    routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents, controllers=observed.controllers)
     token = _token(owner, observed)
     gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit))
     fleet = engines(owner, spec, instances, references.profiles, observed, hold=bool(excess))
     objectives = tuple(each.to_core(each.name) for each in references.objectives or ())
     target = Target(spec, instances, objectives, fleet.deployments)
-    around = _around_engines(owner, spec, observed)
+    missing = references.missing_profiles(pool.hardware for pool in spec.pools)
+    numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
+    around = list(_around_engines(owner, spec, observed))
+    if not missing:
+        around.append(profiles_config_map(owner, references.profiles))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
-    held = gateway.held | fleet.held
+    held = gateway.held | fleet.held | ({numbers} if missing else set())
     kept = held.union(key_of(item) for item in (*objects, *fleet.resize))
     return Plan(
         apply=tuple(sorted(objects, key=writing_order)),
@@ -75,7 +81,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         prune=_surplus(observed, kept),
         held=held,
         target=target,
-        problems=(*references.problems, *misfit, *routes.problems, *excess),
+        problems=(*references.problems, *misfit, *routes.problems, *_route_problems(owner, observed), *excess),
         remarks=(
             *routes.remarks,
             *_policy_remarks(target, references),
@@ -84,6 +90,11 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         ),
         look_again_s=token.next_step_s,
     )
+
+
+def _route_problems(owner: Owner, observed: Observed) -> tuple[Problem, ...]:
+    route = observed.child(HTTP_ROUTE.key(http_route_name(owner.name)))
+    return () if route is None else not_accepted(route)
 
 
 def _token(owner: Owner, observed: Observed) -> TokenSecret:
@@ -118,13 +129,13 @@ def _gateway_objects(
         services.gateway_service(owner, spec),
         services.gateway_admin_service(owner),
         disruption_budgets.gateway_disruption_budget(owner),
-        *([network_policies.gateway_policy(owner)] if observed.network_policies else []),
+        *([network_policies.gateway_policy(owner, observed.admin_from)] if observed.network_policies else []),
     )
     missing = references.missing_profiles(pool.hardware for pool in spec.pools)
     if hold or references.policy is None or references.objectives is None or missing:
         name = names.gateway_object_name(owner.name)
         return _Part(objects, frozenset({CONFIG_MAP.key(name), DEPLOYMENT.key(name)}))
-    fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds) else None
+    fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds, observed.controllers) else None
     settings = gateway_settings(
         owner, spec, references.policy, references.profiles, objectives=references.objectives, fallbacks=fallbacks
     )

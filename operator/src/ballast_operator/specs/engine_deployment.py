@@ -13,7 +13,9 @@ from ballast_operator.settings import GatewayDefaults
 from ballast_operator.specs.agent_container import agent_container
 from ballast_operator.specs.engine_container import GRACE_PERIOD_S, START_UP_S, engine_container, volumes
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
+from ballast_operator.specs.model_volume import model_volumes
 from ballast_operator.specs.overlay import overlaid
+from ballast_operator.specs.profiles import profile_volume
 from ballast_operator.specs.security import pod_security
 from ballast_operator.specs.token_mount import token_volume
 
@@ -70,7 +72,7 @@ def engine_template(
         "securityContext": pod_security(),
         "topologySpreadConstraints": [spread(names.engine_match_labels(owner.name, pool.name))],
         "containers": [engine_container(spec, pool, profile)],
-        "volumes": volumes(),
+        "volumes": [*volumes(), profile_volume(owner.name, pool.hardware), *model_volumes(spec.model)],
     }
     annotations = {names.ANNOTATION_HARDWARE: pool.hardware}
     if spec.has_agent(pool):
