@@ -19,6 +19,7 @@ from ballast_api.signatures import PROOF, Signed
 from ballast_core.attainment import Counts, Threshold
 from ballast_core.model import Request, RequestId
 from ballast_core.model.events import Event, RequestArrived
+from ballast_gateway import admin as admin_api
 from ballast_gateway.attainment import Attainment
 from ballast_gateway.records import HOLDER_LOST, RequestRecord
 from ballast_gateway.service_classes import ServiceClasses
@@ -208,6 +209,29 @@ async def test_two_gateways_sum_up_and_a_restart_loses_windows_alone(tmp_path: P
                 assert report.since_unix_s > parts[1].since_unix_s
                 await ask(again, "prompt")
                 assert counted(await report_of(again), "gold") == Counts(1, 0, 0)
+
+
+async def test_a_gateway_that_is_asked_for_its_counts_alone_loads_no_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator asks each gateway every few seconds; other methods and paths are the admin API's."""
+    built: list[str] = []
+    make = admin_api.build_admin
+
+    def build(**parts: Any) -> Any:
+        built.append("admin")
+        return make(**parts)
+
+    monkeypatch.setattr(admin_api, "build_admin", build)
+    async with (
+        running_gateway(tmp_path, {}, objectives=CLASSES) as gateway,
+        httpx.AsyncClient(base_url=gateway.admin_url) as admin,
+    ):
+        answer = await admin.get("/ballast/v1/attainment")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+        assert built == []
+        assert (await admin.post("/ballast/v1/attainment")).status_code == 404
+        assert built == ["admin"]
 
 
 async def test_the_fleets_own_may_ask_from_anywhere_without_sending_the_token(tmp_path: Path) -> None:

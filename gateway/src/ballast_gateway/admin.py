@@ -7,14 +7,12 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import StreamingResponse
 
-from ballast_api.attainment_report import ATTAINMENT
 from ballast_api.recorded_traffic import TRAFFIC
 from ballast_core.directing.watch import Watch
 from ballast_core.model import EndpointId
 from ballast_core.state.health import HealthReport
-from ballast_gateway.attainment import Attainment
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.traffic import TrafficRecorder
@@ -26,7 +24,6 @@ def build_admin(
     health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
     traffic: TrafficRecorder,
-    attainment: Attainment,
     naming_key: Callable[[str], bytes],
     watch: Watch | None,
     kv_cache: Callable[[EndpointId], dict[str, object] | None] = lambda endpoint_id: None,
@@ -67,11 +64,6 @@ def build_admin(
         key = None if names is None else naming_key(names)
         lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit, key=key)
         return StreamingResponse(lines, media_type="application/jsonl")
-
-    @app.get(ATTAINMENT)
-    async def attained() -> Response:
-        """How many requests met the objective of their class, in the last minutes."""
-        return Response(attainment.report(), media_type="application/json")
 
     if view is not None:
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry
 
+from ballast_api.attainment_report import ATTAINMENT
 from ballast_api.gateway_settings import GatewaySettings, KubernetesPeers, PickerTls, ProxyTls, TlsMode
 from ballast_core import kernel
 from ballast_core.beliefs.kinds import Belief
@@ -417,7 +418,6 @@ class Gateway:
                 health=self.driver.director.health.report,
                 decisions=self.decisions,
                 traffic=self.traffic,
-                attainment=self.attainment,
                 naming_key=_naming_key if self.pod_api is None else self.pod_api.naming_key,
                 watch=self.driver.director.watch,
                 kv_cache=self._kv_cache,
@@ -428,7 +428,8 @@ class Gateway:
         signature = None if self.pod_api is None else self.pod_api.guard().check
         who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file), signature)
         exposed = Labelled(self.registry, self.whose) if self.whose else self.registry
-        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
+        light = {ATTAINMENT: self.attainment.report}
+        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build, light=light)
         server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port
         self._closing.push_async_callback(server.aclose)

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ballast_core.attainment import Threshold
 from ballast_gateway.attainment import Attainment
 
 _RESULTS: Final = ("within", "outside", "unknown")
@@ -36,7 +35,7 @@ class AttainmentMetrics(Collector):
         )
         for objective, totals in self._attainment.totals():
             targets.add_metric((objective.name,), objective.target)
-            for threshold in Threshold:
+            for threshold in objective.thresholds:
                 for number, result in enumerate(_RESULTS):
                     labels = (objective.name, threshold.name.lower(), result)
                     requests.add_metric(labels, totals[3 * threshold + number])

@@ -35,13 +35,13 @@ class ObjectiveReport(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None = None
     target: float
     windows: dict[str, dict[str, Tally]]
-    """Seconds of the window -> ttft, tpot, e2e or joint -> counts."""
+    """Seconds of the window -> ttft, tpot, e2e (those that are set) or joint -> counts."""
 
     @classmethod
     def of(cls, objective: Objective, windows: Windows) -> ObjectiveReport:
         """What a gateway has counted."""
         said = {
-            str(window_s): {each.name.lower(): Tally(*_columns(counts)) for each, counts in by_threshold.items()}
+            str(window_s): {each.name.lower(): Tally(*_columns(by_threshold[each])) for each in objective.thresholds}
             for window_s, by_threshold in windows.items()
         }
         return cls(
@@ -59,7 +59,7 @@ class ObjectiveReport(msgspec.Struct, frozen=True, kw_only=True):
         return said == (objective.name, objective.ttft_s, objective.tpot_s, objective.e2e_s)
 
     def counts(self, window_s: int, threshold: Threshold) -> Counts:
-        """Of one window; none where the gateway has no such window."""
+        """Of one window; none where the gateway has no such window, or the objective no such threshold."""
         tally = self.windows.get(str(window_s), {}).get(threshold.name.lower())
         return Counts() if tally is None else Counts(tally.within, tally.outside, tally.unknown)
 

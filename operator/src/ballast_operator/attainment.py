@@ -96,7 +96,8 @@ def _met_of(before: Iterable[ObjectiveStatus], name: str) -> str:
 
 def _as_before(observed: Observed, target: Target, before: tuple[ObjectiveStatus, ...]) -> Attained:
     old = next((item for item in known_conditions(observed.pool) if item.get("type") == ConditionType.SLO_MET), None)
-    if old is None or [each.name for each in before] != [each.name for each in target.objectives]:
+    known = old is not None and old.get("reason") in set(Reason)
+    if old is None or not known or [each.name for each in before] != [each.name for each in target.objectives]:
         return Attained(_unknown(Reason.NOT_MEASURED, "no gateway has been asked yet"))
     status: Literal["True", "False", "Unknown"] = old["status"]
     finding = Finding(ConditionType.SLO_MET, status, Reason(old["reason"]), str(old["message"]))

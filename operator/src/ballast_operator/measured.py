@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_api.attainment_report import AttainmentReport, summed
 from ballast_core.attainment import WINDOWS_S, Counts, Objective, Threshold
@@ -16,7 +16,7 @@ class Followed:
     uid: str
     """Of the ServingPool: another one of the same name is another one."""
     objectives: tuple[Objective, ...]
-    token: bytes
+    token: bytes = field(repr=False)
     """Signs what they are asked."""
 
 

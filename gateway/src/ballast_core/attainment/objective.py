@@ -33,6 +33,12 @@ class Objective:
     priority: int = 0
     """Of its requests that bring none; lower first."""
 
+    @property
+    def thresholds(self) -> tuple[Threshold, ...]:
+        """Those that are set, and the joint one."""
+        limits = {Threshold.TTFT: self.ttft_s, Threshold.TPOT: self.tpot_s, Threshold.E2E: self.e2e_s}
+        return (*(each for each, limit in limits.items() if limit is not None), Threshold.JOINT)
+
 
 class Ended(StrEnum):
     """How a request ended, as far as its objective is concerned."""
