@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ballast_core.policies.declaring import check_within, parameter
 from ballast_core.policies.scaling.demand import Reserves, demand_of, tightest_tpot_s
-from ballast_core.policies.scaling.fitting import Fitter, price, refusal_of, within
+from ballast_core.policies.scaling.fitting import Fitter, least_layout, price, refusal_of, within
 from ballast_core.policies.scaling.protocol import (
     Candidate,
     Decision,
@@ -50,7 +50,7 @@ class BallastScaling:
     rehearse: bool = parameter(True, "Whether candidates are tried on recorded traffic, where there is any.")
     candidates: int = parameter(6, "Layouts to try in a round at most, 1 to 64.")
     least_requests: int = parameter(50, "Requests without which a rehearsal does not count.")
-    down_s: float = parameter(300.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
+    down_s: float = parameter(180.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
     up_s: float = parameter(0.0, "Seconds for which more instances must have been right before a pool grows.")
     flip_s: float = parameter(
         30.0, "Seconds for which other roles must have been right before instances change theirs."
@@ -88,7 +88,7 @@ class BallastScaling:
         if isinstance(demand, Refusal):
             return Proposal(inputs=inputs, refusal=demand)
         fitter = self._fitter(inputs, demand)
-        fitted = fitter.fit()
+        fitted = fitter.fit() or least_layout(inputs)
         assert fitted is not None, "refusal_of has found a layout"
         cover = fitter.cover(fitted)
         remark = "" if cover >= 1 - 1e-9 else f"clamps and budget leave {cover:.0%} of what is needed"

@@ -56,11 +56,12 @@ def demand_of(inputs: Inputs, reserves: Reserves) -> Demand | Refusal:
 
 
 def _held_rps(pools: tuple[Pool, ...], traffic: Traffic, lengths: LengthStatistics, tpot_s: float | None) -> float:
-    """The rate at which as many requests would decode as do now: they need room until they end."""
-    steps = [
-        decode_batch(each.profile, lengths.context_tokens, tpot_s)[1] for each in pools if serves(each, Stage.DECODE)
+    """The rate at which decodes of these lengths would hold as much KV as is held now: it is needed until they end."""
+    batches = [
+        decode_batch(each.profile, lengths.context_tokens, tpot_s) for each in pools if serves(each, Stage.DECODE)
     ]
-    return traffic.decoding / (min(steps) * lengths.output_tokens)
+    sequences = traffic.decoding_tokens / lengths.context_tokens
+    return sequences / (min(step_s for _, step_s in batches) * lengths.output_tokens)
 
 
 def _missed(inputs: Inputs) -> float:
