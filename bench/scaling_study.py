@@ -35,7 +35,6 @@ from ballast_sim.workloads import WorkloadRequest, spread_equal_arrivals
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 PAGE = ROOT / "docs" / "scaling.md"
-RECORD = ROOT / "bench" / "recorded" / "scaling.json"
 BEGIN, END = "<!-- tables: python -m bench.scaling_study --write -->", "<!-- end of tables -->"
 
 PROFILE = "h200-qwen3-32b"
@@ -44,6 +43,8 @@ SLO = Objective(ttft_s=6.0, tpot_s=0.05)
 ATTAINMENT = 0.9
 STARTUP_S = 60.0
 SEEDS = (0, 1, 2)
+REHEARSED = ("shifting mix",)
+"""Where candidates are also rehearsed: it takes several times as long."""
 
 AZURE, REASONING, MOONCAKE = "azure23_conv_w1.csv.gz", "servegen_r1_w1.csv.gz", "mooncake_conversation_w1.jsonl.gz"
 
@@ -120,10 +121,10 @@ SCENARIOS: Mapping[str, Phases] = {
     "shifting mix": Phases(
         shape="steps",
         phases=(
-            Phase(AZURE, 150.0, 14.0),
+            Phase(AZURE, 150.0, 17.0),
             Phase(REASONING, 600.0, 1.6),
-            Phase(MOONCAKE, 480.0, 0.9),
-            Phase(AZURE, 120.0, 14.0),
+            Phase(MOONCAKE, 480.0, 0.7),
+            Phase(AZURE, 120.0, 17.0),
         ),
     ),
     "diurnal day": Phases(shape="diurnal", phases=(Phase(AZURE, 900.0, 14.0),)),
@@ -140,25 +141,19 @@ class Contender:
     policy: Scaling
     least: int = 1
     rehearses: bool = False
-    kind: str = "scaled"
 
 
 def contenders() -> list[Contender]:
     """Fixed splits of all GPUs, two autoscalers of others, and ours."""
-    fixed = [
-        Contender(f"fixed {k}P{GPUS - k}D", f"{k}P{GPUS - k}D", FixedScaling(), kind="fixed") for k in range(1, GPUS)
-    ]
+    fixed = [Contender(f"fixed {k}P{GPUS - k}D", f"{k}P{GPUS - k}D", FixedScaling()) for k in range(1, GPUS)]
     return [
         *fixed,
-        Contender("utilisation (HPA)", "2P2D", UtilisationScaling(), kind="utilisation"),
-        Contender("means (Dynamo's rule)", "2P2D", MeansScaling(), kind="means"),
-        Contender("ballast, roles fixed", "2P2D", BallastScaling(rehearse=False), kind="ballast"),
-        Contender("ballast, roles only", f"{GPUS}F", BallastScaling(rehearse=False), least=GPUS, kind="ballast"),
-        Contender("ballast", f"{GPUS}F", BallastScaling(rehearse=False), kind="ballast"),
-        Contender(
-            "ballast, roles only, rehearsed", f"{GPUS}F", BallastScaling(), least=GPUS, rehearses=True, kind="ballast"
-        ),
-        Contender("ballast, rehearsed", f"{GPUS}F", BallastScaling(), rehearses=True, kind="ballast"),
+        Contender("utilisation (HPA)", "2P2D", UtilisationScaling()),
+        Contender("means (Dynamo's rule)", "2P2D", MeansScaling()),
+        Contender("ballast, roles only", f"{GPUS}F", BallastScaling(rehearse=False), least=GPUS),
+        Contender("ballast, roles only, rehearsed", f"{GPUS}F", BallastScaling(), least=GPUS, rehearses=True),
+        Contender("ballast", f"{GPUS}F", BallastScaling(rehearse=False)),
+        Contender("ballast, roles fixed", "2P2D", BallastScaling(rehearse=False)),
     ]
 
 
@@ -181,51 +176,85 @@ def figures_of(scenario: str, contender: Contender, seed: int) -> dict[str, Any]
         autoscaling=scaling,
     )
     found = run(RunSpec(setup=setup, policy=parse_policies("ballast")[0], seed=seed)).figures
-    by_phase: list[float] = []
     scaled: Any = found["autoscaling"]
     return {
         "scenario": scenario,
         "contender": contender.name,
-        "kind": contender.kind,
         "seed": seed,
         **{name: found[name] for name in ("requests", "attainment", "rejected", "broken", "sim_wall_s")},
         **{name: scaled[name] for name in ("gpu_hours", "peak_gpus", "changes")},
         "decisions": scaled["decisions"],
-        "by_phase": by_phase,
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
-    parser.add_argument("--contender", default="", help="contenders whose name has this in it")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="the rows as JSON, with every decision")
-    wanted = parser.parse_args(arguments)
+def key_of(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    """What makes a row."""
+    return row["scenario"], row["contender"], row["seed"]
+
+
+def run_missing(rows: dict[tuple[str, str, int], dict[str, Any]], wanted: argparse.Namespace) -> None:
+    """Run what `rows` lacks; each row is kept in the file as soon as it is there."""
     asked = [
-        (scenario, contender, int(seed))
+        (scenario, contender, seed)
+        for seed in SEEDS
         for scenario in SCENARIOS
-        if wanted.only in scenario
         for contender in contenders()
-        if any(one in contender.name for one in wanted.contender.split("+"))
-        for seed in wanted.seeds.split(",")
+        if wanted.only in scenario
+        and any(part in contender.name for part in wanted.contender.split("+"))
+        and (contender.rehearses is False or scenario in REHEARSED)
+        and (scenario, contender.name, seed) not in rows
     ]
-    rows = []
     with ProcessPoolExecutor(wanted.jobs) as pool:
         for done in as_completed([pool.submit(figures_of, *each) for each in asked]):
-            rows.append(done.result())
-            last = rows[-1]
-            print(
-                f"{last['scenario']:14} {last['contender']:24} {last['seed']} {last['requests']:6} "
-                f"{last['attainment']:.4f} {last['gpu_hours']:.3f} {last['changes']:3} {last['sim_wall_s']:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
-    if wanted.out:
-        wanted.out.write_text(json.dumps(rows, indent=1))
-    print(statistics.fmean(row["attainment"] for row in rows))
+            last = done.result()
+            rows[key_of(last)] = last
+            print(line_of([last]), f"{last['sim_wall_s']:.0f} s", file=sys.stderr, flush=True)
+            wanted.rows.write_text(json.dumps(list(rows.values()), indent=1), encoding="utf-8")
+
+
+def line_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line of a table: means over seeds, and the least and most attainment."""
+    shares = [row["attainment"] for row in rows]
+    mean = {name: statistics.fmean(row[name] for row in rows) for name in ("gpu_hours", "changes", "requests")}
+    missed = statistics.fmean((1 - row["attainment"]) * row["requests"] for row in rows)
+    return (
+        f"| {rows[0]['contender']} | {statistics.fmean(shares):.1%} | {min(shares):.1%} to {max(shares):.1%} "
+        f"| {missed:.0f} of {mean['requests']:.0f} | {mean['gpu_hours']:.3f} | {mean['changes']:.1f} |"
+    )
+
+
+def tables(rows: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
+    """A table for each scenario, in Markdown."""
+    parts = []
+    for scenario in SCENARIOS:
+        parts += [f"**{scenario.capitalize()}**", ""]
+        parts += ["| | attainment | by seed | missed | GPU-hours | changes |", "| --- | --- | --- | --- | --- | --- |"]
+        for contender in contenders():
+            some = [row for key, row in sorted(rows.items()) if key[:2] == (scenario, contender.name)]
+            if some:
+                parts.append(line_of(some))
+        parts.append("")
+    return "\n".join(parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing, and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    parser.add_argument("--contender", default="", help="contenders whose name has one of these (a+b) in it")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rows", type=Path, default=Path("scaling-study.json"), help="where rows are kept")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/scaling.md")
+    wanted = parser.parse_args(arguments)
+    rows: dict[tuple[str, str, int], dict[str, Any]] = {}
+    if wanted.rows.exists():
+        rows = {key_of(row): row for row in json.loads(wanted.rows.read_text(encoding="utf-8"))}
+    run_missing(rows, wanted)
+    print(tables(rows))
+    if wanted.write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, after = text.split(BEGIN, 1)[0], text.split(END, 1)[1]
+        PAGE.write_text(f"{before}{BEGIN}\n\n{tables(rows)}\n{END}{after}", encoding="utf-8")
     return 0
 
 

@@ -15,9 +15,9 @@ from ballast_sim.simulation.requests.records import Record
 
 FORGET_S = 60.0
 """Ends of requests count in attainment for so long."""
-LENGTHS_S = 60.0
+LENGTHS_S = 45.0
 """Lengths are those of requests that arrived so lately, so that a shift of the mix shows soon."""
-LEAST_REQUESTS = 50
+LEAST_REQUESTS = 30
 """But of so many at least, where the window has them."""
 
 
