@@ -62,7 +62,7 @@ def test_a_flexible_pool_flips_roles_before_it_grows() -> None:
 
 def test_roles_flip_only_after_their_window() -> None:
     right = decided(POLICY, inputs(flexible(3, 5), traffic(20.0), budget=8)).proposal.candidates[0].layout
-    shifted = inputs(flexible(right[0].prefill, right[0].decode), traffic(3.0, REASONING), budget=right[0].replicas)
+    shifted = inputs(flexible(right[0].prefill, right[0].decode), traffic(1.9, REASONING), budget=right[0].replicas)
     first = decided(POLICY, shifted)
     assert (first.target, first.reason) == (shifted.wanted, "Stabilising")
     second = decided(POLICY, carried_out(shifted, first, after_s=31.0))
@@ -174,14 +174,17 @@ def test_requests_that_decode_now_keep_their_instances() -> None:
     assert many > few
 
 
-def test_a_class_that_misses_its_objective_raises_the_needs() -> None:
-    given = inputs(flexible(4, 4), traffic(20.0))
-    missed = Attained(name="default", requests=400, met=200, low_ratio=0.45, high_ratio=0.55)
-    more = replace(given, traffic=replace(given.traffic, attained=(missed,)))
-    usual, raised = (POLICY.propose(each).demand for each in (given, more))
-    assert usual is not None
-    assert raised is not None
-    assert raised.prefill_rps == pytest.approx(1.4 * usual.prefill_rps)
+def test_nothing_shrinks_while_a_class_misses_its_objective() -> None:
+    given = inputs(split(6, 6), traffic(2.0))
+    later = carried_out(given, decided(POLICY, given), after_s=301.0)
+    for high_ratio, reason in ((0.9, "Stabilising"), (0.97, "ScaledDown")):
+        seen = Attained(name="default", requests=400, met=340, low_ratio=0.8, high_ratio=high_ratio)
+        assert decided(POLICY, replace(later, traffic=replace(later.traffic, attained=(seen,)))).reason == reason
+
+
+def test_roles_flip_at_once_where_the_present_ones_cannot_carry_the_traffic() -> None:
+    given = inputs(flexible(1, 7), traffic(30.0), budget=8)
+    assert decided(POLICY, given).reason == "RolesFlipped"
 
 
 def test_new_instances_wait_for_the_gpus_of_those_that_drain() -> None:

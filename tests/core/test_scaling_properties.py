@@ -80,6 +80,7 @@ def asked(draw: st.DrawFn) -> Inputs:
             prefix_hit_ratio=draw(st.floats(0, 1)),
             backlog_tokens=draw(st.floats(0, 1e7)),
             decoding=draw(st.integers(0, 5000)),
+            decoding_tokens=draw(st.floats(0, 1e7)),
         ),
         objectives=(SLO,),
         clamps=Clamps(min_ratio=low, max_ratio=high, gpu_budget=draw(st.none() | st.integers(0, 40))),
@@ -148,10 +149,10 @@ def test_more_of_the_same_traffic_never_gets_fewer_instances(first: Inputs, more
         first.traffic,
         bin_s=first.traffic.bin_s / more,
         backlog_tokens=first.traffic.backlog_tokens * more,
-        decoding=round(first.traffic.decoding * more),
+        decoding_tokens=first.traffic.decoding_tokens * more,
     )
-    even = replace(first, traffic=replace(first.traffic, decoding=0), startup_s=0.0)
-    less, most = policy.propose(even), policy.propose(replace(even, traffic=replace(busy, decoding=0)))
+    even = replace(first, startup_s=0.0)
+    less, most = policy.propose(even), policy.propose(replace(even, traffic=busy))
     if less.refusal or most.refusal:
         return
     before, after = (sum(counts.replicas for counts in each.candidates[0].layout) for each in (less, most))

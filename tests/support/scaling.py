@@ -42,7 +42,9 @@ def split(prefill: int, decode: int, *, most: int = 16) -> tuple[Pool, ...]:
 
 def traffic(rate_rps: float, lengths: LengthStatistics | None = CHAT, *, bins: int = 8, decoding: int = 0) -> Traffic:
     """Steady arrivals in windows of 15 s."""
-    return Traffic(bin_s=15.0, arrivals=(round(15 * rate_rps),) * bins, lengths=lengths, decoding=decoding)
+    held = decoding * (lengths.context_tokens if lengths else 0.0)
+    arrivals = (round(15 * rate_rps),) * bins
+    return Traffic(bin_s=15.0, arrivals=arrivals, lengths=lengths, decoding=decoding, decoding_tokens=held)
 
 
 def inputs(

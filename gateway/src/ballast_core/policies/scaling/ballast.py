@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ballast_core.policies.declaring import check_within, parameter
-from ballast_core.policies.scaling.demand import Reserves, demand_of, tightest_tpot_s
-from ballast_core.policies.scaling.fitting import Fitter, price, refusal_of, within
+from ballast_core.policies.scaling.demand import Reserves, demand_of, misses, tightest_tpot_s
+from ballast_core.policies.scaling.fitting import Fitter, least_layout, price, refusal_of, within
 from ballast_core.policies.scaling.protocol import (
     Candidate,
     Decision,
@@ -26,6 +26,10 @@ _LEAST_COVER = 0.75
 """A candidate that by arithmetic carries less than this share of what is needed is not tried beside one that carries
 more: a short rehearsal begins on idle instances, and does not show them fill up."""
 
+_OVERLOADED = 0.8
+"""Where the present layout covers less than this share of the needs, it cannot carry the traffic at all, and roles flip
+without a window."""
+
 
 @dataclass(frozen=True, slots=True)
 class BallastScaling:
@@ -33,24 +37,22 @@ class BallastScaling:
 
     Propose: prefill and decode each get the least instances whose capacity, by the step-time law of their profiles,
     covers the forecast rate with room to spare (throughput equilibrium). Requests that decode now count until they end,
-    prompts that wait are to be computed within `backlog_s`, and classes that miss their objective raise the needs.
+    and prompts that wait are to be computed within `backlog_s`.
     Rehearse: neighbours of the proposal and the present layout. Choose: the cheapest that reached the objective with
     `margin`, or else the one that reached most; without rehearsals the equilibrium. Act: within clamps, budget and
-    windows; flexible pools change roles before instances start or end.
+    windows; flexible pools change roles before instances start or end. Nothing shrinks while a class misses its
+    objective.
     """
 
     type: ClassVar[str] = "ballast"
     prefill_load: float = parameter(0.75, "Share of the prefill capacity that the forecast may take, above 0 to 1.")
     decode_load: float = parameter(0.85, "Share of the decode capacity that the forecast may take, above 0 to 1.")
     backlog_s: float = parameter(30.0, "Seconds in which waiting prompts are to be computed, 1 to 3600.")
-    miss_gain: float = parameter(
-        1.0, "Rise of the needs for each share of requests that missed beyond what is allowed."
-    )
     margin: float = parameter(0.005, "Attainment that a rehearsal must show beyond the objective's, 0 to 1.")
     rehearse: bool = parameter(True, "Whether candidates are tried on recorded traffic, where there is any.")
     candidates: int = parameter(6, "Layouts to try in a round at most, 1 to 64.")
     least_requests: int = parameter(50, "Requests without which a rehearsal does not count.")
-    down_s: float = parameter(300.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
+    down_s: float = parameter(180.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
     up_s: float = parameter(0.0, "Seconds for which more instances must have been right before a pool grows.")
     flip_s: float = parameter(
         30.0, "Seconds for which other roles must have been right before instances change theirs."
@@ -63,7 +65,6 @@ class BallastScaling:
             prefill_load=(0.01, 1),
             decode_load=(0.01, 1),
             backlog_s=(1, 3600),
-            miss_gain=(0, 100),
             margin=(0, 1),
             candidates=(1, 64),
             least_requests=(1, 1_000_000),
@@ -88,7 +89,7 @@ class BallastScaling:
         if isinstance(demand, Refusal):
             return Proposal(inputs=inputs, refusal=demand)
         fitter = self._fitter(inputs, demand)
-        fitted = fitter.fit()
+        fitted = fitter.fit() or least_layout(inputs)
         assert fitted is not None, "refusal_of has found a layout"
         cover = fitter.cover(fitted)
         remark = "" if cover >= 1 - 1e-9 else f"clamps and budget leave {cover:.0%} of what is needed"
@@ -105,7 +106,9 @@ class BallastScaling:
         chosen, predicted, why = self._choose(proposal, counted)
         right = proposal.candidates[chosen].layout
         fitter = self._fitter(inputs, proposal.demand)
-        steadied = steady(inputs, right, Windows(self.down_s, self.up_s, self.flip_s), fitter)
+        overloaded = fitter.cover(inputs.wanted) < min(_OVERLOADED, fitter.cover(right))
+        windows = Windows(self.down_s, self.up_s, 0.0 if overloaded else self.flip_s)
+        steadied = steady(inputs, right, windows, fitter, shrinks=not misses(inputs))
         return conclude(proposal, steadied, chosen, why, rehearsals=tuple(rehearsals), predicted=predicted)
 
     @property
@@ -114,7 +117,6 @@ class BallastScaling:
             prefill_load=self.prefill_load,
             decode_load=self.decode_load,
             backlog_s=self.backlog_s,
-            miss_gain=self.miss_gain,
         )
 
     def _fitter(self, inputs: Inputs, demand: Demand) -> Fitter:

@@ -20,8 +20,6 @@ class Reserves:
     decode_load: float
     backlog_s: float
     """Seconds in which the prompts that wait should be computed, beside what arrives."""
-    miss_gain: float
-    """By how much the needs rise for each share of requests that missed the objective beyond what it allows."""
 
 
 def tightest_tpot_s(objectives: tuple[ScalingObjective, ...]) -> float | None:
@@ -42,8 +40,7 @@ def demand_of(inputs: Inputs, reserves: Reserves) -> Demand | Refusal:
         return refusal
     rates = [count / traffic.bin_s for count in traffic.arrivals]
     level, ahead = holt_damped(rates, inputs.startup_s / traffic.bin_s)
-    extra = 1 + reserves.miss_gain * _missed(inputs)
-    planned = max(level, ahead) * extra
+    planned = max(level, ahead)
     tpot_s = tightest_tpot_s(inputs.objectives)
     return Demand(
         rate_rps=level,
@@ -56,18 +53,18 @@ def demand_of(inputs: Inputs, reserves: Reserves) -> Demand | Refusal:
 
 
 def _held_rps(pools: tuple[Pool, ...], traffic: Traffic, lengths: LengthStatistics, tpot_s: float | None) -> float:
-    """The rate at which as many requests would decode as do now: they need room until they end."""
-    steps = [
-        decode_batch(each.profile, lengths.context_tokens, tpot_s)[1] for each in pools if serves(each, Stage.DECODE)
+    """The rate at which decodes of these lengths would hold as much KV as is held now: it is needed until they end."""
+    batches = [
+        decode_batch(each.profile, lengths.context_tokens, tpot_s) for each in pools if serves(each, Stage.DECODE)
     ]
-    return traffic.decoding / (min(steps) * lengths.output_tokens)
+    sequences = traffic.decoding_tokens / lengths.context_tokens
+    return sequences / (min(step_s for _, step_s in batches) * lengths.output_tokens)
 
 
-def _missed(inputs: Inputs) -> float:
-    """The share of requests that missed the objective for certain, beyond what it allows; of the worst class."""
+def misses(inputs: Inputs) -> bool:
+    """Whether a class misses its objective for certain: the upper end of its interval is below it."""
     allowed = {each.name: each.attainment for each in inputs.objectives}
-    short = [allowed[each.name] - each.high_ratio for each in inputs.traffic.attained if each.name in allowed]
-    return max(0.0, *short) if short else 0.0
+    return any(each.high_ratio < allowed.get(each.name, 0.0) for each in inputs.traffic.attained)
 
 
 def _out_of_reach(inputs: Inputs, lengths: LengthStatistics) -> Refusal | None:

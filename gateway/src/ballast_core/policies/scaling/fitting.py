@@ -182,14 +182,23 @@ def refusal_of(inputs: Inputs) -> Refusal | None:
         return Refusal(
             "BudgetTooSmall", f"the pools must have {least} GPUs at least; the budget is {clamps.gpu_budget}"
         )
-    even = Fitter(pools, clamps, (1.0, 1.0), tuple((1e-6, 1e-6) for _ in pools))
-    if even.fit() is None:
-        if clamps.gpu_budget is not None and replace(even, clamps=replace(clamps, gpu_budget=None)).fit() is not None:
+    if least_layout(inputs) is None:
+        if clamps.gpu_budget is not None and least_layout(_unbudgeted(inputs)) is not None:
             return Refusal("BudgetTooSmall", f"no layout of {clamps.gpu_budget} GPUs satisfies minimums and ratio")
         return Refusal(
             "ClampsContradict", f"no numbers of instances within the pools' bounds have a ratio of {_band(clamps)}"
         )
     return None
+
+
+def least_layout(inputs: Inputs) -> Layout | None:
+    """The first layout within the clamps, from the instances of fewest GPUs; None: there is none."""
+    rates = tuple((pool.price / pool.gpus,) * 2 for pool in inputs.pools)
+    return Fitter(inputs.pools, inputs.clamps, (1e-9, 1e-9), rates).fit()
+
+
+def _unbudgeted(inputs: Inputs) -> Inputs:
+    return replace(inputs, clamps=replace(inputs.clamps, gpu_budget=None))
 
 
 def _band(clamps: Clamps) -> str:

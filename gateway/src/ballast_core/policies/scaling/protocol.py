@@ -109,6 +109,8 @@ class Traffic:
     """How long the oldest request waits for its first token."""
     decoding: int = 0
     """Requests that decode, or wait for it with their prompt computed."""
+    decoding_tokens: float = 0.0
+    """KV tokens that these hold: their prompts, and what they have generated."""
     attained: tuple[Attained, ...] = ()
     """By class."""
 

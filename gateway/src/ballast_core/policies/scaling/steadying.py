@@ -43,10 +43,11 @@ def remember(inputs: Inputs, right: Layout, windows: Windows) -> Memory:
     return Memory(names, (*(each for each in kept if each.at_s >= since_s), Recommended(inputs.now_s, right)))
 
 
-def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter) -> Steadied:
+def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, shrinks: bool = True) -> Steadied:
     """What to ask for, where `right` is right; the fitter says what instances do that a window keeps beyond that.
 
-    Where the present layout breaks a clamp, because clamps have changed, nothing is held back but by GPUs.
+    No pool gets fewer instances unless `shrinks`. Where the present layout breaks a clamp, because clamps have changed,
+    nothing is held back but by GPUs.
     """
     memory, wanted = remember(inputs, right, windows), inputs.wanted
     legal = within(inputs.pools, wanted, inputs.clamps)
@@ -60,6 +61,8 @@ def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter) -> S
                 best = min(now, max(each.layout[k].replicas for each in _since(recent, inputs.now_s - windows.down_s)))
                 if best < now and (pool.starting or pool.draining):
                     best, held_by = now, "ChangeUnderWay"
+                elif not shrinks:
+                    best = now
             elif best > now:
                 best = max(now, min(each.layout[k].replicas for each in _since(recent, inputs.now_s - windows.up_s)))
             replicas.append(best)
