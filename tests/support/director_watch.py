@@ -268,6 +268,7 @@ class Watch:
         first = None if slot is None or prefill == decode else inventory.endpoint(slot)
         life.dispatch = replace(life.dispatch, prefill=first, segments=())
         life.decode, life.moving_to, life.segment = None if lost else decode, None, 0
+        life.prefilling = not lost and first is not None and not entry.decodes
 
     def _final(self, life: Life) -> None:
         request_id = life.request.id
