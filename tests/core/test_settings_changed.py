@@ -27,7 +27,6 @@ from ballast_core.model.events import (
 from ballast_core.policies.admission import Bounded
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.placement.placements import LeastRequests, RoundRobin
-
 from ballast_core.policies.registry import QUEUE_ORDER, build, build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.health import HealthSettings

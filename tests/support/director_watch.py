@@ -169,7 +169,9 @@ class Watch:
                     life = self.adopted.setdefault(request.id, Life(request, self.now_s, decode=event.decode))
                     if entry.reservation is None:
                         life.moving_to = None
-                    if entry.decode_slot == self.director.inventory.slot_of(event.decode):
+                    if entry.decode_slot is not None and entry.decode_slot == self.director.inventory.slot_of(
+                        event.decode
+                    ):
                         life.decode = event.decode
                 return None
             case LeadershipChanged(leads=leads):
@@ -189,7 +191,7 @@ class Watch:
             self._take_request_event(known, event)
         return known
 
-    def _take_event_of_other(self, life: Life, event: Event) -> None:
+    def _take_event_of_other(self, life: Life, event: Event | SettingsChanged) -> None:
         match event:
             case Migrated(target=target) if life.moving_to == target:
                 life.decode, life.moving_to = target, None
@@ -237,7 +239,7 @@ class Watch:
         if endpoint.id not in self._draining:
             self.ready[endpoint.id] = endpoint
 
-    def _take_request_event(self, life: Life, event: Event) -> None:
+    def _take_request_event(self, life: Life, event: Event | SettingsChanged) -> None:
         match event:
             case DispatchFailed(endpoint_id=endpoint_id):
                 life.failed_on.add(endpoint_id)
@@ -322,7 +324,7 @@ class Watch:
                 self._check_move(life, effect)
                 life.moving_to = effect.target.id
 
-    def _take_effect_on_other(self, life: Life, effect: Effect, event: Event) -> None:
+    def _take_effect_on_other(self, life: Life, effect: Effect, event: Event | SettingsChanged) -> None:
         match effect:
             case Leave():
                 assert isinstance(event, EndpointsHeard), "9: a leg is left at no tick of the watch"
