@@ -74,7 +74,8 @@ class TrafficRecorder:
         unix_s: float,
         running: Callable[[], Iterable[Entry]] = tuple,
     ) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
+        """From the next request on."""
         self._now_s = now_s
         self._unix_s = unix_s
         self._running = running
@@ -84,7 +85,7 @@ class TrafficRecorder:
 
     def __call__(self, record: RequestRecord) -> None:
         """Keep it, if it was a request for engines, and drop what is then too old or too much."""
-        asked, bounds = record.asked, self._bounds
+        asked, bounds = record.asked, self.bounds
         if asked is None or not bounds.seconds:
             return
         hashes = asked.block_hashes
@@ -122,16 +123,16 @@ class TrafficRecorder:
     @property
     def most_bytes(self) -> int:
         """Memory that the kept requests take at most."""
-        return self._bounds.requests * ROW_BYTES + self._bounds.blocks * BLOCK_BYTES
+        return self.bounds.requests * ROW_BYTES + self.bounds.blocks * BLOCK_BYTES
 
     def trace(self, *, seconds: float | None = None, limit: int | None = None) -> Iterator[bytes]:
         """The requests that arrived in the last `seconds`, the last `limit` of them at most, as JSON lines in order.
 
         Which ones is decided now; the lines are made as they are taken, on any thread.
         """
-        since_s = self._now_s() - min(self._bounds.seconds, float("inf") if seconds is None else seconds)
+        since_s = self._now_s() - min(self.bounds.seconds, float("inf") if seconds is None else seconds)
         rows = [row for row in self._rows if row.arrived_s >= since_s]
-        if self._bounds.seconds:
+        if self.bounds.seconds:
             rows += [self._so_far(entry) for entry in self._running() if entry.arrived_s >= since_s]
         return _lines(rows, limit, self._unix_s)
 
