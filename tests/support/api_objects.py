@@ -99,6 +99,7 @@ _FULL_SPECS: Mapping[str, Object] = {
             "image": "g",
             "imagePullPolicy": "Never",
             "face": "Both",
+            "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "template": _OVERLAY,
             "parentRefs": [
                 {

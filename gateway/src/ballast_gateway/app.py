@@ -424,6 +424,7 @@ class Gateway:
     async def _follow_peers(self, pod_api: PodApi, peers: KubernetesPeers) -> None:
         from ballast_gateway.observe.lease import LeaseElection
         from ballast_gateway.observe.peers import PeerPods
+        from ballast_gateway.observe.settings_report import SettingsReport
         from ballast_gateway.observe.watch import connect
 
         api = await connect()
@@ -434,6 +435,14 @@ class Gateway:
             election = LeaseElection(api, peers.namespace, peers.lease, view.me, view.lead)
             self.run(election.run())
             self._closing.push_async_callback(election.release)
+            if self.settings_state.hash:
+                report = SettingsReport(api, peers.namespace, peers.lease, view.me)
+                self.settings_state.on_change = lambda: report.say(
+                    self.settings_state.newest_hash, self.settings_state.problem
+                )
+                self.settings_state.on_change()
+                self.run(report.run())
+                self._closing.push_async_callback(report.withdraw)
 
     def run(self, work: Awaitable[None]) -> None:
         """Do this beside all else, until `close`. An error ends the gateway."""

@@ -30,6 +30,7 @@ from ballast_api.common import (
     Rule,
     Seq,
     ShareRatio,
+    StringMap,
 )
 from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
@@ -189,13 +190,22 @@ class ParentRef(ApiModel):
     """Port of the one listener of the parent to attach to. Left out, all ports."""
 
 
+class ServiceSpec(ApiModel):
+    """The Service that clients of the gateway reach."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Who reaches it: the cluster alone, anybody at a port of each node, or anybody at a load balancer's address."""
+    annotations: StringMap = Field(default_factory=dict)
+    """Annotations of the Service, such as those that a cloud's load balancers read. Left out, none."""
+
+
 class GatewaySpec(ApiModel):
     """The gateway in front of the engines."""
 
     rules: ClassVar[tuple[Rule, ...]] = gateway_spec_rules()
 
-    replicas: NonNegativeInt = 1
-    """Number of gateway pods; with 0 no request is served."""
+    replicas: NonNegativeInt = 2
+    """Number of gateway pods; with 0 no request is served, and with 1 none while its pod or node is replaced."""
     image: ImageName | None = None
     """Image of the gateway. Left out, the operator's default, which is its own image unless its administrator sets
     another."""
@@ -207,9 +217,11 @@ class GatewaySpec(ApiModel):
     request (ext_proc); Both does both."""
     parent_refs: Annotated[Seq[ParentRef], Field(max_length=8)] = ()
     """Gateways that an HTTPRoute attaches the pool to. Left out, no HTTPRoute is made."""
+    service: ServiceSpec = Field(default_factory=ServiceSpec)
+    """The gateway's Service for clients. Left out, clients within the cluster reach it."""
     settings: GatewayTuning | None = None
     """Settings of the gateway's own, such as limits, timeouts and what it believes of clients. Left out, its defaults.
-    A change restarts the gateway's pods."""
+    Running gateways take a change, but for fields that are said to restart their pods."""
     template: PodTemplateOverlay | None = None
     """Merged over the gateway's pods; the container `gateway` is the gateway. Left out, the pods stay as generated."""
 
@@ -248,7 +260,7 @@ class ServingPoolSpec(ApiModel):
     """Name of the ServiceLevelObjective in the same namespace. It must exist and be valid; attainment is not measured
     in this release. Left out, the pool has no objective."""
     gateway: GatewaySpec = Field(default_factory=GatewaySpec)
-    """The gateway in front of the engines. Left out, one pod with the face Proxy."""
+    """The gateway in front of the engines. Left out, two pods with the face Proxy."""
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
     """How engine pods are replaced when their template changes. Left out, up to 25% more pods start before old ones
     end."""
@@ -299,6 +311,8 @@ class GatewayStatus(ApiModel):
     """Number of gateway pods that are wanted."""
     ready_replicas: NonNegativeInt = 0
     """Number of gateway pods that are ready."""
+    settings_hash: str = ""
+    """Hash of the newest settings, as the gateways' admin API shows it; empty while they are held."""
 
 
 class ScalingDecision(ApiModel):

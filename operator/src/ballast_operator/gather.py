@@ -9,6 +9,7 @@ from typing import Protocol
 from ballast_api import names
 from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import ParentRef
+from ballast_operator import settings_reports
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
@@ -89,7 +90,9 @@ def gather(
         token_secret=token,
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
-        pods=() if _all_ready(children) else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
+        pods=()
+        if _all_ready(children) and not settings_reports.differ(children)
+        else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
         optional_kinds=available,
         missing_parents=_missing_parents(reader, pool, available),
     )
