@@ -28,8 +28,11 @@ _MOST_CHARACTERS: Final = 500
 class SettingsReport:
     """`say` what is to stand there; `run` writes it, and again until it is written."""
 
-    def __init__(self, api: kubernetes.ApiClient, namespace: str, lease: str, me: str) -> None:
+    def __init__(
+        self, api: kubernetes.ApiClient, namespace: str, lease: str, me: str, *, retry_s: float = _RETRY_S
+    ) -> None:
         self._api = api
+        self._retry_s = retry_s
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases/{quote(lease)}"
         self._key = f"{names.ANNOTATION_SETTINGS}{me}"
         self._due = asyncio.Event()
@@ -46,7 +49,7 @@ class SettingsReport:
             await self._due.wait()
             self._due.clear()
             if not await self._written(self._value):
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(self._retry_s)
                 self._due.set()
 
     async def withdraw(self) -> None:
