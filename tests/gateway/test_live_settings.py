@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -217,6 +218,52 @@ async def test_every_worker_takes_a_change_and_so_does_one_that_is_started_again
             while not all([(await said(worker)).get("refused") for worker in range(2)]):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert await at.ask() == 200
+
+
+async def test_each_gateway_of_one_process_follows_its_own_file(tmp_path: Path) -> None:
+    """`ballast gateway --config a --config b`: a change of one is none of the other's."""
+    (tmp_path / "endpoints.yaml").write_text(endpoints_text({}))
+    now = settings(tmp_path / "endpoints.yaml", policy=ROUND_ROBIN, limits={"drainGraceS": 0})
+    files = [tmp_path / f"{name}.yaml" for name in ("chat", "code")]
+    for file in files:
+        file.write_text(now.to_yaml())
+    arguments = [part for file in files for part in ("--config", str(file))]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ballast_cli", "gateway", *arguments), stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stderr is not None
+        admin: dict[str, int] = {}
+
+        async def said(event: str) -> dict[str, Any]:
+            """The next line of the log about this."""
+            assert process.stderr is not None
+            async with asyncio.timeout(60):
+                while line := await process.stderr.readline():
+                    if (found := json.loads(line)).get("event") == event:
+                        return dict(found)
+            raise AssertionError("the process has ended")
+
+        for _ in files:
+            listening = await said("listening")
+            admin[listening["gateway"]] = listening["ports"]["admin"]
+        files[1].write_text(json.dumps(now.dump() | {"policy": BY_LOAD, "logLevel": "debug"}))
+        taken = await said("settings")
+        assert (taken["gateway"], taken["generation"]) == ("code", 2)
+        async with httpx.AsyncClient() as client:
+            found = {
+                name: _decodes((await client.get(f"http://127.0.0.1:{port}/ballast/v1/settings")).json())
+                for name, port in admin.items()
+            }
+        assert found == {"chat": "round-robin", "code": "least-requests"}
+        files[0].write_text("model: [")
+        refused = await said("settings-refused")
+        assert refused["gateway"] == "chat"
+        assert "is not YAML" in refused["problem"]
+    finally:
+        process.terminate()
+        await process.communicate()
+    assert process.returncode == 0
 
 
 def test_a_text_is_read_whole_and_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -98,6 +99,8 @@ class Gateway:
         self.whose = whose
         self.ports: dict[str, int] = {}
         self._loop = loop
+        self._context = copy_context()
+        """By which log lines know whose they are."""
         self._draining = False
         self.failed = asyncio.Event()
         """Set when the gateway cannot continue."""
@@ -454,7 +457,7 @@ class Gateway:
                 _log.exception("what follows the fleet or the settings stopped; the gateway ends, to be started anew")
                 self.failed.set()
 
-        self._tasks.append(asyncio.create_task(guarded()))
+        self._tasks.append(asyncio.create_task(guarded(), context=self._context))
 
     async def _serve_admin(self, host: str, port: int) -> None:
         token_file = self.settings.admin.token_file

@@ -353,7 +353,7 @@ class Director:
         self.placer.use({stage: new.placement(stage) for stage in Stage})
         if new.queue != old.queue:
             self.queue.use(new.queue or Fcfs(), now_s)
-        if new.partition != old.partition:
+        if (new.partition, new.profiles) != (old.partition, old.profiles):  # planners remember what profiles predict
             self.partitioner.use(new.partition)
         self._dispatcher.fallbacks = new.fallbacks
         self._admitter.use(new.admission or Open(), hold_s=new.hold_s)
