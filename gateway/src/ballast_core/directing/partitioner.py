@@ -136,7 +136,7 @@ class Partitioner:
         """
         run = self._runs[entry.request.id]
         done, planned = run.segments[run.running], run.segments[run.running + 1]
-        target = self._target(entry, planned.endpoint, now_s)
+        target = self._target(entry, done.endpoint, planned.endpoint, now_s)
         slot = self._slot(target)
         run.running += 1
         current = replace(planned, endpoint=target)
@@ -178,14 +178,16 @@ class Partitioner:
         """The slot is free for another endpoint."""
         self.book.forget(slot)
 
-    def _target(self, entry: Entry, planned: Endpoint, now_s: float) -> Endpoint:
+    def _target(self, entry: Entry, running: Endpoint, planned: Endpoint, now_s: float) -> Endpoint:
         slot = self._inventory.slot_of(planned.id)
         if slot is not None and self._binding is Binding.EARLY:
             return self._inventory.endpoint(slot)
         ready = self._placer.allowed(self._candidates(), entry)
         if slot is not None and len(found := np.flatnonzero(ready.slots == slot)):
             return ready.endpoints[int(found[0])]
-        here_slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
+        here_slot = self._inventory.slot_of(running.id)
+        if here_slot is None:
+            here_slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         assert here_slot is not None, "a request with a plan has an endpoint"
         here = self._inventory.endpoint(here_slot)
         others = ready.take([index for index, endpoint in enumerate(ready.endpoints) if endpoint.id != here.id])
