@@ -16,6 +16,7 @@ import pytest
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.settings_changes import text_hash
+from ballast_core.directing.settings import DirectorSettings
 from ballast_gateway.settings_file import SettingsFile
 from tests.gateway.test_proxy_engine_sim import Line
 from tests.gateway.test_workers import running
@@ -143,6 +144,32 @@ async def test_a_text_that_is_refused_leaves_the_settings_in_force(tmp_path: Pat
         said = (await client.get(f"{running_.admin_url}/ballast/v1/settings")).json()
         assert (said["generation"], said["refused"], said["waits_for_restart"]) == (2, None, [])
         assert said["settings"]["policy"]["decode"]["type"] == "least-requests"
+
+
+async def test_a_fault_in_taking_settings_brings_those_before_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs no stream: the gateway goes on, and says what happened."""
+    async with followed(Line(tmp_path), tmp_path, policy=ROUND_ROBIN) as (running_, mounted):
+        gateway, before = running_.gateway, running_.gateway.settings
+        use = gateway.driver.use
+
+        def once(settings: DirectorSettings) -> None:
+            monkeypatch.setattr(gateway.driver, "use", use)
+            use(settings)
+            raise RuntimeError("a fault")
+
+        monkeypatch.setattr(gateway.driver, "use", once)
+        async with httpx.AsyncClient(timeout=60) as client:
+            long = asyncio.create_task(stream(client, running_.url, max_tokens=300))
+            await until(lambda: len(gateway.driver.director.ledger) == 1)
+            mounted.change(before, policy=BY_LOAD)
+            await until(lambda: gateway.settings_state.problem)
+            assert "a fault" in gateway.settings_state.problem
+            assert await long == 300
+        assert gateway.settings is before
+        assert gateway.driver.director.settings.decode.type == "round-robin"
+        assert not gateway.failed.is_set()
 
 
 async def test_what_needs_a_restart_waits_and_the_rest_is_taken(tmp_path: Path) -> None:

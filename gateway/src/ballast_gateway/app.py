@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -276,10 +276,17 @@ class Gateway:
 
     def hear(self, news: News) -> None:
         """Take the settings of a new text, between two decisions; a text that is refused changes nothing."""
+        before = self.settings
         if news.settings is None:
             self.settings_state.refused(news)
-        else:
+            return
+        try:
             self._use(news.settings)
+        except Exception as error:  # a fault of ours: streams must not end with it
+            _log.exception("new settings cannot be used; those before are in force again")
+            self._use(before)
+            self.settings_state.refused(replace(news, settings=None, problem=f"cannot be used: {error!r}"))
+        else:
             self.settings_state.taken(news, news.settings)
 
     def _use(self, settings: GatewaySettings) -> None:
