@@ -111,6 +111,7 @@ _FULL_SPECS: Mapping[str, Object] = {
             "face": "Both",
             "hostnames": ["*.example.com"],
             "match": {"headers": [{"name": "x-team", "value": "a"}], "byModel": True},
+            "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "template": _OVERLAY,
             "parentRefs": [
                 {

@@ -32,6 +32,7 @@ from ballast_api.common import (
     Rule,
     Seq,
     ShareRatio,
+    StringMap,
 )
 from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
@@ -251,13 +252,22 @@ class RouteMatch(ApiModel):
     body."""
 
 
+class ServiceSpec(ApiModel):
+    """The Service that clients of the gateway reach."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Who reaches it: the cluster alone, anybody at a port of each node, or anybody at a load balancer's address."""
+    annotations: StringMap = Field(default_factory=dict)
+    """Annotations of the Service, such as those that a cloud's load balancers read. Left out, none."""
+
+
 class GatewaySpec(ApiModel):
     """The gateway in front of the engines."""
 
     rules: ClassVar[tuple[Rule, ...]] = gateway_spec_rules()
 
-    replicas: NonNegativeInt = 1
-    """Number of gateway pods; with 0 no request is served."""
+    replicas: NonNegativeInt = 2
+    """Number of gateway pods; with 0 no request is served, and with 1 none while its pod or node is replaced."""
     image: ImageName | None = None
     """Image of the gateway. Left out, the operator's default, which is its own image unless its administrator sets
     another."""
@@ -273,9 +283,11 @@ class GatewaySpec(ApiModel):
     """Host names of the HTTPRoute, such as `chat.example.com`. Left out, every host of the parents' listeners."""
     match: RouteMatch = Field(default_factory=RouteMatch)
     """Which requests of its parents are this ServingPool's. Left out, all below /v1."""
+    service: ServiceSpec = Field(default_factory=ServiceSpec)
+    """The gateway's Service for clients. Left out, clients within the cluster reach it."""
     settings: GatewayTuning | None = None
     """Settings of the gateway's own, such as limits, timeouts and what it believes of clients. Left out, its defaults.
-    A change restarts the gateway's pods."""
+    Running gateways take a change, but for fields that are said to restart their pods."""
     template: PodTemplateOverlay | None = None
     """Merged over the gateway's pods; the container `gateway` is the gateway. Left out, the pods stay as generated."""
 
@@ -320,7 +332,7 @@ class ServingPoolSpec(ApiModel):
     `sloRef`. A request belongs to the first one whose `match` it meets. Left out, and `sloRef` too, the pool has no
     objective."""
     gateway: GatewaySpec = Field(default_factory=GatewaySpec)
-    """The gateway in front of the engines. Left out, one pod with the face Proxy."""
+    """The gateway in front of the engines. Left out, two pods with the face Proxy."""
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
     """How engine pods are replaced when their template changes. Left out, up to 25% more pods start before old ones
     end."""
@@ -376,6 +388,8 @@ class GatewayStatus(ApiModel):
     """Number of gateway pods that are wanted."""
     ready_replicas: NonNegativeInt = 0
     """Number of gateway pods that are ready."""
+    settings_hash: str = ""
+    """Hash of the newest settings, as the gateways' admin API shows it; empty while they are held."""
 
 
 class ObjectiveStatus(ApiModel):

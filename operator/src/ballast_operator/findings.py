@@ -63,6 +63,9 @@ def progressing(fleet: Fleet, plan: Plan) -> Finding:
     if plan.held:
         return Finding(kind, "False", plan.problems[0].reason, "objects wait for what Degraded names")
     unfinished = [item for item in fleet.workloads() if not item.complete]
+    if not unfinished and plan.behind:
+        message = f"{', '.join(plan.behind)}: the newest settings are on their way; kubelets take up to 90 s"
+        return Finding(kind, "True", Reason.APPLYING_SETTINGS, message)
     if not unfinished:
         return Finding(kind, "False", Reason.COMPLETE, "all pods are of the wanted revision and ready")
     reason = Reason.ROLLING_OUT if any(item.replacing for item in unfinished) else Reason.SCALING

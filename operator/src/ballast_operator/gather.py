@@ -9,6 +9,7 @@ from typing import Protocol
 from ballast_api import names
 from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import ParentRef
+from ballast_operator import settings_reports
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
@@ -91,7 +92,9 @@ def gather(
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
         admin_from=settings.admin_from,
-        pods=() if _all_ready(children) else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
+        pods=()
+        if _all_ready(children) and not settings_reports.differ(children)
+        else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
         optional_kinds=available,
         missing_parents=tuple(parent for parent, found in parents if found is None),
         controllers=_controllers(reader, [found for _, found in parents if found is not None]),

@@ -40,7 +40,8 @@ class Observed:
     admin_from: tuple[Mapping[str, object], ...] = ()
     """Who may reach gateways' admin port; empty: everybody."""
     pods: tuple[Manifest, ...] = ()
-    """Its pods while a Deployment is not ready. Empty otherwise: only problems of pods are read from them."""
+    """Its pods while a Deployment is not ready, or a gateway says that it has other settings than it should. Empty
+    otherwise: only problems of pods are read from them, and which gateways are there."""
     optional_kinds: frozenset[Kind] = frozenset()
     """Those optional kinds that the cluster has."""
     missing_parents: tuple[ParentRef, ...] = ()

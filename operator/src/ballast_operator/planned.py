@@ -42,5 +42,9 @@ class Plan:
     """What keeps the cluster from the spec, the first one first in the status."""
     remarks: tuple[str, ...] = ()
     """What a reader of the status should know although nothing is wrong."""
+    settings_hash: str | None = None
+    """Of the gateway's settings; None while they are held."""
+    behind: tuple[str, ...] = ()
+    """Gateway pods that have not seen these settings yet."""
     look_again_s: float | None = None
     """Seconds until something is due although nothing changes; None if nothing is."""

@@ -69,11 +69,20 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     due_s = [plan.look_again_s] if plan.look_again_s is not None else []
     if not settled:
         due_s.append(REQUEUE_S)
-    return Verdict(status=_status(observed, target, fleet, found, attainment), requeue_s=min(due_s, default=None))
+    return Verdict(
+        status=_status(observed, target, fleet, found, attainment=attainment, newest=plan.settings_hash),
+        requeue_s=min(due_s, default=None),
+    )
 
 
 def _status(
-    observed: Observed, target: Target, fleet: Fleet, found: Sequence[Finding], attainment: Attained
+    observed: Observed,
+    target: Target,
+    fleet: Fleet,
+    found: Sequence[Finding],
+    *,
+    attainment: Attained,
+    newest: str | None,
 ) -> Manifest:
     prefill, decode, flexible = (_role_status(fleet, role) for role in ("Prefill", "Decode", "Flexible"))
     ready_p, ready_d = (role.ready_replicas if role else 0 for role in (prefill, decode))
@@ -84,7 +93,9 @@ def _status(
         prefill=prefill,
         decode=decode,
         flexible=flexible,
-        gateway=GatewayStatus(replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready),
+        gateway=GatewayStatus(
+            replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready, settings_hash=newest or ""
+        ),
         ratio=round(ready_p / ready_d, 4) if ready_d else None,
         attainment=attainment.attainment,
         objectives=attainment.objectives,

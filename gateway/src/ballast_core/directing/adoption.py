@@ -11,7 +11,7 @@ from __future__ import annotations
 from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.learning import Learner
 from ballast_core.directing.outcomes import Outcomes
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.model import Stage
 from ballast_core.model.effects import Effect
@@ -30,7 +30,7 @@ class Adoption:
         *,
         learner: Learner,
         placer: Placer,
-        partitioner: Partitioner | NoPartitioner,
+        partitioner: Partitioner,
         outcomes: Outcomes,
         bookings: Bookings,
     ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ballast_core.directing.learning import Learner
 from ballast_core.directing.outcomes import Outcomes
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placed, Placer
 from ballast_core.model import Outcome, RequestId
 from ballast_core.state.inventory import Inventory
@@ -30,7 +30,7 @@ class Bookings:
         *,
         learner: Learner,
         placer: Placer,
-        partitioner: Partitioner | NoPartitioner,
+        partitioner: Partitioner,
         outcomes: Outcomes,
     ) -> None:
         self._outcomes = outcomes
