@@ -15,7 +15,7 @@ from ballast_api.structural import json_schema_of, rewrite
 
 INERT = {
     "ServingPool": (
-        *("spec.ratio", "spec.ratio.mode", "spec.ratio.minRatio", "spec.ratio.maxRatio", "spec.rollout.maxSkew"),
+        *("spec.ratio", "spec.ratio.mode", "spec.ratio.minRatio", "spec.ratio.maxRatio"),
         "status.lastScaling",
     ),
     "HardwareProfile": ("spec.costPerHour",),

@@ -17,6 +17,7 @@ from ballast_api.gateway_settings import ClassObjective, GatewaySettings
 from ballast_api.loading import parse_settings
 from ballast_api.signatures import PROOF, Signed
 from ballast_core.attainment import Counts, Threshold
+from ballast_core.directing.settings import SettingsChanged
 from ballast_core.model import Request, RequestId
 from ballast_core.model.events import Event, RequestArrived
 from ballast_gateway import admin as admin_api
@@ -134,7 +135,7 @@ async def test_a_class_gives_its_requests_a_priority_and_a_ttft_to_be_admitted_b
     """Where the request says no priority itself, and is believed if it does. Others have neither."""
     arrived: dict[str, Request] = {}
 
-    def hear(event: Event) -> None:
+    def hear(event: Event | SettingsChanged) -> None:
         if isinstance(event, RequestArrived):
             arrived[event.request.id] = event.request
 

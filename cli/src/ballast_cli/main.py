@@ -14,6 +14,7 @@ from ballast_cli import (
     calibrate,
     conformance,
     engine_sim,
+    explain,
     gateway,
     import_config,
     listings,
@@ -59,6 +60,7 @@ app.add_typer(engine_sim.app, name="engine-sim")
 app.add_typer(profile.app, name="profile")
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(import_config.app, name="import")
+app.add_typer(explain.app, name="explain")
 app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("recommend")(recommend.recommend_command)

@@ -29,6 +29,7 @@ def build_admin(
     kv_cache: Callable[[EndpointId], dict[str, object] | None] = lambda endpoint_id: None,
     view: Callable[[], dict[str, Any]] | None = None,
     now_s: Callable[[], float],
+    settings: Callable[[], dict[str, Any]],
 ) -> FastAPI:
     """The application. Who may ask is `probes`' to judge."""
     app = FastAPI(title="Ballast gateway admin", docs_url=None, redoc_url=None)
@@ -65,6 +66,11 @@ def build_admin(
         lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit, key=key)
         return StreamingResponse(lines, media_type="application/jsonl")
 
+    @app.get("/ballast/v1/settings")
+    async def settings_in_force() -> dict[str, Any]:
+        """The settings in force, and what became of the settings file's last text."""
+        return settings()
+
     if view is not None:
 
         @app.get("/ballast/v1/view")
@@ -94,6 +100,7 @@ def _member(member: Member, health: HealthReport, now_s: float) -> dict[str, Any
         "role": str(endpoint.role),
         "pool": endpoint.pool,
         "profile": endpoint.profile,
+        "revision": endpoint.revision,
         "state": member.state,
         "failed_scrapes": member.liveness.failures,
         "problem": member.problem,

@@ -89,7 +89,8 @@ class TrafficRecorder:
         unix_s: float,
         running: Callable[[], Iterable[Entry]] = tuple,
     ) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
+        """From the next request on."""
         self._now_s = now_s
         self._unix_s = unix_s
         self._running = running
@@ -99,7 +100,7 @@ class TrafficRecorder:
 
     def __call__(self, record: RequestRecord) -> None:
         """Keep it, if it was a request for engines, and drop what is then too old or too much."""
-        asked, bounds = record.asked, self._bounds
+        asked, bounds = record.asked, self.bounds
         if asked is None or not bounds.seconds:
             return
         hashes = asked.block_hashes
@@ -139,7 +140,7 @@ class TrafficRecorder:
     @property
     def most_bytes(self) -> int:
         """Memory that the kept requests take at most."""
-        return self._bounds.requests * ROW_BYTES + self._bounds.blocks * BLOCK_BYTES
+        return self.bounds.requests * ROW_BYTES + self.bounds.blocks * BLOCK_BYTES
 
     def trace(
         self, *, seconds: float | None = None, limit: int | None = None, key: bytes | None = None
@@ -149,9 +150,9 @@ class TrafficRecorder:
         With a `key` (16 to 64 bytes) the lines are named rows (`ballast_api.recorded_traffic`). Which ones is decided
         now; the lines are made as they are taken, on any thread.
         """
-        since_s = self._now_s() - min(self._bounds.seconds, float("inf") if seconds is None else seconds)
+        since_s = self._now_s() - min(self.bounds.seconds, float("inf") if seconds is None else seconds)
         rows = [row for row in self._rows if row.arrived_s >= since_s]
-        if self._bounds.seconds:
+        if self.bounds.seconds:
             rows += [self._so_far(entry) for entry in self._running() if entry.arrived_s >= since_s]
         naming = None
         if key is not None:

@@ -48,6 +48,16 @@ class GatewayValues(ApiModel):
 
     image: str = ""
     """Image of the gateways whose ServingPool names none. Empty takes the operator's image."""
+    admin_from: Seq[FreeObject] = ()
+    """Who may reach the gateways' port 9090 with its metrics and its admin API, as `from` of a NetworkPolicy has it,
+    such as the namespace of Prometheus; the operator may, too. It takes a network that enforces policies, and
+    `networkPolicies`. Empty leaves the port open to every pod."""
+
+
+def _away_from_gpus() -> FreeObject:
+    gpu = {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]}
+    preferred = [{"weight": 100, "preference": {"matchExpressions": [gpu]}}]
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
 def _small_resources() -> FreeObject:
@@ -60,7 +70,8 @@ class ChartValues(ApiModel):
     image: ImageValues = Field(default_factory=ImageValues)
     """The image that holds operator, gateway and engine-sim."""
     image_pull_secrets: Seq[FreeObject] = ()
-    """Secrets for a private registry, such as `[{name: my-secret}]`. Empty uses none."""
+    """Secrets for a private registry, such as `[{name: my-secret}]`. The operator's pod, gateways and agents use them,
+    each in its own namespace. Empty uses none."""
     name_override: str = ""
     """Replaces the chart's name in the names of the objects. Empty keeps it."""
     fullname_override: str = ""
@@ -80,6 +91,9 @@ class ChartValues(ApiModel):
     network_policies: bool = True
     """Whether the operator writes NetworkPolicies: the pod API is then for gateways only, every other port stays open
     to all. Policies add up, so in namespaces that deny by default they open those ports: set false there."""
+    aggregate_roles: bool = True
+    """Whether Kubernetes' own ClusterRoles get rights on Ballast's resources: view reads them, edit and admin write
+    ServingPools, SchedulingPolicies and ServiceLevelObjectives. HardwareProfiles stay with cluster admins."""
     service_account: ServiceAccountValues = Field(default_factory=ServiceAccountValues)
     """The operator's identity in the cluster."""
     resources: FreeObject = Field(default_factory=_small_resources)
@@ -88,8 +102,8 @@ class ChartValues(ApiModel):
     """Labels of the nodes that the operator may run on. Empty allows all."""
     tolerations: Seq[FreeObject] = ()
     """Taints that the operator tolerates. Empty tolerates none."""
-    affinity: FreeObject = Field(default_factory=dict)
-    """Affinity of the operator's pod. Empty sets none."""
+    affinity: FreeObject = Field(default_factory=_away_from_gpus)
+    """Affinity of the operator's pod. By default nodes without NVIDIA GPUs are preferred; null sets none."""
     priority_class_name: str = ""
     """Priority class of the operator's pod. Empty takes the cluster's default."""
     pod_annotations: StringMap = Field(default_factory=dict)

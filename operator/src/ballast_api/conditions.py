@@ -46,6 +46,7 @@ class Reason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     ROLLING_OUT = "RollingOut"
     SCALING = "Scaling"
+    APPLYING_SETTINGS = "ApplyingSettings"
     DELETING = "Deleting"
     COMPLETE = "Complete"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -56,6 +57,7 @@ class Reason(StrEnum):
     APPLY_FAILED = "ApplyFailed"
     NAME_CONFLICT = "NameConflict"
     GPU_BUDGET_EXCEEDED = "GPUBudgetExceeded"
+    SETTINGS_REFUSED = "SettingsRefused"
     INVALID_SPEC = "InvalidSpec"
     UNSUPPORTED = "Unsupported"
     REFS_RESOLVED = "RefsResolved"
@@ -67,6 +69,7 @@ class Reason(StrEnum):
     SLO_NOT_FOUND = "SLONotFound"
     SLO_INVALID = "SLOInvalid"
     PARENT_NOT_FOUND = "ParentNotFound"
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
     API_NOT_INSTALLED = "APINotInstalled"
     SLO_MET = "SLOMet"
     SLO_MISSED = "SLOMissed"
@@ -84,6 +87,7 @@ class Reason(StrEnum):
 
 
 REASON_SENTENCES: dict[Reason, str] = {
+    Reason.ROUTE_NOT_ACCEPTED: "A Gateway of spec.gateway.parentRefs does not take the HTTPRoute as it is.",
     Reason.READY: "The gateway and at least one endpoint of each needed role are ready.",
     Reason.PREFILL_NOT_READY: "No endpoint that can prefill is ready.",
     Reason.DECODE_NOT_READY: "No endpoint that can decode is ready.",
@@ -91,6 +95,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.SCALED_TO_ZERO: "A needed role is asked to have no endpoint.",
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced.",
     Reason.SCALING: "Pods are being added or removed.",
+    Reason.APPLYING_SETTINGS: "Gateways have not all taken the newest settings yet.",
     Reason.DELETING: "The resource is being deleted.",
     Reason.COMPLETE: "All pods are of the wanted revision, in the wanted number, and ready.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "A Deployment made no progress within its deadline.",
@@ -101,6 +106,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.APPLY_FAILED: "The API server refused an object that the operator wanted to write.",
     Reason.NAME_CONFLICT: "An object of a needed name exists and belongs to another owner.",
     Reason.GPU_BUDGET_EXCEEDED: "The pools together ask for more GPUs than spec.gpuBudget.",
+    Reason.SETTINGS_REFUSED: "The gateway's settings do not go together, or a gateway refuses them; the old ones stay.",
     Reason.INVALID_SPEC: "The spec does not pass validation; nothing was changed.",
     Reason.UNSUPPORTED: "The spec asks for something that this release of Ballast does not do.",
     Reason.REFS_RESOLVED: "Every object that the spec names was found and is usable.",

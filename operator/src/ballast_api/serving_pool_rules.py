@@ -43,6 +43,18 @@ def pool_rules() -> tuple[Rule, ...]:
     )
 
 
+def model_volume_rules() -> tuple[Rule, ...]:
+    """Rules of `model.volume`."""
+    return (
+        Rule(
+            field="claim",
+            cel="[has(self.claim), has(self.image), has(self.cache)].filter(each, each).size() == 1",
+            message="set exactly one of claim, image and cache",
+            holds=lambda self: sum(each is not None for each in (self.claim, self.image, self.cache)) == 1,
+        ),
+    )
+
+
 def ratio_rules() -> tuple[Rule, ...]:
     """Rules of `ratio`."""
     return (

@@ -20,8 +20,11 @@ _STAGES: tuple[tuple[str, tuple[RoleName, ...], Reason], ...] = (
 """Stage of a request, roles of the pools that do it, and the reason when none of them is ready."""
 
 
-def available(fleet: Fleet, spec: ServingPoolSpec) -> Finding:
-    """Whether requests can be served: by counts alone, whatever else is wrong. And how, behind an Envoy."""
+def available(fleet: Fleet, spec: ServingPoolSpec, *, unrouted: bool = False) -> Finding:
+    """Whether requests can be served: by counts alone, whatever else is wrong. And how, behind an Envoy.
+
+    `unrouted`: no Gateway takes the HTTPRoute. Where requests come by a Gateway only, none can be served then.
+    """
     kind = ConditionType.AVAILABLE
     for stage, roles, reason in _STAGES:
         items = fleet.with_role(*roles)
@@ -34,6 +37,8 @@ def available(fleet: Fleet, spec: ServingPoolSpec) -> Finding:
     if not fleet.gateway.ready:
         message = f"0 of {fleet.gateway.wanted} gateway pods are ready"
         return Finding(kind, "False", Reason.GATEWAY_NOT_READY, message)
+    if unrouted and not spec.gateway.face.serves_proxy:
+        return Finding(kind, "False", Reason.ROUTE_NOT_ACCEPTED, "no Gateway takes the HTTPRoute; Degraded says why")
     return Finding(kind, "True", Reason.READY, joined(["requests can be served", *_behind_envoy(fleet, spec)]))
 
 
@@ -58,11 +63,24 @@ def progressing(fleet: Fleet, plan: Plan) -> Finding:
     if plan.held:
         return Finding(kind, "False", plan.problems[0].reason, "objects wait for what Degraded names")
     unfinished = [item for item in fleet.workloads() if not item.complete]
+    if not unfinished and plan.behind:
+        message = f"{', '.join(plan.behind)}: the newest settings are on their way; kubelets take up to 90 s"
+        return Finding(kind, "True", Reason.APPLYING_SETTINGS, message)
     if not unfinished:
         return Finding(kind, "False", Reason.COMPLETE, "all pods are of the wanted revision and ready")
     reason = Reason.ROLLING_OUT if any(item.replacing for item in unfinished) else Reason.SCALING
     parts = [f"{item.name}: {item.ready} of {item.wanted} ready, {item.updated} updated" for item in unfinished]
     return Finding(kind, "True", reason, joined(parts))
+
+
+def foremost(found: Sequence[Finding]) -> Finding:
+    """The one that a reader should know first."""
+    by_type = {each.type: each for each in found}
+    available = by_type[ConditionType.AVAILABLE]
+    if available.status != "True":
+        return available
+    others = (by_type[ConditionType.DEGRADED], by_type[ConditionType.PROGRESSING])
+    return next((each for each in others if each.status == "True"), available)
 
 
 def degraded(problems: Sequence[Problem], remarks: Sequence[str]) -> Finding:

@@ -9,11 +9,13 @@ from typing import Protocol
 from ballast_api import names
 from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import ParentRef
+from ballast_operator import settings_reports
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
     DEPLOYMENT,
     GATEWAY,
+    GATEWAY_CLASS,
     HARDWARE_PROFILE,
     LEASE,
     OBJECTIVE,
@@ -73,6 +75,7 @@ def gather(
         return None
     named = named_objects(pool)
     available = optional.available((*OPTIONAL_CHILDREN, GATEWAY))
+    parents = _parents(reader, pool, available)
     token, lease = _named_children(reader, namespace, name)
     named_children = (item for item in (token, lease) if item is not None and is_child(item, pool))
     children = (*_children(reader, pool, available), *named_children)
@@ -88,9 +91,13 @@ def gather(
         token_secret=token,
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
-        pods=() if _all_ready(children) else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
+        admin_from=settings.admin_from,
+        pods=()
+        if _all_ready(children) and not settings_reports.differ(children)
+        else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
         optional_kinds=available,
-        missing_parents=_missing_parents(reader, pool, available),
+        missing_parents=tuple(parent for parent, found in parents if found is None),
+        controllers=_controllers(reader, [found for _, found in parents if found is not None]),
         measured=measured,
     )
 
@@ -131,7 +138,10 @@ def _all_named(
     return {name: found for name in names_of_kind if (found := reader.get(kind, namespace, name)) is not None}
 
 
-def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tuple[ParentRef, ...]:
+def _parents(
+    reader: Reader, pool: Manifest, available: frozenset[Kind]
+) -> tuple[tuple[ParentRef, Manifest | None], ...]:
+    """The Gateways among the parents, each with the object; None: it does not exist; empty: it may not be read."""
     if GATEWAY not in available:
         return ()  # the cluster has no HTTPRoute either, and the plan reports that
     try:
@@ -140,20 +150,32 @@ def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind])
         return ()
     namespace = pool["metadata"]["namespace"]
     return tuple(
-        parent
+        (parent, _readable(reader, GATEWAY, parent.namespace or namespace, parent.name))
         for parent in parents
         if (parent.group, parent.kind) == (GATEWAY.group, GATEWAY.kind)
-        and _is_missing(reader, parent.namespace or namespace, parent.name)
     )
 
 
-def _is_missing(reader: Reader, namespace: str, gateway: str) -> bool:
-    """Whether a Gateway is known not to exist; one that we may not read may well be there."""
+def _controllers(reader: Reader, gateways: Iterable[Manifest]) -> frozenset[str] | None:
+    """Of the GatewayClasses; None if one is not known."""
+    found: set[str] = set()
+    for gateway in gateways:
+        name = (gateway.get("spec") or {}).get("gatewayClassName")
+        gateway_class = _readable(reader, GATEWAY_CLASS, None, name) if name else None
+        controller = ((gateway_class or {}).get("spec") or {}).get("controllerName")
+        if not controller:
+            return None
+        found.add(str(controller))
+    return frozenset(found) or None
+
+
+def _readable(reader: Reader, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+    """The object, None if it is known not to exist; empty if we may not read it: it may well be there."""
     try:
-        return reader.get(GATEWAY, namespace, gateway) is None
+        return reader.get(kind, namespace, name)
     except ApiFailure as error:
         if error.status == 403:
-            return False
+            return {}
         raise
 
 

@@ -37,14 +37,19 @@ class Observed:
     """Seconds since the last step of the rotation of its tokens; None if it does not say."""
     network_policies: bool = True
     """Whether NetworkPolicies are wanted."""
+    admin_from: tuple[Mapping[str, object], ...] = ()
+    """Who may reach gateways' admin port; empty: everybody."""
     pods: tuple[Manifest, ...] = ()
-    """Its pods while a Deployment is not ready. Empty otherwise: only problems of pods are read from them."""
+    """Its pods while a Deployment is not ready, or a gateway says that it has other settings than it should. Empty
+    otherwise: only problems of pods are read from them, and which gateways are there."""
     optional_kinds: frozenset[Kind] = frozenset()
     """Those optional kinds that the cluster has."""
     missing_parents: tuple[ParentRef, ...] = ()
     """Gateways of parentRefs that do not exist."""
     measured: Measured | None = None
     """What its gateways have counted; None until they have been asked."""
+    controllers: frozenset[str] | None = None
+    """Controllers of the Gateways of parentRefs, by their GatewayClasses; None where one is not known."""
 
     @property
     def name(self) -> str:

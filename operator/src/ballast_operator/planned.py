@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_core.attainment import Objective
@@ -20,6 +20,8 @@ class Target:
     """Instances by name of the pool."""
     objectives: tuple[Objective, ...] = ()
     """What requests are measured against; empty also while one of them is not usable."""
+    deployments: Mapping[str, str] = field(default_factory=dict)
+    """Name of the Deployment of the wanted revision, by name of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Plan:
 
     apply: tuple[Manifest, ...] = ()
     """Objects that must exist, in the order of writing."""
+    resize: tuple[Manifest, ...] = ()
+    """Numbers of pods of Deployments of older revisions."""
     prune: tuple[Manifest, ...] = ()
     """Children that must go, in the order of deleting."""
     held: frozenset[ObjectKey] = frozenset()
@@ -38,5 +42,9 @@ class Plan:
     """What keeps the cluster from the spec, the first one first in the status."""
     remarks: tuple[str, ...] = ()
     """What a reader of the status should know although nothing is wrong."""
+    settings_hash: str | None = None
+    """Of the gateway's settings; None while they are held."""
+    behind: tuple[str, ...] = ()
+    """Gateway pods that have not seen these settings yet."""
     look_again_s: float | None = None
     """Seconds until something is due although nothing changes; None if nothing is."""

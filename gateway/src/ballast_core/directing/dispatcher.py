@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ballast_core.directing.bookings import Bookings
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placed, Placer
 from ballast_core.directing.queue import Queue
 from ballast_core.model import Binding, Endpoint, EndpointId, Role, Stage
@@ -25,14 +25,14 @@ class Dispatcher:
         inventory: Inventory,
         *,
         placer: Placer,
-        partitioner: Partitioner | NoPartitioner,
+        partitioner: Partitioner,
         queue: Queue,
         bookings: Bookings,
         health: Health,
         fallbacks: int,
     ) -> None:
         """`queue`: computes the priority that is sent to engines. `fallbacks`: how many a dispatch names at most."""
-        self._fallbacks = fallbacks
+        self.fallbacks = fallbacks
         self._placer = placer
         self._binding = binding
         self._inventory = inventory
@@ -67,21 +67,32 @@ class Dispatcher:
         return replace(cut, priority=self._queue.priority(entry, first, now_s))
 
     def _whole(self, entry: Entry, now_s: float, *, anyway: bool) -> Dispatch | None:
+        """Both stages go to endpoints of one revision; where there are several, the least busy one is tried first."""
+        mixed = len(self._inventory.ready_revisions()) > 1
+        for revision in self._placer.revisions(entry) if mixed else (None,):
+            pair = self._pair(entry, now_s, anyway=anyway, revision=revision)
+            if pair is not None:
+                return pair
+        return self._alone(entry, now_s, anyway=anyway)
+
+    def _pair(self, entry: Entry, now_s: float, *, anyway: bool, revision: str | None) -> Dispatch | None:
         """Prefill is placed first: the decode endpoint's load counts at its expected end."""
         placer = self._placer
-        prefill = placer.place(Stage.PREFILL, entry, now_s, anyway=anyway) if placer.may_hand_off() else None
+        prefill = None
+        if placer.may_hand_off():
+            prefill = placer.place(Stage.PREFILL, entry, now_s, anyway=anyway, revision=revision)
         handoff_s = None if prefill is None else placer.prefill_s(prefill)
-        decode = placer.place(Stage.DECODE, entry, now_s, anyway=anyway, handoff_s=handoff_s)
+        decode = placer.place(Stage.DECODE, entry, now_s, anyway=anyway, handoff_s=handoff_s, revision=revision)
         if decode is None:
-            return self._alone(entry, now_s, anyway=anyway)
+            return None
         endpoint = self._inventory.endpoint(decode.slot)
         if endpoint.role is Role.FLEXIBLE and Role.PREFILL not in self._inventory.ready_roles():
             prefill = None
         elif prefill is None:
-            return self._alone(entry, now_s, anyway=anyway)
+            return None
         elif prefill.slot == decode.slot:
             prefill = None
-        named = self._fallbacks and self._next_best(prefill, decode)
+        named = self.fallbacks and self._next_best(prefill, decode)
         placer.chosen(Stage.DECODE, decode.slot, entry.request.model)
         if prefill is not None:
             placer.chosen(Stage.PREFILL, prefill.slot, entry.request.model)
@@ -98,7 +109,7 @@ class Dispatcher:
 
     def _next_best(self, prefill: Placed | None, decode: Placed) -> tuple[tuple[Endpoint, ...], tuple[Endpoint, ...]]:
         """Fall-backs of decode and prefill. What prefills it is none for its decode, nor the other way round."""
-        placer, most = self._placer, self._fallbacks
+        placer, most = self._placer, self.fallbacks
         if prefill is None:
             return placer.next_best(decode, most), ()
         return (
@@ -123,7 +134,7 @@ class Dispatcher:
             decode=self._inventory.endpoint(placed.slot),
             traces=(placed.trace,),
             priority=self._queue.priority(entry, placed.slot, now_s),
-            fallbacks=self._placer.next_best(placed, self._fallbacks) if self._fallbacks else (),
+            fallbacks=self._placer.next_best(placed, self.fallbacks) if self.fallbacks else (),
         )
 
     def prefill_done(self, entry: Entry, now_s: float) -> Handoff | None:
@@ -148,10 +159,11 @@ class Dispatcher:
             self._bookings.prefilled(entry, now_s)
             return Handoff(entry.request.id, kept)
         prefill_slot = entry.prefill_slot
+        holder = kept if prefill_slot is None else self._inventory.endpoint(prefill_slot)
         self._bookings.prefilled_and_withdrawn(entry, now_s)
         if self._health.probes:
             self._health.left(entry.request.id)  # it may go elsewhere; else it is the probe again
-        placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
+        placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0, revision=holder.revision)
         if placed is None:
             left_slot = old_slot if prefill_slot is None else self._left(old_slot, prefill_slot)
             self._bookings.assign_decode(entry, left_slot, now_s)

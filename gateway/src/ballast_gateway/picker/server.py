@@ -62,6 +62,27 @@ class PickerServer:
         """gRPC health."""
         return self._health.port
 
+    def use(
+        self,
+        settings: GatewaySettings,
+        *,
+        tokenizing: Tokenizing | None,
+        served: Collection[str],
+        carries: Carries | None,
+    ) -> None:
+        """Serve streams that begin from now on by these; the arguments are those of `serve`."""
+        face = self._face
+        face.settings = exchange_settings(
+            face.driver,
+            settings,
+            tokenizing=tokenizing,
+            served=served,
+            carries=carries,
+            classes=face.settings.classes,
+        )
+        face.tokenizing = tokenizing
+        face.settle_s = face.unseen.settle_s = settings.scrape.interval_s
+
     def observed(self, endpoint_id: EndpointId, observation: Observation) -> None:
         """An endpoint was scraped; called before the Director learns of it."""
         self._face.unseen.observed(endpoint_id, observation)
@@ -79,6 +100,28 @@ class PickerServer:
         await stopping
         await self._health.aclose(0)
         self._face.unseen.close()
+
+
+def exchange_settings(
+    driver: Driver,
+    settings: GatewaySettings,
+    *,
+    tokenizing: Tokenizing | None = None,
+    served: Collection[str] | None = None,
+    carries: Carries | None = None,
+    classes: ServiceClasses | None = None,
+) -> ExchangeSettings:
+    """What exchanges follow; the arguments are those of `serve`."""
+    return ExchangeSettings(
+        max_body_bytes=settings.limits.max_body_bytes,
+        max_text_body_bytes=settings.limits.max_text_body_bytes,
+        served_models=settings.model.served_names if served is None else served,
+        prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
+        trusted=Trusted(settings.trust),
+        extra_paths=frozenset(settings.extra_paths),
+        carries=carries,
+        classes=ServiceClasses() if classes is None else classes,
+    )
 
 
 async def serve(
@@ -113,15 +156,8 @@ async def serve(
         draining = True
 
     limits, at = settings.limits, settings.listeners
-    exchange = ExchangeSettings(
-        max_body_bytes=limits.max_body_bytes,
-        max_text_body_bytes=limits.max_text_body_bytes,
-        served_models=settings.model.served_names if served is None else served,
-        prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
-        trusted=Trusted(settings.trust),
-        extra_paths=frozenset(settings.extra_paths),
-        carries=carries,
-        classes=ServiceClasses() if classes is None else classes,
+    exchange = exchange_settings(
+        driver, settings, tokenizing=tokenizing, served=served, carries=carries, classes=classes
     )
     face = PickerFace(
         driver,
