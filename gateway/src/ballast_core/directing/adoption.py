@@ -61,7 +61,8 @@ class Adoption:
             return
         else:
             entry, counted_tokens = known, known.counted_tokens
-            self._bookings.failed(entry)
+            ledger.unassign(entry)  # a lost endpoint that is named again is not free before it is booked anew
+            self._partitioner.closed(request.id)
         class_slot = self._learner.class_slot(request, now_s)
         if event.decoding:
             ledger.assign_decode(entry, decode_slot, now_s, class_slot=class_slot)
@@ -82,6 +83,7 @@ class Adoption:
         if event.generated_tokens:
             ledger.progressed(entry, event.generated_tokens, now_s)
             ledger.flights.resume(entry.row, min(counted_tokens, event.generated_tokens))
+        self._bookings.release_lost()
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its holder has it on its decode endpoint. What is left of a cut is one piece there."""
