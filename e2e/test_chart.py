@@ -1,12 +1,13 @@
 """The chart by real Helm: lint, render, refuse nonsense, install, upgrade itself and its CRDs."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kit import Cluster, CommandError
+from kit import Cluster, CommandError, wait_until
 from kit.release import CHART, NAMESPACE, Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -35,6 +36,23 @@ def test_network_policies_can_be_left_to_the_administrator(cluster: Cluster, val
     """The operator is told so by its command line."""
     text = cluster.helm.run("template", "ballast", str(CHART), "--set", f"networkPolicies={value}").stdout
     assert ("--no-network-policies" in text) is off
+
+
+def test_who_may_reach_the_admin_port_reaches_the_operator(cluster: Cluster) -> None:
+    """As one argument, and the operator itself is among them."""
+    peers = '[{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]'
+    values = ("--namespace", "here", f"--set-json=gateway.adminFrom={peers}")
+    documents = yaml.safe_load_all(cluster.helm.run("template", "ballast", str(CHART), *values).stdout)
+    (operator,) = [each for each in documents if each and each["kind"] == "Deployment"]
+    (given,) = [
+        each.partition("=")[2]
+        for each in operator["spec"]["template"]["spec"]["containers"][0]["args"]
+        if each.startswith("--gateway-admin-from=")
+    ]
+    named, own = json.loads(given)
+    assert named == json.loads(peers)[0]
+    assert own["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "here"}
+    assert own["podSelector"]["matchLabels"].items() <= operator["spec"]["template"]["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize(
@@ -70,6 +88,27 @@ def test_an_upgrade_brings_new_settings_and_newer_crds(release: Release, tmp_pat
     assert NEW_WORDS in now
     assert "As an older chart had it." not in now
     release.upgrade()
+
+
+def test_kubernetes_own_roles_reach_our_resources(release: Release, module_namespace: str) -> None:
+    """Who may edit a namespace may edit its ServingPools; who may view it may see them."""
+    kubectl = release.cluster.kubectl.within(module_namespace)
+    for role in ("view", "edit", "admin"):
+        kubectl.run("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}")
+    expected = {
+        ("view", "get"): "yes",
+        ("view", "create"): "no",
+        ("edit", "patch"): "yes",
+        ("admin", "delete"): "yes",
+    }
+    for (role, verb), answer in expected.items():
+
+        def answered(role: str = role, verb: str = verb, answer: str = answer) -> bool:
+            kinds = ("servingpools", "schedulingpolicies", "servicelevelobjectives")
+            said = {kubectl.run("auth", "can-i", verb, kind, f"--as={role}", check=False).stdout for kind in kinds}
+            return {each.strip() for each in said} == {answer}
+
+        wait_until(answered, 30, f"{role} may {verb}: {answer}")
 
 
 def test_the_operator_may_do_no_more_than_it_needs(release: Release) -> None:

@@ -31,7 +31,7 @@ KINDS = (
 )
 TOKEN = f"{NAME}-gateway-token"
 SELECTOR = f"serving.ballast.dev/serving-pool={NAME}"
-CHILDREN = {"Proxy": 17, "Picker": 19}
+CHILDREN = {"Proxy": 18, "Picker": 20}
 """Objects of the ServingPool by its face, itself among them; the picker's is the one with agents."""
 
 
@@ -210,6 +210,42 @@ def test_what_people_break_is_healed(operator: LocalOperator, kubectl: Kubectl, 
         return settled(kubectl) is not None and deadline != 7 and bool(kubectl.get("role", f"{NAME}-gateway")["rules"])
 
     wait_until(healed, 60, "everything is as the spec wants it")
+
+
+def test_what_the_api_server_cannot_read_is_named_and_all_else_goes_on(
+    operator: LocalOperator, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """A bad quantity is refused at once where the schema knows it. Elsewhere Degraded quotes the field, the status is
+    of the newest spec, and a Deployment that somebody deletes comes back."""
+    kubectl.apply(referred)
+    operator.start()
+    wait_until(lambda: settled(kubectl), 60, "the ServingPool has settled")
+    (engine,) = referred["spec"]["pools"][0]["template"]["spec"]["containers"]
+    engine["resources"] = {"limits": {"memory": "4 Gi"}}
+    with pytest.raises(CommandError, match="memory"):
+        kubectl.apply(referred)
+    for broken, words in (
+        ({"volumes": [{"name": "more", "emptyDir": {"sizeLimit": "4 Gi"}}]}, "sizeLimit"),
+        ({"terminationGracePeriodSeconds": "soon"}, "terminationGracePeriodSeconds"),
+        ({"overhead": {"memory": "4 Gi"}}, "quantit"),
+    ):
+        engine["resources"] = {}
+        referred["spec"]["pools"][0]["template"]["spec"] = {"containers": [engine], **broken}
+        kubectl.apply(referred)
+
+        def said(words: str = words) -> bool:
+            pool = kubectl.get("servingpool", NAME)
+            degraded = condition(pool, "Degraded")
+            newest = pool["metadata"]["generation"] == pool["status"]["observedGeneration"]
+            return newest and degraded["status"] == "True" and words in degraded["message"]
+
+        wait_until(said, 60, f"Degraded names {words}")
+        print(condition(kubectl.get("servingpool", NAME), "Degraded")["message"])
+    kubectl.delete("deployment", f"{NAME}-decode")
+    wait_until(lambda: kubectl.find("deployment", f"{NAME}-decode"), 60, "the deleted Deployment is back")
+    referred["spec"]["pools"][0]["template"]["spec"] = {"containers": [engine]}
+    kubectl.apply(referred)
+    wait_until(lambda: settled(kubectl), 60, "all is well again")
 
 
 def test_edits_are_followed_and_a_removed_pool_goes(

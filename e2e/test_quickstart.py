@@ -6,13 +6,14 @@ One story told by several tests on one ServingPool, in file order; each leaves i
 import contextlib
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kit import Cluster, Kubectl, quickstart, wait_until
-from kit.quickstart import NAME, condition, engine_pods, set_replicas, start_load, wait_serving
+from kit.quickstart import NAME, condition, engine_pods, is_ready, set_replicas, start_load, wait_serving
 from kit.release import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("quickstart")]
@@ -57,8 +58,11 @@ def test_the_status_says_what_is_there(fleet: Kubectl) -> None:
     assert condition(resource, "Available")["reason"]
     assert condition(resource, "Degraded")["status"] == "False"
     header, row = fleet.text("get", "servingpool", NAME).splitlines()
-    assert header.split()[:5] == ["NAME", "PREFILL", "DECODE", "RATIO", "SLO%"]
+    columns = ["NAME", "PREFILL", "DECODE", "RATIO", "SLO%", "READY", "AVAILABLE", "DEGRADED", "REASON", "AGE"]
+    assert header.split() == columns
     assert row.split()[:4] == [NAME, "2/2", "4/4", "2:4"]
+    assert row.split()[-5:-1] == ["6/6", "True", "False", "Ready"]
+    assert fleet.text("get", "spool", NAME).splitlines()[0] == header
 
 
 def test_a_trace_is_served_without_a_failure(cluster: Cluster, fleet: Kubectl) -> None:
@@ -107,6 +111,67 @@ def test_scaling_under_load_loses_at_most_what_ran_on_removed_pods(cluster: Clus
     assert len(removed) == 2
     print(f"{report['failed']} of {report['requests']} requests failed while two pods were removed")
     assert report["failed"] == 0, report.get("failures")
+
+
+class Rollout:
+    """What was seen of the engine pods while they were replaced, once in a while."""
+
+    def __init__(self, kubectl: Kubectl, old: str) -> None:
+        self._kubectl = kubectl
+        self._old = old
+        self.seen: list[dict[str, Counter[str]]] = []
+        """Ready pods by revision, by pool; under the empty name all that do not end."""
+
+    def look(self) -> bool:
+        """Whether all pods are ready, and none is of the old revision."""
+        now: dict[str, Counter[str]] = {"prefill": Counter(), "decode": Counter()}
+        pods = engine_pods(self._kubectl)
+        for pod in pods:
+            labels = pod["metadata"]["labels"]
+            counts = now[labels["serving.ballast.dev/pool"]]
+            counts[""] += "deletionTimestamp" not in pod["metadata"]
+            counts[labels["serving.ballast.dev/kv-revision"]] += is_ready(pod)
+        self.seen.append(now)
+        return not any(each[self._old] for each in now.values()) and all(map(is_ready, pods))
+
+    def skew(self, revision: str, wanted: dict[str, int]) -> float:
+        """The largest difference of shares of new pods."""
+        shares = [{pool: each[pool][revision] / count for pool, count in wanted.items()} for each in self.seen]
+        return max(max(each.values()) - min(each.values()) for each in shares)
+
+
+def test_a_change_of_the_block_size_rolls_prefill_and_decode_in_step(cluster: Cluster, fleet: Kubectl) -> None:
+    """To 32 and back with traffic on and no pod above the wanted number: engines of two block sizes read none of each
+    other's KV blocks, no request fails, and the bounds of the rollout hold at every look."""
+    wanted = {"prefill": 2, "decode": 4}
+    set_replicas(fleet, **wanted)
+    rollout = {"maxSurge": 0, "maxUnavailable": 1, "maxSkew": 0.25}
+    fleet.patch("servingpool", NAME, {"spec": {"rollout": rollout}})
+    wait_serving(fleet, **wanted)
+    load = start_load(fleet, "revisions", image=cluster.images.ballast, url=URL, duration_s=100, time_scale=TIME_SCALE)
+    load.wait_started()
+    revisions = [engine_pods(fleet)[0]["metadata"]["labels"]["serving.ballast.dev/kv-revision"]]
+    for arguments in (["--block-size", "32"], []):
+        fleet.patch("servingpool", NAME, {"spec": {"engine": {"args": arguments}}})
+        wait_until(
+            lambda: condition(fleet.get("servingpool", NAME), "Progressing").get("status") == "True", 60, "it rolls"
+        )
+        rolls = Rollout(fleet, old=revisions[-1])
+        wait_until(rolls.look, 240, "all pods are of the new revision", poll_s=0.2)
+        (new,) = {pod["metadata"]["labels"]["serving.ballast.dev/kv-revision"] for pod in engine_pods(fleet)}
+        revisions.append(new)
+        for each in rolls.seen:
+            for pool, count in wanted.items():
+                assert each[pool][""] <= count
+                assert sum(ready for revision, ready in each[pool].items() if revision) >= count - 1
+        assert rolls.skew(new, wanted) <= 0.5  # a half is one of two prefill pods
+        wait_serving(fleet, **wanted)
+    report = load.result(timeout_s=100 * TIME_SCALE + 180)
+    keep("revisions", report)
+    assert report["requests"] > 100
+    assert report["failed"] == 0, report.get("failures")
+    assert revisions[0] == revisions[2] != revisions[1]
+    assert len(fleet.items("deployments", f"serving.ballast.dev/serving-pool={NAME}")) == 3
 
 
 def test_a_broken_reference_is_said_and_heals(fleet: Kubectl) -> None:

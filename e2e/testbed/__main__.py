@@ -55,6 +55,7 @@ def _up(options: argparse.Namespace) -> int:
     entrance = lifecycle.up(options.name, parse_nodes(options.nodes), _say)
     _say("    to enter its network: " + " ".join([*entrance.prefix, "COMMAND"]))
     print(f"export KUBECONFIG={entrance.kubeconfig}")
+    print(f"export PATH={entrance.programs}:$PATH")  # kubectl and helm
     return 0
 
 

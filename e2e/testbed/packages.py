@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,28 @@ def missing_packages() -> list[str]:
     ]
 
 
+LOCK_WAIT_S = 600.0
+"""How long another apt may run before this one gives up."""
+LOCK_POLL_S = 2.0
+
+
+def _run(command: list[str], environment: dict[str, str], say: Callable[[str], None]) -> None:
+    """apt waits by itself for dpkg's lock alone; the lock of its lists is asked for again here."""
+    until = time.monotonic() + LOCK_WAIT_S
+    waits = False
+    while True:
+        argv = [command[0], "-o", f"DPkg::Lock::Timeout={LOCK_WAIT_S:.0f}", *command[1:]]
+        result = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        if not result.returncode:
+            return
+        if "Could not get lock" not in result.stderr or time.monotonic() > until:
+            raise TestbedError(f"{' '.join(command)} failed:\n{result.stderr.strip()[-2000:]}")
+        if not waits:
+            say("    another apt runs; waiting for it")
+        waits = True
+        time.sleep(LOCK_POLL_S)
+
+
 def install(say: Callable[[str], None]) -> None:
     """Install what is missing with apt-get, starting no service. Raises TestbedError when that is not possible."""
     absent = missing_packages()
@@ -78,9 +101,7 @@ def install(say: Callable[[str], None]) -> None:
         ["apt-get", "update", "-qq"],
         ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *absent],
     ):
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if result.returncode:
-            raise TestbedError(f"{' '.join(command)} failed:\n{result.stderr.strip()[-2000:]}")
+        _run(command, environment, say)
     still = missing_packages()
     if still:
         raise TestbedError(f"apt-get installed nothing usable for {' '.join(still)}")

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ballast_core.model import Fault, RejectReason, Role, Stage
 from ballast_core.model.effects import Dispatch, Reject
@@ -70,6 +71,16 @@ def test_a_move_changes_where_the_next_failure_is() -> None:
     assert choosing.decode == OWN
     choosing.moved()
     assert went(choosing.failed(Stage.DECODE, "d1", Fault.BROKE, 0)) == ("p0", "d0")
+
+
+def test_a_fall_back_of_another_revision_takes_no_kv_from_this_ones_prefill() -> None:
+    """It is prefilled by one of its own, or computes the prompt itself."""
+    old, decode = replace(PREFILLS[0], revision="a"), replace(DECODES[0], revision="b")
+    asked = plan(replace(OWN, revision="a"), old)
+    assert went(Choosing(asked, places(*listed(decode, old))).failed(Stage.DECODE, "d0", Fault.BROKE, 0)) == ("", "d1")
+    new = replace(PREFILLS[2], revision="b")
+    choosing = Choosing(asked, places(*listed(decode, old, replace(PREFILLS[1], revision="a"), new)))
+    assert went(choosing.failed(Stage.DECODE, "d0", Fault.BROKE, 0)) == ("p2", "d1")
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ FIRST_S = 0.01
 """The first pause, where a test waits for several."""
 
 
-def ready(role: Role = Role.DECODE, address: str = "10.0.0.1:8000", pool: str = "", profile: str = "") -> PodReady:
-    return PodReady(Endpoint(A, address, role, pool, profile), "uid-1")
+def ready(
+    role: Role = Role.DECODE, address: str = "10.0.0.1:8000", pool: str = "", profile: str = "", revision: str = ""
+) -> PodReady:
+    return PodReady(Endpoint(A, address, role, pool, profile, revision), "uid-1")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,7 @@ def ready(role: Role = Role.DECODE, address: str = "10.0.0.1:8000", pool: str = 
         (pod("a", ip="fd00::5"), ready(address="[fd00::5]:8000")),
         (pod("a", labels={"serving.ballast.dev/pool": "h20"}), ready(pool="h20")),
         (pod("a", annotations={"serving.ballast.dev/hardware-profile": "h20-x"}), ready(profile="h20-x")),
+        (pod("a", labels={"serving.ballast.dev/kv-revision": "1f"}), ready(revision="1f")),
         (pod("a", role=None, labels={"llm-d.ai/role": "prefill"}), ready(Role.PREFILL)),
         (pod("a", role=None, labels={"llm-d.ai/role": "prefill-decode"}), ready(Role.FLEXIBLE)),
         (pod("a", role=None, labels={"llm-d.ai/role": "both"}), ready(Role.FLEXIBLE)),

@@ -11,6 +11,7 @@ from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
     EVENT,
     GATEWAY,
+    GATEWAY_CLASS,
     HARDWARE_PROFILE,
     LEASE,
     NAMED_CHILDREN,
@@ -73,7 +74,7 @@ def test_the_chart_grants_what_the_table_needs_in_the_whole_cluster() -> None:
     expected = {
         **needed((HARDWARE_PROFILE,), READ),
         **needed((HARDWARE_PROFILE,), {"patch"}, "/status"),
-        **needed((GATEWAY,), {"get"}),
+        **needed((GATEWAY, GATEWAY_CLASS), {"get"}),
         ("apiextensions.k8s.io", "customresourcedefinitions"): {"list", "watch"},
         ("", "namespaces"): {"list", "watch"},
     }

@@ -27,13 +27,16 @@ from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
 from ballast_operator.plan import plan
 from ballast_operator.planned import Plan
-from ballast_operator.verdict import Verdict, verdict
+from ballast_operator.verdict import verdict
 from ballast_sim.engine_sim.options import KvEventsConfig, kv_events_config
 from tests.support.operator_builders import (
+    NAMESPACE,
+    UID,
     all_ready,
     deployment,
     judged,
     objective,
+    objectives,
     observed,
     pod,
     policy,
@@ -88,6 +91,7 @@ def test_a_serving_pool_becomes_its_objects_in_the_order_in_which_pods_need_them
         "Role/chat-gateway",
         "RoleBinding/chat-gateway",
         "ConfigMap/chat-gateway",
+        "ConfigMap/chat-profiles",
         "Service/chat-decode",
         "Service/chat-gateway",
         "Service/chat-gateway-admin",
@@ -171,19 +175,188 @@ def test_gpus_come_from_the_profile_unless_the_pool_says_otherwise(
     spec = serving_pool(pool("it", "Flexible", **more))
     found = {"h20": profile("h20", gpus=gpus, resourceName="example.com/accelerator")}
     container = engine(plan(observed(spec, profiles=found)), "chat-it")
-    assert container["resources"] == {"limits": {"example.com/accelerator": expected}}
+    requests = {"cpu": str(2 + int(expected)), "memory": f"{8 * int(expected)}Gi"}
+    assert container["resources"] == {"limits": {"example.com/accelerator": expected}, "requests": requests}
     assert container["args"][container["args"].index("--tensor-parallel-size") + 1] == expected
 
 
-def test_pods_run_on_the_profiles_nodes_with_the_profile_in_their_environment() -> None:
+def test_pods_run_on_the_profiles_nodes_and_find_its_numbers_in_a_file() -> None:
     """engine-sim takes its timing from there; prices and node labels are none of its business."""
     result = plan(observed())
     spec = find(result, "Deployment", "chat-prefill")["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"hardware": "a100"}
     environment = {entry["name"]: entry.get("value") for entry in engine(result, "chat-prefill")["env"]}
-    numbers = json.loads(str(environment["BALLAST_PROFILE"]))
+    folder, _, file = str(environment["BALLAST_PROFILE"]).rpartition("/")
+    mounted = {each["mountPath"]: each["name"] for each in engine(result, "chat-prefill")["volumeMounts"]}
+    volume = next(each["configMap"] for each in spec["volumes"] if each["name"] == mounted[folder])
+    assert (volume["name"], volume["items"]) == ("chat-profiles", [{"key": "a100", "path": file}])
+    numbers = json.loads(find(result, "ConfigMap", "chat-profiles")["data"]["a100"])
     assert numbers["dMsPerToken"] == 0.1
     assert not numbers.keys() & {"nodeSelector", "costPerHour", "resourceName"}
+
+
+def test_a_pool_may_have_an_image_arguments_and_environment_of_its_own() -> None:
+    """They stand after the engine's and win; the other pool keeps the engine's."""
+    own: dict[str, Any] = {
+        "image": "registry.test/amd:1",
+        "args": ["--max-num-seqs", "9"],
+        "env": [{"name": "A", "value": "pool"}, {"name": "HOME", "value": "/x"}],
+    }
+    pools = (pool("prefill", "Prefill", hardware="a100"), pool("decode", "Decode", **own))
+    engines = {
+        "image": "registry.test/engine:1",
+        "args": ["--max-num-seqs", "8"],
+        "env": [{"name": "A", "value": "all"}, {"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "t"}}}],
+    }
+    result = plan(observed(serving_pool(*pools, engine=engines)))
+    decode, prefill = engine(result, "chat-decode"), engine(result, "chat-prefill")
+    assert (decode["image"], prefill["image"]) == ("registry.test/amd:1", "registry.test/engine:1")
+    assert decode["args"][-4:] == ["--max-num-seqs", "8", "--max-num-seqs", "9"]
+    assert prefill["args"][-2:] == ["--max-num-seqs", "8"]
+    for container, a, home in ((decode, "pool", "/x"), (prefill, "all", "/home/engine")):
+        variables = {each["name"]: each for each in container["env"]}
+        assert (variables["A"]["value"], variables["HOME"]["value"]) == (a, home)
+        assert variables["T"]["valueFrom"] == {"secretKeyRef": {"name": "s", "key": "t"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "volume", "read_only", "home"),
+    [
+        ({"claim": "weights"}, {"persistentVolumeClaim": {"claimName": "weights"}}, True, None),
+        ({"image": {"reference": "r/m:1"}}, {"image": {"reference": "r/m:1"}}, True, None),
+        ({"cache": "hub", "mountPath": "/c"}, {"persistentVolumeClaim": {"claimName": "hub"}}, None, "/c"),
+    ],
+    ids=["claim", "image", "cache"],
+)
+def test_weights_come_from_a_volume(
+    source: dict[str, Any], volume: dict[str, Any], read_only: bool | None, home: str | None
+) -> None:
+    """Mounted in every engine; a cache is written, and found by Hugging Face's library."""
+    result = plan(observed(serving_pool(model={"name": "org/model", "volume": source})))
+    for name in ("chat-prefill", "chat-decode"):
+        spec = find(result, "Deployment", name)["spec"]["template"]["spec"]
+        assert [each for each in spec["volumes"] if each["name"] == "model"] == [{"name": "model", **volume}]
+        container = engine(result, name)
+        (mount,) = [each for each in container["volumeMounts"] if each["name"] == "model"]
+        assert (mount["mountPath"], mount.get("readOnly")) == (source.get("mountPath", "/models"), read_only)
+        assert {each["name"]: each.get("value") for each in container["env"]}.get("HF_HOME") == home
+
+
+def test_the_admin_port_is_for_whom_the_administrator_names() -> None:
+    """Every other port but the pod API's stays open; without names the admin port does, too."""
+    peers = ({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},)
+
+    def sources(port: int, **settings: Any) -> list[Any]:
+        rules = find(plan(observed(**settings)), "NetworkPolicy", "chat-gateway")["spec"]["ingress"]
+        return [
+            rule.get("from")
+            for rule in rules
+            for each in rule["ports"]
+            if each["protocol"] == "TCP" and each["port"] <= port <= each.get("endPort", each["port"])
+        ]
+
+    assert sources(9090, admin_from=peers) == [list(peers)]
+    assert sources(9090) == [None]
+    for port in (1, 8000, 9003, 9005, 9089, 9091, 65535):
+        assert sources(port, admin_from=peers) == [None]
+    assert sources(9004, admin_from=peers) == sources(9004) != [None]
+
+
+@pytest.mark.parametrize(
+    ("controllers", "objects_of", "backend"),
+    [
+        pytest.param({"gateway.envoyproxy.io/gatewayclass-controller"}, True, "Service", id="envoy-gateway"),
+        pytest.param({"gateway.envoyproxy.io/other", "example.com/c"}, True, "Service", id="one-of-two"),
+        pytest.param(None, True, "Service", id="not-known"),
+        pytest.param({"istio.io/gateway-controller"}, False, "InferencePool", id="another"),
+    ],
+)
+def test_envoy_gateways_policies_are_for_its_own_gateways(
+    controllers: set[str] | None, objects_of: bool, backend: str
+) -> None:
+    """Its CRDs may be installed for other Gateways than the parents; those get the InferencePool."""
+    spec = serving_pool(gateway={"face": "Picker", **PARENT})
+    known = None if controllers is None else frozenset(controllers)
+    result = plan(observed(spec, optional_kinds=ENVOY_GATEWAY | GIE, controllers=known))
+    assert (
+        bool({"EnvoyExtensionPolicy", "BackendTrafficPolicy"} & {item["kind"] for item in result.apply}) is objects_of
+    )
+    route = find(result, "HTTPRoute", "chat-gateway")
+    assert route["spec"]["rules"][0]["backendRefs"][0]["kind"] == backend
+
+
+def test_several_serving_pools_share_a_gateway_by_host_header_or_model() -> None:
+    """One match for each served name; what is left out is not asked for."""
+    model = {"name": "org/model", "servedNames": ["big", "big-v2"]}
+    match = {"headers": [{"name": "x-team", "value": "a"}], "byModel": True}
+    gateway = {"hostnames": ["chat.example.com"], "match": match, **PARENT}
+    found = plan(observed(serving_pool(model=model, gateway=gateway), optional_kinds=ENVOY_GATEWAY))
+    route = find(found, "HTTPRoute", "chat-gateway")["spec"]
+    assert route["hostnames"] == ["chat.example.com"]
+    asked = [{each["name"]: each["value"] for each in one["headers"]} for one in route["rules"][0]["matches"]]
+    assert asked == [{"x-team": "a", "x-gateway-model-name": name} for name in ("big", "big-v2")]
+    plain = find(
+        plan(observed(serving_pool(gateway=PARENT), optional_kinds=ENVOY_GATEWAY)), "HTTPRoute", "chat-gateway"
+    )
+    assert plain["spec"]["rules"][0]["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    assert "hostnames" not in plain["spec"]
+
+
+def route_with(reason: str, *, generation: int = 1, kind: str = "Accepted", status: str = "False") -> Manifest:
+    """Our HTTPRoute, as a Gateway's controller has judged it."""
+    said = {"type": kind, "status": status, "reason": reason, "message": "no", "observedGeneration": generation}
+    parent = {"parentRef": {"name": "front"}, "controllerName": "x", "conditions": [said]}
+    metadata = {
+        "name": "chat-gateway",
+        "namespace": NAMESPACE,
+        "uid": "route",
+        "generation": 1,
+        "ownerReferences": [{"kind": "ServingPool", "name": "chat", "uid": UID, "controller": True}],
+    }
+    api = HTTP_ROUTE.api_version
+    return {"apiVersion": api, "kind": "HTTPRoute", "metadata": metadata, "spec": {}, "status": {"parents": [parent]}}
+
+
+@pytest.mark.parametrize(
+    ("face", "route", "expected"),
+    [
+        ("Proxy", route_with("NotAllowedByListeners"), ("True", "True", "False")),
+        ("Picker", route_with("NotAllowedByListeners"), ("False", "True", "False")),
+        ("Picker", route_with("BackendNotFound", kind="ResolvedRefs"), ("True", "True", "False")),
+        ("Picker", route_with("Old", generation=0), ("False", "False", "True")),
+        ("Picker", route_with("Accepted", status="True"), ("True", "False", "True")),
+    ],
+    ids=["proxy", "picker", "refs", "of-an-older-route", "accepted"],
+)
+def test_what_gateways_say_of_the_route_is_said(face: str, route: Manifest, expected: tuple[str, ...]) -> None:
+    """Available (where requests come by a Gateway only), Degraded and ResolvedRefs, with the Gateway and its reason."""
+    spec = serving_pool(gateway={"face": face, **PARENT})
+    situation = observed(spec, optional_kinds=ENVOY_GATEWAY, children=(*all_ready(), route))
+    assert tuple(condition(situation, kind)[0] for kind in ("Available", "Degraded", "ResolvedRefs")) == expected
+    if expected[1] == "True":
+        said = route["status"]["parents"][0]["conditions"][0]["reason"]
+        assert f"HTTPRoute chat-gateway at Gateway front: {said}: no" in message(situation, "Degraded")
+
+
+def test_an_edit_of_a_speed_restarts_no_engine() -> None:
+    """Neither template nor revision change; the numbers go to gateways and to engine-sims that start later."""
+    before = plan(observed())
+    after = plan(observed(profiles={**profiles(), "h20": profile("h20", aMs=31.0, kvTokens=50_000, linkGbps=400.0)}))
+    for name in ("chat-prefill", "chat-decode"):
+        assert find(before, "Deployment", name) == find(after, "Deployment", name)
+    assert find(before, "ConfigMap", "chat-profiles") != find(after, "ConfigMap", "chat-profiles")
+    assert find(before, "ConfigMap", "chat-gateway") != find(after, "ConfigMap", "chat-gateway")
+
+
+def test_what_vllm_has_options_for_comes_from_the_profile() -> None:
+    """The engine does what gateways expect of it; the spec's own arguments stand last, and win."""
+    numbers = {"blockSize": 64, "maxNumSeqs": 7, "maxNumBatchedTokens": 2048}
+    found = {**profiles(), "h20": profile("h20", **numbers)}
+    spec = serving_pool(engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
+    arguments = engine(plan(observed(spec, profiles=found)), "chat-decode")["args"]
+    given = [arguments[at + 1] for at, each in enumerate(arguments) if each in {"--block-size", "--max-num-seqs"}]
+    assert given == ["64", "7", "9"]
+    assert arguments[arguments.index("--max-num-batched-tokens") + 1] == "2048"
 
 
 def test_pods_pass_pod_security_restricted() -> None:
@@ -474,7 +647,7 @@ CONDITIONS: list[tuple[str, Observed, dict[str, tuple[str, str]]]] = [
     ),
     (
         "objective-not-measured",
-        observed(serving_pool(sloRef={"name": "fast"}), objective=objective(), children=all_ready()),
+        observed(serving_pool(sloRef={"name": "fast"}), objectives=objectives(objective()), children=all_ready()),
         {"SLOMet": ("Unknown", "NotMeasured"), "Degraded": ("False", "AsExpected")},
     ),
     (
@@ -620,13 +793,14 @@ def test_nothing_is_made_for_a_serving_pool_that_is_being_deleted() -> None:
     going = serving_pool()
     going["metadata"]["deletionTimestamp"] = "2026-11-21T05:59:00Z"
     assert plan(observed(going)) == Plan()
-    assert judged(observed(going)) == Verdict()
+    assert judged(observed(going)).requeue_s is None
 
 
 def test_counts_ratio_and_columns() -> None:
     """What `kubectl get` prints, and what scripts read."""
     status = status_of(observed(children=(*all_ready()[:2], deployment("chat-decode", wanted=4, ready=3))))
-    assert status["display"] == {"prefill": "2/2", "decode": "3/4", "ratio": "2:3", "sloPercent": ""}
+    texts = {"prefill": "2/2", "decode": "3/4", "ratio": "2:3", "ready": "5/6", "reason": "Scaling", "sloPercent": ""}
+    assert status["display"] == texts
     assert status["ratio"] == pytest.approx(2 / 3, abs=1e-4)
     assert status["prefill"] == {"replicas": 2, "readyReplicas": 2}
     hash_ = status["gateway"].pop("settingsHash")
@@ -663,7 +837,7 @@ def test_all_parts_of_a_policy_that_suits_reach_the_gateway() -> None:
     admission = {"type": "bounded", "parameters": {"maxPrefillRequests": 3}}
     named = policy(queue=PRIORITY, admission=admission)
     result = plan(observed(serving_pool(policyRef={"name": "fair"}, engine=engine), policy=named))
-    (config,) = [item for item in result.apply if item["kind"] == "ConfigMap"]
+    config = find(result, "ConfigMap", "chat-gateway")
     (text,) = config["data"].values()
     assert parse_settings(text).policy == SchedulingPolicySpec.parse(named["spec"])
 
@@ -684,7 +858,7 @@ def test_pickers_name_fall_backs_where_envoy_gateway_goes_to_them(
     """As many as its retries."""
     gateway = {"face": face, "settings": settings, **PARENT}
     made = plan(observed(serving_pool(gateway=gateway), optional_kinds=available))
-    (config,) = [item for item in made.apply if item["kind"] == "ConfigMap"]
+    config = find(made, "ConfigMap", "chat-gateway")
     (text,) = config["data"].values()
     assert parse_settings(text).picker.fallbacks == told
     if face == "Picker" and available == ENVOY_GATEWAY:

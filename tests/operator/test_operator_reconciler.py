@@ -90,7 +90,7 @@ def test_a_serving_pool_whose_pods_are_ready_costs_no_write_and_no_early_look() 
 def test_an_edit_is_in_progress_from_the_very_look_that_writes_it() -> None:
     """The Deployment's counts are still those of the older revision: the new spec must not be reported as complete."""
     store = serving()
-    edited(store, engine={"image": "registry.test/engine:2"})
+    edited(store, engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
     result = look(store, now=LATER)
     progressing = stored_condition(store, "Progressing")
     assert (progressing["status"], progressing["observedGeneration"]) == ("True", 2)
@@ -117,6 +117,50 @@ def test_a_refused_object_is_named_with_its_field_and_keeps_no_other_back() -> N
     store.refuse = {}
     assert not look(store).failed
     assert stored_condition(store, "Degraded")["status"] == "False"
+
+
+BAD_QUANTITY = ApiFailure(
+    500,
+    "InternalError",
+    "Internal error occurred: unable to parse quantity: quantities must match the regular expression",
+)
+
+
+def test_an_internal_error_of_one_object_is_a_condition_and_the_others_are_healed() -> None:
+    """The server answers 500 to what it cannot read. The status is of this spec, and the next look comes by itself."""
+    store = serving()
+    edited(store, engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
+    store.refuse = {"Deployment chat-prefill": BAD_QUANTITY}
+    del store.objects["Deployment", NAMESPACE, "chat-decode"], store.objects["Service", NAMESPACE, "chat-prefill"]
+    assert look(store).failed
+    assert store.objects.keys() >= {("Deployment", NAMESPACE, "chat-decode"), ("Service", NAMESPACE, "chat-prefill")}
+    degraded = stored_condition(store, "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ApplyFailed")
+    assert "Deployment chat-prefill" in degraded["message"]
+    assert "quantities must match" in degraded["message"]
+    status = store.objects["ServingPool", NAMESPACE, "chat"]["status"]
+    assert status["observedGeneration"] == degraded["observedGeneration"] == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "transient"),
+    [
+        (0, "connection refused", True),
+        (429, "too many requests", True),
+        (503, "apiserver not ready", True),
+        (500, "etcdserver: leader changed", True),
+        (500, "rpc error: code = Unavailable desc = etcdserver: request timed out", True),
+        (500, str(BAD_QUANTITY), False),
+        (500, 'failed calling webhook "x": context deadline exceeded', False),
+        (422, "Invalid value", False),
+        (400, "strict decoding error", False),
+    ],
+)
+def test_what_is_the_servers_own_trouble_is_told_from_what_comes_of_the_object(
+    status: int, message: str, transient: bool
+) -> None:
+    """Only the first ends a look."""
+    assert ApiFailure(status, "", message).transient is transient
 
 
 def test_a_refused_edit_is_never_reported_as_complete() -> None:
@@ -171,14 +215,14 @@ def test_a_transient_refusal_is_raised_leaves_the_status_as_it_was_and_heals() -
     """503 is no property of the object: the look is tried again as a whole, and no condition flips for it."""
     store = serving()
     before = store.objects["ServingPool", NAMESPACE, "chat"]["status"]
-    edited(store, engine={"image": "registry.test/engine:2"})
+    edited(store, engine={"image": "registry.test/engine:1", "args": ["--max-num-seqs", "9"]})
     store.interrupt(UNAVAILABLE, after=0)
     with pytest.raises(ApiFailure, match="etcd leader changed"):
         look(store)
     assert store.objects["ServingPool", NAMESPACE, "chat"]["status"] == before
     look(store)
-    image = store.objects["Deployment", NAMESPACE, "chat-decode"]["spec"]["template"]["spec"]["containers"][0]["image"]
-    assert image == "registry.test/engine:2"
+    engine = store.objects["Deployment", NAMESPACE, "chat-decode"]["spec"]["template"]["spec"]["containers"][0]
+    assert engine["args"][-2:] == ["--max-num-seqs", "9"]
 
 
 async def test_the_controller_tries_a_look_again_that_met_a_transient_refusal() -> None:
@@ -220,14 +264,18 @@ def test_events_that_are_refused_fail_no_look() -> None:
     assert stored_condition(store, "Progressing")["status"] == "True"
 
 
-def test_nothing_is_written_for_a_serving_pool_that_is_gone_or_going() -> None:
-    """The garbage collector is at work."""
+def test_nothing_is_made_for_a_serving_pool_that_is_gone_or_going() -> None:
+    """The garbage collector is at work: the status says so, once."""
     assert look(ObjectStore()) == Result()
-    going = serving_pool()
-    going["metadata"]["deletionTimestamp"] = NOW
-    store = store_with(going)
-    assert look(store) == Result()
-    assert store.writes == []
+    store = serving()
+    store.objects["ServingPool", NAMESPACE, "chat"]["metadata"]["deletionTimestamp"] = NOW
+    before = len(store.writes)
+    for _ in range(2):
+        assert look(store) == Result()
+        assert store.writes[before:] == ["status ServingPool chat", "event Event Deleting"]
+    assert stored_condition(store, "Progressing")["reason"] == "Deleting"
+    assert stored_condition(store, "Available")["status"] == "True"
+    assert store.objects["ServingPool", NAMESPACE, "chat"]["status"]["display"]["reason"] == "Deleting"
 
 
 def test_a_spec_that_is_not_valid_touches_no_object_and_names_the_field() -> None:

@@ -1,6 +1,7 @@
 """engine-sim starts with whatever an operator passes to `vllm serve`."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -42,14 +43,18 @@ def test_a_long_vllm_command_line_is_understood() -> None:
     assert [warning.split()[0] for warning in warnings] == ["--gpu-memory-utilization", "--dtype", "--enforce-eager"]
 
 
-def test_the_profile_comes_from_a_flag_or_the_environment() -> None:
-    """The flag wins; the environment has a name or the spec of a HardwareProfile, as the operator writes it."""
+def test_the_profile_comes_from_a_flag_or_the_environment(tmp_path: Path) -> None:
+    """The flag wins; the environment has a name, the spec of a HardwareProfile, or a file with it, as the operator
+    writes it."""
     custom = HardwareProfileSpec.from_core(A100_QWEN3_32B).model_dump(by_alias=True, mode="json")
     environment = {"BALLAST_PROFILE": json.dumps({**custom, "kvTokens": 1600})}
     assert parse_options(["m"], environment)[0].profile.kv_tokens == 1600
     assert parse_options(["m"], environment)[0].profile.d_ms_per_token == A100_QWEN3_32B.d_ms_per_token
     assert parse_options(["m", "--profile", "a100-qwen3-32b"], environment)[0].profile == A100_QWEN3_32B
     assert parse_options(["m"], {"BALLAST_PROFILE": "a100-qwen3-32b"})[0].profile == A100_QWEN3_32B
+    file = tmp_path / "profile.json"
+    file.write_text(environment["BALLAST_PROFILE"])
+    assert parse_options(["m"], {"BALLAST_PROFILE": str(file)})[0].profile.kv_tokens == 1600
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,7 @@ def test_the_profile_comes_from_a_flag_or_the_environment() -> None:
         (["m", "--kv-transfer-config", '{"kv_connector":"Other"}'], {}, "kv_connector 'Other' is not modelled"),
         (["m", "--kv-transfer-config", NIXL % "both"], {}, "kv_role 'both' is none of"),
         (["m"], {"BALLAST_TIME_SCALE": "slow"}, "BALLAST_TIME_SCALE: must be a number"),
+        (["m"], {"BALLAST_PROFILE": "/nowhere"}, "BALLAST_PROFILE: cannot read /nowhere: No such file"),
         (["m"], {"BALLAST_PROFILE": "{}"}, "BALLAST_PROFILE: not the JSON of a HardwareProfile"),
         (["m"], {"VLLM_NIXL_SIDE_CHANNEL_PORT": "x"}, "VLLM_NIXL_SIDE_CHANNEL_PORT: must be a port"),
     ],

@@ -64,12 +64,18 @@ _OVERLAY: Object = {
 
 _FULL_SPECS: Mapping[str, Object] = {
     "ServingPool": {
-        "model": {"name": "Qwen/Qwen3-32B", "servedNames": ["qwen"], "maxModelLen": 4096},
+        "model": {
+            "name": "Qwen/Qwen3-32B",
+            "servedNames": ["qwen"],
+            "maxModelLen": 4096,
+            "volume": {"claim": "w", "mountPath": "/m"},
+        },
         "engine": {
             "image": "i",
             "imagePullPolicy": "Always",
             "command": ["vllm"],
             "args": ["--x"],
+            "env": [{"name": "A", "value": "b"}],
             "port": 8000,
             "kvConnector": {"type": "NixlConnector", "config": {"a": 1}},
             "agent": "Never",
@@ -82,6 +88,9 @@ _FULL_SPECS: Mapping[str, Object] = {
                 "replicas": 2,
                 "tensorParallelSize": 2,
                 "nodesPerInstance": 1,
+                "image": "j",
+                "args": ["--y"],
+                "env": [{"name": "A", "value": "c"}],
                 "template": _OVERLAY,
             },
             {
@@ -94,11 +103,14 @@ _FULL_SPECS: Mapping[str, Object] = {
         "ratio": {"mode": "Off", "minRatio": 0.5, "maxRatio": 2.0},
         "policyRef": {"name": "p"},
         "sloRef": {"name": "s"},
+        "sloRefs": [],
         "gateway": {
             "replicas": 1,
             "image": "g",
             "imagePullPolicy": "Never",
             "face": "Both",
+            "hostnames": ["*.example.com"],
+            "match": {"headers": [{"name": "x-team", "value": "a"}], "byModel": True},
             "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "template": _OVERLAY,
             "parentRefs": [

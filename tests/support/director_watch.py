@@ -169,9 +169,8 @@ class Watch:
                     life = self.adopted.setdefault(request.id, Life(request, self.now_s, decode=event.decode))
                     if entry.reservation is None:
                         life.moving_to = None
-                    if entry.decode_slot is not None and entry.decode_slot == self.director.inventory.slot_of(
-                        event.decode
-                    ):
+                    slot = self.director.inventory.slot_of(event.decode)
+                    if slot is not None and entry.decode_slot == slot:
                         life.decode = event.decode
                 return None
             case LeadershipChanged(leads=leads):
@@ -400,7 +399,8 @@ class Watch:
             if not early:
                 prefill, gone = life.dispatch.prefill, life.decode not in self.ready
                 back = not cut and gone and prefill is not None and target.id == prefill.id
-                assert back or target.id == (life.endpoint if cut else life.decode), f"2: handed on to {target}"
+                known = cut and life.endpoint is not None and self.director.inventory.slot_of(life.endpoint) is not None
+                assert back or target.id == (life.endpoint if known else life.decode), f"2: handed on to {target}"
                 others = [
                     one
                     for one in self.ready.values()

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from ballast_api.signatures import PROOF, Signed
 from ballast_gateway.podapi import messages
-from ballast_gateway.podapi.auth import PROOF, Signed
 from ballast_gateway.podapi.messages import Body, Message, Snapshot
 from ballast_gateway.podapi.refusals import OrderRefused
 from tests.support.gateway_kit import Answer, raw_exchange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -30,6 +31,16 @@ class PullPolicy(StrEnum):
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
     NEVER = "Never"
+
+
+def _peers(text: str) -> tuple[dict[str, object], ...]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise typer.BadParameter("must be a JSON list of objects", param_hint="--gateway-admin-from")
+    return tuple(found)
 
 
 def operator(
@@ -61,6 +72,13 @@ def operator(
             envvar="BALLAST_NETWORK_POLICIES", help="Write NetworkPolicies that keep the pod API to the gateways."
         ),
     ] = True,
+    gateway_admin_from: Annotated[
+        str,
+        typer.Option(
+            envvar="BALLAST_GATEWAY_ADMIN_FROM",
+            help="Who may reach gateways' admin port: JSON, as `from` of a NetworkPolicy. Default: everybody.",
+        ),
+    ] = "[]",
     resync_s: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds between two looks at each object, for changes that no watch reports."),
@@ -85,6 +103,7 @@ def operator(
             image_pull_secrets=tuple(gateway_image_pull_secret or ()),
         ),
         network_policies=network_policies,
+        admin_from=_peers(gateway_admin_from),
         namespaces=tuple(namespace or ()),
         resync_s=resync_s,
         workers=workers,

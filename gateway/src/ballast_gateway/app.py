@@ -11,11 +11,13 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextvars import copy_context
 from dataclasses import asdict, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry
 
+from ballast_api.attainment_report import ATTAINMENT
 from ballast_api.gateway_settings import GatewaySettings, KubernetesPeers, PickerTls, ProxyTls, TlsMode
 from ballast_core import kernel
 from ballast_core.beliefs.kinds import Belief
@@ -25,6 +27,8 @@ from ballast_core.model.effects import Effect, PulseChanged
 from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.admin_server import AdminServer
+from ballast_gateway.attainment import Attainment
+from ballast_gateway.attainment_metrics import AttainmentMetrics
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
@@ -41,6 +45,7 @@ from ballast_gateway.proxy.carrying import carries
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.served_names import ServedNames
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.settings import director_settings
 from ballast_gateway.settings_file import News
 from ballast_gateway.settings_state import SettingsState
@@ -127,11 +132,14 @@ class Gateway:
             ),
             on_decision_s=self.metrics.decision,
         )
+        self._classes = ServiceClasses(settings.objectives)
+        self.attainment = Attainment(self._classes, now_s=self.driver.now_s, unix_s=unix_s)
+        AttainmentMetrics(self.attainment, self.registry)
         self.traffic = TrafficRecorder(
             _bounds(settings),
             now_s=self.driver.now_s,
             unix_s=unix_s,
-            running=lambda: director.ledger,
+            running=lambda: (entry for entry in director.ledger if not entry.adopted),
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
         self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
@@ -240,6 +248,7 @@ class Gateway:
                 tokenizing=tokenizing,
                 on_record=self._ended,
                 served=self._served,
+                classes=self._classes,
             )
             self._closing.push_async_callback(self.proxy.close)
             self.ports["proxy"] = await self.proxy.listen(
@@ -259,6 +268,7 @@ class Gateway:
                 carries=self._carries(),
                 tls=faces.get("picker"),
                 served=self._served,
+                classes=self._classes,
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -300,6 +310,7 @@ class Gateway:
         self.fleet.failures_until_lost = scrape.failures_until_lost
         self.pool.connect_timeout_s = settings.limits.connect_timeout_s
         self.traffic.bounds = _bounds(settings)
+        self.attainment.adopt(settings.objectives)
         if self.pod_api is not None:
             self.pod_api.view.max_retries = settings.limits.max_retries
         self._listen()
@@ -411,6 +422,7 @@ class Gateway:
         )
 
     def _ended(self, record: RequestRecord) -> None:
+        self.attainment(record)
         self.metrics.request(record)
         self.traffic(record)
         if self.settings.logs.requests:
@@ -477,6 +489,7 @@ class Gateway:
                 health=self.driver.director.health.report,
                 decisions=self.decisions,
                 traffic=self.traffic,
+                naming_key=_naming_key if self.pod_api is None else self.pod_api.naming_key,
                 watch=self.driver.director.watch,
                 kv_cache=self._kv_cache,
                 view=None if self.pod_api is None else self.pod_api.view.report,
@@ -484,12 +497,19 @@ class Gateway:
                 settings=self.settings_state.report,
             )
 
-        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
+        signature = None if self.pod_api is None else self.pod_api.guard().check
+        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file), signature)
         exposed = Labelled(self.registry, self.whose) if self.whose else self.registry
-        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
+        light = {ATTAINMENT: self.attainment.report}
+        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build, light=light)
         server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port
         self._closing.push_async_callback(server.aclose)
+
+
+def _naming_key(said: str) -> bytes:
+    """Where there is no fleet's token: who knows what was asked for can tell whether a prompt was among the traffic."""
+    return blake2b(said.encode(), digest_size=32).digest()
 
 
 def _bounds(settings: GatewaySettings) -> Bounds:

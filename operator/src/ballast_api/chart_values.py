@@ -48,6 +48,10 @@ class GatewayValues(ApiModel):
 
     image: str = ""
     """Image of the gateways whose ServingPool names none. Empty takes the operator's image."""
+    admin_from: Seq[FreeObject] = ()
+    """Who may reach the gateways' port 9090 with its metrics and its admin API, as `from` of a NetworkPolicy has it,
+    such as the namespace of Prometheus; the operator may, too. It takes a network that enforces policies, and
+    `networkPolicies`. Empty leaves the port open to every pod."""
 
 
 def _away_from_gpus() -> FreeObject:
@@ -87,6 +91,9 @@ class ChartValues(ApiModel):
     network_policies: bool = True
     """Whether the operator writes NetworkPolicies: the pod API is then for gateways only, every other port stays open
     to all. Policies add up, so in namespaces that deny by default they open those ports: set false there."""
+    aggregate_roles: bool = True
+    """Whether Kubernetes' own ClusterRoles get rights on Ballast's resources: view reads them, edit and admin write
+    ServingPools, SchedulingPolicies and ServiceLevelObjectives. HardwareProfiles stay with cluster admins."""
     service_account: ServiceAccountValues = Field(default_factory=ServiceAccountValues)
     """The operator's identity in the cluster."""
     resources: FreeObject = Field(default_factory=_small_resources)

@@ -43,6 +43,8 @@ DNS_LABEL_STARTING_WITH_LETTER = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 NO_SPACES = r"^\S+$"
 HEADER_NAME = r"^[a-z0-9-]+$"
+HOSTNAME = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+ABSOLUTE_PATH = r"^/[^:\s]+$"
 
 PATTERN_SENTENCES: Mapping[str, str] = {
     DNS_LABEL: "must be lower-case letters, digits and '-', with a letter or digit at both ends",
@@ -50,6 +52,8 @@ PATTERN_SENTENCES: Mapping[str, str] = {
     DNS_SUBDOMAIN: "must be lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
     NO_SPACES: "must be one word without spaces",
     HEADER_NAME: "must be lower-case letters, digits and '-'",
+    HOSTNAME: "must be a DNS name in lower case, '*.' may stand before it",
+    ABSOLUTE_PATH: "must be an absolute path without spaces and ':'",
 }
 """What a pattern asks for, in words."""
 

@@ -30,7 +30,7 @@ CONDITION_SENTENCES: dict[ConditionType, str] = {
     ConditionType.AVAILABLE: "Requests can be served: gateway and at least one endpoint of each needed role are ready.",
     ConditionType.PROGRESSING: "Pods start, stop or are replaced on the way to the spec.",
     ConditionType.DEGRADED: "Something keeps the pool from its spec; reason and message name it.",
-    ConditionType.SLO_MET: "The share of requests that meet the ServiceLevelObjective is at or above its target.",
+    ConditionType.SLO_MET: "The share of requests that meet their ServiceLevelObjective is at or above its target.",
     ConditionType.RESOLVED_REFS: "Every object that the spec names exists and is usable.",
     ConditionType.ACCEPTED: "Ballast can use this object as it is.",
 }
@@ -69,12 +69,15 @@ class Reason(StrEnum):
     SLO_NOT_FOUND = "SLONotFound"
     SLO_INVALID = "SLOInvalid"
     PARENT_NOT_FOUND = "ParentNotFound"
+    ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
     API_NOT_INSTALLED = "APINotInstalled"
     SLO_MET = "SLOMet"
     SLO_MISSED = "SLOMissed"
     NO_SLO = "NoSLO"
     NO_TRAFFIC = "NoTraffic"
     NOT_MEASURED = "NotMeasured"
+    TOO_FEW_REQUESTS = "TooFewRequests"
+    OUTPUTS_UNSEEN = "OutputsUnseen"
     ACCEPTED = "Accepted"
 
     @property
@@ -84,6 +87,7 @@ class Reason(StrEnum):
 
 
 REASON_SENTENCES: dict[Reason, str] = {
+    Reason.ROUTE_NOT_ACCEPTED: "A Gateway of spec.gateway.parentRefs does not take the HTTPRoute as it is.",
     Reason.READY: "The gateway and at least one endpoint of each needed role are ready.",
     Reason.PREFILL_NOT_READY: "No endpoint that can prefill is ready.",
     Reason.DECODE_NOT_READY: "No endpoint that can decode is ready.",
@@ -111,15 +115,17 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.POLICY_UNSUITED: "The SchedulingPolicy asks for what this gateway, its endpoints or engines cannot do.",
     Reason.PROFILE_NOT_FOUND: "A HardwareProfile that a pool names does not exist.",
     Reason.PROFILE_INVALID: "A HardwareProfile that a pool names is not usable.",
-    Reason.SLO_NOT_FOUND: "The ServiceLevelObjective of spec.sloRef does not exist.",
-    Reason.SLO_INVALID: "The ServiceLevelObjective of spec.sloRef is not usable.",
+    Reason.SLO_NOT_FOUND: "A ServiceLevelObjective of spec.sloRef or spec.sloRefs does not exist.",
+    Reason.SLO_INVALID: "A ServiceLevelObjective of spec.sloRef or spec.sloRefs is not usable.",
     Reason.PARENT_NOT_FOUND: "A Gateway of spec.gateway.parentRefs does not exist.",
     Reason.API_NOT_INSTALLED: "The spec needs a Kubernetes API that the cluster does not have; its CRDs are missing.",
-    Reason.SLO_MET: "The measured attainment is at or above the target.",
-    Reason.SLO_MISSED: "The measured attainment is below the target.",
+    Reason.SLO_MET: "The interval of each class's attainment was at or above its target; nothing speaks against it.",
+    Reason.SLO_MISSED: "The interval of a class's attainment was below its target; nothing speaks against it.",
     Reason.NO_SLO: "The spec names no ServiceLevelObjective.",
     Reason.NO_TRAFFIC: "No request ended in the window that is measured.",
-    Reason.NOT_MEASURED: "The gateway has reported no attainment yet.",
+    Reason.NOT_MEASURED: "No gateway has reported counts yet.",
+    Reason.TOO_FEW_REQUESTS: "The target is within the interval of the attainment: too few requests to say.",
+    Reason.OUTPUTS_UNSEEN: "Of most requests no gateway sees the output: pods behind a picker need their agent.",
     Reason.ACCEPTED: "The object is valid and known to the operator.",
 }
 

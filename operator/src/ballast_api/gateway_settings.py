@@ -36,6 +36,7 @@ from ballast_api.faces import Face, FaceField
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
+from ballast_api.service_level_objective import ServiceLevelObjectiveSpec
 from ballast_api.settings_changes import RESTARTS
 from ballast_core.model import Endpoint, EndpointId, Role
 
@@ -459,6 +460,13 @@ class ServedModel(ApiModel):
     """Accepted names; the first is what /v1/models lists first."""
 
 
+class ClassObjective(ServiceLevelObjectiveSpec):
+    """The objective of one class of requests, as in a ServiceLevelObjective's spec, with its name."""
+
+    name: NonEmptyStr
+    """Names the class in metrics, recorded traffic and the admin API."""
+
+
 class GatewayTuning(ApiModel):
     """What may be set of a gateway by hand: in its file, and in a ServingPool under `gateway.settings`."""
 
@@ -510,6 +518,9 @@ class GatewaySettings(GatewayTuning):
     """Which faces are served."""
     policy: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
     """What decides, as in a SchedulingPolicy's spec. Policies that the face cannot carry out are refused."""
+    objectives: Annotated[Seq[ClassObjective], Field(max_length=16), KeyedBy("name")] = ()
+    """What requests are measured against, and what their priority is if they say none. A request belongs to the first
+    one whose `match` it meets; one that meets none is not measured."""
     connector: Annotated[Literal["NixlConnector"], RESTARTS] = "NixlConnector"
     """KV connector of the engines: decides how a prefill is handed to a decode."""
     discovery: Annotated[Discovery, RESTARTS]
@@ -566,6 +577,9 @@ class EndpointEntry(ApiModel):
     """Pool that it belongs to, for metrics."""
     profile: str = ""
     """Key of `profiles` in the settings, or name of a shipped profile; empty if unknown."""
+    revision: str = ""
+    """What the KV compatibility of the engine depends on, in a word of your own, such as an image's tag: engines of
+    different words exchange no KV blocks. Empty is a word, too."""
     pod_api: Address | None = None
     """`host:port` of its agent's pod API (docs/pod-api.md). Left out, the endpoint has no agent."""
 
@@ -577,6 +591,7 @@ class EndpointEntry(ApiModel):
             role=Role(self.role),
             pool=self.pool,
             profile=self.profile,
+            revision=self.revision,
         )
 
 

@@ -68,11 +68,14 @@ class EngineProfile(ApiModel):
     kv_bytes_per_token: PositiveInt
     """Bytes of KV cache for one token, which a hand-off moves."""
     block_size: PositiveInt = 16
-    """Tokens of one KV block (vLLM's --block-size)."""
+    """Tokens of one KV block. Engines get it as vLLM's --block-size, so a change replaces the pods of all pools,
+    prefill and decode together."""
     max_num_batched_tokens: PositiveInt = 8192
-    """Tokens that one step computes at most (vLLM's --max-num-batched-tokens)."""
+    """Tokens that one step computes at most. Engines get it as vLLM's --max-num-batched-tokens, so a change replaces
+    the pods that use the profile."""
     max_num_seqs: PositiveInt = 256
-    """Sequences that run at once, at most (vLLM's --max-num-seqs)."""
+    """Sequences that run at once, at most. Engines get it as vLLM's --max-num-seqs, so a change replaces the pods that
+    use the profile."""
     link_gbps: PositiveFloat = 200.0
     """Bandwidth of the link that KV travels on, in Gbit/s."""
     link_setup_s: NonNegativeFloat = 0.005
@@ -127,6 +130,7 @@ class HardwareProfile(Resource):
     """Kind of the object."""
     spec: HardwareProfileSpec
     """Coefficients of the step time, KV capacity and link of one engine, and the nodes that have the hardware. A change
-    of a number replaces the pods that use the profile."""
+    of a speed reaches gateways and replaces no engine; one of gpus, resourceName, nodeSelector, blockSize, maxNumSeqs
+    or maxNumBatchedTokens replaces engines, because these are in their pods."""
     status: AcceptedStatus | None = None
     """Whether the operator accepts the profile; absent until its first look."""

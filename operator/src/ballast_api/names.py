@@ -17,12 +17,18 @@ RoleName = Literal["Prefill", "Decode", "Flexible"]
 MANAGER: Final = "ballast-operator"
 """Field manager of every server-side apply, and `app.kubernetes.io/managed-by`."""
 
+ROLLOUT_MANAGER: Final = "ballast-operator-rollout"
+"""Field manager of the numbers of pods of older revisions during a coupled rollout."""
+
 LABEL_SERVING_POOL: Final = f"{GROUP}/serving-pool"
 """On every object of a ServingPool: its name."""
 LABEL_POOL: Final = f"{GROUP}/pool"
 """On engine pods and their Deployment and Service: the name of the pool."""
 LABEL_ROLE: Final = f"{GROUP}/role"
 """On engine pods: `prefill`, `decode` or `flexible`. The gateway places by it; changing it flips a pod at once."""
+LABEL_REVISION: Final = f"{GROUP}/kv-revision"
+"""On engine pods and their Deployment: a hash of what KV compatibility depends on. Gateways let no two engines of
+different ones exchange KV blocks."""
 LABEL_LLMD_ROLE: Final = "llm-d.ai/role"
 """The same role in llm-d's words, for its sidecars and tools."""
 
@@ -64,7 +70,7 @@ AGENT_CONTAINER: Final = "agent"
 GATEWAY_POOL_SEGMENT: Final = "gateway"
 """Reserved: no pool may have this name, it would collide with the gateway's objects."""
 ENV_PROFILE: Final = "BALLAST_PROFILE"
-"""Environment of engine containers: the HardwareProfile's spec as JSON (engine-sim takes its timing from it)."""
+"""Environment of engine containers: a file with the HardwareProfile's numbers (engine-sim takes its timing from it)."""
 GATEWAY_CONFIG_FILE: Final = "gateway.yaml"
 """Key of the gateway's ConfigMap."""
 GATEWAY_CONFIG_DIR: Final = "/etc/ballast"
@@ -129,6 +135,11 @@ def pool_object_name(serving_pool: str, pool: str) -> str:
 def gateway_object_name(serving_pool: str) -> str:
     """Deployment, Service, ServiceAccount, Role, RoleBinding, ConfigMap, HTTPRoute and Lease of the gateway."""
     return child_name(serving_pool, GATEWAY_POOL_SEGMENT)
+
+
+def profiles_name(serving_pool: str) -> str:
+    """ConfigMap with the numbers of the HardwareProfiles, for engine-sims."""
+    return child_name(serving_pool, "profiles")
 
 
 def gateway_token_name(serving_pool: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-from ballast_api.common import DNS_LABEL, ApiModel, KeyedBy, Seq, StringMap
+from ballast_api.common import DNS_LABEL, ApiModel, KeyedBy, Seq, StringMap, raise_at
+from ballast_api.quantities import QUANTITY, is_quantity
 
 
 class OpenModel(ApiModel):
@@ -24,11 +28,39 @@ class TemplateMetadata(OpenModel):
     """Annotations to add. Annotations that Ballast sets win."""
 
 
+_QUANTITIES: JsonSchemaValue = {
+    "type": "object",
+    "nullable": True,
+    "additionalProperties": {
+        "x-kubernetes-preserve-unknown-fields": True,
+        "nullable": True,
+        "pattern": QUANTITY,
+    },
+}
+_RESOURCES: JsonSchemaValue = {
+    "type": "object",
+    "description": "Resources of the container, as in a pod's spec.",
+    "nullable": True,
+    "x-kubernetes-preserve-unknown-fields": True,
+    "properties": {
+        "limits": {**_QUANTITIES, "description": "Quantities such as `4Gi` and `500m`, by resource."},
+        "requests": {**_QUANTITIES, "description": "Quantities such as `4Gi` and `500m`, by resource."},
+    },
+}
+
+
 class ContainerOverlay(OpenModel):
     """A container to merge (same name) or to add (another name), as in a pod's spec."""
 
     name: Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
     """Name of the container. A generated container of this name is merged; any other is added."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """`resources` stays free-form in Python, where null removes a field; the API server knows its quantities."""
+        json_schema = super().__get_pydantic_json_schema__(schema, handler)
+        handler.resolve_ref_schema(json_schema)["properties"]["resources"] = _RESOURCES
+        return json_schema
 
 
 class TemplateSpec(OpenModel):
@@ -45,3 +77,35 @@ class PodTemplateOverlay(OpenModel):
     """Labels and annotations to add to the pods."""
     spec: TemplateSpec = Field(default_factory=TemplateSpec)
     """Fields of the pods' spec to merge over the generated ones."""
+
+    @model_validator(mode="after")
+    def _check_quantities(self) -> Self:
+        """The API server answers a bad one with an internal error that names no field."""
+        wrong = list(_no_quantities(self.model_dump(mode="json", by_alias=True, exclude_unset=True), ""))
+        if wrong:
+            message = "must be a quantity such as 4Gi, 500m or 2, without spaces"
+            raise_at("PodTemplateOverlay", [(path, "quantity", message, value) for path, value in wrong])
+        return self
+
+
+_MAPS = frozenset({"limits", "requests", "capacity"})
+_FIELDS = frozenset({"sizeLimit", "divisor"})
+
+
+def _no_quantities(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Path and value of what stands where a quantity belongs and is none; null removes a field."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _no_quantities(item, f"{path}.{number}")
+    if not isinstance(value, Mapping):
+        return
+    for key, item in value.items():
+        at = f"{path}.{key}".removeprefix(".")
+        if key in _MAPS and isinstance(item, Mapping):
+            named = [(f"{at}.{name}", one) for name, one in item.items()]
+        elif key in _FIELDS:
+            named = [(at, item)]
+        else:
+            yield from _no_quantities(item, at)
+            continue
+        yield from ((where, one) for where, one in named if one is not None and not is_quantity(one))

@@ -9,9 +9,11 @@ from pydantic_core import PydanticCustomError
 
 from ballast_api import names
 from ballast_api.common import (
+    ABSOLUTE_PATH,
     API_VERSION,
     DNS_LABEL,
     DNS_LABEL_STARTING_WITH_LETTER,
+    HOSTNAME,
     NO_SPACES,
     ApiModel,
     DateTime,
@@ -35,10 +37,12 @@ from ballast_api.common import (
 from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
 from ballast_api.gateway_settings import GatewayTuning
-from ballast_api.pod_template import PodTemplateOverlay
+from ballast_api.pod_template import OpenModel, PodTemplateOverlay
+from ballast_api.service_level_objective import HeaderMatch
 from ballast_api.serving_pool_rules import (
     autoscaling_rules,
     gateway_spec_rules,
+    model_volume_rules,
     pool_rules,
     ratio_rules,
     rollout_rules,
@@ -56,7 +60,42 @@ def _int_or_text(value: object) -> object:
 
 
 IntOrPercent = Annotated[int | str, BeforeValidator(_int_or_text), WithJsonSchema({"x-kubernetes-int-or-string": True})]
+Hostname = Annotated[str, Field(min_length=1, max_length=253, pattern=HOSTNAME)]
 ImageName = Annotated[str, Field(min_length=1, max_length=1024, pattern=NO_SPACES)]
+
+
+class EnvVar(OpenModel):
+    """A variable, as in a container of a pod: `value`, or `valueFrom` with a Secret and the like."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=NO_SPACES)]
+    """Name of the variable."""
+
+
+class ModelImage(ApiModel):
+    """An OCI image that holds the weights. The cluster must have the volume type `image` (Kubernetes 1.33)."""
+
+    reference: ImageName
+    """Name of the image."""
+    pull_policy: ImagePullPolicy | None = None
+    """When it is pulled. Left out, Kubernetes decides by the tag."""
+
+
+class ModelVolume(ApiModel):
+    """A volume with the weights in the pods of all pools: one of `claim`, `image` and `cache`."""
+
+    rules: ClassVar[tuple[Rule, ...]] = model_volume_rules()
+
+    claim: ObjectName | None = None
+    """Name of a PersistentVolumeClaim that holds the weights; mounted read-only. Pods on several nodes need one that
+    many nodes may read. Left out, `image` or `cache` is set."""
+    image: ModelImage | None = None
+    """An OCI image that holds them; mounted read-only. Left out, `claim` or `cache` is set."""
+    cache: ObjectName | None = None
+    """Name of a PersistentVolumeClaim that engines download into, and look in before they do (HF_HOME). Pods on several
+    nodes need one that many nodes may write. Left out, `claim` or `image` is set."""
+    mount_path: Annotated[str, Field(min_length=2, max_length=512, pattern=ABSOLUTE_PATH)] = "/models"
+    """Folder of the volume in the engine's container. With `claim` and `image` let the model's `name` be a path below
+    it."""
 
 
 class ModelSpec(ApiModel):
@@ -68,6 +107,8 @@ class ModelSpec(ApiModel):
     """Names that clients may use in `model`; the first is the canonical one. Left out, only `name` is accepted."""
     max_model_len: PositiveInt | None = None
     """Tokens of prompt and output together, at most (vLLM's --max-model-len). Left out, the model's own limit holds."""
+    volume: ModelVolume | None = None
+    """Where the weights come from. Left out, each engine downloads them when it starts, into its container."""
 
     def all_served_names(self) -> tuple[str, ...]:
         """The names that clients may use; the first is the canonical one."""
@@ -97,6 +138,8 @@ class EngineSpec(ApiModel):
     """Command of the container. The operator appends `serve MODEL`, the options that Ballast needs, and `args`."""
     args: Annotated[Seq[str], Field(max_length=128)] = ()
     """Arguments after those that Ballast writes. vLLM takes the last one of a repeated option, so these win."""
+    env: Annotated[Seq[EnvVar], Field(max_length=128), KeyedBy("name")] = ()
+    """Environment of the container, beyond what Ballast sets; of a name that Ballast sets, this one counts."""
     port: Port = names.PORT_ENGINE
     """TCP port of the engine's HTTP API, which the gateway and the Services use."""
     kv_connector: KVConnectorSpec = Field(default_factory=KVConnectorSpec)
@@ -137,6 +180,13 @@ class PoolSpec(ApiModel):
     tensor_parallel_size: PositiveInt | None = None
     """GPUs of one node that one engine uses (vLLM's --tensor-parallel-size). Left out, the `gpus` of the
     HardwareProfile."""
+    image: ImageName | None = None
+    """Image of the engines of this pool, such as one for its hardware. Left out, that of `engine`. Another image than
+    the other pools' is part of what KV blocks depend on: changing it rolls all pools in step."""
+    args: Annotated[Seq[str], Field(max_length=128)] = ()
+    """Arguments of the engines of this pool, after those of `engine`, so these win."""
+    env: Annotated[Seq[EnvVar], Field(max_length=128), KeyedBy("name")] = ()
+    """Environment of the engines of this pool; of a name that `engine` or Ballast sets, this one counts."""
     nodes_per_instance: PositiveInt = 1
     """Nodes that one instance spans. This release supports 1 only and does not act on a spec with more."""
     template: PodTemplateOverlay | None = None
@@ -190,6 +240,18 @@ class ParentRef(ApiModel):
     """Port of the one listener of the parent to attach to. Left out, all ports."""
 
 
+class RouteMatch(ApiModel):
+    """Which requests of its parents are a ServingPool's, all conditions together. Several ServingPools share a Gateway
+    by unlike hostnames, headers or models; of routes that match alike the Gateway takes the oldest."""
+
+    headers: Annotated[Seq[HeaderMatch], Field(max_length=8), KeyedBy("name")] = ()
+    """Headers that a request must carry. Left out, none is required."""
+    by_model: bool = False
+    """Whether the header x-gateway-model-name must be one of the model's served names. Clients set it, or a body-based
+    router in front, as the Gateway API Inference Extension has one: the route is chosen before a picker sees the
+    body."""
+
+
 class ServiceSpec(ApiModel):
     """The Service that clients of the gateway reach."""
 
@@ -217,6 +279,10 @@ class GatewaySpec(ApiModel):
     request (ext_proc); Both does both."""
     parent_refs: Annotated[Seq[ParentRef], Field(max_length=8)] = ()
     """Gateways that an HTTPRoute attaches the pool to. Left out, no HTTPRoute is made."""
+    hostnames: Annotated[Seq[Hostname], Field(max_length=16)] = ()
+    """Host names of the HTTPRoute, such as `chat.example.com`. Left out, every host of the parents' listeners."""
+    match: RouteMatch = Field(default_factory=RouteMatch)
+    """Which requests of its parents are this ServingPool's. Left out, all below /v1."""
     service: ServiceSpec = Field(default_factory=ServiceSpec)
     """The gateway's Service for clients. Left out, clients within the cluster reach it."""
     settings: GatewayTuning | None = None
@@ -227,7 +293,8 @@ class GatewaySpec(ApiModel):
 
 
 class RolloutSpec(ApiModel):
-    """How engine pods are replaced when their template changes. It applies to each pool on its own."""
+    """How engine pods are replaced when their template changes. A change that KV blocks depend on, such as another
+    image, replaces those of all pools in step; any other those of its pool alone."""
 
     rules: ClassVar[tuple[Rule, ...]] = rollout_rules()
 
@@ -237,7 +304,8 @@ class RolloutSpec(ApiModel):
     max_unavailable: IntOrPercent = 0
     """Pods below the wanted number during a rollout: a number, or a percentage of it (rounded down)."""
     max_skew: ShareRatio = 0.25
-    """How far the share of new pods may differ between prefill and decode, from 0 to 1. No effect in this release."""
+    """How far the share of new pods may differ between pools while all are replaced in step, from 0 to 1. Where whole
+    pods do not allow that, the step that leaves the least difference is taken."""
 
 
 class ServingPoolSpec(ApiModel):
@@ -257,8 +325,12 @@ class ServingPoolSpec(ApiModel):
     """Name of the SchedulingPolicy in the same namespace that the gateway follows. Left out, least-uncached-tokens
     places prefills and ballast places decodes."""
     slo_ref: LocalRef | None = None
-    """Name of the ServiceLevelObjective in the same namespace. It must exist and be valid; attainment is not measured
-    in this release. Left out, the pool has no objective."""
+    """Name of the one ServiceLevelObjective in the same namespace that the pool is held to. It must exist and be valid.
+    Left out, `sloRefs` has them."""
+    slo_refs: Annotated[Seq[LocalRef], Field(max_length=16), KeyedBy("name")] = ()
+    """Names of several ServiceLevelObjectives in the same namespace, one for each class of requests, in place of
+    `sloRef`. A request belongs to the first one whose `match` it meets. Left out, and `sloRef` too, the pool has no
+    objective."""
     gateway: GatewaySpec = Field(default_factory=GatewaySpec)
     """The gateway in front of the engines. Left out, two pods with the face Proxy."""
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
@@ -271,6 +343,11 @@ class ServingPoolSpec(ApiModel):
     def has_agent(self, pool: PoolSpec) -> bool:
         """Whether the pods of `pool` get the agent: it holds the streams that end there."""
         return self.engine.agent == "Auto" and self.gateway.face.serves_picker and pool.role != "Prefill"
+
+    @property
+    def objective_names(self) -> tuple[str, ...]:
+        """ServiceLevelObjectives that the pool is held to, in the order of matching."""
+        return tuple(reference.name for reference in (*((self.slo_ref,) if self.slo_ref else ()), *self.slo_refs))
 
     @property
     def least_gpus(self) -> int:
@@ -315,6 +392,29 @@ class GatewayStatus(ApiModel):
     """Hash of the newest settings, as the gateways' admin API shows it; empty while they are held."""
 
 
+class ObjectiveStatus(ApiModel):
+    """How the requests of one class were served, by what its gateways counted."""
+
+    name: str
+    """Name of the ServiceLevelObjective."""
+    met: Literal["True", "False", "Unknown"]
+    """Whether the attainment is at or above the target, as far as its interval can tell."""
+    target: ShareRatio
+    """Share of requests that must meet every threshold."""
+    attainment: ShareRatio | None = None
+    """Share of the requests that met every threshold; absent where that is known of too few of them."""
+    lower: ShareRatio = 0.0
+    """Lower end of its interval at 95 %."""
+    upper: ShareRatio = 1.0
+    """Upper end of its interval at 95 %."""
+    window_s: NonNegativeInt
+    """Seconds that the figures are about."""
+    requests: NonNegativeInt = 0
+    """Requests that ended in that time, shed and failed ones included."""
+    unknown: NonNegativeInt = 0
+    """Those of them of which no gateway saw enough to say."""
+
+
 class ScalingDecision(ApiModel):
     """A decision about the number of instances, "no change" included."""
 
@@ -341,8 +441,14 @@ class DisplayStatus(ApiModel):
     """Ready and wanted decode instances, such as `4/4`; `-` without a Decode pool."""
     ratio: str = ""
     """Ready prefill and ready decode instances, such as `2:4`."""
+    ready: str = ""
+    """Ready and wanted instances of all pools, such as `6/6`."""
+    reason: str = ""
+    """The reason of Progressing while it is deleted; else that of Available if it is not True, of Degraded or
+    Progressing if they are; else that of Available."""
     slo_percent: str = ""
-    """Attainment in percent, such as `99.2`. Empty in this release, which does not measure it."""
+    """Attainment in percent, such as `99.2`: that of the objective that is furthest below its target, or least above.
+    Empty while none is known."""
 
 
 class ServingPoolStatus(ApiModel):
@@ -365,7 +471,10 @@ class ServingPoolStatus(ApiModel):
     ratio: NonNegativeFloat | None = None
     """Ready prefill instances for each ready decode instance; absent while no decode instance is ready."""
     attainment: ShareRatio | None = None
-    """Share of requests that met their SLO, from 0 to 1. Absent in this release, which does not measure it."""
+    """Share of requests that met their objective, from 0 to 1: that of the objective that is furthest below its target,
+    or least above. Absent while none is known."""
+    objectives: Annotated[Seq[ObjectiveStatus], KeyedBy("name")] = ()
+    """Attainment of each objective of the spec."""
     last_scaling: ScalingDecision | None = None
     """The last decision about the number of instances. Absent in this release, which takes none."""
     display: DisplayStatus | None = None
@@ -377,7 +486,7 @@ class ServingPool(Resource):
 
     kind_name: ClassVar[str] = "ServingPool"
     plural: ClassVar[str] = "servingpools"
-    short_names: ClassVar[tuple[str, ...]] = ("sp",)
+    short_names: ClassVar[tuple[str, ...]] = ("spool",)
     max_name_length: ClassVar[int] = names.MAX_SERVING_POOL_NAME
     name_pattern: ClassVar[str] = DNS_LABEL_STARTING_WITH_LETTER
     printer_columns: ClassVar[tuple[PrinterColumn, ...]] = (
@@ -386,9 +495,16 @@ class ServingPool(Resource):
         PrinterColumn("DECODE", ".status.display.decode", description="Ready of wanted decode instances."),
         PrinterColumn("RATIO", ".status.display.ratio", description="Ready prefill to ready decode instances."),
         PrinterColumn("SLO%", ".status.display.sloPercent", description="Requests that met their SLO, percent."),
+        PrinterColumn("READY", ".status.display.ready", description="Ready of wanted instances of all pools."),
         PrinterColumn(
             "AVAILABLE", '.status.conditions[?(@.type=="Available")].status', description="Whether it can serve."
         ),
+        PrinterColumn(
+            "DEGRADED",
+            '.status.conditions[?(@.type=="Degraded")].status',
+            description="Whether something keeps it from its spec.",
+        ),
+        PrinterColumn("REASON", ".status.display.reason", description="The reason of the condition that matters most."),
         PrinterColumn("AGE", ".metadata.creationTimestamp", type="date"),
     )
 

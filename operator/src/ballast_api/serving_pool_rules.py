@@ -43,6 +43,18 @@ def pool_rules() -> tuple[Rule, ...]:
     )
 
 
+def model_volume_rules() -> tuple[Rule, ...]:
+    """Rules of `model.volume`."""
+    return (
+        Rule(
+            field="claim",
+            cel="[has(self.claim), has(self.image), has(self.cache)].filter(each, each).size() == 1",
+            message="set exactly one of claim, image and cache",
+            holds=lambda self: sum(each is not None for each in (self.claim, self.image, self.cache)) == 1,
+        ),
+    )
+
+
 def ratio_rules() -> tuple[Rule, ...]:
     """Rules of `ratio`."""
     return (
@@ -132,6 +144,12 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             cel="self.pools.exists(p, p.role in ['Decode', 'Flexible'])",
             message="no pool can decode; add a pool with role Decode or Flexible",
             holds=lambda self: any(pool.role in ("Decode", "Flexible") for pool in self.pools),
+        ),
+        Rule(
+            field="sloRefs",
+            cel="!has(self.sloRef) || !has(self.sloRefs) || self.sloRefs.size() == 0",
+            message="set one of sloRef and sloRefs, not both",
+            holds=lambda self: self.slo_ref is None or not self.slo_refs,
         ),
         Rule(
             field="engine.port",

@@ -72,6 +72,7 @@ _KEPT = frozenset(
         "minProperties",
         "maxProperties",
         "required",
+        "nullable",
     }
 )
 _DROPPED = frozenset({"title", "examples", "deprecated"})

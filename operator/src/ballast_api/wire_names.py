@@ -11,6 +11,8 @@ from typing import Final
 
 METADATA_NAMESPACE: Final = "envoy.lb"
 """Namespace of the metadata in which picker and Envoy name the chosen endpoint and the one that served."""
+MODEL_NAME = "x-gateway-model-name"
+"""Header in which clients, or a body-based router in front, repeat the request's model for routes (GIE)."""
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 """Namespace of the metadata in which Envoy names the endpoints to pick from."""
 

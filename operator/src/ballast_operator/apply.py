@@ -44,10 +44,11 @@ class Writer(Protocol):
 def apply(writer: Writer, observed: Observed, plan: Plan) -> Outcome:
     """Write what must exist, then delete what must go.
 
-    Raises `ApiFailure` when the same write may succeed later unchanged (no answer, 429, 5xx): the look is then tried
-    again as a whole. Other refusals are in the outcome.
+    Raises `ApiFailure` when the server is away or in trouble (`ApiFailure.transient`): the look is then tried again as
+    a whole. Other refusals are in the outcome.
     """
-    results = [_ensure(writer, observed, manifest) for manifest in plan.apply]
+    results = [_ensure(writer, observed, manifest, names.MANAGER) for manifest in plan.apply]
+    results += [_ensure(writer, observed, manifest, names.ROLLOUT_MANAGER) for manifest in plan.resize]
     results += [_remove(writer, manifest) for manifest in plan.prune]
     return Outcome(
         written=frozenset(result for result in results if isinstance(result, ObjectKey)),
@@ -55,17 +56,17 @@ def apply(writer: Writer, observed: Observed, plan: Plan) -> Outcome:
     )
 
 
-def _ensure(writer: Writer, observed: Observed, manifest: Manifest) -> ObjectKey | Refusal | None:
+def _ensure(writer: Writer, observed: Observed, manifest: Manifest, manager: str) -> ObjectKey | Refusal | None:
     """The object's key if it was written, None if it was right already."""
     live = observed.child(key_of(manifest))
-    if live is not None and not differs(manifest, live, names.MANAGER):
+    if live is not None and not differs(manifest, live, manager):
         return None
     try:
         # An object that is not among the children may still exist.
         conflict = _conflict(writer, observed, manifest) if live is None else None
         if conflict is not None:
             return Refusal(key_of(manifest), conflict, taken=True)
-        writer.apply(manifest, names.MANAGER)
+        writer.apply(manifest, manager)
     except ApiFailure as error:
         return _refusal(manifest, error)
     return _written("applied", manifest)

@@ -8,9 +8,9 @@ from ballast_api.conditions import ConditionType, Reason
 from ballast_api.names import RoleName
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.conditions import Finding, joined
-from ballast_operator.planned import Plan, Target
+from ballast_operator.planned import Plan
 from ballast_operator.problems.problem import Problem
-from ballast_operator.problems.references import OBJECTIVE_REASONS, REFERENCE_REASONS
+from ballast_operator.problems.references import REFERENCE_REASONS
 from ballast_operator.workloads import Fleet
 
 _STAGES: tuple[tuple[str, tuple[RoleName, ...], Reason], ...] = (
@@ -20,8 +20,11 @@ _STAGES: tuple[tuple[str, tuple[RoleName, ...], Reason], ...] = (
 """Stage of a request, roles of the pools that do it, and the reason when none of them is ready."""
 
 
-def available(fleet: Fleet, spec: ServingPoolSpec) -> Finding:
-    """Whether requests can be served: by counts alone, whatever else is wrong. And how, behind an Envoy."""
+def available(fleet: Fleet, spec: ServingPoolSpec, *, unrouted: bool = False) -> Finding:
+    """Whether requests can be served: by counts alone, whatever else is wrong. And how, behind an Envoy.
+
+    `unrouted`: no Gateway takes the HTTPRoute. Where requests come by a Gateway only, none can be served then.
+    """
     kind = ConditionType.AVAILABLE
     for stage, roles, reason in _STAGES:
         items = fleet.with_role(*roles)
@@ -34,6 +37,8 @@ def available(fleet: Fleet, spec: ServingPoolSpec) -> Finding:
     if not fleet.gateway.ready:
         message = f"0 of {fleet.gateway.wanted} gateway pods are ready"
         return Finding(kind, "False", Reason.GATEWAY_NOT_READY, message)
+    if unrouted and not spec.gateway.face.serves_proxy:
+        return Finding(kind, "False", Reason.ROUTE_NOT_ACCEPTED, "no Gateway takes the HTTPRoute; Degraded says why")
     return Finding(kind, "True", Reason.READY, joined(["requests can be served", *_behind_envoy(fleet, spec)]))
 
 
@@ -68,22 +73,21 @@ def progressing(fleet: Fleet, plan: Plan) -> Finding:
     return Finding(kind, "True", reason, joined(parts))
 
 
+def foremost(found: Sequence[Finding]) -> Finding:
+    """The one that a reader should know first."""
+    by_type = {each.type: each for each in found}
+    available = by_type[ConditionType.AVAILABLE]
+    if available.status != "True":
+        return available
+    others = (by_type[ConditionType.DEGRADED], by_type[ConditionType.PROGRESSING])
+    return next((each for each in others if each.status == "True"), available)
+
+
 def degraded(problems: Sequence[Problem], remarks: Sequence[str]) -> Finding:
     """Every problem is in the message, the reason is the first one's. Without a problem the message has the remarks."""
     if problems:
         return Finding(ConditionType.DEGRADED, "True", problems[0].reason, joined(problems))
     return Finding(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, joined(remarks))
-
-
-def slo_met(target: Target, plan: Plan) -> Finding:
-    """Unknown, and why: this release measures no attainment."""
-    kind = ConditionType.SLO_MET
-    if target.spec.slo_ref is None:
-        return Finding(kind, "Unknown", Reason.NO_SLO, "spec.sloRef is not set")
-    for problem in plan.problems:
-        if problem.reason in OBJECTIVE_REASONS:
-            return Finding(kind, "Unknown", problem.reason, joined([problem]))
-    return Finding(kind, "Unknown", Reason.NOT_MEASURED, "no attainment was reported yet")
 
 
 def resolved_refs(plan: Plan) -> Finding:

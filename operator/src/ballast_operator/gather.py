@@ -15,6 +15,7 @@ from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
     DEPLOYMENT,
     GATEWAY,
+    GATEWAY_CLASS,
     HARDWARE_PROFILE,
     LEASE,
     OBJECTIVE,
@@ -26,6 +27,7 @@ from ballast_operator.kinds import (
     Kind,
     Manifest,
 )
+from ballast_operator.measured import Measured
 from ballast_operator.observed import Observed
 from ballast_operator.ownership import child_selector, is_child
 from ballast_operator.references import named_objects, parse_pool
@@ -61,16 +63,19 @@ def gather(
     now: str,
     fresh_token: str,
     settings: OperatorSettings,
+    measured: Measured | None = None,
 ) -> Observed | None:
     """Everything about one ServingPool, or None if none of that name exists. Raises what `reader` raises.
 
-    `now`: RFC 3339 in UTC. `fresh_token`: one that nobody knows, should a token be needed.
+    `now`: RFC 3339 in UTC. `fresh_token`: one that nobody knows, should a token be needed. `measured`: what its
+    gateways have counted.
     """
     pool = reader.get(SERVING_POOL, namespace, name)
     if pool is None:
         return None
     named = named_objects(pool)
     available = optional.available((*OPTIONAL_CHILDREN, GATEWAY))
+    parents = _parents(reader, pool, available)
     token, lease = _named_children(reader, namespace, name)
     named_children = (item for item in (token, lease) if item is not None and is_child(item, pool))
     children = (*_children(reader, pool, available), *named_children)
@@ -80,21 +85,20 @@ def gather(
         gateway_defaults=settings.gateway,
         fresh_token=fresh_token,
         policy=_named(reader, SCHEDULING_POLICY, namespace, named),
-        objective=_named(reader, OBJECTIVE, namespace, named),
-        profiles={
-            profile: found
-            for kind, profile in sorted(named, key=lambda item: item[1])
-            if kind is HARDWARE_PROFILE and (found := reader.get(kind, None, profile)) is not None
-        },
+        objectives=_all_named(reader, OBJECTIVE, namespace, named),
+        profiles=_all_named(reader, HARDWARE_PROFILE, None, named),
         children=children,
         token_secret=token,
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
+        admin_from=settings.admin_from,
         pods=()
         if _all_ready(children) and not settings_reports.differ(children)
         else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
         optional_kinds=available,
-        missing_parents=_missing_parents(reader, pool, available),
+        missing_parents=tuple(parent for parent, found in parents if found is None),
+        controllers=_controllers(reader, [found for _, found in parents if found is not None]),
+        measured=measured,
     )
 
 
@@ -127,7 +131,17 @@ def _named(reader: Reader, kind: Kind, namespace: str, named: Iterable[tuple[Kin
     return reader.get(kind, namespace, name) if name is not None else None
 
 
-def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tuple[ParentRef, ...]:
+def _all_named(
+    reader: Reader, kind: Kind, namespace: str | None, named: Iterable[tuple[Kind, str]]
+) -> dict[str, Manifest]:
+    names_of_kind = sorted(name for named_kind, name in named if named_kind is kind)
+    return {name: found for name in names_of_kind if (found := reader.get(kind, namespace, name)) is not None}
+
+
+def _parents(
+    reader: Reader, pool: Manifest, available: frozenset[Kind]
+) -> tuple[tuple[ParentRef, Manifest | None], ...]:
+    """The Gateways among the parents, each with the object; None: it does not exist; empty: it may not be read."""
     if GATEWAY not in available:
         return ()  # the cluster has no HTTPRoute either, and the plan reports that
     try:
@@ -136,20 +150,32 @@ def _missing_parents(reader: Reader, pool: Manifest, available: frozenset[Kind])
         return ()
     namespace = pool["metadata"]["namespace"]
     return tuple(
-        parent
+        (parent, _readable(reader, GATEWAY, parent.namespace or namespace, parent.name))
         for parent in parents
         if (parent.group, parent.kind) == (GATEWAY.group, GATEWAY.kind)
-        and _is_missing(reader, parent.namespace or namespace, parent.name)
     )
 
 
-def _is_missing(reader: Reader, namespace: str, gateway: str) -> bool:
-    """Whether a Gateway is known not to exist; one that we may not read may well be there."""
+def _controllers(reader: Reader, gateways: Iterable[Manifest]) -> frozenset[str] | None:
+    """Of the GatewayClasses; None if one is not known."""
+    found: set[str] = set()
+    for gateway in gateways:
+        name = (gateway.get("spec") or {}).get("gatewayClassName")
+        gateway_class = _readable(reader, GATEWAY_CLASS, None, name) if name else None
+        controller = ((gateway_class or {}).get("spec") or {}).get("controllerName")
+        if not controller:
+            return None
+        found.add(str(controller))
+    return frozenset(found) or None
+
+
+def _readable(reader: Reader, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+    """The object, None if it is known not to exist; empty if we may not read it: it may well be there."""
     try:
-        return reader.get(GATEWAY, namespace, gateway) is None
+        return reader.get(kind, namespace, name)
     except ApiFailure as error:
         if error.status == 403:
-            return False
+            return {}
         raise
 
 

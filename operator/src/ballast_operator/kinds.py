@@ -79,6 +79,7 @@ EVENT: Final = Kind("v1", "Event", "events")
 INFERENCE_POOL: Final = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 HTTP_ROUTE: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 GATEWAY: Final = Kind("gateway.networking.k8s.io/v1", "Gateway", "gateways")
+GATEWAY_CLASS: Final = Kind("gateway.networking.k8s.io/v1", "GatewayClass", "gatewayclasses", namespaced=False)
 EXTENSION_POLICY: Final = Kind("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies")
 TRAFFIC_POLICY: Final = Kind("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies")
 

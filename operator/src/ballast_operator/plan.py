@@ -11,7 +11,7 @@ keep a fleet safe from incomplete wishes:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,15 +19,16 @@ from pydantic import ValidationError
 
 from ballast_api import names
 from ballast_api.errors import InvalidInput
-from ballast_api.serving_pool import PoolSpec, ServingPool, ServingPoolSpec
+from ballast_api.serving_pool import ServingPool, ServingPoolSpec
 from ballast_core.model import Role
 from ballast_core.policies.composing import remarks
-from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, ObjectKey, key_of, writing_order
+from ballast_operator.engines import engines, wanted_instances
+from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, HTTP_ROUTE, Manifest, ObjectKey, key_of, writing_order
 from ballast_operator.observed import Observed
 from ballast_operator.ownership import owner_conflict
 from ballast_operator.planned import Plan, Target
 from ballast_operator.problems.problem import Problem
-from ballast_operator.problems.references import unsuited
+from ballast_operator.problems.references import not_accepted, unsuited
 from ballast_operator.problems.settings import contradictory, refused_by
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.references import References, parse_pool, resolve
@@ -35,11 +36,11 @@ from ballast_operator.routing import by_envoy_gateway, routing
 from ballast_operator.settings_reports import Report, reports, settings_hash
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.engine_container import gpus_of
-from ballast_operator.specs.engine_deployment import engine_deployment
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.meta import Owner
-from ballast_operator.specs.routes import FALLBACKS
+from ballast_operator.specs.profiles import profiles_config_map
+from ballast_operator.specs.routes import FALLBACKS, http_route_name
 from ballast_operator.specs.token_secret import Found, TokenSecret, token_secret
 
 SETTINGS_LOOK_S: Final = 5.0
@@ -65,22 +66,31 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     spec = pool.spec
     owner = Owner(name=pool.name, namespace=pool.namespace, uid=str(pool.metadata.uid))
     references = resolve(spec, observed)
-    target = Target(spec, {entry.name: _instances(observed, pool.name, entry) for entry in spec.pools})
+    instances = wanted_instances(observed, spec)
     misfit = () if references.policy is None else unsuited(spec, references.policy)
-    excess = over_budget(spec.gpu_budget, _gpus(target, references))
-    routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents)
+    excess = over_budget(spec.gpu_budget, _gpus(spec, instances, references))
+    routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents, controllers=observed.controllers)
     token = _token(owner, observed)
     gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit))
-    engines = _engine_objects(owner, target, references, observed, hold=bool(excess))
-    objects = (token.manifest, *gateway.objects, *engines.objects, *routes.objects)
-    held = gateway.held | engines.held
+    fleet = engines(owner, spec, instances, references.profiles, observed, hold=bool(excess))
+    objectives = tuple(each.to_core(each.name) for each in references.objectives or ())
+    target = Target(spec, instances, objectives, fleet.deployments)
+    missing = references.missing_profiles(pool.hardware for pool in spec.pools)
+    numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
+    around = list(_around_engines(owner, spec, observed))
+    if not missing:
+        around.append(profiles_config_map(owner, references.profiles))
+    objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
+    held = gateway.held | fleet.held | ({numbers} if missing else set())
+    kept = held.union(key_of(item) for item in (*objects, *fleet.resize))
     newest = settings_hash(gateway.objects)
     told = _told(observed, newest)
     behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
     due_s = [each for each in (token.next_step_s, SETTINGS_LOOK_S if behind else None) if each is not None]
     return Plan(
         apply=tuple(sorted(objects, key=writing_order)),
-        prune=_surplus(observed, held.union(key_of(item) for item in objects)),
+        resize=fleet.resize,
+        prune=_surplus(observed, kept),
         held=held,
         target=target,
         problems=(
@@ -89,6 +99,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
             *gateway.problems,
             *refused_by(told, newest),
             *routes.problems,
+            *_route_problems(owner, observed),
             *excess,
         ),
         remarks=(
@@ -101,6 +112,11 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         behind=behind,
         look_again_s=min(due_s, default=None),
     )
+
+
+def _route_problems(owner: Owner, observed: Observed) -> tuple[Problem, ...]:
+    route = observed.child(HTTP_ROUTE.key(http_route_name(owner.name)))
+    return () if route is None else not_accepted(route)
 
 
 def _told(observed: Observed, newest: str | None) -> Mapping[str, Report]:
@@ -143,15 +159,18 @@ def _gateway_objects(
         services.gateway_service(owner, spec),
         services.gateway_admin_service(owner),
         disruption_budgets.gateway_disruption_budget(owner),
-        *([network_policies.gateway_policy(owner)] if observed.network_policies else []),
+        *([network_policies.gateway_policy(owner, observed.admin_from)] if observed.network_policies else []),
     )
     name = names.gateway_object_name(owner.name)
     held = frozenset({CONFIG_MAP.key(name), DEPLOYMENT.key(name)})
-    if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
+    missing = references.missing_profiles(pool.hardware for pool in spec.pools)
+    if hold or references.policy is None or references.objectives is None or missing:
         return _Part(objects, held)
-    fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds) else None
+    fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds, observed.controllers) else None
     try:
-        settings = gateway_settings(owner, spec, references.policy, references.profiles, fallbacks=fallbacks)
+        settings = gateway_settings(
+            owner, spec, references.policy, references.profiles, objectives=references.objectives, fallbacks=fallbacks
+        )
     except ValidationError as error:
         return _Part(objects, held, contradictory(error))
     nodes = [references.profiles[name].node_selector for name in sorted({pool.hardware for pool in spec.pools})]
@@ -159,23 +178,13 @@ def _gateway_objects(
     return _Part((*objects, gateway_config_map(owner, settings), deployment))
 
 
-def _engine_objects(owner: Owner, target: Target, references: References, observed: Observed, *, hold: bool) -> _Part:
-    spec = target.spec
-    objects: list[Manifest] = []
+def _around_engines(owner: Owner, spec: ServingPoolSpec, observed: Observed) -> Iterator[Manifest]:
+    """What stands around the engines of all pools, whatever their revision."""
     if observed.network_policies and any(map(spec.has_agent, spec.pools)):
-        objects.append(network_policies.engines_policy(owner))
-    held: set[ObjectKey] = set()
+        yield network_policies.engines_policy(owner)
     for pool in spec.pools:
-        objects.append(services.pool_service(owner, spec, pool))
-        objects.append(disruption_budgets.pool_disruption_budget(owner, pool))
-        profile = references.profiles.get(pool.hardware)
-        if hold or profile is None:
-            held.add(DEPLOYMENT.key(names.pool_object_name(owner.name, pool.name)))
-        else:
-            instances = target.instances[pool.name]
-            defaults = observed.gateway_defaults
-            objects.append(engine_deployment(owner, spec, pool, profile, replicas=instances, defaults=defaults))
-    return _Part(tuple(objects), frozenset(held))
+        yield services.pool_service(owner, spec, pool)
+        yield disruption_budgets.pool_disruption_budget(owner, pool)
 
 
 def _surplus(observed: Observed, keep: Collection[ObjectKey]) -> tuple[Manifest, ...]:
@@ -187,20 +196,11 @@ def _surplus(observed: Observed, keep: Collection[ObjectKey]) -> tuple[Manifest,
     return tuple(sorted(surplus, key=writing_order, reverse=True))
 
 
-def _instances(observed: Observed, serving_pool: str, pool: PoolSpec) -> int:
-    """With autoscaling, the number that is there counts, within the bounds: another controller may scale."""
-    if pool.autoscaling is None:
-        return pool.wanted_replicas
-    deployment = observed.child(DEPLOYMENT.key(names.pool_object_name(serving_pool, pool.name)))
-    now = deployment["spec"].get("replicas", 1) if deployment else pool.autoscaling.min_replicas
-    return int(min(max(now, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas))
-
-
-def _gpus(target: Target, references: References) -> Mapping[str, int]:
+def _gpus(spec: ServingPoolSpec, instances: Mapping[str, int], references: References) -> Mapping[str, int]:
     """GPUs that each pool asks for, of those pools whose HardwareProfile is known."""
     return {
-        pool.name: target.instances[pool.name] * gpus_of(pool, references.profiles[pool.hardware])
-        for pool in target.spec.pools
+        pool.name: instances[pool.name] * gpus_of(pool, references.profiles[pool.hardware])
+        for pool in spec.pools
         if pool.hardware in references.profiles
     }
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ballast_api.serving_pool import ServingPoolSpec
+from ballast_core.attainment import Objective
 from ballast_operator.kinds import Manifest, ObjectKey
 from ballast_operator.problems.problem import Problem
 
@@ -17,6 +18,10 @@ class Target:
     spec: ServingPoolSpec
     instances: Mapping[str, int]
     """Instances by name of the pool."""
+    objectives: tuple[Objective, ...] = ()
+    """What requests are measured against; empty also while one of them is not usable."""
+    deployments: Mapping[str, str] = field(default_factory=dict)
+    """Name of the Deployment of the wanted revision, by name of the pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class Plan:
 
     apply: tuple[Manifest, ...] = ()
     """Objects that must exist, in the order of writing."""
+    resize: tuple[Manifest, ...] = ()
+    """Numbers of pods of Deployments of older revisions."""
     prune: tuple[Manifest, ...] = ()
     """Children that must go, in the order of deleting."""
     held: frozenset[ObjectKey] = frozenset()

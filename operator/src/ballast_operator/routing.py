@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ballast_api.serving_pool import ParentRef, ServingPoolSpec
 from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, TRAFFIC_POLICY, Kind, Manifest
@@ -24,10 +25,22 @@ class Routing:
     remarks: tuple[str, ...] = ()
 
 
-def routing(owner: Owner, spec: ServingPoolSpec, available: frozenset[Kind], missing: Sequence[ParentRef]) -> Routing:
+ENVOY_GATEWAY: Final = "gateway.envoyproxy.io/"
+"""Controllers of Envoy Gateway's GatewayClasses begin so."""
+
+
+def routing(
+    owner: Owner,
+    spec: ServingPoolSpec,
+    available: frozenset[Kind],
+    missing: Sequence[ParentRef],
+    *,
+    controllers: frozenset[str] | None,
+) -> Routing:
     """The proxy face is a plain backend; the picker face needs an Envoy that asks it, by GIE or by two policies.
 
     `available`: optional kinds that the cluster has. `missing`: parents that do not exist.
+    `controllers`: those of the parents' GatewayClasses, None where one is not known.
     """
     picker = spec.gateway.face.serves_picker
     objects: list[Manifest] = []
@@ -40,7 +53,7 @@ def routing(owner: Owner, spec: ServingPoolSpec, available: frozenset[Kind], mis
         else:
             remarks.append(f"no InferencePool: the cluster does not have {cluster.name_of_api(INFERENCE_POOL)}")
     if spec.gateway.parent_refs:
-        attached = _attached(owner, spec, available, picker=picker)
+        attached = _attached(owner, spec, available, controllers, picker=picker)
         if isinstance(attached, Problem):
             problems.append(attached)
         else:
@@ -49,24 +62,31 @@ def routing(owner: Owner, spec: ServingPoolSpec, available: frozenset[Kind], mis
     return Routing(tuple(objects), tuple(problems), tuple(remarks))
 
 
-def by_envoy_gateway(spec: ServingPoolSpec, available: frozenset[Kind]) -> bool:
-    """Whether Envoy Gateway's policies attach the pool's picker to its parents."""
+def by_envoy_gateway(spec: ServingPoolSpec, available: frozenset[Kind], controllers: frozenset[str] | None) -> bool:
+    """Whether Envoy Gateway's policies attach the pool's picker to its parents: some of them are Envoy Gateway's, as
+    far as that is known."""
     attached = spec.gateway.face.serves_picker and bool(spec.gateway.parent_refs)
+    if controllers is not None and not any(each.startswith(ENVOY_GATEWAY) for each in controllers):
+        return False
     return attached and available >= {HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY}
 
 
 def _attached(
-    owner: Owner, spec: ServingPoolSpec, available: frozenset[Kind], *, picker: bool
+    owner: Owner,
+    spec: ServingPoolSpec,
+    available: frozenset[Kind],
+    controllers: frozenset[str] | None,
+    *,
+    picker: bool,
 ) -> list[Manifest] | Problem:
-    parents = spec.gateway.parent_refs
     if HTTP_ROUTE not in available:
         return cluster.no_route_api()
     if not picker:
-        return [routes.http_route(owner, parents, routes.backend_proxy(owner))]
-    if by_envoy_gateway(spec, available):
-        route = routes.http_route(owner, parents, routes.backend_engines(owner, spec))
+        return [routes.http_route(owner, spec, routes.backend_proxy(owner))]
+    if by_envoy_gateway(spec, available, controllers):
+        route = routes.http_route(owner, spec, routes.backend_engines(owner, spec))
         agents = all(spec.has_agent(pool) for pool in spec.pools if pool.role != "Prefill")
         return [route, routes.extension_policy(owner), routes.traffic_policy(owner, agents=agents)]
     if INFERENCE_POOL in available:
-        return [routes.http_route(owner, parents, routes.backend_inference_pool(owner))]
+        return [routes.http_route(owner, spec, routes.backend_inference_pool(owner))]
     return cluster.no_picker_api(spec.gateway.face)

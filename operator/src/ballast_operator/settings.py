@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -25,6 +26,8 @@ class OperatorSettings:
     """Defaults of gateway pods."""
     network_policies: bool = True
     """Whether NetworkPolicies keep the pod API to the gateways."""
+    admin_from: tuple[Mapping[str, object], ...] = ()
+    """Who may reach gateways' admin port, as `from` of a NetworkPolicy has it; empty: everybody."""
     namespaces: tuple[str, ...] = ()
     """Namespaces that are served; empty serves all."""
     resync_s: float = 60.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ballast_api.conditions import ConditionType
+from ballast_api.conditions import ConditionType, Reason
 from ballast_api.names import RoleName
 from ballast_api.serving_pool import (
     DisplayStatus,
@@ -17,12 +17,15 @@ from ballast_api.serving_pool import (
     ServingPoolStatus,
 )
 from ballast_operator import findings
+from ballast_operator.attainment import Attained, attained
 from ballast_operator.conditions import Finding, conditions, joined, known_conditions
-from ballast_operator.kinds import Manifest
+from ballast_operator.kinds import HTTP_ROUTE, Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome
 from ballast_operator.planned import Plan, Target
 from ballast_operator.problems import cluster
+from ballast_operator.problems.references import accepts_none
+from ballast_operator.specs.routes import http_route_name
 from ballast_operator.workloads import Fleet, Workload, fleet_of
 
 REQUEUE_S: Final = 10.0
@@ -42,22 +45,24 @@ class Verdict:
 def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     """The status and the time of the next look."""
     if observed.deleting:
-        return Verdict()
+        return Verdict(status=_deleting(observed))
     if plan.target is None:
         return Verdict(status=_not_acted_on(observed, plan))
     target = plan.target
-    fleet = fleet_of(observed, target.spec, target.instances, outcome.outdated())
+    fleet = fleet_of(observed, target.spec, target.instances, target.deployments, outcome.outdated())
     problems = (
         *plan.problems,
         *(cluster.refused(refusal) for refusal in outcome.refusals),
         *cluster.of_pods(observed.pods),
         *cluster.stuck(fleet.workloads()),
     )
+    attainment = attained(observed, target, plan)
+    route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))
     found = (
-        findings.available(fleet, target.spec),
+        findings.available(fleet, target.spec, unrouted=route is not None and accepts_none(route)),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
-        findings.slo_met(target, plan),
+        attainment.finding,
         findings.resolved_refs(plan),
     )
     settled = not plan.problems and not outcome.refusals and all(item.complete for item in fleet.workloads())
@@ -65,11 +70,20 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     if not settled:
         due_s.append(REQUEUE_S)
     return Verdict(
-        status=_status(observed, target, fleet, found, plan.settings_hash), requeue_s=min(due_s, default=None)
+        status=_status(observed, target, fleet, found, attainment=attainment, newest=plan.settings_hash),
+        requeue_s=min(due_s, default=None),
     )
 
 
-def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Finding], newest: str | None) -> Manifest:
+def _status(
+    observed: Observed,
+    target: Target,
+    fleet: Fleet,
+    found: Sequence[Finding],
+    *,
+    attainment: Attained,
+    newest: str | None,
+) -> Manifest:
     prefill, decode, flexible = (_role_status(fleet, role) for role in ("Prefill", "Decode", "Flexible"))
     ready_p, ready_d = (role.ready_replicas if role else 0 for role in (prefill, decode))
     return ServingPoolStatus(
@@ -83,11 +97,15 @@ def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Fi
             replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready, settings_hash=newest or ""
         ),
         ratio=round(ready_p / ready_d, 4) if ready_d else None,
+        attainment=attainment.attainment,
+        objectives=attainment.objectives,
         display=DisplayStatus(
             prefill=_counts(prefill),
             decode=_counts(decode),
             ratio=f"{ready_p}:{ready_d}",
-            slo_percent="",
+            slo_percent="" if attainment.attainment is None else f"{100 * attainment.attainment:.1f}",
+            ready=f"{sum(item.ready for _, item in fleet.pools)}/{sum(item.wanted for _, item in fleet.pools)}",
+            reason=findings.foremost(found).reason,
         ),
     ).dump()
 
@@ -95,14 +113,22 @@ def _status(observed: Observed, target: Target, fleet: Fleet, found: Iterable[Fi
 def _not_acted_on(observed: Observed, plan: Plan) -> Manifest:
     """The status of a spec that cannot be acted on: counts and availability stay what they were."""
     reason = plan.problems[0].reason
-    changed = conditions(
-        observed.pool,
-        (
-            Finding(ConditionType.PROGRESSING, "False", reason, "the spec was not acted on"),
-            Finding(ConditionType.DEGRADED, "True", reason, joined(plan.problems)),
-        ),
-        observed.now,
+    return _kept(
+        observed,
+        Finding(ConditionType.PROGRESSING, "False", reason, "the spec was not acted on"),
+        Finding(ConditionType.DEGRADED, "True", reason, joined(plan.problems)),
     )
+
+
+def _deleting(observed: Observed) -> Manifest:
+    """The status while its objects go: those of a deletion in the foreground before it, all others after it."""
+    message = "it is being deleted; its objects go with it, also without an operator"
+    return _kept(observed, Finding(ConditionType.PROGRESSING, "True", Reason.DELETING, message))
+
+
+def _kept(observed: Observed, *found: Finding) -> Manifest:
+    """The status as it was, but for these conditions."""
+    changed = conditions(observed.pool, found, observed.now)
     types = {condition.type for condition in changed}
     kept = [old for old in known_conditions(observed.pool) if old.get("type") not in types]
     order = [str(kind) for kind in ConditionType]
@@ -111,7 +137,9 @@ def _not_acted_on(observed: Observed, plan: Plan) -> Manifest:
         key=lambda item: order.index(item["type"]) if item["type"] in order else -1,
     )
     generation = {} if observed.generation is None else {"observedGeneration": observed.generation}
-    return {**(observed.pool.get("status") or {}), "conditions": merged, **generation}
+    before = observed.pool.get("status") or {}
+    display = {"display": {**before["display"], "reason": found[-1].reason}} if before.get("display") else {}
+    return {**before, "conditions": merged, **generation, **display}
 
 
 def _pool_status(pool: PoolSpec, item: Workload) -> PoolStatus:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ballast_api import names
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import DEPLOYMENT, Manifest, ObjectKey
 from ballast_operator.observed import Observed
+from ballast_operator.rollout import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,13 @@ class Fleet:
 
 
 def fleet_of(
-    observed: Observed, spec: ServingPoolSpec, instances: Mapping[str, int], outdated: Collection[ObjectKey]
+    observed: Observed,
+    spec: ServingPoolSpec,
+    instances: Mapping[str, int],
+    deployments: Mapping[str, str],
+    outdated: Collection[ObjectKey],
 ) -> Fleet:
-    """The Deployments that `spec` means, with `instances` by pool.
+    """The Deployments that `spec` means, with `instances` by pool, and `deployments` of the wanted revision by pool.
 
     `outdated`: objects that the plan wanted otherwise than they were observed. Their counts are of an older spec.
     """
@@ -71,12 +76,51 @@ def fleet_of(
         key = DEPLOYMENT.key(name)
         return _workload(name, wanted, observed.child(key), outdated=key in outdated)
 
+    def of_pool(pool: PoolSpec) -> Workload:
+        name = deployments.get(pool.name, names.pool_object_name(observed.name, pool.name))
+        item = of(name, instances[pool.name])
+        for other in deployments_of(observed, pool.name):
+            if other["metadata"]["name"] != name:
+                old = counts_of(other)
+                item = replace(item, total=item.total + old.most, ready=item.ready + old.ready)
+        return item
+
     return Fleet(
         gateway=of(names.gateway_object_name(observed.name), spec.gateway.replicas),
-        pools=tuple(
-            (pool, of(names.pool_object_name(observed.name, pool.name), instances[pool.name])) for pool in spec.pools
-        ),
+        pools=tuple((pool, of_pool(pool)) for pool in spec.pools),
     )
+
+
+def deployments_of(observed: Observed, pool: str) -> tuple[Manifest, ...]:
+    """The Deployments of a pool, one for each revision, in order of their names."""
+    first = names.pool_object_name(observed.name, pool)
+    found = [
+        child
+        for child in observed.children
+        if child["kind"] == DEPLOYMENT.kind
+        and (child["metadata"]["name"] == first or _label(child, names.LABEL_POOL) == pool)
+    ]
+    return tuple(sorted(found, key=lambda child: str(child["metadata"]["name"])))
+
+
+def revision_of(deployment: Manifest) -> str:
+    """The KV revision of a Deployment's pods; empty for one that an older release has made."""
+    return _label(deployment, names.LABEL_REVISION)
+
+
+def counts_of(deployment: Manifest) -> Counts:
+    """Its pods."""
+    status = deployment.get("status") or {}
+    return Counts(
+        name=deployment["metadata"]["name"],
+        asked=deployment["spec"].get("replicas", 1),
+        pods=status.get("replicas", 0),
+        ready=status.get("readyReplicas", 0),
+    )
+
+
+def _label(manifest: Manifest, key: str) -> str:
+    return str((manifest["metadata"].get("labels") or {}).get(key, ""))
 
 
 def _workload(name: str, wanted: int, deployment: Manifest | None, *, outdated: bool) -> Workload:

@@ -136,9 +136,12 @@ class Admitter:
         return effects
 
     def _shed_by_objective(self, arrived: Entry, now_s: float) -> list[Effect]:
-        """Reject a request that cannot meet its own objective, which may be tighter than that of the others."""
+        """Reject a request that cannot meet its own objective, which may be tighter than that of the others.
+
+        What is less urgent, and what other tenants have beyond their turns, does not go before it.
+        """
         request, backlog = arrived.request, self._queue.backlog
-        ahead_s = (backlog.tokens - backlog.work(request)) / backlog.rate(self._capacity.prefill_tokens_per_s())
+        ahead_s = backlog.ahead(request) / backlog.rate(self._capacity.prefill_tokens_per_s())
         if ahead_s <= self._admission.max_backlog_s(request.ttft_objective_s):
             return []
         self._queue.remove(request.id)

@@ -61,8 +61,7 @@ class Adoption:
             return
         else:
             entry, counted_tokens = known, known.counted_tokens
-            ledger.unassign(entry)  # a lost endpoint that is named again is not free before it is booked anew
-            self._partitioner.closed(request.id)
+            self._bookings.dropped(entry)
         class_slot = self._learner.class_slot(request, now_s)
         if event.decoding:
             ledger.assign_decode(entry, decode_slot, now_s, class_slot=class_slot)

@@ -94,9 +94,13 @@ class Bookings:
 
     def failed(self, entry: Entry) -> None:
         """One of its legs has failed: drop all its bookings."""
+        self.dropped(entry)
+        self.release_lost()
+
+    def dropped(self, entry: Entry) -> None:
+        """Nothing of it is booked. The slots of lost endpoints stay taken until `release_lost`."""
         self._ledger.unassign(entry)
         self._partitioner.closed(entry.request.id)
-        self.release_lost()
 
     def redirected(self, entry: Entry, prefill_slot: int | None, decode_slot: int, now_s: float) -> None:
         """It runs whole in these slots now, by nobody's plan; the endpoint that prefills it will cache its prompt."""

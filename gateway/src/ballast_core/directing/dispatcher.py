@@ -67,18 +67,29 @@ class Dispatcher:
         return replace(cut, priority=self._queue.priority(entry, first, now_s))
 
     def _whole(self, entry: Entry, now_s: float, *, anyway: bool) -> Dispatch | None:
+        """Both stages go to endpoints of one revision; where there are several, the least busy one is tried first."""
+        mixed = len(self._inventory.ready_revisions()) > 1
+        for revision in self._placer.revisions(entry) if mixed else (None,):
+            pair = self._pair(entry, now_s, anyway=anyway, revision=revision)
+            if pair is not None:
+                return pair
+        return self._alone(entry, now_s, anyway=anyway)
+
+    def _pair(self, entry: Entry, now_s: float, *, anyway: bool, revision: str | None) -> Dispatch | None:
         """Prefill is placed first: the decode endpoint's load counts at its expected end."""
         placer = self._placer
-        prefill = placer.place(Stage.PREFILL, entry, now_s, anyway=anyway) if placer.may_hand_off() else None
+        prefill = None
+        if placer.may_hand_off():
+            prefill = placer.place(Stage.PREFILL, entry, now_s, anyway=anyway, revision=revision)
         handoff_s = None if prefill is None else placer.prefill_s(prefill)
-        decode = placer.place(Stage.DECODE, entry, now_s, anyway=anyway, handoff_s=handoff_s)
+        decode = placer.place(Stage.DECODE, entry, now_s, anyway=anyway, handoff_s=handoff_s, revision=revision)
         if decode is None:
-            return self._alone(entry, now_s, anyway=anyway)
+            return None
         endpoint = self._inventory.endpoint(decode.slot)
         if endpoint.role is Role.FLEXIBLE and Role.PREFILL not in self._inventory.ready_roles():
             prefill = None
         elif prefill is None:
-            return self._alone(entry, now_s, anyway=anyway)
+            return None
         elif prefill.slot == decode.slot:
             prefill = None
         named = self.fallbacks and self._next_best(prefill, decode)
@@ -148,10 +159,11 @@ class Dispatcher:
             self._bookings.prefilled(entry, now_s)
             return Handoff(entry.request.id, kept)
         prefill_slot = entry.prefill_slot
+        holder = kept if prefill_slot is None else self._inventory.endpoint(prefill_slot)
         self._bookings.prefilled_and_withdrawn(entry, now_s)
         if self._health.probes:
             self._health.left(entry.request.id)  # it may go elsewhere; else it is the probe again
-        placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0)
+        placed = self._placer.place(Stage.DECODE, entry, now_s, keep=old_slot, handoff_s=0.0, revision=holder.revision)
         if placed is None:
             left_slot = old_slot if prefill_slot is None else self._left(old_slot, prefill_slot)
             self._bookings.assign_decode(entry, left_slot, now_s)

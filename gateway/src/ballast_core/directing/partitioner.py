@@ -24,7 +24,7 @@ from ballast_core.model import Binding, Endpoint, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch, Handoff
 from ballast_core.model.segments import Segment
 from ballast_core.policies.partition.base import least_loaded
-from ballast_core.policies.partition.protocol import Partition
+from ballast_core.policies.partition.protocol import Partition, Planner
 from ballast_core.state.book import Book, works_of
 from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
@@ -81,11 +81,21 @@ class Partitioner:
 
         Such a request is placed as if there were no partition.
         """
-        if self.planner is None or not entry.request.divisible:
+        planner = self.planner
+        if planner is None or not entry.request.divisible:
             return None
-        candidates = self._placer.with_capacity(self._placer.allowed(self._candidates(), entry))
+        allowed = self._placer.allowed(self._candidates(), entry)
+        if len(self._inventory.ready_revisions()) < 2:
+            return self._cut(planner, entry, allowed, now_s)
+        revisions = self._placer.revisions(entry)
+        within = (self._cut(planner, entry, allowed.of_revision(each), now_s) for each in revisions)
+        return next((dispatch for dispatch in within if dispatch is not None), None)
+
+    def _cut(self, planner: Planner, entry: Entry, allowed: Candidates, now_s: float) -> Dispatch | None:
+        """Plan among these, which are all of one revision."""
+        candidates = self._placer.with_capacity(allowed)
         view = self._placer.view(Stage.DECODE, entry.request, candidates, now_s)
-        plan = self.planner.plan(view, self.book) if candidates.endpoints else None
+        plan = planner.plan(view, self.book) if candidates.endpoints else None
         if plan is None:
             return None
         prompt_tokens, first = entry.request.prompt_tokens, plan.segments[0]
@@ -182,7 +192,8 @@ class Partitioner:
         slot = self._inventory.slot_of(planned.id)
         if slot is not None and self._binding is Binding.EARLY:
             return self._inventory.endpoint(slot)
-        ready = self._placer.allowed(self._candidates(), entry)
+        allowed = self._placer.allowed(self._candidates(), entry)
+        ready = self._inventory.of_revision(allowed, planned.revision)
         if slot is not None and len(found := np.flatnonzero(ready.slots == slot)):
             return ready.endpoints[int(found[0])]
         here_slot = self._inventory.slot_of(running.id)

@@ -99,15 +99,19 @@ class Placer:
         anyway: bool = False,
         keep: int | None = None,
         handoff_s: float | None = None,
+        revision: str | None = None,
     ) -> Placed | None:
         """The best candidate that has capacity for one more request of this stage, or None if there is none.
 
         `among`: the candidates, if they are not those of the stage. `anyway`: full ones count, too. Ties go to slot
-        `keep` if it is among them, then to the least recently chosen, then to the smallest id.
+        `keep` if it is among them, then to the least recently chosen, then to the smallest id. `revision`: only
+        endpoints of this one, None for all.
         """
         candidates = among
         if candidates is None:
             candidates = self.eligible(stage, entry)
+            if revision is not None:
+                candidates = self._inventory.of_revision(candidates, revision)
             candidates = candidates if anyway else self._capacity.free(stage, candidates)
         if not candidates.endpoints:
             return None
@@ -131,6 +135,23 @@ class Placer:
         endpoints = candidates.endpoints
         trace = PlacementTrace(stage, policy.type, endpoints[best].id, endpoints, costs)
         return Placed(int(candidates.slots[best]), best, view, trace)
+
+    def revisions(self, entry: Entry) -> list[str]:
+        """Those in which a request has endpoints for both stages, the least busy first.
+
+        How busy: requests for each endpoint, with this one, in the stage that has more of them.
+        """
+        found: list[tuple[float, str]] = []
+        both = [self.eligible(stage, entry) for stage in _STAGES]
+        for revision in self._inventory.ready_revisions():
+            slots = [candidates.of_revision(revision).slots for candidates in both]
+            if all(map(len, slots)):
+                loads = [
+                    (int(self._ledger.requests[stage][here].sum()) + 1) / len(here)
+                    for stage, here in zip(_STAGES, slots, strict=True)
+                ]
+                found.append((max(loads), revision))
+        return [revision for _, revision in sorted(found)]
 
     def next_best(self, placed: Placed, most: int, *, other_than: int | None = None) -> tuple[Endpoint, ...]:
         """The candidates that cost least after the one that was chosen, best first; ties as in `place`.
@@ -255,11 +276,13 @@ class Placer:
     def stand_ins(self, entry: Entry) -> Candidates | None:
         """The endpoints of one role that serve a request whole, as no endpoint may serve its other stage.
 
-        None if there are endpoints for both stages, or for none; full or not.
+        None if there are endpoints for both stages, or for none; full or not. Where those of the two stages have no
+        revision in common, those that decode serve it.
         """
         prefill, decode = (self.eligible(stage, entry) for stage in _STAGES)
         if bool(prefill.endpoints) is bool(decode.endpoints):
-            return None
+            mixed = len(self._inventory.ready_revisions()) > 1 and not self.revisions(entry)
+            return decode if mixed and decode.endpoints else None
         return prefill if prefill.endpoints else decode
 
     def exist_for(self, entry: Entry) -> bool:

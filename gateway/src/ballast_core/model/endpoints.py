@@ -45,6 +45,9 @@ class Endpoint:
     """The pool of the ServingPool that it belongs to."""
     profile: str = ""
     """Name of its HardwareProfile; empty if unknown."""
+    revision: str = ""
+    """What the KV compatibility of its engine depends on, as a hash; empty if unknown. Endpoints of different
+    revisions exchange no KV blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,11 @@ class Candidates:
         """The candidates at these indices, in this order."""
         return Candidates(tuple(self.endpoints[k] for k in kept), self.slots[kept], self.id_hashes[kept])
 
+    def of_revision(self, revision: str) -> Candidates:
+        """Those of one revision."""
+        kept = [k for k, endpoint in enumerate(self.endpoints) if endpoint.revision == revision]
+        return self if len(kept) == len(self.endpoints) else self.take(kept)
+
 
 class Inventory:
     """Endpoints by slot. Shapes: every array is (capacity,), indexed by slot."""
@@ -62,6 +67,7 @@ class Inventory:
         self._candidates: dict[Stage, Candidates] = {}
         self._ready: dict[Stage, Candidates] = {}
         self._roles: frozenset[Role] | None = None
+        self._revisions: tuple[str, ...] | None = None
         self.lost: set[int] = set()
         """Slots of lost endpoints that have not been released."""
         self.shunned: set[int] = set()
@@ -263,10 +269,28 @@ class Inventory:
             )
         return self._roles
 
+    def ready_revisions(self) -> tuple[str, ...]:
+        """The revisions that some ready endpoint has, in order."""
+        if self._revisions is None:
+            self._revisions = tuple(
+                sorted(
+                    {
+                        endpoint.revision
+                        for endpoint, readiness in zip(self._endpoints, self._readiness, strict=True)
+                        if endpoint is not None and readiness is Readiness.READY
+                    }
+                )
+            )
+        return self._revisions
+
+    def of_revision(self, candidates: Candidates, revision: str) -> Candidates:
+        """Those that exchange KV blocks with engines of this revision."""
+        return candidates if self.ready_revisions() == (revision,) else candidates.of_revision(revision)
+
     def _changed(self) -> None:
         self._candidates.clear()
         self._ready.clear()
-        self._roles = self._asked = None
+        self._roles = self._revisions = self._asked = None
 
     def _free_slot(self) -> int:
         for slot, endpoint in enumerate(self._endpoints):

@@ -82,15 +82,20 @@ class Choosing:
             return refusal
         assert decode is not None
         self.decode = decode
-        if self.prefill is not None and self.prefill.id in self._spent:
-            self.prefill = self._next(Stage.PREFILL, self._plan.prefill_fallbacks)  # None: the decode endpoint does it
+        if self.prefill is not None and (self.prefill.id in self._spent or not self._pairs(self.prefill)):
+            # None: the decode endpoint does it
+            self.prefill = self._next(Stage.PREFILL, self._plan.prefill_fallbacks, pairs=True)
         return self.dispatch()
 
-    def _next(self, stage: Stage, named: tuple[Place, ...]) -> Place | None:
-        for place in named:
-            if place.id not in self._spent and self._places.takes(place):
-                return place
-        return next(iter(self._places.others(stage, self._plan.key, self._spent)), None)
+    def _pairs(self, prefill: Place) -> bool:
+        """Whether the decode endpoint can take KV blocks from there."""
+        return prefill.revision == self.decode.revision
+
+    def _next(self, stage: Stage, named: tuple[Place, ...], *, pairs: bool = False) -> Place | None:
+        """`pairs`: only those from which the decode endpoint can take KV blocks."""
+        known = [place for place in named if place.id not in self._spent and self._places.takes(place)]
+        known += self._places.others(stage, self._plan.key, self._spent)
+        return next((place for place in known if not pairs or self._pairs(place)), None)
 
     def _final(self, *, last: bool) -> Reject | None:
         failures = self._failures

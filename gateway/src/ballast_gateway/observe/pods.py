@@ -75,6 +75,7 @@ def read_pod(pod: Pod, *, port: int) -> PodChange:
             role=role,
             pool=labels.get(names.LABEL_POOL, ""),
             profile=(metadata.get("annotations") or {}).get(names.ANNOTATION_HARDWARE, ""),
+            revision=labels.get(names.LABEL_REVISION, ""),
         ),
         uid=str(metadata.get("uid", "")),
         pod_api=pod_api(pod),

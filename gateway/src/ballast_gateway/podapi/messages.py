@@ -155,6 +155,8 @@ class Ended(_Message, frozen=True, tag="ended"):
     output_tokens: int = 0
     fault: str = ""
     """What its last engine did to it, where that is known."""
+    status: int = 0
+    """The status that its client got; 0 if none."""
 
 
 class Released(_Message, frozen=True, tag="released"):
@@ -249,15 +251,17 @@ class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Role
     usable: bool = True
     """Whether it takes new requests: ready, not draining, not ejected and not suspected."""
+    revision: str = ""
+    """Those of different ones exchange no KV blocks; empty if unknown."""
 
     @classmethod
     def of(cls, place: Place, *, usable: bool = True) -> Listed:
         """That of a place."""
-        return cls(place.id, place.address, place.role, usable)
+        return cls(place.id, place.address, place.role, usable, place.revision)
 
     def place(self) -> Place:
         """Where it is."""
-        return Place(self.id, self.address, self.role)
+        return Place(self.id, self.address, self.role, self.revision)
 
 
 class Inventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
+from ballast_api.signatures import mac
 from ballast_core.model.endpoints import Endpoint, EndpointId, Role
 from ballast_core.model.segments import Segment
-from ballast_gateway.podapi.auth import mac
 
 LIFE_S: Final = 60
 """Seconds for which a plan holds: Envoy sends the request on within one, and again if an endpoint refuses it."""
@@ -31,20 +31,22 @@ class PlanRefused(Exception):
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """An endpoint: `[id, address, role]`."""
+    """An endpoint: `[id, address, role, revision]`."""
 
     id: str
     address: str
     role: Role
+    revision: str = ""
+    """Those of different ones exchange no KV blocks; empty if unknown."""
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Place:
         """That of the core's endpoint."""
-        return cls(endpoint.id, endpoint.address, endpoint.role)
+        return cls(endpoint.id, endpoint.address, endpoint.role, endpoint.revision)
 
     def endpoint(self) -> Endpoint:
         """The core's value."""
-        return Endpoint(EndpointId(self.id), self.address, self.role)
+        return Endpoint(EndpointId(self.id), self.address, self.role, revision=self.revision)
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

@@ -43,6 +43,7 @@ from ballast_gateway.proxy.large_bodies import INLINE_BYTES, INLINE_WORK, LargeB
 from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.strict_json import Size
 from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tls.listener import Listening, listening
@@ -67,7 +68,7 @@ class ProxyFace:
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
     `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
     the tokens of text prompts, where endpoints report what they cache. `served` are the names that clients may ask for,
-    if they are not those of the model alone.
+    if they are not those of the model alone. `classes` have the objectives of requests.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ProxyFace:
         tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         served: Collection[str] | None = None,
+        classes: ServiceClasses | None = None,
     ) -> None:
         limits = settings.limits
         self.clients = Clients(
@@ -110,6 +112,7 @@ class ProxyFace:
         self._created_s = created_s
         self._max_model_len = max_model_len
         self._not_ready = not_ready
+        self._classes = ServiceClasses() if classes is None else classes
         self.use(settings, tokenizing=tokenizing, served=served)
         self._large = LargeBodies[_Read | InvalidBody](self._loop)
         self._server: Listening | None = None
@@ -386,6 +389,7 @@ class ProxyFace:
         job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=self._holds)
         generation, held = job.generation, job.held
         movable = self._moves and held is not None
+        objective = record.objective = self._classes.objective(generation.model, header)
         record.asked = Request(
             id=RequestId(record.id),
             prompt_tokens=facts.count(tokens, generation.prompt_tokens),
@@ -395,7 +399,10 @@ class ProxyFace:
             block_size=facts.block_size,
             tokens=tokens,
             traffic_class=facts.traffic_class,
-            priority=self._trusted.priority(header, generation.priority),
+            priority=self._trusted.priority(
+                header, generation.priority, 0 if objective is None else objective.priority
+            ),
+            ttft_objective_s=None if objective is None else objective.ttft_s,
             tenant=self._trusted.tenant(header) if tenant is None else tenant.name,
             movable=movable,
             divisible=self._cuts and is_divisible(generation),

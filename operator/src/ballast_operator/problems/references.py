@@ -13,6 +13,7 @@ from ballast_api.errors import InvalidInput
 from ballast_api.policy_fit import engine_misfits, misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ParentRef, ServingPoolSpec
+from ballast_operator.kinds import Manifest
 from ballast_operator.problems.problem import Problem
 
 
@@ -44,7 +45,9 @@ _INVALID: Final = {
 }
 OBJECTIVE_REASONS: Final = frozenset({Reason.SLO_NOT_FOUND, Reason.SLO_INVALID})
 """Reasons that concern the ServiceLevelObjective."""
-REFERENCE_REASONS: Final = frozenset({*_NOT_FOUND.values(), *_INVALID.values(), Reason.PARENT_NOT_FOUND})
+REFERENCE_REASONS: Final = frozenset(
+    {*_NOT_FOUND.values(), *_INVALID.values(), Reason.PARENT_NOT_FOUND, Reason.ROUTE_NOT_ACCEPTED}
+)
 """Reasons of all problems of this module but `unsuited`: an unsuited policy exists and is valid."""
 
 
@@ -68,12 +71,52 @@ def unsuited(spec: ServingPoolSpec, policy: SchedulingPolicySpec) -> tuple[Probl
     endpoints = Counter(names.core_role(pool.role) for pool in spec.pools)
     found = (
         *misfits(suite, spec.gateway.face, endpoints, agents=any(map(spec.has_agent, spec.pools))),
-        *engine_misfits(suite, spec.engine.args, spec.engine.kv_connector.config),
+        *dict.fromkeys(
+            misfit
+            for pool in spec.pools
+            for misfit in engine_misfits(suite, (*spec.engine.args, *pool.args), spec.engine.kv_connector.config)
+        ),
     )
     what = f"SchedulingPolicy {spec.policy_ref.name}"
     return tuple(
         Problem(Reason.POLICY_UNSUITED, f"{what}: {each.part}: {each.reason}", "spec.policyRef") for each in found
     )
+
+
+def not_accepted(route: Manifest) -> tuple[Problem, ...]:
+    """What the Gateways say against an HTTPRoute as it is now; nothing while they have not looked at it."""
+    generation = route["metadata"].get("generation", 0)
+    return tuple(
+        Problem(
+            Reason.ROUTE_NOT_ACCEPTED,
+            f"HTTPRoute {route['metadata']['name']} at {_parent(parent)}: "
+            f"{condition.get('reason', '')}: {condition.get('message', '')}".rstrip(": "),
+            field="spec.gateway.parentRefs",
+            fix="let a listener of that Gateway allow this namespace, host and kind of route, or name another",
+        )
+        for parent in (route.get("status") or {}).get("parents") or ()
+        for condition in parent.get("conditions") or ()
+        if condition.get("type") in ("Accepted", "ResolvedRefs")
+        and condition.get("status") == "False"
+        and condition.get("observedGeneration", generation) >= generation
+    )
+
+
+def accepts_none(route: Manifest) -> bool:
+    """Whether Gateways have looked at it and none takes it."""
+    accepted = [
+        condition.get("status")
+        for parent in (route.get("status") or {}).get("parents") or ()
+        for condition in parent.get("conditions") or ()
+        if condition.get("type") == "Accepted"
+    ]
+    return bool(accepted) and "True" not in accepted
+
+
+def _parent(parent: Manifest) -> str:
+    reference = parent.get("parentRef") or {}
+    section = f" listener {reference['sectionName']}" if reference.get("sectionName") else ""
+    return f"{reference.get('kind', 'Gateway')} {reference.get('name', '')}{section}"
 
 
 def missing_parents(parents: Sequence[ParentRef], missing: Sequence[ParentRef], namespace: str) -> tuple[Problem, ...]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from ballast_api import names
 from ballast_api.gateway_settings import KvEvents, Limits
 from ballast_api.hardware_profile import HardwareProfileSpec
-from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
+from ballast_api.serving_pool import EnvVar, PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.specs.agent_container import LOOPBACK, engine_port
-from ballast_operator.specs.profiles import numbers_of
+from ballast_operator.specs.model_volume import model_environment, model_mounts
+from ballast_operator.specs.profiles import PROFILE_FILE, engine_limits, profile_mount
 from ballast_operator.specs.security import container_security
 
 PRE_STOP_S: Final = 5
@@ -24,6 +26,8 @@ START_UP_S: Final = 3600
 NIXL_PORT: Final = 5600
 """vLLM's default VLLM_NIXL_SIDE_CHANNEL_PORT: decode engines fetch the KV layout there."""
 HOME: Final = "/home/engine"
+MEMORY_GIB: Final = 8
+"""Requested of the host for each GPU."""
 
 _KV_ROLES: Final = {"Prefill": "kv_producer", "Decode": "kv_consumer", "Flexible": "kv_both"}
 
@@ -54,24 +58,36 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
     own_ports = [] if spec.has_agent(pool) else [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}]
     container: Manifest = {
         "name": names.ENGINE_CONTAINER,
-        "image": engine.image,
+        "image": pool.image or engine.image,
         "command": list(engine.command),
         "args": arguments(spec, pool, profile),
-        "env": environment(pool, profile),
+        "env": _merged(environment(pool), model_environment(spec.model), _given(engine.env), _given(pool.env)),
         "ports": [
             *own_ports,
             {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
             *_kv_events_ports(_kv_events(spec)),
         ],
-        "resources": {"limits": {profile.resource_name: str(gpus_of(pool, profile))}},
+        "resources": _resources(gpus_of(pool, profile), profile.resource_name),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
         "securityContext": container_security(read_only=False),
-        "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            {"name": "home", "mountPath": HOME},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            profile_mount(),
+            *model_mounts(spec.model),
+        ],
         **_probes("http" if own_ports else engine.port),
     }
     if engine.image_pull_policy is not None:
         container["imagePullPolicy"] = engine.image_pull_policy
     return container
+
+
+def _resources(gpus: int, resource_name: str) -> Manifest:
+    """vLLM's API server, its engine core and one worker for each GPU keep a core busy each; a worker with its CUDA
+    context, pinned buffers and the part of the weights that it loads needs some GiB of the host's memory."""
+    requests = {"cpu": str(2 + gpus), "memory": f"{MEMORY_GIB * gpus}Gi"}
+    return {"limits": {resource_name: str(gpus)}, "requests": requests}
 
 
 def volumes() -> list[Manifest]:
@@ -89,6 +105,7 @@ def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpe
         *("--port", str(port)),
         *("--served-model-name", *model.all_served_names()),
         *("--tensor-parallel-size", str(gpus_of(pool, profile))),
+        *engine_limits(profile),
         *("--kv-transfer-config", kv_transfer_config(spec, pool)),
         *("--shutdown-timeout", str(shutdown_timeout_s(spec))),
     ]
@@ -97,7 +114,7 @@ def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpe
         result += ["--kv-events-config", kv_events_config(kv_events)]
     if model.max_model_len is not None:
         result += ["--max-model-len", str(model.max_model_len)]
-    return [*result, *spec.engine.args]
+    return [*result, *spec.engine.args, *pool.args]
 
 
 def kv_transfer_config(spec: ServingPoolSpec, pool: PoolSpec) -> str:
@@ -131,7 +148,7 @@ def _kv_events_ports(settings: KvEvents) -> list[Manifest]:
     return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
-def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:
+def environment(pool: PoolSpec) -> list[Manifest]:
     """The pod's name, address, node, pool and role. POD_IP stands before the variable that uses it."""
     role = names.core_role(pool.role)
     return [
@@ -141,13 +158,22 @@ def environment(pool: PoolSpec, profile: HardwareProfileSpec) -> list[Manifest]:
         _from_field("NODE_NAME", "spec.nodeName"),
         {"name": "BALLAST_POOL", "value": pool.name},
         {"name": "BALLAST_ROLE", "value": role.value},
-        {"name": names.ENV_PROFILE, "value": json.dumps(numbers_of(profile).dump(), separators=(",", ":"))},
+        {"name": names.ENV_PROFILE, "value": PROFILE_FILE},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
         # A user without an entry in /etc/passwd has neither home nor name; Triton's and Torch's caches need both.
         {"name": "HOME", "value": HOME},
         {"name": "USER", "value": "engine"},
     ]
+
+
+def _given(variables: Sequence[EnvVar]) -> list[Manifest]:
+    return [each.model_dump(mode="json", by_alias=True, exclude_unset=True) for each in variables]
+
+
+def _merged(*parts: list[Manifest]) -> list[Manifest]:
+    """In order of first mention; the last one of a name counts."""
+    return list({each["name"]: each for part in parts for each in part}.values())
 
 
 def _from_field(name: str, path: str) -> Manifest:

@@ -14,7 +14,9 @@ from ballast_operator.specs.agent_container import agent_container
 from ballast_operator.specs.ballast_image import pull_secrets
 from ballast_operator.specs.engine_container import START_UP_S, engine_container, grace_period_s, volumes
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
+from ballast_operator.specs.model_volume import model_volumes
 from ballast_operator.specs.overlay import overlaid
+from ballast_operator.specs.profiles import profile_volume
 from ballast_operator.specs.security import pod_security
 from ballast_operator.specs.token_mount import token_volume
 
@@ -22,27 +24,24 @@ REVISION_HISTORY: Final = 3
 
 
 def engine_deployment(
-    owner: Owner,
-    spec: ServingPoolSpec,
-    pool: PoolSpec,
-    profile: HardwareProfileSpec,
-    *,
-    replicas: int,
-    defaults: GatewayDefaults,
+    owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, template: Manifest, *, name: str, revision: str, replicas: int
 ) -> Manifest:
-    """Deployment of `pool` with `replicas` engines, each beside its agent where the spec has agents."""
+    """Deployment of the engines of `pool` that are of this KV revision. `template`: from `engine_template`."""
     match = names.engine_match_labels(owner.name, pool.name)
     labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
+    mark = {names.LABEL_REVISION: revision}
+    # A selector cannot be changed, and the first Deployment of a pool may be of an older release.
+    selector = match if name == names.pool_object_name(owner.name, pool.name) else match | mark
     deployment = child(
         DEPLOYMENT,
         owner,
-        names.pool_object_name(owner.name, pool.name),
+        name,
         "engine",
         spec={
             "replicas": replicas,
             "revisionHistoryLimit": REVISION_HISTORY,
             "progressDeadlineSeconds": START_UP_S,
-            "selector": {"matchLabels": match},
+            "selector": {"matchLabels": selector},
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {
@@ -50,15 +49,23 @@ def engine_deployment(
                     "maxUnavailable": spec.rollout.max_unavailable,
                 },
             },
-            "template": _template(owner, spec, pool, profile, defaults),
+            "template": with_revision(with_labels(template, mark)),
         },
     )
-    return with_labels(deployment, labels)
+    return with_labels(deployment, labels | mark)
 
 
-def _template(
+def resized(deployment: Manifest, replicas: int) -> Manifest:
+    """What to apply to a Deployment of an older revision: its number of pods, and nothing else of it."""
+    metadata = {key: deployment["metadata"][key] for key in ("name", "namespace", "uid")}
+    kind = {"apiVersion": DEPLOYMENT.api_version, "kind": DEPLOYMENT.kind}
+    return {**kind, "metadata": metadata, "spec": {"replicas": replicas}}
+
+
+def engine_template(
     owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec, defaults: GatewayDefaults
 ) -> Manifest:
+    """Pod template of an engine, beside its agent where the spec has agents, with the user's overlay."""
     pod: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -66,7 +73,7 @@ def _template(
         "securityContext": pod_security(),
         "topologySpreadConstraints": [spread(names.engine_match_labels(owner.name, pool.name))],
         "containers": [engine_container(spec, pool, profile)],
-        "volumes": volumes(),
+        "volumes": [*volumes(), profile_volume(owner.name, pool.hardware), *model_volumes(spec.model)],
     }
     annotations = {names.ANNOTATION_HARDWARE: pool.hardware}
     if spec.has_agent(pool):
@@ -78,7 +85,12 @@ def _template(
         pod["nodeSelector"] = dict(profile.node_selector)
     labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
     template = {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
-    return with_revision(with_overlay(template, pool.template))
+    return with_overlay(template, pool.template)
+
+
+def engine_of(template: Manifest) -> Manifest:
+    """The container of the engine in a pod template."""
+    return next(each for each in template["spec"]["containers"] if each["name"] == names.ENGINE_CONTAINER)
 
 
 def with_overlay(template: Manifest, overlay: PodTemplateOverlay | None) -> Manifest:

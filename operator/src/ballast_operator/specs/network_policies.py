@@ -1,4 +1,5 @@
-"""NetworkPolicies: the pod API is for this ServingPool's gateways; every other port stays as open as without them.
+"""NetworkPolicies: the pod API is for this ServingPool's gateways, the admin port of gateways for those whom the
+operator's administrator names; every other port stays as open as without them.
 
 A policy that selects a pod closes all that it does not name. What else pods listen on is not known here: connectors
 take ports of their own as they need them, and overlays add containers. So all other ports are named, by ranges.
@@ -6,7 +7,8 @@ take ports of their own as they need them, and overlays add containers. So all o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from ballast_api import names
@@ -20,17 +22,28 @@ _LAST_PORT: Final = 65535
 def engines_policy(owner: Owner) -> Manifest:
     """For the engines' pods."""
     selector = {names.LABEL_SERVING_POOL: owner.name, names.APP_COMPONENT: "engine"}
-    return _policy(owner, engines_service_name(owner.name), "engine", selector)
+    return _policy(owner, engines_service_name(owner.name), "engine", selector, {})
 
 
-def gateway_policy(owner: Owner) -> Manifest:
-    """For the gateway's pods."""
+def gateway_policy(owner: Owner, admin_from: Sequence[Mapping[str, object]]) -> Manifest:
+    """For the gateway's pods. `admin_from`: who may reach the admin port, as `from` of a NetworkPolicy has it; empty:
+    everybody."""
     match = names.gateway_match_labels(owner.name)
-    return _policy(owner, names.gateway_object_name(owner.name), "gateway", match)
+    guarded = {names.PORT_ADMIN: [dict(each) for each in admin_from]} if admin_from else {}
+    return _policy(owner, names.gateway_object_name(owner.name), "gateway", match, guarded)
 
 
-def _policy(owner: Owner, name: str, component: Component, selector: Mapping[str, str]) -> Manifest:
+def _policy(
+    owner: Owner,
+    name: str,
+    component: Component,
+    selector: Mapping[str, str],
+    guarded: Mapping[int, list[dict[str, object]]],
+) -> Manifest:
+    """`guarded`: further ports that are not for everybody, and for whom they are."""
     gateways = [{"podSelector": {"matchLabels": names.gateway_match_labels(owner.name)}}]
+    closed = {names.PORT_POD_API: gateways, **guarded}
+    edges = [0, *sorted(closed), _LAST_PORT + 1]
     return child(
         NETWORK_POLICY,
         owner,
@@ -40,11 +53,10 @@ def _policy(owner: Owner, name: str, component: Component, selector: Mapping[str
             "podSelector": {"matchLabels": dict(selector)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": gateways, "ports": [_ports("TCP", names.PORT_POD_API)]},
+                *({"from": peers, "ports": [_ports("TCP", port)]} for port, peers in closed.items()),
                 {
                     "ports": [
-                        _ports("TCP", 1, names.PORT_POD_API - 1),
-                        _ports("TCP", names.PORT_POD_API + 1, _LAST_PORT),
+                        *(_ports("TCP", low + 1, high - 1) for low, high in pairwise(edges)),
                         _ports("UDP", 1, _LAST_PORT),
                         _ports("SCTP", 1, _LAST_PORT),
                     ]

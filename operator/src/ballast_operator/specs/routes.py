@@ -7,11 +7,10 @@ docs/picker.md, "When a picker dies or hangs".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Final
 
 from ballast_api import names, wire_names
-from ballast_api.serving_pool import ParentRef, ServingPoolSpec
+from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, TRAFFIC_POLICY, Manifest
 from ballast_operator.specs.meta import Owner, child
 from ballast_operator.specs.services import PORT_CLIENTS, engines_service_name
@@ -50,18 +49,20 @@ def backend_inference_pool(owner: Owner) -> Manifest:
     return {"group": group, "kind": INFERENCE_POOL.kind, "name": inference_pool_name(owner.name)}
 
 
-def http_route(owner: Owner, parents: Iterable[ParentRef], backend: Manifest) -> Manifest:
+def http_route(owner: Owner, spec: ServingPoolSpec, backend: Manifest) -> Manifest:
     """The OpenAI API, and nothing else that engines serve, at the parents' address."""
+    gateway = spec.gateway
     return child(
         HTTP_ROUTE,
         owner,
         http_route_name(owner.name),
         "gateway",
         spec={
-            "parentRefs": [parent.dump() for parent in parents],
+            "parentRefs": [parent.dump() for parent in gateway.parent_refs],
+            **({"hostnames": list(gateway.hostnames)} if gateway.hostnames else {}),
             "rules": [
                 {
-                    "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                    "matches": _matches(spec),
                     "backendRefs": [backend],
                     # No limit: an answer streams for as long as it has tokens. Envoy would cut it after 15 s.
                     "timeouts": {"request": "0s"},
@@ -69,6 +70,18 @@ def http_route(owner: Owner, parents: Iterable[ParentRef], backend: Manifest) ->
             ],
         },
     )
+
+
+def _matches(spec: ServingPoolSpec) -> list[Manifest]:
+    """One for each name of the model where it counts; a request has to match one of them."""
+    path = {"path": {"type": "PathPrefix", "value": "/v1"}}
+    headers = [(each.name, each.value) for each in spec.gateway.match.headers]
+    models = spec.model.all_served_names() if spec.gateway.match.by_model else ()
+    asked = [[*headers, (wire_names.MODEL_NAME, model)] for model in models] or [headers]
+    return [
+        {**path, "headers": [{"type": "Exact", "name": name, "value": value} for name, value in each]} if each else path
+        for each in asked
+    ]
 
 
 def inference_pool(owner: Owner, spec: ServingPoolSpec) -> Manifest:

@@ -379,7 +379,8 @@ def _environment_port(env: Mapping[str, str]) -> int:
 
 
 def _profile(name: str | None, files: Sequence[Path], env: Mapping[str, str]) -> HardwareProfile:
-    """`--profile`, shipped or of a file; else BALLAST_PROFILE, such a name or a spec's JSON; else the default."""
+    """`--profile`, shipped or of a file; else BALLAST_PROFILE, such a name, a spec's JSON or a file
+    with it; else the default."""
     try:
         known = read_profiles(files)
     except ProfileFileError as error:
@@ -396,7 +397,11 @@ def _profile(name: str | None, files: Sequence[Path], env: Mapping[str, str]) ->
     if text in known:
         return known[text]
     try:
+        if text.startswith("/"):
+            text = Path(text).read_text(encoding="utf-8")
         return HardwareProfileSpec.model_validate_json(text).to_core(env.get("BALLAST_PROFILE_NAME") or "custom")
+    except OSError as error:
+        raise OptionError(f"BALLAST_PROFILE: cannot read {text}: {error.strerror}") from error
     except (ValidationError, ValueError) as error:
         raise OptionError(f"BALLAST_PROFILE: not the JSON of a HardwareProfile's spec: {error}") from error
 

@@ -1,0 +1,133 @@
+"""The next step of a rollout that all pools make together: how many pods each revision may have now. Pure.
+
+A change of the KV revision makes a second Deployment of each pool, and pods go from the old ones to the new one. Each
+step is computed from what is there, so it is right after any interruption, and back as well as forth. It keeps, at
+every instant and whatever the Deployments do in between:
+
+1. at most `wanted + surge` pods of a pool that are not ending;
+2. as many ready pods of a pool as before, or `wanted - unavailable` if that is less;
+3. the share of new pods of one pool at most `max_skew` above that of any other pool that still has old ones. Where
+   whole pods do not allow that, the one step that leaves the least difference is made alone.
+
+New pods count as soon as they are asked for, where they are to be few, and once they are ready, where they are to be
+many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_EPSILON: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Pods of one Deployment."""
+
+    name: str
+    asked: int
+    """Those that its spec asks for."""
+    pods: int = 0
+    """Those that exist and are not ending."""
+    ready: int = 0
+    """Those of them that are ready."""
+
+    @property
+    def kept(self) -> int:
+        """Ready pods that stay: unready ones go first."""
+        return min(self.ready, self.asked)
+
+    @property
+    def most(self) -> int:
+        """Pods that may exist now or as soon as its controller looks."""
+        return max(self.asked, self.pods)
+
+
+@dataclass(frozen=True, slots=True)
+class Rolling:
+    """One pool: what is wanted of it, and its Deployments."""
+
+    wanted: int
+    surge: int
+    unavailable: int
+    new: Counts
+    old: tuple[Counts, ...] = ()
+
+    @property
+    def replaces(self) -> bool:
+        """Whether pods of an older revision are left, or are asked for."""
+        return any(each.most for each in self.old)
+
+    @property
+    def steady(self) -> bool:
+        """Whether all new pods that were asked for are ready."""
+        return self.new.kept == self.new.asked
+
+
+def allowance(value: int | str, wanted: int, *, up: bool) -> int:
+    """A number of pods from a number or a percentage such as `25%`, rounded as Kubernetes does."""
+    if isinstance(value, int):
+        return value
+    share = wanted * int(value.removesuffix("%")) / 100
+    return math.ceil(share) if up else math.floor(share)
+
+
+def next_counts(pools: Sequence[Rolling], max_skew: float) -> Mapping[str, int]:
+    """Pods to ask for now, by name of the Deployment."""
+    goals = _goals(pools, max_skew)
+    found: dict[str, int] = {}
+    for pool, goal in zip(pools, goals, strict=True):
+        found |= _within_bounds(pool, goal)
+    return found
+
+
+def _goals(pools: Sequence[Rolling], max_skew: float) -> list[int]:
+    """New pods of each pool that the skew allows."""
+    rolling = [pool for pool in pools if pool.replaces and pool.wanted]
+    goals = [_goal(pool, rolling, max_skew) if pool in rolling else pool.wanted for pool in pools]
+    stuck = all(goal <= pool.new.asked for pool, goal in zip(pools, goals, strict=True) if pool in rolling)
+    behind = [at for at, pool in enumerate(pools) if pool in rolling and pool.new.asked < pool.wanted]
+    if stuck and behind and all(pool.steady for pool in rolling):
+        best = min(behind, key=lambda at: (_skew_after(pools[at], rolling), pools[at].new.asked / pools[at].wanted, at))
+        goals[best] = pools[best].new.asked + 1
+    return goals
+
+
+def _goal(pool: Rolling, rolling: Sequence[Rolling], max_skew: float) -> int:
+    others = [other.new.kept / other.wanted for other in rolling if other is not pool]
+    share = min(others, default=1.0) + max_skew
+    allowed = math.floor(min(share, 1.0) * pool.wanted + _EPSILON)
+    return min(max(allowed, pool.new.asked), pool.wanted)
+
+
+def _skew_after(pool: Rolling, rolling: Sequence[Rolling]) -> float:
+    """The largest difference of shares once this pool has one new pod more."""
+    share = (pool.new.asked + 1) / pool.wanted
+    return max((abs(share - other.new.kept / other.wanted) for other in rolling if other is not pool), default=0.0)
+
+
+def _within_bounds(pool: Rolling, goal: int) -> Mapping[str, int]:
+    asked = sum(each.asked for each in pool.old)
+    surge, unavailable = pool.surge, pool.unavailable
+    if not surge and not unavailable:
+        unavailable = 1  # as Kubernetes has it: something must give
+    needed = max(pool.wanted - unavailable - pool.new.kept, 0)
+    kept = min(sum(each.kept for each in pool.old), needed)
+    left = min(asked, max(kept, pool.wanted - goal))
+    room = pool.wanted + surge - sum(each.most for each in pool.old)
+    new = min(goal, max(room, min(pool.new.asked, pool.wanted)))
+    return {pool.new.name: new, **_lowered(pool.old, asked - left)}
+
+
+def _lowered(old: Sequence[Counts], by: int) -> Mapping[str, int]:
+    """Take pods away: first those that are not ready, of all old revisions."""
+    asked = {each.name: each.asked for each in old}
+    for unready in (True, False):
+        for each in old:
+            spare = min(by, asked[each.name] - each.kept if unready else asked[each.name])
+            asked[each.name] -= spare
+            by -= spare
+    return asked

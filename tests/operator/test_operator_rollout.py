@@ -1,0 +1,285 @@
+"""Coupled rollouts: the bounds hold at every instant, and every rollout that can end does.
+
+1. Pods that are not ending: never more than wanted + surge.
+2. Ready pods: never fewer than wanted - unavailable.
+3. The shares of new ready pods of two pools never differ by more than maxSkew, or one pod's share where that is more.
+4. With pods that start, it ends with new pods only.
+5. Back to the old spec from any point, it ends with old pods only.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_operator.kinds import Manifest
+from ballast_operator.rollout import Counts, Rolling, allowance, next_counts
+from ballast_operator.specs.revision import kv_revision
+from tests.support.object_store import ObjectStore
+from tests.support.operator_builders import NAMESPACE, profile, reconciler, serving_pool, stored_condition
+from tests.support.operator_builders import pool as pool_entry
+
+
+@dataclass
+class Controller:
+    """What Kubernetes does with one Deployment, at its own pace."""
+
+    asked: int = 0
+    pods: list[bool] = field(default_factory=list)
+    """Ready or not, of each pod that is not ending."""
+
+    def counts(self, name: str) -> Counts:
+        return Counts(name, self.asked, len(self.pods), sum(self.pods))
+
+    def act(self, chance: random.Random, *, starts: bool) -> None:
+        """One thing at a time: a pod more, a pod less, or a pod that gets ready."""
+        if len(self.pods) < self.asked:
+            self.pods.append(False)
+        elif len(self.pods) > self.asked:
+            self.pods.remove(False) if False in self.pods else self.pods.pop()
+        elif starts and False in self.pods and chance.random() < 0.7:
+            self.pods[self.pods.index(False)] = True
+
+
+@dataclass
+class Pool:
+    wanted: int
+    surge: int
+    unavailable: int
+    revisions: dict[str, Controller]
+
+    def rolling(self, name: str, target: str) -> Rolling:
+        old = tuple(c.counts(f"{name}-{r}") for r, c in self.revisions.items() if r != target)
+        new = self.revisions.setdefault(target, Controller()).counts(f"{name}-{target}")
+        return Rolling(self.wanted, self.surge, self.unavailable, new, old)
+
+    def share(self, revision: str) -> float:
+        return sum(self.revisions[revision].pods) / self.wanted if revision in self.revisions else 0.0
+
+
+def settled(wanted: int, surge: int, unavailable: int) -> Pool:
+    return Pool(wanted, surge, unavailable, {"a": Controller(wanted, [True] * wanted)})
+
+
+def look(pools: dict[str, Pool], target: str, skew: float) -> None:
+    counts = next_counts([pool.rolling(name, target) for name, pool in pools.items()], skew)
+    for name, pool in pools.items():
+        for revision, controller in pool.revisions.items():
+            controller.asked = counts[f"{name}-{revision}"]
+
+
+def check(pools: dict[str, Pool], target: str, skew: float) -> None:
+    for pool in pools.values():
+        controllers = pool.revisions.values()
+        assert sum(len(each.pods) for each in controllers) <= pool.wanted + pool.surge
+        least = pool.wanted - (pool.unavailable or (0 if pool.surge else 1))
+        assert sum(sum(each.pods) for each in controllers) >= least
+    bound = max([skew, *(1 / pool.wanted for pool in pools.values())]) + 1e-9
+    rolling = [pool for pool in pools.values() if any(c.pods for r, c in pool.revisions.items() if r != target)]
+    if len(rolling) == len(pools) == 2:
+        shares = [pool.share(target) for pool in rolling]
+        assert max(shares) - min(shares) <= bound
+
+
+def roll(
+    pools: dict[str, Pool], target: str, skew: float, chance: random.Random, *, steps: int, starts: bool = True
+) -> bool:
+    """Whether all pods are of the target in the end."""
+    for _ in range(steps):
+        if chance.random() < 0.3:
+            look(pools, target, skew)
+        controller = chance.choice([each for pool in pools.values() for each in pool.revisions.values()])
+        controller.act(chance, starts=starts)
+        check(pools, target, skew)
+    return all(
+        len(c.pods) == (pool.wanted if r == target else 0) == c.asked
+        for pool in pools.values()
+        for r, c in pool.revisions.items()
+    )
+
+
+POOL = st.builds(settled, st.integers(1, 8), st.integers(0, 2), st.integers(0, 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(POOL, POOL, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), st.integers(0, 1 << 30))
+def test_the_bounds_hold_at_every_instant_and_the_rollout_ends(p: Pool, d: Pool, skew: float, seed: int) -> None:
+    """Whatever the controllers do between two looks."""
+    assert roll({"p": p, "d": d}, "b", skew, random.Random(seed), steps=3000)
+
+
+@settings(max_examples=40, deadline=None)
+@given(POOL, POOL, st.integers(0, 300), st.booleans(), st.integers(0, 1 << 30))
+def test_the_old_spec_rolls_back_from_any_point(p: Pool, d: Pool, after: int, starts: bool, seed: int) -> None:
+    """Also from a revision whose pods never get ready: there it has stopped, with the bounds kept."""
+    chance, pools = random.Random(seed), {"p": p, "d": d}
+    roll(pools, "b", 0.25, chance, steps=after, starts=starts)
+    for _ in range(3000):
+        if chance.random() < 0.3:
+            look(pools, "a", 0.25)
+        chance.choice([c for pool in pools.values() for c in pool.revisions.values()]).act(chance, starts=True)
+    assert all(len(pool.revisions["a"].pods) == pool.wanted for pool in pools.values())
+    assert not any(c.pods for pool in pools.values() for r, c in pool.revisions.items() if r == "b")
+
+
+def test_pods_that_never_start_stop_the_rollout_at_its_first_step() -> None:
+    """With surge 0 and one pod that may be missing, three of four old pods go on serving."""
+    pools = {"p": settled(4, 0, 1), "d": settled(4, 0, 1)}
+    assert not roll(pools, "b", 0.25, random.Random(7), steps=2000, starts=False)
+    assert [sum(pool.revisions["a"].pods) for pool in pools.values()] == [3, 3]
+
+
+def test_prefill_does_not_run_ahead_of_decode() -> None:
+    """Decode pods take long to start: prefill waits with one new pod of four."""
+    p = Rolling(4, 1, 0, Counts("p-b", 1, 1, 1), (Counts("p-a", 3, 3, 3),))
+    d = Rolling(4, 1, 0, Counts("d-b", 1, 1, 0), (Counts("d-a", 4, 4, 4),))
+    assert next_counts([p, d], 0.25) == {"p-b": 1, "p-a": 3, "d-b": 1, "d-a": 4}
+
+
+def test_a_pool_alone_goes_as_fast_as_surge_allows() -> None:
+    """Nothing to keep in step with."""
+    assert next_counts([Rolling(8, 2, 0, Counts("b", 0), (Counts("a", 8, 8, 8),))], 0.0) == {"b": 2, "a": 8}
+
+
+def test_a_scaled_pool_without_old_pods_gets_its_number_at_once() -> None:
+    """No rollout, no steps."""
+    assert next_counts([Rolling(5, 0, 1, Counts("a", 2, 2, 2))], 0.25) == {"a": 5}
+
+
+REFERRED = (profile("a100"), profile("h20"))
+FIRST = serving_pool(rollout={"maxSurge": 0, "maxUnavailable": 1})
+
+
+def look_at(store: ObjectStore) -> None:
+    reconciler(store).serving_pool(NAMESPACE, "chat")
+
+
+def edit(store: ObjectStore, **engine: Any) -> None:
+    live = store.objects["ServingPool", NAMESPACE, "chat"]
+    spec = {**live["spec"], "engine": {"image": "registry.test/engine:1", **engine}}
+    store.put({**live, "metadata": {**live["metadata"], "generation": 2}, "spec": spec})
+
+
+def shares(store: ObjectStore) -> dict[str, dict[str, int]]:
+    """Pods that are asked for, by pool and image."""
+    found: dict[str, dict[str, int]] = {"prefill": {}, "decode": {}}
+    for (kind, _, _), item in store.objects.items():
+        pool = item["metadata"].get("labels", {}).get("serving.ballast.dev/pool")
+        if kind == "Deployment" and pool in found:
+            image = item["spec"]["template"]["spec"]["containers"][0]["image"]
+            found[pool][image[-1]] = item["spec"]["replicas"]
+    return found
+
+
+def test_an_image_goes_through_prefill_and_decode_together_and_back() -> None:
+    """2 prefills and 4 decodes without a free GPU: never two steps of prefill ahead; the status follows."""
+    store = ObjectStore(FIRST, *REFERRED)
+    look_at(store)
+    store.run_deployments()
+    look_at(store)
+    edit(store, image="registry.test/engine:2")
+    seen = []
+    for _ in range(30):
+        look_at(store)
+        seen.append(shares(store))
+        progressing = stored_condition(store, "Progressing")
+        if progressing["status"] == "False":
+            break
+        assert progressing["reason"] in {"RollingOut", "Scaling"}  # the last old pods may have gone already
+        store.run_deployments()
+    assert seen[-1] == {"prefill": {"2": 2}, "decode": {"2": 4}}
+    for each in seen:
+        assert sum(each["prefill"].values()) <= 2
+        assert sum(each["decode"].values()) <= 4
+        assert abs(each["prefill"].get("2", 0) / 2 - each["decode"].get("2", 0) / 4) <= 0.5
+    edit(store)
+    for _ in range(30):
+        look_at(store)
+        store.run_deployments()
+    assert shares(store) == {"prefill": {"1": 2}, "decode": {"1": 4}}
+    names = {name for kind, _, name in store.objects if kind == "Deployment"}
+    assert names == {"chat-prefill", "chat-decode", "chat-gateway"}
+
+
+def test_what_no_kv_block_depends_on_rolls_in_place() -> None:
+    """One Deployment for each pool, and the next generation of it."""
+    store = ObjectStore(FIRST, *REFERRED)
+    look_at(store)
+    edit(store, args=["--max-num-seqs", "64"])
+    look_at(store)
+    assert sorted(name for kind, _, name in store.objects if kind == "Deployment") == [
+        "chat-decode",
+        "chat-gateway",
+        "chat-prefill",
+    ]
+
+
+def test_a_rollout_of_pools_that_others_scale_keeps_their_number() -> None:
+    """Pods above it are surge: they must not become the next number."""
+    bounds = {"minReplicas": 1, "maxReplicas": 9}
+    pools = (pool_entry("prefill", "Prefill"), pool_entry("decode", "Decode", autoscaling=bounds))
+    store = ObjectStore(serving_pool(*pools, rollout={"maxSurge": 2}), *REFERRED)
+    look_at(store)
+    store.objects["Deployment", NAMESPACE, "chat-decode"]["spec"]["replicas"] = 3  # another scaler
+    for _ in range(2):
+        store.run_deployments()
+        look_at(store)
+    edit(store, image="registry.test/engine:2")
+    for _ in range(30):
+        look_at(store)
+        store.run_deployments()
+    assert shares(store) == {"prefill": {"2": 2}, "decode": {"2": 3}}
+
+
+ENGINE = {"image": "e:1", "command": ["vllm"], "args": ["serve", "m", "--block-size", "16"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        ({"image": "e:2"}, True),
+        ({"command": ["vllm", "-v"]}, True),
+        ({"args": ["serve", "m", "--block-size", "32"]}, True),
+        ({"args": ["serve", "m", "--block-size=16"]}, False),
+        ({"args": ["serve", "m", "--block_size", "16"]}, False),
+        ({"args": ["serve", "m", "--block-size", "8", "--block-size", "16"]}, False),
+        ({"args": ["serve", "m", "--block-size", "16", "--kv-cache-dtype", "fp8"]}, True),
+        ({"args": ["serve", "m", "--block-size", "16", "--something-new"]}, True),
+        ({"args": ["serve", "m", "--max-num-seqs", "9", "--block-size", "16"]}, False),
+        ({"args": ["serve", "m", "--block-size", "16", "--no-enable-prefix-caching", "-tp", "2"]}, False),
+        ({"args": ["serve", "m", "--block-size", "16", "--seed", "-1"]}, False),
+        ({"env": [{"name": "VLLM_KV_CACHE_LAYOUT", "value": "HND"}]}, True),
+        (
+            {"env": [{"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}, {"name": "BALLAST_PROFILE", "value": "{}"}]},
+            False,
+        ),
+        ({"resources": {"limits": {"cpu": "1"}}}, False),
+    ],
+    ids=str,
+)
+def test_the_revision_is_what_kv_compatibility_depends_on(change: dict[str, Any], counts: bool) -> None:
+    """And no more: what it leaves out rolls one pool alone."""
+    assert (kv_revision("m", [{**ENGINE, **change}]) != kv_revision("m", [ENGINE])) is counts
+
+
+def test_roles_and_further_pools_of_the_same_engine_share_a_revision() -> None:
+    """kv_role differs by design; another connector does not."""
+
+    def with_connector(**config: str) -> Manifest:
+        return {**ENGINE, "args": [*ENGINE["args"], "--kv-transfer-config", json.dumps(config)]}
+
+    prefill, decode = (with_connector(kv_connector="N", kv_role=role) for role in ("kv_producer", "kv_consumer"))
+    assert kv_revision("m", [prefill]) == kv_revision("m", [prefill, decode, decode])
+    assert kv_revision("m", [prefill]) != kv_revision("m", [with_connector(kv_connector="M")])
+    assert kv_revision("m", [prefill]) != kv_revision("n", [prefill])
+
+
+def test_percentages_are_rounded_as_kubernetes_does() -> None:
+    """Surge up, unavailable down."""
+    assert (allowance("25%", 2, up=True), allowance("25%", 2, up=False), allowance(3, 2, up=True)) == (1, 0, 3)
