@@ -64,22 +64,6 @@ def test_an_adopted_request_is_load_where_it_is_and_no_arrival() -> None:
     assert d.outcomes.retries_left(0.3) == before
 
 
-@pytest.mark.parametrize("placement", ["least-requests", "ballast"])
-def test_one_that_is_named_again_on_a_lost_endpoint_is_booked_there(placement: str) -> None:
-    """It alone keeps the endpoint known: that is not freed between its old booking and its new one."""
-    d = director(names=("p0", "d0"), policy=build_placement(placement))
-    d.on_event(RequestAdopted(request(THEIRS), D0, P0), 0.0)
-    d.on_event(EndpointLost(P0), 1.0)
-    d.on_event(RequestAdopted(request(THEIRS), P0), 2.0)
-    entry = d.ledger.get(THEIRS)
-    assert entry is not None
-    assert entry.decode_slot == slot(d, P0)
-    check_books(d.ledger)
-    d.on_event(RequestEnded(THEIRS, Outcome.COMPLETED), 3.0)
-    assert d.inventory.slot_of(P0) is None
-    assert not len(d.ledger)
-
-
 def test_it_is_followed_by_id_to_its_end() -> None:
     """Prefill without a hand-off, tokens, a move, and its end, after which nothing is left of it."""
     d = director()
