@@ -43,6 +43,13 @@ def _peers(text: str) -> tuple[dict[str, object], ...]:
     return tuple(found)
 
 
+def _lease(text: str) -> tuple[str, str] | None:
+    namespace, _, name = text.partition("/")
+    if bool(namespace) is not bool(name) or "/" in name:
+        raise typer.BadParameter("must be NAMESPACE/NAME", param_hint="--lease")
+    return (namespace, name) if name else None
+
+
 def operator(
     *,
     gateway_image: Annotated[
@@ -72,6 +79,13 @@ def operator(
             help="Who may reach gateways' admin port: JSON, as `from` of a NetworkPolicy. Default: everybody.",
         ),
     ] = "[]",
+    lease: Annotated[
+        str,
+        typer.Option(
+            envvar="BALLAST_LEASE",
+            help="NAMESPACE/NAME of a Lease: of several operators its holder works. Default: none is asked for.",
+        ),
+    ] = "",
     resync_s: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds between two looks at each object, for changes that no watch reports."),
@@ -96,6 +110,7 @@ def operator(
         ),
         network_policies=network_policies,
         admin_from=_peers(gateway_admin_from),
+        lease=_lease(lease),
         namespaces=tuple(namespace or ()),
         resync_s=resync_s,
         workers=workers,

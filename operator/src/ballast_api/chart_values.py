@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, Seq, StringMap
+from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, PositiveInt, Seq, StringMap
 
 Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 FreeObject = dict[str, Any]
@@ -63,6 +63,9 @@ class ChartValues(ApiModel):
 
     image: ImageValues = Field(default_factory=ImageValues)
     """The image that holds operator, gateway and engine-sim."""
+    replicas: PositiveInt = 1
+    """Number of operator pods. One of them works, by a Lease; the others take over within some 15 s of its end, or at
+    once when it ends by itself."""
     image_pull_secrets: Seq[FreeObject] = ()
     """Secrets for a private registry, such as `[{name: my-secret}]`. Empty uses none."""
     name_override: str = ""

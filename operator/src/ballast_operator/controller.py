@@ -65,6 +65,11 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._threads.shutdown)
 
+    @property
+    def started(self) -> bool:
+        """Whether it was started, stopped or not."""
+        return bool(self._tasks)
+
     def alive(self) -> bool:
         """Whether all tasks still run."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
