@@ -22,10 +22,10 @@ from pathlib import Path
 
 import uvloop
 
+from ballast_api.signatures import Signed
 from ballast_core.model import Role
 from ballast_gateway.http.client import Collect, Exchange, UpstreamPool
 from ballast_gateway.podapi import messages
-from ballast_gateway.podapi.auth import Signed
 from ballast_gateway.podapi.plan import Place, Plan, sign
 from bench.proxy_bench import (
     CHUNKS,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.recommend.budget import Hardware, parse_budget
 from ballast_sim.recommend.layouts import layouts
 from ballast_sim.recommend.question import Question

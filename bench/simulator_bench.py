@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
-from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.simulation.inputs.source import WorkloadSource
 from ballast_sim.simulation.policies.choice import parse_policies

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_core.directing.settings import SettingsChanged
 from ballast_core.model import Outcome
 from ballast_core.model.events import Event, RequestAdopted
 from ballast_gateway.app import Gateway
@@ -70,7 +71,7 @@ async def _worker(folder: Path, name: str, peers: bool) -> None:
     adopted: dict[str, float] = {}
     tell = gateway.driver.on_event
 
-    def hear(event: Event) -> None:
+    def hear(event: Event | SettingsChanged) -> None:
         if isinstance(event, RequestAdopted):
             adopted.setdefault(event.request.id, time.monotonic())
         if tell is not None:

@@ -30,6 +30,7 @@ from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
 from kit import Cluster, Kubectl, wait_until
 from kit.envoy_gateway import Answer, DataPlane, ask, data_plane, gateway_objects, install, uninstall
 from kit.picker_fleet import (
+    PICKERS,
     TOKEN,
     fleet_objects,
     gateway_pods,
@@ -317,6 +318,30 @@ def test_strangers_get_nothing_from_the_pod_api(fleet: Kubectl, envoy: DataPlane
     assert urllib.parse.urlsplit(url).hostname
     (answer,) = ask(fleet, CLIENT, [{"url": url, "method": "GET"}])
     assert answer.status == 404
+
+
+async def test_a_picker_that_is_deleted_costs_no_stream_and_no_request(fleet: Kubectl, front: Front) -> None:
+    """Its ext_proc streams go on as long as the streams that Envoy has by them; others take what comes."""
+    before = {pod["metadata"]["name"] for pod in gateway_pods(fleet)}
+    gone = min(before)
+
+    def replaced() -> bool:
+        pods = gateway_pods(fleet)
+        return sum(is_ready(pod) for pod in pods if pod["metadata"]["name"] != gone) == PICKERS
+
+    asks = [asking(number, prompt_tokens=60, output_tokens=3000, seed=5) for number in range(12)]
+    long = [asyncio.create_task(front.send(one, bound_s=300)) for one in asks]
+    await asyncio.sleep(3)
+    async with steady_load(front, 3.0, seed=6) as running:
+        await asyncio.to_thread(fleet.run, "delete", "pod", gone, "--wait=false")
+        await asyncio.to_thread(wait_until, replaced, 60, "another picker is there")
+        outcomes = await asyncio.gather(*long)
+    others = [task.result() for task in running]
+    lasted = [each.ended_s - each.asked_s for each in outcomes]
+    print(f"\n{fates(outcomes)} of {min(lasted):.0f} to {max(lasted):.0f} s, {fates(others)} beside them")
+    assert {each.fate for each in outcomes} == {Fate.WHOLE}, fates(outcomes)
+    assert {each.fate for each in others} == {Fate.WHOLE}, fates(others)
+    await asyncio.to_thread(wait_whole, fleet, 320)
 
 
 async def test_a_rotation_of_the_token_breaks_nothing(fleet: Kubectl, front: Front) -> None:

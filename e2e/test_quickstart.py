@@ -82,11 +82,11 @@ def gateway_pods(kubectl: Kubectl) -> set[str]:
 
 
 def test_a_new_gateway_breaks_no_stream_of_the_old_one(cluster: Cluster, fleet: Kubectl) -> None:
-    """An edit of the gateway's settings with traffic on: the old pod drains while the new one serves."""
+    """An edit of a setting that restarts gateways, with traffic on: old pods drain while new ones serve."""
     before = gateway_pods(fleet)
     load = start_load(fleet, "roll", image=cluster.images.ballast, url=URL, duration_s=40, time_scale=TIME_SCALE)
     load.wait_started()
-    fleet.patch("servingpool", NAME, {"spec": {"gateway": {"settings": {"limits": {"maxRetries": 3}}}}})
+    fleet.patch("servingpool", NAME, {"spec": {"gateway": {"settings": {"limits": {"drainGraceS": 2.0}}}}})
     wait_until(lambda: gateway_pods(fleet) - before, 60, "a new gateway pod is there")
     fleet.rollout(f"deployment/{NAME}-gateway")
     report = load.result(timeout_s=40 * TIME_SCALE + 180)

@@ -16,9 +16,8 @@ from ballast_api.structural import json_schema_of, rewrite
 INERT = {
     "ServingPool": (
         *("spec.ratio", "spec.ratio.mode", "spec.ratio.minRatio", "spec.ratio.maxRatio"),
-        *("spec.sloRef", "status.attainment", "status.lastScaling", "status.display.sloPercent"),
+        "status.lastScaling",
     ),
-    "ServiceLevelObjective": ("spec", "spec.priority", "spec.match"),
     "HardwareProfile": ("spec.costPerHour",),
 }
 """Fields that this release reads and does not act on, or never writes."""

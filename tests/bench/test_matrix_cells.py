@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.workloads import GENERATORS, WorkloadRequest
 from bench.common.seeding import jittered, part_of
 from bench.matrix.cells import CELLS, DECODE, LOADS, PREFILL, SEEDS, TRACES, Cell, setup_of

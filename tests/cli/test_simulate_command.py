@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ballast_cli.main import app
 from ballast_core.policies.placement.registry import ALL_PLACEMENTS, PLACEMENTS
-from ballast_core.policies.registry import PARTS, PLACEMENT
+from ballast_core.policies.registry import PARTS, PLACEMENT, SCALING
 
 CLI = [sys.executable, "-m", "ballast_cli"]
 FLEET = ["--endpoints", "2P2D", "--profile", "a100-qwen3-32b"]
@@ -447,7 +447,7 @@ def test_listings_explain_each_entry_in_a_line(command: str) -> None:
     if command == "policies":
         by_kind = {kind: {row["name"] for row in rows if row["kind"] == kind} for kind in (row["kind"] for row in rows)}
         assert by_kind.pop("placement") == {*ALL_PLACEMENTS, "oracle"}
-        assert by_kind == {kind.name: set(kind.types) for kind in PARTS.values() if kind is not PLACEMENT}
+        assert by_kind == {kind.name: set(kind.types) for kind in (*PARTS.values(), SCALING) if kind is not PLACEMENT}
         assert [line.removesuffix(":").lower() for line in said if line not in lines] == ["placement", *by_kind]
 
 

@@ -13,6 +13,7 @@ from ballast_core.model.effects import Migrate, Reject, WakeAt
 from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
+    EndpointLost,
     EndpointObserved,
     FirstToken,
     LeadershipChanged,
@@ -99,6 +100,21 @@ def test_unknown_endpoints_book_nothing(decode: str, prefill: str | None) -> Non
         RequestAdopted(request("gw-b/2"), EndpointId(decode), None if prefill is None else EndpointId(prefill)), 0.0
     )
     assert RequestId("gw-b/2") not in d.ledger.entries
+
+
+def test_one_that_decodes_meanwhile_on_a_lost_endpoint_stays_on_its_books() -> None:
+    """It was the last request there: the slot is not freed between its two bookings."""
+    d = director()
+    d.on_event(RequestAdopted(request(THEIRS), D0), 0.0)
+    d.on_event(EndpointLost(D0), 0.1)
+    lost = slot(d, D0)
+    d.on_event(RequestAdopted(request(THEIRS), D0, decoding=True, generated_tokens=5), 0.2)
+    assert d.ledger.entries[THEIRS].decode_slot == slot(d, D0) == lost
+    d.on_event(EndpointObserved(endpoint("d9")), 0.3)
+    assert slot(d, EndpointId("d9")) != lost
+    check_books(d.ledger)
+    d.on_event(RequestEnded(THEIRS, Outcome.COMPLETED, 12), 1.0)
+    assert d.inventory.slot_of(D0) is None
 
 
 def test_an_id_of_ours_is_not_taken_over() -> None:

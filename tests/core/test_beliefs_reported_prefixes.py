@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_core.beliefs.reported_prefixes import ReportedPrefixes
+from ballast_core.beliefs.reported_prefixes import READING, ReportedPrefixes
 from ballast_core.model import EndpointId
-from ballast_core.model.kv_reports import BlocksRemoved, BlocksStored, CacheCleared, ExtraKeys, KvReport
+from ballast_core.model.kv_reports import BlocksRemoved, BlocksStored, CacheCleared, ExtraKeys, HistoryTold, KvReport
 from ballast_core.model.prompt_tokens import PromptTokens, packed
 
 A, B = EndpointId("a"), EndpointId("b")
@@ -157,6 +157,20 @@ def test_reports_with_a_gap_are_true_but_not_all() -> None:
     known = target.known(A)
     assert known is not None
     assert (known.complete, known.problem) == (True, "")
+
+
+def test_a_history_is_complete_at_its_end_not_where_the_cache_was_cleared_in_it() -> None:
+    target, engine, tokens = ReportedPrefixes(), Engine(), list(range(9))
+    target.place(0, A)
+    target.begin(A, 0, 1000, READING)
+    tell(target, A, engine.store(tokens, 0, 2), CacheCleared())
+    known = target.known(A)
+    assert known is not None
+    assert (known.complete, known.problem) == (False, READING)
+    tell(target, A, engine.store(tokens, 0, 2), HistoryTold())
+    known = target.known(A)
+    assert known is not None
+    assert (known.complete, known.blocks) == (True, 2)
 
 
 def test_a_block_after_an_unknown_one_shows_that_reports_were_missed() -> None:

@@ -104,6 +104,47 @@ def test_a_tighter_bound_leaves_less_to_wait_and_an_open_door_all() -> None:
     assert lengths[0] > 1.5 * lengths[1] > 2 * lengths[2] > 0
 
 
+def tight(name: str, tenant: str = "", priority: int = 0) -> Request:
+    """One that the queue of `filled` is too long for."""
+    return replace(ask(name, tenant, priority=priority), ttft_objective_s=1.0)
+
+
+def filled(tenant: str = "", priority: int = 0) -> Director:
+    """As much waits as may, all of one tenant: about two seconds."""
+    d = overloaded()
+    arrive(d, 0.0, *(ask(f"r{number}", tenant, priority=priority) for number in range(100)))
+    return d
+
+
+def test_a_request_that_cannot_keep_its_objective_is_shed_at_once() -> None:
+    """Behind its own tenant's work: all of that goes before it."""
+    d = filled()
+    before = len(d.queue)
+    assert [each.request_id for each in shed(arrive(d, 0.1, tight("t")))] == ["t"]
+    assert len(d.queue) == before
+
+
+def test_less_urgent_work_does_not_stand_in_the_way_of_an_objective() -> None:
+    """It goes after the urgent request, which waits in its place; of two seconds of work the last gives way."""
+    d = filled(priority=5)
+    rejected = shed(arrive(d, 0.1, tight("t", priority=-5)))
+    assert RequestId("t") in d.queue
+    assert RequestId("t") not in {each.request_id for each in rejected}
+    d = filled(priority=-5)
+    assert "t" in {each.request_id for each in shed(arrive(d, 0.1, tight("t", priority=5)))}
+
+
+def test_another_tenants_work_stands_in_the_way_of_an_objective_by_its_turn_alone() -> None:
+    """Turns are kept: who has nothing waiting is next but for one request, however much the other has."""
+    d = overloaded(ExpectedTtft(max_ttft_s=40.0))
+    arrive(d, 0.0, *(ask(f"r{number}", "greedy") for number in range(200)))
+    objective_s = 8.0
+    modest, greedy = (replace(tight(name, name), ttft_objective_s=objective_s) for name in ("modest", "greedy"))
+    assert d.expected_wait_s > 0.2 * objective_s
+    assert "modest" not in {each.request_id for each in shed(arrive(d, 0.1, modest))}
+    assert "greedy" in {each.request_id for each in shed(arrive(d, 0.1, greedy))}
+
+
 def test_a_request_whose_leg_has_failed_waits_no_second_time() -> None:
     """The one endpoint that is left for it is full, and may stay so for long; `bounded` keeps to its places."""
     for admission, sent_on in ((ExpectedTtft(), True), (Bounded(max_prefill_requests=2), False)):

@@ -200,7 +200,10 @@ async def test_the_names_of_the_metrics_are_an_interface(tmp_path: Path, golden:
         scripted_engine(prefill_script) as prefill,
         scripted_engine(decode_script) as decode,
         running_gateway(
-            tmp_path, {"p0": prefill.address, "d0": decode.address, "d1": "127.0.0.1:1"}, wait=False
+            tmp_path,
+            {"p0": prefill.address, "d0": decode.address, "d1": "127.0.0.1:1"},
+            wait=False,
+            objectives=[{"name": "fast", "ttftS": 1.0}],
         ) as gateway,
         httpx.AsyncClient(base_url=gateway.admin_url) as admin,
     ):

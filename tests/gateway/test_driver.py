@@ -11,6 +11,7 @@ import pytest
 
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
+from ballast_core.directing.settings import SettingsChanged
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Migrate
 from ballast_core.model.events import (
@@ -44,7 +45,8 @@ class Scripted(Director):
         self.events: list[Event] = []
         self.times_s: list[float] = []
 
-    def on_event(self, event: Event, now_s: float) -> list[Effect]:
+    def on_event(self, event: Event | SettingsChanged, now_s: float) -> list[Effect]:
+        assert not isinstance(event, SettingsChanged)
         self.events.append(event)
         self.times_s.append(now_s)
         return list(self.script.get(type(event), ()))

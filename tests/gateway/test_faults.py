@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ballast_core.directing.settings import SettingsChanged
 from ballast_core.model import Endpoint, EndpointId, Fault, Role
 from ballast_core.model.events import DispatchFailed, EndpointObserved, Event, RequestEnded
 from ballast_gateway.http.client import UpstreamError, UpstreamPool
@@ -32,8 +33,9 @@ def heard(gateway: RunningGateway) -> list[Event]:
     director = gateway.gateway.driver.director
     on_event = director.on_event
 
-    def listening(event: Event, now_s: float) -> Any:
-        events.append(event)
+    def listening(event: Event | SettingsChanged, now_s: float) -> Any:
+        if not isinstance(event, SettingsChanged):
+            events.append(event)
         return on_event(event, now_s)
 
     director.on_event = listening  # type: ignore[method-assign]

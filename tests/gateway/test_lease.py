@@ -13,6 +13,7 @@ from kubernetes.aio import client as kubernetes
 
 from ballast_gateway.observe import lease as leases
 from ballast_gateway.observe.lease import LeaseElection
+from ballast_gateway.observe.settings_report import SettingsReport
 from tests.support.gateway_kit import until
 
 QUICK_S = 0.05
@@ -51,6 +52,15 @@ class LeaseServer:
         known = self.leases.get(name)
         if method == "GET":
             return (404, {}) if known is None else (200, known)
+        if method == "PATCH":
+            if known is None:
+                return 404, {}
+            notes = known["metadata"].setdefault("annotations", {})
+            for key, value in body["metadata"]["annotations"].items():
+                notes.pop(key, None) if value is None else notes.update({key: value})
+            self.version += 1
+            known["metadata"]["resourceVersion"] = str(self.version)
+            return 200, known
         given = body["metadata"].get("resourceVersion")
         if (known is None) is (method == "PUT") or (known and given != known["metadata"]["resourceVersion"]):
             return 409, {}
@@ -126,3 +136,51 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
         await until(lambda: ours == [True, False])
         server.down = False
         await until(lambda: ours == [True, False, True])
+
+
+async def test_who_holds_it_goes_on_to_lead_when_a_note_comes_between(server: LeaseServer) -> None:
+    """A write that did not see another gateway's annotation is refused; it is no loss of the Lease."""
+    async with candidate(server, "a") as (_, ours):
+        await until(lambda: ours == [True])
+        judge, refused = server.answer, 0
+
+        def with_a_note_between(method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+            nonlocal refused
+            if method == "PUT" and refused < 3:
+                refused += 1
+                judge("PATCH", path, {"metadata": {"annotations": {"n": str(refused)}}})
+            return judge(method, path, body)
+
+        server.answer = with_a_note_between  # type: ignore[method-assign]
+        renewed = server.leases["fleet"]["spec"]["renewTime"]
+        await until(lambda: server.leases["fleet"]["spec"]["renewTime"] != renewed)
+        assert refused == 3
+        assert ours == [True]
+
+
+async def test_gateways_say_which_settings_they_have_and_withdraw_it(server: LeaseServer) -> None:
+    """Each by an annotation of its own; what could not be written is written again."""
+    server.answer("POST", "/apis/coordination.k8s.io/v1/namespaces/ns/leases", {"metadata": {"name": "fleet"}})
+    configuration = kubernetes.Configuration(host=f"http://127.0.0.1:{server.port}")
+    configuration.retries = None
+    async with kubernetes.ApiClient(configuration) as api:
+        one, two = (SettingsReport(api, "ns", "fleet", me, retry_s=QUICK_S) for me in ("one", "two"))
+        tasks = [asyncio.create_task(each.run()) for each in (one, two)]
+
+        def said() -> dict[str, str]:
+            notes = server.leases["fleet"]["metadata"].get("annotations", {})
+            return {key.removeprefix("settings.serving.ballast.dev/"): value for key, value in notes.items()}
+
+        server.down = True
+        one.say("aaaaaaaaaa", "")
+        await asyncio.sleep(2 * QUICK_S)
+        two.say("bbbbbbbbbb", "limits.novel: is not a field")
+        server.down = False
+        await until(lambda: said() == {"one": "aaaaaaaaaa", "two": "bbbbbbbbbb limits.novel: is not a field"})
+        one.say("bbbbbbbbbb", "")
+        await until(lambda: said()["one"] == "bbbbbbbbbb")
+        await two.withdraw()
+        assert said() == {"one": "bbbbbbbbbb"}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 
 from ballast_core.directing.director import Director
-from ballast_core.directing.settings import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings, SettingsChanged
 from ballast_core.directing.watch import WatchSettings
 from ballast_core.model import EndpointId
 from ballast_core.model.events import EndpointsHeard, Event
@@ -70,7 +70,7 @@ class Listening(Director):
         super().__init__(DirectorSettings(prefill=policy, decode=policy, profiles={}, watch=watch))
         self.heard: list[EndpointsHeard] = []
 
-    def on_event(self, event: Event, now_s: float) -> list:  # type: ignore[type-arg]
+    def on_event(self, event: Event | SettingsChanged, now_s: float) -> list:  # type: ignore[type-arg]
         if isinstance(event, EndpointsHeard):
             self.heard.append(event)
         return super().on_event(event, now_s)

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ballast_api.signatures import PROOF
 from ballast_core.model import Role
 from ballast_gateway.podapi import messages, refusals
-from ballast_gateway.podapi.auth import PROOF, Guard
+from ballast_gateway.podapi.auth import Guard
 from ballast_gateway.podapi.feed import MOST_BEHIND_BYTES, MOST_READERS, Feed
 from ballast_gateway.podapi.messages import (
     Beat,

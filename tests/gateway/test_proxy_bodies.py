@@ -238,9 +238,10 @@ def test_any_bytes_are_refused_without_another_exception(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "own"), [(3, 3), (-2, -2), (True, 1), ("1", 1), (2.0, 2), ("x", 0), (1.5, 0), (None, 0), ([1], 0)]
+    ("value", "own"),
+    [(3, 3), (-2, -2), (True, 1), ("1", 1), (2.0, 2), ("x", None), (1.5, None), (None, None), ([1], None)],
 )
-def test_a_clients_own_priority_is_known(value: object, own: int) -> None:
+def test_a_clients_own_priority_is_known(value: object, own: int | None) -> None:
     """It ranks before the queue's order; what is no whole number is the engine's to refuse."""
     made = generation({**OK, "priority": value})
     assert made.priority == own

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ballast_api.recorded_traffic import merged
 from ballast_core.model import Request, RequestId
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.traffic import BLOCK_BYTES, ROW_BYTES, Bounds, TrafficRecorder
@@ -185,6 +186,60 @@ def test_the_simulator_reads_it(tmp_path: Path) -> None:
     assert [each.hash_ids for each in read] == [(0,), (0, 1), None]
     assert [each.max_tokens for each in read] == [30, 30, 1]
     assert {each.traffic_class for each in read} == {"class-0"}
+
+
+def named(kept: TrafficRecorder, key: bytes = b"k" * 32) -> bytes:
+    return b"".join(kept.trace(key=key))
+
+
+def test_rows_of_several_gateways_make_one_trace(tmp_path: Path) -> None:
+    """That of one gateway with all of the requests: order, shared blocks, classes, corrections by engines' counts."""
+    together, parts = recorder(), (recorder(), recorder())
+    for number in range(40):
+        hashes = tuple(range(10 * (number % 3), 10 * (number % 3) + 1 + number % 10))
+        one = record(
+            50.0 + number,
+            prompt_tokens=64 * len(hashes) + number,
+            hashes=hashes,
+            measured=(64 * len(hashes) + number) * 3 // 4 if number % 2 else 0,
+            traffic_class=f"secret-{number % 4}",
+        )
+        together(one)
+        parts[number * 7 % 5 % 2](one)
+    file = tmp_path / "merged.jsonl"
+    file.write_bytes(b"".join(merged(named(part) for part in parts)))
+    (tmp_path / "alone.jsonl").write_bytes(b"".join(together.trace()))
+    found, alone = read_trace(file), read_trace(tmp_path / "alone.jsonl")
+
+    def shape(requests: Any) -> list[Any]:
+        """Blocks and classes by their first appearance: numbers are each trace's own."""
+        known: dict[int, int] = {}
+        return [
+            (r.arrival_s, r.input_tokens, r.block_size, [known.setdefault(b, len(known)) for b in r.hash_ids or ()])
+            for r in requests
+        ]
+
+    assert shape(found) == shape(alone)
+    assert len(found) == 40
+    classes = [request.traffic_class for request in found]
+    assert classes == [f"class-{number % 4}" for number in range(40)]
+
+
+def test_names_are_the_same_for_one_key_only() -> None:
+    """And no hash of a prompt is in them."""
+    kept = recorder()
+    kept(record(90.0, hashes=(2**64 - 1, 5), traffic_class="secret"))
+    [row], [other] = ([json.loads(line) for line in named(kept, key * 32).splitlines()] for key in (b"a", b"b"))
+    assert not {2**64 - 1, 5} & {*row["hash_ids"], *other["hash_ids"]}
+    assert not {*row["hash_ids"], row["class"]} & {*other["hash_ids"], other["class"]}
+    assert row == json.loads(named(kept, b"a" * 32))
+    assert b"secret" not in named(kept)
+
+
+@pytest.mark.parametrize("part", [b"[]\n", b'{"a": 1}\n', b"<html>\n"])
+def test_what_is_no_row_is_refused(part: bytes) -> None:
+    with pytest.raises(ValueError, match=r"no row|Expecting"):
+        list(merged([part]))
 
 
 async def test_the_admin_api_gives_the_traffic_of_the_gateway(tmp_path: Path) -> None:

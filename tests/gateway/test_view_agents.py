@@ -8,13 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ballast_api.attainment_report import read_report, summed
+from ballast_core.attainment import Counts, Threshold
 from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Migrate
 from ballast_gateway.app import Gateway
 from tests.gateway.test_agent_engine_sim import Fleet, ids_of, stream
 from tests.support.agents import RunningAgent
-from tests.support.gateway_kit import until
+from tests.support.gateway_kit import post, raw_exchange, until
 from tests.support.view_kit import ViewFleet, ask, lines_of, view_of
+from tests.support.view_kit import engines as engines_of
 
 
 def fleet_of(folder: Path, running: dict[str, RunningAgent]) -> ViewFleet:
@@ -50,6 +53,58 @@ async def test_a_planned_request_is_disaggregated_followed_and_recorded(tmp_path
             (line,) = lines_of(first)
             assert (line["output_tokens"], line["outcome"], line["status"]) == (40, "completed", 200)
             assert line["ttft_s"] > 0
+        finally:
+            await fleet.close()
+
+
+OBJECTIVE = [{"name": "all", "ttftS": 60.0, "tpotS": 10.0, "priority": 4}]
+
+
+def joint(gateway: Gateway) -> Counts:
+    report = read_report(gateway.attainment.report())
+    return summed(report.objectives, 300, Threshold.JOINT)
+
+
+async def test_agents_tell_pickers_whether_objectives_are_met_and_each_request_counts_once(tmp_path: Path) -> None:
+    """At the picker that dispatched it, with its tokens in the recorded traffic; not at the one that follows it."""
+    async with Fleet(tmp_path) as engines:
+        running = await engines.start("p0", "d0", "d1")
+        fleet = fleet_of(tmp_path, running)
+        try:
+            first, second = await fleet.start(objectives=OBJECTIVE), await fleet.start(objectives=OBJECTIVE)
+            for number, gateway in enumerate((first, first, second)):
+                _, asking = await through(gateway, running, f"r{number}", stream(5))
+                await asking
+            whole = {key: value for key, value in stream(7).items() if key not in {"stream", "stream_options"}}
+            picked = ask(first, "whole", json.dumps(whole).encode())
+            picked.session.close(broken=False)
+            assert picked.plan is not None
+            header = f"x-ballast-plan: {picked.headers['x-ballast-plan']}"
+            await raw_exchange(running[picked.plan.decode.id].port, post("/v1/completions", whole, header), answers=1)
+            await until(lambda: joint(first).requests + joint(second).requests == 4)
+            assert (joint(first), joint(second)) == (Counts(3, 0, 0), Counts(1, 0, 0))
+            rows = [json.loads(line) for part in first.traffic.trace() for line in part.splitlines()]
+            assert [(row["output_tokens"], row["objective"], row["met"]) for row in rows] == [
+                *[(5, "all", True)] * 2,
+                (7, "all", True),
+            ]
+        finally:
+            await fleet.close()
+
+
+async def test_without_an_agent_nothing_is_guessed(tmp_path: Path) -> None:
+    """The picker is shown no response: the request is counted as not known, once scrapes have it ended or not."""
+    async with engines_of(("p0", "d0")) as addresses:
+        fleet = ViewFleet(tmp_path, addresses, {})
+        try:
+            gateway = await fleet.start(objectives=OBJECTIVE)
+            picked = ask(gateway, "r")
+            asked = gateway.driver.director.ledger.entries[RequestId("r")].request
+            assert (asked.priority, asked.ttft_objective_s) == (4, 60.0)
+            picked.session.close(broken=False)
+            assert picked.plan is None
+            await until(lambda: joint(gateway).requests == 1)
+            assert joint(gateway) == Counts(0, 0, 1)
         finally:
             await fleet.close()
 

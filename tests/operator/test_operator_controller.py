@@ -121,3 +121,32 @@ def test_handlers_leave_no_trace_of_kopf_in_the_cluster() -> None:
         "child-services",
         "child-configmaps",
     } <= watched
+
+
+class Thread:
+    """Beside the controller; may be made to look dead."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.dead = False
+
+    def start(self) -> None:
+        self.said.append("start")
+
+    def stop(self) -> None:
+        self.said.append("stop")
+
+    def alive(self) -> bool:
+        return not self.dead
+
+
+async def test_what_runs_beside_it_lives_as_long_as_it_does_and_counts_for_its_health() -> None:
+    """The probe of the process then restarts it."""
+    controller, beside = Controller(Looks(), SETTINGS), Thread()
+    controller.beside(beside)
+    controller.start()
+    assert (beside.said, controller.alive()) == (["start"], True)
+    beside.dead = True
+    assert not controller.alive()
+    await controller.stop()
+    assert beside.said == ["start", "stop"]

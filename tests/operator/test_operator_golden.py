@@ -12,7 +12,7 @@ from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.plan import plan
 from ballast_operator.settings import GatewayDefaults
-from tests.support.operator_builders import FRESH_TOKEN, NOW, status_of
+from tests.support.operator_builders import FRESH_TOKEN, NOW, objectives, status_of
 
 QUICKSTART = Path(__file__).parents[2] / "manifests" / "quickstart"
 
@@ -31,7 +31,7 @@ def quickstart() -> Observed:
         fresh_token=FRESH_TOKEN,
         gateway_defaults=GatewayDefaults(image="localhost/ballast:dev", image_pull_policy="IfNotPresent"),
         policy=found["SchedulingPolicy"][0],
-        objective=found["ServiceLevelObjective"][0],
+        objectives=objectives(*found["ServiceLevelObjective"]),
         profiles={item["metadata"]["name"]: item for item in found["HardwareProfile"]},
     )
 

@@ -17,7 +17,7 @@ from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.engine import EngineRequest, Finished, StepEnded, UniqueContent
 from ballast_sim.physics import PHYSICS
 from ballast_sim.physics.laws import ARES_LINEAR, SIBYL_HELD, SIBYL_PRINTED, DecodeLaw, LinearStep, SibylThroughput

@@ -11,11 +11,10 @@ from ballast_api.loading import load_manifest
 from ballast_api.policy_fit import engine_misfits
 from ballast_api.serving_pool import ServingPool
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim import capacity
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps
 from ballast_sim.recommend.budget import BudgetError, Hardware, parse_budget
 from ballast_sim.recommend.candidates import Candidate, ranked
-from ballast_sim.recommend.layouts import MOST_LAYOUTS, Layout, Part, decode_rps, layouts, shortlist
+from ballast_sim.recommend.layouts import MOST_LAYOUTS, Layout, Part, layouts, shortlist
 from ballast_sim.recommend.manifests import resources, to_yaml
 from ballast_sim.recommend.question import Question
 from ballast_sim.recommend.search import Answer, Effort
@@ -70,7 +69,9 @@ def test_layouts_use_every_engine_once_and_come_roomiest_first(a100: int, h20: i
 
 def test_a_tpot_threshold_bounds_the_batch_that_counts() -> None:
     free = decode_rps(H20, CHAT, None)
-    assert free == pytest.approx(capacity.decode_rps(H20, CHAT))
+    sequences = min(H20.max_num_seqs, int(0.9 * H20.kv_tokens / CHAT.context_tokens))
+    step_s = H20.step_s(sequences, sequences * CHAT.context_tokens, 0, sequences)
+    assert free == pytest.approx(sequences / step_s / CHAT.output_tokens)
     bounded = [decode_rps(H20, CHAT, tpot_s) for tpot_s in (0.018, 0.02, 0.025, 1.0)]
     assert bounded == sorted(bounded)
     assert bounded[0] < free == bounded[-1]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.recommend import stretch as stretches
 from ballast_sim.recommend.budget import parse_budget
 from ballast_sim.recommend.candidates import Candidate

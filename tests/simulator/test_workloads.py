@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps
 from ballast_sim import capacity
 from ballast_sim.engine import EngineConfig, EngineRequest, UniqueContent
 from ballast_sim.workloads import (
@@ -211,7 +212,7 @@ def test_capacity_is_the_law_worked_by_hand() -> None:
 def test_an_engine_carries_the_decode_load_that_the_arithmetic_promises(load: float, keeps_up: bool) -> None:
     """The estimate against the engine itself, decode only: below it the engine keeps up with arrivals, above not."""
     row = WorkloadRequest(arrival_s=0, input_tokens=1000, output_tokens=100)
-    promised_rps = capacity.decode_rps(H20_QWEN3_32B, capacity.LengthStatistics.of([row]))
+    promised_rps = decode_rps(H20_QWEN3_32B, LengthStatistics.of([row]))
     run = started(
         EngineConfig.from_profile(H20_QWEN3_32B, pulls_kv=True),
         [

@@ -215,6 +215,18 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     ),
     _serving_pool("policy-ref-text", {"spec.policyRef": "mine"}, "spec.policyRef", "must be a mapping"),
     _serving_pool("slo-ref-empty", {"spec.sloRef": {}}, "spec.sloRef.name", "is missing"),
+    _serving_pool(
+        "slo-name-twice",
+        {"spec.sloRefs": [{"name": "a"}, {"name": "a"}]},
+        "spec.sloRefs[1]",
+        "of an earlier entry",
+    ),
+    _rule(
+        "slo-ref-and-refs",
+        {"spec.sloRef": {"name": "s"}, "spec.sloRefs": [{"name": "s"}]},
+        "spec.sloRefs",
+        "set one of",
+    ),
     _serving_pool("face", {"spec.gateway.face": "proxy"}, "spec.gateway.face", "'Proxy', 'Picker' or 'Both'"),
     _serving_pool("gateway-replicas", {"spec.gateway.replicas": -1}, "spec.gateway.replicas", "0 or more"),
     _serving_pool(

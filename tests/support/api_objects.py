@@ -103,6 +103,7 @@ _FULL_SPECS: Mapping[str, Object] = {
         "ratio": {"mode": "Off", "minRatio": 0.5, "maxRatio": 2.0},
         "policyRef": {"name": "p"},
         "sloRef": {"name": "s"},
+        "sloRefs": [],
         "gateway": {
             "replicas": 1,
             "image": "g",
@@ -110,6 +111,7 @@ _FULL_SPECS: Mapping[str, Object] = {
             "face": "Both",
             "hostnames": ["*.example.com"],
             "match": {"headers": [{"name": "x-team", "value": "a"}], "byModel": True},
+            "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "template": _OVERLAY,
             "parentRefs": [
                 {

@@ -16,7 +16,7 @@ import numpy as np
 from ballast_core.directing.director import Director
 from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.rescheduler import Rescheduler
-from ballast_core.directing.settings import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings, SettingsChanged
 from ballast_core.model import STAGE_ROLES, Binding, Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model.effects import (
     Cancel,
@@ -102,7 +102,9 @@ class Watch:
     """Feeds one Director, and raises `AssertionError` where an answer breaks an invariant."""
 
     def __init__(self, settings: DirectorSettings) -> None:
-        self.settings = settings
+        self.settings = self._first = settings
+        self._stayed = [0, 0]
+        """What was in flight, and of that waited afresh, when the settings changed: new limits are for what comes."""
         self.director = Director(settings)
         self.now_s = 0.0
         self.lives: dict[RequestId, Life] = {}
@@ -116,7 +118,7 @@ class Watch:
         self.timers: list[float] = []
         """Times of timers that were asked for and have not fired, ascending."""
         self.ready: dict[EndpointId, Endpoint] = {}
-        self.log: list[tuple[Event, float]] = []
+        self.log: list[tuple[Event | SettingsChanged, float]] = []
         self.sound = True
         """False once an event has broken something: what would follow is of no interest."""
         self._given: list[object] = []
@@ -127,7 +129,7 @@ class Watch:
 
     # --- events -------------------------------------------------------------------------------------------------
 
-    def feed(self, event: Event, now_s: float) -> list[Effect]:
+    def feed(self, event: Event | SettingsChanged, now_s: float) -> list[Effect]:
         """Feed the Director, and check what it answers and what it keeps."""
         assert now_s >= self.now_s, "a driver's clock does not go back"
         self.now_s, self.sound = now_s, False
@@ -135,6 +137,8 @@ class Watch:
         effects = self.director.on_event(event, now_s)
         self.log.append((event, now_s))
         self._given.append(plain(effects))
+        if isinstance(event, SettingsChanged):
+            self.settings, self._stayed = event.settings, [len(self.lives), self._waiting_afresh]
         before = self._take_event(event)
         self._take_where(event)
         for effect in effects:
@@ -148,7 +152,7 @@ class Watch:
         self.sound = True
         return effects
 
-    def _take_event(self, event: Event) -> Life | None:
+    def _take_event(self, event: Event | SettingsChanged) -> Life | None:
         """Bring the account up to what has happened. Returns the life of the event's request, ended or not."""
         match event:
             case EndpointObserved() | EndpointsScraped() | EndpointDraining() | EndpointLost():
@@ -165,7 +169,8 @@ class Watch:
                     life = self.adopted.setdefault(request.id, Life(request, self.now_s, decode=event.decode))
                     if entry.reservation is None:
                         life.moving_to = None
-                    if entry.decode_slot == self.director.inventory.slot_of(event.decode):
+                    slot = self.director.inventory.slot_of(event.decode)
+                    if slot is not None and entry.decode_slot == slot:
                         life.decode = event.decode
                 return None
             case LeadershipChanged(leads=leads):
@@ -185,7 +190,7 @@ class Watch:
             self._take_request_event(known, event)
         return known
 
-    def _take_event_of_other(self, life: Life, event: Event) -> None:
+    def _take_event_of_other(self, life: Life, event: Event | SettingsChanged) -> None:
         match event:
             case Migrated(target=target) if life.moving_to == target:
                 life.decode, life.moving_to = target, None
@@ -197,7 +202,7 @@ class Watch:
             case RequestEnded() | ClientGone():
                 del self.adopted[life.request.id]
 
-    def _take_where(self, event: Event) -> None:
+    def _take_where(self, event: Event | SettingsChanged) -> None:
         """What others have decided: the Director follows, as far as it knows the place and the request decodes."""
         if isinstance(event, MoveOrdered):
             life = self.lives.get(event.request_id) or self.adopted.get(event.request_id)
@@ -233,7 +238,7 @@ class Watch:
         if endpoint.id not in self._draining:
             self.ready[endpoint.id] = endpoint
 
-    def _take_request_event(self, life: Life, event: Event) -> None:
+    def _take_request_event(self, life: Life, event: Event | SettingsChanged) -> None:
         match event:
             case DispatchFailed(endpoint_id=endpoint_id):
                 life.failed_on.add(endpoint_id)
@@ -264,6 +269,7 @@ class Watch:
         first = None if slot is None or prefill == decode else inventory.endpoint(slot)
         life.dispatch = replace(life.dispatch, prefill=first, segments=())
         life.decode, life.moving_to, life.segment = None if lost else decode, None, 0
+        life.prefilling = not lost and first is not None and not entry.decodes
 
     def _final(self, life: Life) -> None:
         request_id = life.request.id
@@ -273,7 +279,7 @@ class Watch:
 
     # --- effects ------------------------------------------------------------------------------------------------
 
-    def _take_effect(self, effect: Effect, event: Event, of_event: Life | None) -> None:
+    def _take_effect(self, effect: Effect, event: Event | SettingsChanged, of_event: Life | None) -> None:
         if isinstance(effect, WakeAt):
             assert effect.at_s >= self.now_s, "8: a timer in the past"
             bisect.insort(self.timers, effect.at_s)
@@ -317,7 +323,7 @@ class Watch:
                 self._check_move(life, effect)
                 life.moving_to = effect.target.id
 
-    def _take_effect_on_other(self, life: Life, effect: Effect, event: Event) -> None:
+    def _take_effect_on_other(self, life: Life, effect: Effect, event: Event | SettingsChanged) -> None:
         match effect:
             case Leave():
                 assert isinstance(event, EndpointsHeard), "9: a leg is left at no tick of the watch"
@@ -393,7 +399,8 @@ class Watch:
             if not early:
                 prefill, gone = life.dispatch.prefill, life.decode not in self.ready
                 back = not cut and gone and prefill is not None and target.id == prefill.id
-                assert back or target.id == (life.endpoint if cut else life.decode), f"2: handed on to {target}"
+                known = cut and life.endpoint is not None and self.director.inventory.slot_of(life.endpoint) is not None
+                assert back or target.id == (life.endpoint if known else life.decode), f"2: handed on to {target}"
                 others = [
                     one
                     for one in self.ready.values()
@@ -417,7 +424,7 @@ class Watch:
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def _check_answer(self, event: Event, life: Life | None) -> None:
+    def _check_answer(self, event: Event | SettingsChanged, life: Life | None) -> None:
         """A request that came, or came back, is dispatched, held or rejected by the same event."""
         if isinstance(event, RequestArrived | DispatchFailed) and life is not None:
             in_flight = life.request.id in self.lives
@@ -449,17 +456,22 @@ class Watch:
             }, "1: the book is not that of the plans"
 
     @property
+    def _waiting_afresh(self) -> int:
+        return sum(life.held and not life.failed_on for life in self.lives.values())
+
+    @property
     def _bounded(self) -> Bounded | None:
         admission = self.settings.admission
         return admission if isinstance(admission, Bounded) else None
 
-    def _check_capacity(self, event: Event, effects: Iterable[Effect]) -> None:
+    def _check_capacity(self, event: Event | SettingsChanged, effects: Iterable[Effect]) -> None:
         limit, bounded = self.settings.max_in_flight, self._bounded
-        assert limit is None or len(self.lives) <= limit, "6: more in flight than the limit"
+        fresh, stayed = self._waiting_afresh, self._stayed
+        self._stayed = [min(stayed[0], len(self.lives)), min(stayed[1], fresh)]
+        assert limit is None or len(self.lives) <= max(limit, stayed[0]), "6: more in flight than the limit"
         if bounded is None:
             return
-        fresh = sum(life.held and not life.failed_on for life in self.lives.values())
-        assert fresh <= bounded.max_waiting, "6: more wait than the limit"
+        assert fresh <= max(bounded.max_waiting, stayed[1]), "6: more wait than the limit"
         at_once = isinstance(event, EndpointsScraped)
         for effect in effects:
             if isinstance(effect, Dispatch):
@@ -488,7 +500,7 @@ class Watch:
         assert slot is not None
         return slot
 
-    def _excess_of(self, event: Event) -> tuple[EndpointId, int] | None:
+    def _excess_of(self, event: Event | SettingsChanged) -> tuple[EndpointId, int] | None:
         """Of one scraped endpoint: how many requests it reports beyond ours."""
         if not isinstance(event, EndpointObserved) or event.observation is None:
             return None
@@ -560,7 +572,7 @@ class Watch:
 
     def _check_replay(self) -> None:
         """Invariant 4: a fresh Director gives the same effects, also when they are looked at after its last event."""
-        fresh = Director(self.settings)
+        fresh = Director(self._first)
         again = [fresh.on_event(event, now_s) for event, now_s in self.log]
         for (event, _), before, after in zip(self.log, self._given, again, strict=True):
             assert plain(after) == before, f"4: {event} is answered otherwise"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ballast_operator.board import Board
 from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
@@ -73,6 +74,11 @@ def policy(name: str = "fair", placement: str = "round-robin", **parts: Manifest
     metadata = {"name": name, "namespace": NAMESPACE, "uid": f"policy-{name}", "generation": 1}
     spec = {"prefill": {"type": placement}, "decode": {"type": placement}, **parts}
     return {"apiVersion": API_VERSION, "kind": "SchedulingPolicy", "metadata": metadata, "spec": spec}
+
+
+def objectives(*manifests: Manifest) -> dict[str, Manifest]:
+    """ServiceLevelObjectives by name."""
+    return {manifest["metadata"]["name"]: manifest for manifest in manifests}
 
 
 def objective(name: str = "fast", **spec: Any) -> Manifest:
@@ -145,9 +151,10 @@ def pod(name: str, *, pool_name: str = "decode", waiting: tuple[str, str] | None
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
 
 
-def reconciler(store: ObjectStore, *, now: str = NOW) -> Reconciler:
+def reconciler(store: ObjectStore, *, now: str = NOW, board: Board | None = None) -> Reconciler:
     """The real one, against a store."""
-    return Reconciler(store, store, OperatorSettings(gateway=DEFAULTS), lambda: now, lambda: FRESH_TOKEN)
+    settings = OperatorSettings(gateway=DEFAULTS)
+    return Reconciler(store, store, settings, lambda: now, lambda: FRESH_TOKEN, board=board)
 
 
 def stored_condition(store: ObjectStore, kind: str, *, name: str = "chat") -> Manifest:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from ballast_api.signatures import PROOF, Signed
 from ballast_gateway.podapi import messages
-from ballast_gateway.podapi.auth import PROOF, Signed
 from ballast_gateway.podapi.messages import Body, Message, Snapshot
 from ballast_gateway.podapi.refusals import OrderRefused
 from tests.support.gateway_kit import Answer, raw_exchange
@@ -65,15 +65,15 @@ async def order(port: int, target: str, body: Body, method: str = "POST") -> Ans
 class Lines:
     """Reads chunked lines."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience_s: float) -> None:
+        self.reader, self.writer, self.patience_s = reader, writer, patience_s
         self._lines: list[bytes] = []
         self._seq: int | None = None
 
     async def raw(self) -> bytes:
         """The next line. Raises `EOFError`."""
         while not self._lines:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(self.patience_s):
                 head = await self.reader.readline()
                 if not head.strip() or int(head, 16) == 0:
                     raise EOFError
@@ -97,14 +97,14 @@ class Lines:
 
 
 @asynccontextmanager
-async def listening(port: int) -> AsyncIterator[tuple[Snapshot, Lines]]:
-    """A reader of events, and what it was sent first."""
+async def listening(port: int, patience_s: float = 20.0) -> AsyncIterator[tuple[Snapshot, Lines]]:
+    """A reader of events, which waits as long for each, and what it was sent first."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 25)
     try:
         writer.write(call_bytes("GET", messages.EVENTS))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
-        lines = Lines(reader, writer)
+        lines = Lines(reader, writer, patience_s)
         snapshot = await lines.next()
         assert isinstance(snapshot, Snapshot)
         yield snapshot, lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,8 +37,8 @@ def gateway(
     Ends on SIGTERM or SIGINT when running requests are done. Port 0 takes any free port, which the log names.
     """
     from ballast_api.errors import InvalidInput
-    from ballast_api.loading import load_settings
     from ballast_gateway import logs, main
+    from ballast_gateway.settings_file import SettingsFile
 
     overrides = {
         "face": face,
@@ -53,23 +52,24 @@ def gateway(
             _exit(f"{option}: several gateways cannot share it; set it in each of the files")
     if len(set(map(str, config))) < len(config):
         _exit("--config: names one file twice")
+    files = {str(file): SettingsFile(file, lambda settings: _with_overrides(settings, overrides)) for file in config}
     try:
-        settings = {str(file): _with_overrides(load_settings(file), overrides) for file in config}
+        settings = {name: file.load() for name, file in files.items()}
     except InvalidInput as error:
         _exit(str(error))
     for file, each in settings.items():
         if len(settings) > 1 and each.workers > 1:
             _exit(f"{file}: workers: several gateways in one process have one each; give this one a process of its own")
-    logs.configure(min((each.log_level for each in settings.values()), key=_severity))
+    logs.configure(main.most_talkative(each.log_level for each in settings.values()))
     try:
         if len(settings) == 1 and (only := next(iter(settings.values()))).workers > 1:
             from ballast_gateway.ports import check_ports
             from ballast_gateway.workers import supervisor
 
             check_ports(settings)
-            status = supervisor.run(only)
+            status = supervisor.run(only, next(iter(files.values())))
         else:
-            status = main.run(settings)
+            status = main.run(settings, files)
     except (InvalidInput, OSError) as error:
         _exit(str(error))
     raise typer.Exit(status)
@@ -94,11 +94,6 @@ def _with_overrides(settings: GatewaySettings, overrides: dict[str, Any]) -> Gat
         return GatewaySettings.parse(data)
     except ValidationError as error:
         raise InvalidInput("command line", explain(error)) from error
-
-
-def _severity(level: str) -> int:
-    """The process logs as much as the most talkative of its gateways asks for."""
-    return logging.getLevelNamesMapping()[level.upper()]
 
 
 def _exit(problem: str) -> None:

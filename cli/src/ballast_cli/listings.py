@@ -31,10 +31,10 @@ def policies_command(json_out: JsonOption = False) -> None:
     Those that take other policies are written in a SchedulingPolicy manifest (`simulate --policy-file`); `oracle` is
     for `simulate` alone.
     """
-    from ballast_core.policies.registry import PARTS, PLACEMENT
+    from ballast_core.policies.registry import PARTS, PLACEMENT, SCALING
     from ballast_sim.simulation.policies.only_simulated import SIMULATOR_ONLY
 
-    tables = {kind.name: dict(kind.types) for kind in PARTS.values()}
+    tables = {kind.name: dict(kind.types) for kind in (*PARTS.values(), SCALING)}
     tables[PLACEMENT.name] |= SIMULATOR_ONLY
     rows = [
         {"kind": kind, "name": name, "explanation": _first_line(policy), "parameters": _parameters(policy)}

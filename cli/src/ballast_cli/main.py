@@ -14,6 +14,7 @@ from ballast_cli import (
     calibrate,
     conformance,
     engine_sim,
+    explain,
     gateway,
     import_config,
     listings,
@@ -22,6 +23,7 @@ from ballast_cli import (
     profile,
     recommend,
     simulate,
+    traffic,
     validate,
 )
 from ballast_cli.arithmetic import choose_arithmetic
@@ -58,10 +60,12 @@ app.add_typer(engine_sim.app, name="engine-sim")
 app.add_typer(profile.app, name="profile")
 app.add_typer(conformance.app, name="conformance")
 app.add_typer(import_config.app, name="import")
+app.add_typer(explain.app, name="explain")
 app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("recommend")(recommend.recommend_command)
 app.command("calibrate")(calibrate.calibrate_command)
+app.command("traffic")(traffic.traffic_command)
 app.command("workloads")(listings.workloads_command)
 app.command("policies")(listings.policies_command)
 app.command("profiles")(listings.profiles_command)

@@ -62,6 +62,13 @@ def operator(
         PullPolicy | None,
         typer.Option(envvar="BALLAST_GATEWAY_IMAGE_PULL_POLICY", help="Its pull policy; by default Kubernetes' rule."),
     ] = None,
+    gateway_image_pull_secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="BALLAST_GATEWAY_IMAGE_PULL_SECRETS",
+            help="Secret, in each ServingPool's namespace, for its registry; may be given again.",
+        ),
+    ] = None,
     namespace: Annotated[
         list[str] | None,
         typer.Option(envvar="BALLAST_NAMESPACES", help="Namespace to serve; may be given again. Default: all."),
@@ -107,6 +114,7 @@ def operator(
         gateway=GatewayDefaults(
             image=gateway_image,
             image_pull_policy=gateway_image_pull_policy.value if gateway_image_pull_policy else None,
+            image_pull_secrets=tuple(gateway_image_pull_secret or ()),
         ),
         network_policies=network_policies,
         admin_from=_peers(gateway_admin_from),

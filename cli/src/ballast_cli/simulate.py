@@ -11,13 +11,14 @@ from ballast_cli.options.declaring import in_options, with_options
 from ballast_cli.options.hardware import Hardware
 from ballast_cli.options.policies import Policies
 from ballast_cli.options.running import Jobs, Slo, processes
+from ballast_cli.options.scaling import Scales
 from ballast_cli.options.surroundings import Surroundings
 from ballast_cli.options.traffic import SimulatedTraffic
 
 if TYPE_CHECKING:
     from ballast_cli.simulate_view import View
     from ballast_sim.simulation.runs.comparison import Comparison
-    from ballast_sim.simulation.runs.experiment import Outcome
+    from ballast_sim.simulation.runs.experiment import Outcome, Setup
 
 INTERRUPTED = 130
 MOST_LOAD = 10
@@ -39,6 +40,7 @@ def simulate_command(
     rate_scale: Annotated[float | None, typer.Option(help="Multiply the rate of arrivals.")] = None,
     slo: Slo = None,
     seed: Annotated[str, typer.Option(help="Seed, or several: 0,1,2. One row for each.")] = "0",
+    scales: Scales,
     surroundings: Surroundings,
     json_out: Annotated[str | None, typer.Option("--json", help="Write one array to a file, or - for stdout.")] = None,
     html_out: Annotated[Path | None, typer.Option("--html", help="Write a self-contained report.")] = None,
@@ -75,7 +77,9 @@ def simulate_command(
             source=traffic.simulated(),
             objective=Objective.parse(slo or ""),
             fleet=surroundings.settings(machines),
+            autoscaling=scales.autoscaling(sum(machine.profile.gpus for machine in machines)),
         )
+        _check_scaling(setup, html_out)
         asked = Comparison(
             setup=setup,
             policies=policies.choices(),
@@ -114,6 +118,21 @@ def _check_rates(load: float | None, rate_scale: float | None) -> None:
         raise SettingError(
             "load", f"{load:g} is {load:g} times the capacity; write {load / 100:g} for {load:g} %, {MOST_LOAD} at most"
         )
+
+
+def _check_scaling(setup: "Setup", html_out: Path | None) -> None:
+    from ballast_sim.settings import SettingError
+    from ballast_sim.simulation.inputs.objective import Objective
+
+    if setup.autoscaling is None:
+        return
+    setup.autoscaling.pools(setup.machines)
+    if html_out is not None:
+        raise SettingError("html_out", "the report draws a fleet that stays as it is; leave --autoscale or this out")
+    if setup.fleet.failures:
+        raise SettingError("failures", "a script names machines, and a scaling policy replaces them; leave one out")
+    if setup.objective == Objective():
+        raise SettingError("slo", "a scaling policy needs thresholds; write such as ttft=2,tpot=0.05")
 
 
 def _simulate(

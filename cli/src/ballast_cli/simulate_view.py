@@ -146,6 +146,11 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def _scaled(row: Figures, name: str) -> str:
+    value = row.get("autoscaling", {}).get(name)
+    return "0" if value is None else f"{value:.4g}"
+
+
 COLUMNS = (
     _Column("policy", lambda row: row["policy"]),
     _Column("binding", lambda row: row["binding"], only_if_varied=True),
@@ -162,6 +167,9 @@ COLUMNS = (
     _Column("E2E p99 s", lambda row: _seconds(row["e2e_s"]["p99"])),
     _Column("goodput /s", lambda row: _number(row["goodput_rps"], 3)),
     _Column("attained", lambda row: _share(row["attainment"])),
+    _Column("GPU h", lambda row: _scaled(row, "gpu_hours"), only_if_any=True),
+    _Column("cost", lambda row: _scaled(row, "cost"), only_if_any=True),
+    _Column("changes", lambda row: _scaled(row, "changes"), only_if_any=True),
     _Column("tokens/s", lambda row: f"{row['throughput_tok_s']:.0f}"),
     _Column("good tok/s", lambda row: f"{row['goodput_tok_s']:.0f}"),
     _Column("split", lambda row: str(row["split_requests"]), only_if_any=True),

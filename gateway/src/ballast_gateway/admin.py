@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query
 from fastapi.responses import StreamingResponse
 
+from ballast_api.recorded_traffic import TRAFFIC
 from ballast_core.directing.watch import Watch
 from ballast_core.model import EndpointId
 from ballast_core.state.health import HealthReport
@@ -23,10 +24,12 @@ def build_admin(
     health: Callable[[EndpointId], HealthReport],
     decisions: DecisionLog,
     traffic: TrafficRecorder,
+    naming_key: Callable[[str], bytes],
     watch: Watch | None,
     kv_cache: Callable[[EndpointId], dict[str, object] | None] = lambda endpoint_id: None,
     view: Callable[[], dict[str, Any]] | None = None,
     now_s: Callable[[], float],
+    settings: Callable[[], dict[str, Any]],
 ) -> FastAPI:
     """The application. Who may ask is `probes`' to judge."""
     app = FastAPI(title="Ballast gateway admin", docs_url=None, redoc_url=None)
@@ -51,14 +54,22 @@ def build_admin(
         """The newest decisions first, each with the costs of every candidate."""
         return {"decisions": decisions.last(limit, request_id=request_id)}
 
-    @app.get("/ballast/v1/traffic")
+    @app.get(TRAFFIC)
     async def recorded_traffic(
         minutes: Annotated[float | None, Query(gt=0, le=1e6)] = None,
         limit: Annotated[int | None, Query(ge=1)] = None,
+        names: Annotated[str | None, Query(min_length=16, max_length=128)] = None,
     ) -> StreamingResponse:
-        """The last minutes' requests as a trace of JSON lines: what `ballast simulate --trace` reads."""
-        lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit)
+        """The last minutes' requests as a trace of JSON lines: what `ballast simulate --trace` reads. With `names`, a
+        text that nobody else knows, as rows that can be merged with those of other gateways."""
+        key = None if names is None else naming_key(names)
+        lines = traffic.trace(seconds=None if minutes is None else 60 * minutes, limit=limit, key=key)
         return StreamingResponse(lines, media_type="application/jsonl")
+
+    @app.get("/ballast/v1/settings")
+    async def settings_in_force() -> dict[str, Any]:
+        """The settings in force, and what became of the settings file's last text."""
+        return settings()
 
     if view is not None:
 

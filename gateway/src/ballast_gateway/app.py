@@ -8,13 +8,16 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Collection
+from contextvars import copy_context
+from dataclasses import asdict, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from prometheus_client import CollectorRegistry
 
+from ballast_api.attainment_report import ATTAINMENT
 from ballast_api.gateway_settings import GatewaySettings, KubernetesPeers, PickerTls, ProxyTls, TlsMode
 from ballast_core import kernel
 from ballast_core.beliefs.kinds import Belief
@@ -24,6 +27,8 @@ from ballast_core.model.effects import Effect, PulseChanged
 from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.admin_server import AdminServer
+from ballast_gateway.attainment import Attainment
+from ballast_gateway.attainment_metrics import AttainmentMetrics
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
@@ -40,7 +45,10 @@ from ballast_gateway.proxy.carrying import carries
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.served_names import ServedNames
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.settings import director_settings
+from ballast_gateway.settings_file import News
+from ballast_gateway.settings_state import SettingsState
 from ballast_gateway.stand_ins import StandIns
 from ballast_gateway.tls.certificates import Tls, tls_of
 from ballast_gateway.tls_metrics import TlsMetrics
@@ -51,6 +59,7 @@ from ballast_gateway.who_may_ask import WhoMayAsk
 
 if TYPE_CHECKING:
     from ballast_gateway.observe.kv_events import KvEventStreams
+    from ballast_gateway.picker.query import Carries
 
 _log = logging.getLogger(__name__)
 
@@ -69,22 +78,34 @@ class PickerServer(Protocol):
     def drain(self) -> Callable[[], None]: ...
     def observed(self, endpoint_id: EndpointId, observation: Observation) -> None: ...
     async def aclose(self, grace_s: float | None = None) -> None: ...
+    def use(
+        self,
+        settings: GatewaySettings,
+        *,
+        tokenizing: Tokenizing | None,
+        served: Collection[str],
+        carries: Carries | None,
+    ) -> None: ...
 
 
 class Gateway:
     """One gateway: `start` it, let it run, `drain` it, `close` it. `ports` holds the port of each listener by name.
 
     `out` takes the request log. `whose` is for log lines and metrics: this gateway's name among several, or its number
-    among the workers that share its ports.
+    among the workers that share its ports. `text_hash`: of the settings file's text, if they come from one.
     """
 
-    def __init__(self, settings: GatewaySettings, *, whose: Whose = ALONE, out: TextIO = sys.stdout) -> None:
+    def __init__(
+        self, settings: GatewaySettings, *, whose: Whose = ALONE, out: TextIO = sys.stdout, text_hash: str = ""
+    ) -> None:
         loop = asyncio.get_running_loop()
         unix_s = time.time() - time.monotonic()
         self.settings = settings
         self.whose = whose
         self.ports: dict[str, int] = {}
         self._loop = loop
+        self._context = copy_context()
+        """By which log lines know whose they are."""
         self._draining = False
         self.failed = asyncio.Event()
         """Set when the gateway cannot continue."""
@@ -94,6 +115,7 @@ class Gateway:
             kept=settings.admin.decisions_kept, unix_s=unix_s, file=self._open(settings.logs.decisions_file)
         )
         self.registry = CollectorRegistry()
+        self.settings_state = SettingsState(settings, text_hash, self.registry)
         director = Director(director_settings(settings))
         self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
         self.metrics.watch_queue(director)
@@ -110,12 +132,14 @@ class Gateway:
             ),
             on_decision_s=self.metrics.decision,
         )
-        kept = settings.traffic
+        self._classes = ServiceClasses(settings.objectives)
+        self.attainment = Attainment(self._classes, now_s=self.driver.now_s, unix_s=unix_s)
+        AttainmentMetrics(self.attainment, self.registry)
         self.traffic = TrafficRecorder(
-            Bounds(requests=kept.kept_requests, seconds=kept.kept_s, blocks=kept.kept_blocks),
+            _bounds(settings),
             now_s=self.driver.now_s,
             unix_s=unix_s,
-            running=lambda: director.ledger,
+            running=lambda: (entry for entry in director.ledger if not entry.adopted),
         )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
         self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
@@ -131,7 +155,10 @@ class Gateway:
             life_signs=self.driver.life_signs,
             on_failure=self.metrics.scrape_failed,
         )
-        self.kv_events = self._listening()
+        self.kv_events: KvEventStreams | None = None
+        self._listens = False
+        self._tokenizing: Tokenizing | None = None
+        self._listen()
         self.fleet.on_change = self._members_changed
         self._lines = LineWriter(out, loop, shared=settings.workers > 1)
         self._request_log = RequestLog(self._lines, unix_s=unix_s, whose=whose)
@@ -139,25 +166,28 @@ class Gateway:
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
 
-    def _listening(self) -> KvEventStreams | None:
-        """What listens to engines' KV events, where that is asked for and a policy reads what it tells."""
+    def _listen(self) -> None:
+        """Listen to engines' KV events, where that is asked for and while a policy reads what they tell."""
         settings = self.settings.kv_events
-        if not settings.enabled:
-            return None
-        if Belief.PREFIXES not in self.driver.abilities.beliefs:
+        self._listens = settings.enabled and Belief.PREFIXES in self.driver.abilities.beliefs
+        if settings.enabled and not self._listens:
             _log.info("no policy in use reads cached prefixes: KV events are not listened to")
-            return None
-        from ballast_gateway.observe.kv_events import KvEventStreams
+        if self._listens and self.kv_events is None:
+            from ballast_gateway.observe.kv_events import KvEventStreams
 
-        streams = KvEventStreams(settings, self.driver.feed)
-        KvMetrics(streams.counts, self.driver.director.beliefs.reported, self.fleet, self.registry)
-        return streams
+            self.kv_events = KvEventStreams(settings, self.driver.feed)
+            KvMetrics(self.kv_events.counts, self.driver.director.beliefs.reported, self.fleet, self.registry)
+            self._tokenizing = Tokenizing(self.pool, self.fleet.usable, wait_s=settings.tokenize_wait_s)
+            self._closing.callback(self._tokenizing.close)
 
     def _members_changed(self) -> None:
         self._scraper.sync()
         self._follow_agents()
+        self._follow_caches()
+
+    def _follow_caches(self) -> None:
         if self.kv_events is not None:
-            self.kv_events.sync(self.fleet.members)
+            self.kv_events.sync(self.fleet.members if self._listens else {})
 
     def _follow_agents(self) -> None:
         if self.pod_api is not None and self.pod_api.started:
@@ -205,10 +235,7 @@ class Gateway:
         self._follow_agents()
         if self.settings.workers > 1:
             await self._until_settled()  # the port serves already: connections come as soon as this worker listens
-        tokenizing = None
-        if self.kv_events is not None:
-            tokenizing = Tokenizing(self.pool, self.fleet.usable, wait_s=self.settings.kv_events.tokenize_wait_s)
-            self._closing.callback(tokenizing.close)
+        tokenizing = self._tokenizing if self._listens else None
         if self.settings.face.serves_proxy:
             self.proxy = ProxyFace(
                 self.driver,
@@ -221,6 +248,7 @@ class Gateway:
                 tokenizing=tokenizing,
                 on_record=self._ended,
                 served=self._served,
+                classes=self._classes,
             )
             self._closing.push_async_callback(self.proxy.close)
             self.ports["proxy"] = await self.proxy.listen(
@@ -237,9 +265,10 @@ class Gateway:
                 tokenizing=tokenizing,
                 on_record=self._ended,
                 holders=None if self.pod_api is None else self.pod_api.view,
-                carries=carries if self.driver.abilities.moves or self.driver.abilities.cuts else None,
+                carries=self._carries(),
                 tls=faces.get("picker"),
                 served=self._served,
+                classes=self._classes,
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -250,6 +279,47 @@ class Gateway:
             _log.warning("no compiled kernel: decisions run on numpy, with the same answers in several times the time")
         if self.settings.workers == 1:
             _log.info("listening", extra={"event": "listening", "ports": self.ports, "decided_by": kernel.name()})
+
+    def _carries(self) -> Carries | None:
+        abilities = self.driver.abilities
+        return carries if abilities.moves or abilities.cuts else None
+
+    def hear(self, news: News) -> None:
+        """Take the settings of a new text, between two decisions; a text that is refused changes nothing."""
+        before = self.settings
+        if news.settings is None:
+            self.settings_state.refused(news)
+            return
+        try:
+            self._use(news.settings)
+        except Exception as error:  # a fault of ours: streams must not end with it
+            _log.exception("new settings cannot be used; those before are in force again")
+            self._use(before)
+            self.settings_state.refused(replace(news, settings=None, problem=f"cannot be used: {error!r}"))
+        else:
+            self.settings_state.taken(news, news.settings)
+
+    def _use(self, settings: GatewaySettings) -> None:
+        """What runs goes on; what comes is served by these settings."""
+        decides = director_settings(settings)
+        self.settings = settings
+        self.driver.use(decides)
+        self._served = ServedNames.of(settings, self.fleet.loaded_adapters)
+        scrape = settings.scrape
+        self._scraper.use(interval_s=scrape.interval_s, timeout_s=scrape.timeout_s, served=self._served)
+        self.fleet.failures_until_lost = scrape.failures_until_lost
+        self.pool.connect_timeout_s = settings.limits.connect_timeout_s
+        self.traffic.bounds = _bounds(settings)
+        self.attainment.adopt(settings.objectives)
+        if self.pod_api is not None:
+            self.pod_api.view.max_retries = settings.limits.max_retries
+        self._listen()
+        self._follow_caches()
+        tokenizing = self._tokenizing if self._listens else None
+        if self.proxy is not None:
+            self.proxy.use(settings, tokenizing=tokenizing, served=self._served)
+        if self.picker is not None:
+            self.picker.use(settings, tokenizing=tokenizing, served=self._served, carries=self._carries())
 
     def not_ready(self) -> list[str]:
         """Why the gateway should get no traffic now; empty if it is ready."""
@@ -352,6 +422,7 @@ class Gateway:
         )
 
     def _ended(self, record: RequestRecord) -> None:
+        self.attainment(record)
         self.metrics.request(record)
         self.traffic(record)
         if self.settings.logs.requests:
@@ -362,39 +433,50 @@ class Gateway:
         if discovery.file is not None:
             files = FileDiscovery(Path(discovery.file), self.fleet)
             files.load()
-            self._run(files.run())
+            self.run(files.run())
         elif discovery.kubernetes is not None:
             from ballast_gateway.observe.watch import PodDiscovery, connect
 
             api = await connect()
             self._closing.push_async_callback(api.close)
-            self._run(PodDiscovery(discovery.kubernetes, self.fleet, api).run())
+            self.run(PodDiscovery(discovery.kubernetes, self.fleet, api).run())
         if self.pod_api is not None and self.settings.peers.kubernetes is not None:
             await self._follow_peers(self.pod_api, self.settings.peers.kubernetes)
 
     async def _follow_peers(self, pod_api: PodApi, peers: KubernetesPeers) -> None:
         from ballast_gateway.observe.lease import LeaseElection
         from ballast_gateway.observe.peers import PeerPods
+        from ballast_gateway.observe.settings_report import SettingsReport
         from ballast_gateway.observe.watch import connect
 
         api = await connect()
         self._closing.push_async_callback(api.close)
         view = pod_api.view
-        self._run(PeerPods(peers.namespace, peers.selector, api, view.follow_peers).run())
+        self.run(PeerPods(peers.namespace, peers.selector, api, view.follow_peers).run())
         if peers.lease is not None:
             election = LeaseElection(api, peers.namespace, peers.lease, view.me, view.lead)
-            self._run(election.run())
+            self.run(election.run())
             self._closing.push_async_callback(election.release)
+            if self.settings_state.hash:
+                report = SettingsReport(api, peers.namespace, peers.lease, view.me)
+                self.settings_state.on_change = lambda: report.say(
+                    self.settings_state.newest_hash, self.settings_state.problem
+                )
+                self.settings_state.on_change()
+                self.run(report.run())
+                self._closing.push_async_callback(report.withdraw)
 
-    def _run(self, work: Awaitable[None]) -> None:
+    def run(self, work: Awaitable[None]) -> None:
+        """Do this beside all else, until `close`. An error ends the gateway."""
+
         async def guarded() -> None:
             try:
                 await work
             except Exception:
-                _log.exception("discovery stopped; the gateway ends, to be started anew")
+                _log.exception("what follows the fleet or the settings stopped; the gateway ends, to be started anew")
                 self.failed.set()
 
-        self._tasks.append(asyncio.create_task(guarded()))
+        self._tasks.append(asyncio.create_task(guarded(), context=self._context))
 
     async def _serve_admin(self, host: str, port: int) -> None:
         token_file = self.settings.admin.token_file
@@ -407,18 +489,32 @@ class Gateway:
                 health=self.driver.director.health.report,
                 decisions=self.decisions,
                 traffic=self.traffic,
+                naming_key=_naming_key if self.pod_api is None else self.pod_api.naming_key,
                 watch=self.driver.director.watch,
                 kv_cache=self._kv_cache,
                 view=None if self.pod_api is None else self.pod_api.view.report,
                 now_s=self.driver.now_s,
+                settings=self.settings_state.report,
             )
 
-        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
+        signature = None if self.pod_api is None else self.pod_api.guard().check
+        who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file), signature)
         exposed = Labelled(self.registry, self.whose) if self.whose else self.registry
-        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build)
+        light = {ATTAINMENT: self.attainment.report}
+        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build, light=light)
         server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port
         self._closing.push_async_callback(server.aclose)
+
+
+def _naming_key(said: str) -> bytes:
+    """Where there is no fleet's token: who knows what was asked for can tell whether a prompt was among the traffic."""
+    return blake2b(said.encode(), digest_size=32).digest()
+
+
+def _bounds(settings: GatewaySettings) -> Bounds:
+    kept = settings.traffic
+    return Bounds(requests=kept.kept_requests, seconds=kept.kept_s, blocks=kept.kept_blocks)
 
 
 def _tell_of_watch(effect: Effect, now_s: float) -> None:

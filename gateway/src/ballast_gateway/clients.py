@@ -34,15 +34,26 @@ class Clients:
         trusted_hops: int = 0,
         tenant_of: Callable[[Headers], str] = lambda headers: "",
     ) -> None:
-        self._most_bytes = most_bytes
-        self._most_client_bytes = most_client_bytes
-        self._most_connections = most_client_connections
-        self._trusted_hops = trusted_hops
+        self.use(
+            most_bytes=most_bytes,
+            most_client_bytes=most_client_bytes,
+            most_client_connections=most_client_connections,
+            trusted_hops=trusted_hops,
+        )
         self._tenant_of = tenant_of
         self._bytes: dict[Hashable, int] = {}
         self._connections: dict[str, int] = {}
         self.held_bytes = 0
         """Of all clients together."""
+
+    def use(
+        self, *, most_bytes: int, most_client_bytes: int, most_client_connections: int, trusted_hops: int = 0
+    ) -> None:
+        """Bounds from now on; what is booked stays."""
+        self._most_bytes = most_bytes
+        self._most_client_bytes = most_client_bytes
+        self._most_connections = most_client_connections
+        self._trusted_hops = trusted_hops
 
     def connect(self, address: str) -> ApiError | None:
         """Count a connection; `disconnect` it in any case. Returns why it is refused, if it is."""

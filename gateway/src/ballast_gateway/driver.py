@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from ballast_core.directing.director import Director
+from ballast_core.directing.settings import DirectorSettings, SettingsChanged
 from ballast_core.model import Endpoint, EndpointId, Fault, Outcome, Request, RequestId, Stage
 from ballast_core.model.effects import (
     Cancel,
@@ -221,7 +222,7 @@ class Driver:
         self._on_decision_s = on_decision_s
         self._tickets: dict[RequestId, Ticket] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | SettingsChanged] = deque()
         self._feeding = False
         self._follows_progress = director.settings.follows_progress
         self._reports: list[tuple[float, RequestId, int]] = []
@@ -230,10 +231,16 @@ class Driver:
         self.life_signs = LifeSigns()
         """What legs and scrapes keep for the watch."""
         self._watching: asyncio.TimerHandle | None = None
-        self.on_event: Callable[[Event], None] | None = None
+        self.on_event: Callable[[Event | SettingsChanged], None] | None = None
         """Hears what the Director is about to be told of requests."""
         self.on_order: Callable[[Migrate | Leave], None] | None = None
         """Takes orders about requests of other gateways."""
+
+    def use(self, settings: DirectorSettings) -> None:
+        """Let the Director decide by these from now on. Call it from no effect of its own. `abilities` follow."""
+        self.feed(SettingsChanged(settings))
+        self.abilities = settings.abilities
+        self._follows_progress = settings.follows_progress
 
     def now_s(self) -> float:
         """The time of the next event."""
@@ -280,7 +287,7 @@ class Driver:
             if self._gathering is None:
                 self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._gathered)
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event | SettingsChanged) -> None:
         """Pass an event to the Director and carry out its effects, then the events that these caused, in order."""
         if self._feeding:
             self._events.append(event)
@@ -293,7 +300,7 @@ class Driver:
         finally:
             self._feeding = False
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: Event | SettingsChanged) -> None:
         if self._reports:
             self.tell()
         if self.on_event is not None:

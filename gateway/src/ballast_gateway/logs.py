@@ -50,6 +50,11 @@ def configure(level: str) -> None:
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
 
 
+def log_from(level: str) -> None:
+    """Log from this level on, after `configure`."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def timestamp(unix_s: float) -> str:
     """RFC 3339 in UTC, to the microsecond."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import copy_context
 from typing import Any
 
@@ -20,19 +20,39 @@ from ballast_gateway.app import Gateway
 from ballast_gateway.logs import Whose
 from ballast_gateway.names import short_names
 from ballast_gateway.ports import check_ports
+from ballast_gateway.settings_file import News, SettingsFile
 
 _log = logging.getLogger(__name__)
 
 
-def run(gateways: Mapping[str, GatewaySettings]) -> int:
+def run(gateways: Mapping[str, GatewaySettings], files: Mapping[str, SettingsFile]) -> int:
     """Serve until SIGTERM or SIGINT, drain, and return the exit status. A second signal cuts the drain short.
 
-    `gateways`: by the files that their settings come from. Raises `InvalidInput` and `OSError` if one cannot start;
-    where there are several, the error names which.
+    `gateways`: by the files that their settings come from; `files`: these, which are followed. Raises `InvalidInput`
+    and `OSError` if one cannot start; where there are several, the error names which.
     """
     check_ports(gateways)
     whose: dict[str, Whose] = {file: {"gateway": name} if name else {} for file, name in short_names(gateways).items()}
-    return uvloop.run(serve(gateways, whose, Signals()))
+
+    def started(running: list[Gateway]) -> None:
+        for file, gateway in zip(files.values(), running, strict=True):
+            _follow(file, gateway, running)
+
+    hashes = {name: file.hash for name, file in files.items()}
+    return uvloop.run(serve(gateways, whose, Signals(), started, hashes))
+
+
+def _follow(file: SettingsFile, gateway: Gateway, all_of_them: list[Gateway]) -> None:
+    def tell(news: News) -> None:
+        gateway.hear(news)
+        logs.log_from(most_talkative(each.settings.log_level for each in all_of_them))
+
+    gateway.run(file.follow(lambda: gateway.settings, tell))
+
+
+def most_talkative(levels: Iterable[str]) -> str:
+    """A process logs as much as the most talkative of its gateways asks for."""
+    return min(levels, key=lambda level: logging.getLevelNamesMapping()[level.upper()])
 
 
 class Signals:
@@ -56,16 +76,18 @@ async def serve(
     settings: Mapping[str, GatewaySettings],
     whose: Mapping[str, Whose],
     signals: Signals,
-    started: Callable[[list[Gateway]], None] = lambda gateways: None,
+    started: Callable[[list[Gateway]], None],
+    hashes: Mapping[str, str],
 ) -> int:
-    """Serve until a signal; returns the exit status. Both mappings are by the files of the settings."""
+    """Serve until a signal; returns the exit status. The mappings are by the files of the settings; `hashes` are of
+    their texts."""
     signals.watch()
     first, second = signals.first, signals.second
     sys.setswitchinterval(0.001)  # the loop waits no longer for a thread that reads a large body
     gateways: list[Gateway] = []
     try:
         for file, each in settings.items():
-            gateways.append(await _started(file, whose[file], each))
+            gateways.append(await _started(file, whose[file], each, hashes[file]))
         started(gateways)
         gc.collect()
         gc.freeze()  # what stays as long as the process is walked by no collection: a full one took 10 ms
@@ -88,12 +110,12 @@ async def serve(
         await asyncio.gather(*(gateway.close() for gateway in gateways))
 
 
-async def _started(file: str, whose: Whose, settings: GatewaySettings) -> Gateway:
+async def _started(file: str, whose: Whose, settings: GatewaySettings, text_hash: str) -> Gateway:
     """In a context of its own, by which log lines know whose they are. What did not start is closed."""
     context = copy_context()
     context.run(logs.WHOSE.set, whose)
     try:
-        gateway = context.run(Gateway, settings, whose=whose)
+        gateway = context.run(Gateway, settings, whose=whose, text_hash=text_hash)
         try:
             await asyncio.get_running_loop().create_task(gateway.start(), context=context)
         except BaseException:

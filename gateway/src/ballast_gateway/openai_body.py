@@ -114,10 +114,10 @@ def tokens_in(value: object) -> int:
     return ids + -(-chars // CHARS_PER_TOKEN)
 
 
-def priority(document: JsonObject) -> int:
-    """The client's priority, lower first; 0 without one. The engine refuses one that is no whole number."""
+def priority(document: JsonObject) -> int | None:
+    """The client's priority, lower first; None without one. The engine refuses one that is no whole number."""
     value = document.get("priority")
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def without_control_fields(document: JsonObject, dropped: frozenset[str] = CONTROL_FIELDS) -> JsonObject | None:

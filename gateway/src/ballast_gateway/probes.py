@@ -1,20 +1,22 @@
 """Health, readiness and metrics on the admin port, in front of the admin API.
 
 They are plain ASGI and answer from the first moment on. The admin API's framework costs as much to import as a third
-of everything else together, so it is built when someone asks for it, on a thread: requests go on meanwhile.
+of everything else together, so it is built when someone asks for it, on a thread: requests go on meanwhile. What the
+operator asks every gateway for all the time is answered without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from ballast_gateway.who_may_ask import WhoMayAsk
+from ballast_api.signatures import PROOF
+from ballast_gateway.who_may_ask import Refusal, WhoMayAsk
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -23,8 +25,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Probes:
-    """An ASGI application. `not_ready` returns why the gateway is not ready; `build` makes what answers the rest, to
-    those who may ask.
+    """An ASGI application. `not_ready` returns why the gateway is not ready. The rest is for those who may ask: `build`
+    makes what answers it, but for the paths of `light`, which are JSON.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class Probes:
         not_ready: Callable[[], list[str]],
         who_may_ask: WhoMayAsk,
         build: Callable[[], App],
+        light: Mapping[str, Callable[[], bytes]],
     ) -> None:
         self._registry = registry
         self._not_ready = not_ready
         self._who_may_ask = who_may_ask
         self._build = build
+        self._light = light
         self._rest: asyncio.Task[App] | None = None
         self._answers = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
 
@@ -46,10 +50,11 @@ class Probes:
         """Answer one request."""
         answer = self._answers.get(scope.get("path", ""))
         if answer is None:
-            peer, _ = scope.get("client") or (None, 0)
-            refusal = self._who_may_ask.refusal(peer, scope["headers"])
-            if refusal is None:
-                await (await self._others())(scope, receive, send)
+            refusal = self._judge(scope)
+            if isinstance(refusal, str):
+                await self._tell(scope, receive, _proving(refusal, send))
+            elif refusal is None:
+                await self._tell(scope, receive, send)
             else:
                 challenge = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
                 await _respond(
@@ -59,6 +64,24 @@ class Probes:
             await _respond(send, *answer())
         else:
             await _respond(send, 405, "application/json", _json({"detail": "Method Not Allowed"}), allow="GET")
+
+    def _judge(self, scope: Scope) -> Refusal | str | None:
+        """Why a request is refused; else the proof of its answer, if it is signed, or None."""
+        headers, query = scope["headers"], scope.get("query_string", b"").decode("latin-1")
+        target = f"{scope['path']}?{query}" if query else scope["path"]
+        proof = self._who_may_ask.proof(scope["method"], target, headers)
+        if proof is not None:
+            return proof
+        peer, _ = scope.get("client") or (None, 0)
+        return self._who_may_ask.refusal(peer, headers)
+
+    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer who may ask."""
+        light = self._light.get(scope["path"]) if scope["method"] == "GET" else None
+        if light is None:
+            await (await self._others())(scope, receive, send)
+        else:
+            await _respond(send, 200, "application/json", light())
 
     async def _others(self) -> App:
         if self._rest is None:
@@ -76,6 +99,18 @@ class Probes:
 
     def _metrics(self) -> tuple[int, str, bytes]:
         return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+
+
+def _proving(proof: str, send: Send) -> Send:
+    """Sends what it is given, with the proof among the headers."""
+    line = (PROOF.encode(), proof.encode())
+
+    async def proving(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), line]}
+        await send(message)
+
+    return proving
 
 
 def _json(value: object) -> bytes:

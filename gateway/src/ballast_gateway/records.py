@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as _text  # what `json` itself writes texts with
+from typing import Final
 
+from ballast_core.attainment import Objective
 from ballast_core.model import Fault, Request
+
+HOLDER_LOST: Final = "holder-lost"
+"""Reason of a request whose holder is gone, and has not said how it ended."""
 
 
 class MoveOutcome(StrEnum):
@@ -66,6 +71,12 @@ class RequestRecord:
     """How often its engine failed after the first token and the stream continued."""
     asked: Request | None = None
     """What the Director was asked; None if it was not."""
+    objective: Objective | None = None
+    """Of its class; None if it belongs to none."""
+    met: bool | None = None
+    """Whether it met its objective; None until it has ended, and where that is not known or does not count."""
+    tokens_seen: bool = True
+    """Whether somebody counts output tokens."""
     measured_prompt_tokens: int = 0
     """Tokens of the prompt as an engine counted them; 0 where none has said."""
 
@@ -122,4 +133,10 @@ class RequestRecord:
                 line += f',"ttft_s":{ttft_s}'
             if (tpot_s := self.tpot_s) and (rounded_s := round(tpot_s, 6)):
                 line += f',"tpot_s":{rounded_s}'
-        return line + "}"
+        return line + self._of_objective() + "}"
+
+    def _of_objective(self) -> str:
+        if self.objective is None:
+            return ""
+        met = "" if self.met is None else f',"met":{"true" if self.met else "false"}'
+        return f',"objective":{_text(self.objective.name)}{met}'

@@ -1,8 +1,10 @@
 """The traffic recorder: the requests of the last minutes as a trace file that the simulator replays.
 
 Of each request it keeps when it came, how long prompt and answer were, which prefix blocks the prompt began with, its
-class and how it ended. Never text, keys or names: a block leaves as a number that is its own in one answer alone, a
-class as the number of its appearance. Memory is bounded by requests, by blocks and by time, whichever comes first.
+class, how it ended and whether it met its objective. Never text, keys or names of clients: a block leaves as a number
+that is its own in one answer alone, a class as the number of its appearance; where several gateways' rows are to be
+merged, both leave as names that only the fleet's own key tells the meaning of. Memory is bounded by requests, by blocks
+and by time, whichever comes first.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ballast_api.recorded_traffic import TAKEN
 from ballast_core.model import Request
 from ballast_core.state.ledger import Entry
 from ballast_gateway.records import RequestRecord
@@ -48,6 +52,17 @@ class _Row(NamedTuple):
     stream: bool
     outcome: str
     first_token_s: float | None
+    objective: str
+    """Name of its class's objective; empty without one."""
+    met: bool | None
+
+
+class _Naming(NamedTuple):
+    """Names in place of numbers."""
+
+    key: bytes
+    classes: dict[int, int]
+    """By their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,8 @@ class TrafficRecorder:
         unix_s: float,
         running: Callable[[], Iterable[Entry]] = tuple,
     ) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
+        """From the next request on."""
         self._now_s = now_s
         self._unix_s = unix_s
         self._running = running
@@ -84,7 +100,7 @@ class TrafficRecorder:
 
     def __call__(self, record: RequestRecord) -> None:
         """Keep it, if it was a request for engines, and drop what is then too old or too much."""
-        asked, bounds = record.asked, self._bounds
+        asked, bounds = record.asked, self.bounds
         if asked is None or not bounds.seconds:
             return
         hashes = asked.block_hashes
@@ -105,6 +121,8 @@ class TrafficRecorder:
                 record.stream,
                 record.outcome,
                 record.first_token_s,
+                "" if record.objective is None else record.objective.name,
+                record.met,
             )
         )
         self._blocks += len(blocks) // BLOCK_BYTES
@@ -122,18 +140,24 @@ class TrafficRecorder:
     @property
     def most_bytes(self) -> int:
         """Memory that the kept requests take at most."""
-        return self._bounds.requests * ROW_BYTES + self._bounds.blocks * BLOCK_BYTES
+        return self.bounds.requests * ROW_BYTES + self.bounds.blocks * BLOCK_BYTES
 
-    def trace(self, *, seconds: float | None = None, limit: int | None = None) -> Iterator[bytes]:
+    def trace(
+        self, *, seconds: float | None = None, limit: int | None = None, key: bytes | None = None
+    ) -> Iterator[bytes]:
         """The requests that arrived in the last `seconds`, the last `limit` of them at most, as JSON lines in order.
 
-        Which ones is decided now; the lines are made as they are taken, on any thread.
+        With a `key` (16 to 64 bytes) the lines are named rows (`ballast_api.recorded_traffic`). Which ones is decided
+        now; the lines are made as they are taken, on any thread.
         """
-        since_s = self._now_s() - min(self._bounds.seconds, float("inf") if seconds is None else seconds)
+        since_s = self._now_s() - min(self.bounds.seconds, float("inf") if seconds is None else seconds)
         rows = [row for row in self._rows if row.arrived_s >= since_s]
-        if self._bounds.seconds:
+        if self.bounds.seconds:
             rows += [self._so_far(entry) for entry in self._running() if entry.arrived_s >= since_s]
-        return _lines(rows, limit, self._unix_s)
+        naming = None
+        if key is not None:
+            naming = _Naming(key, {number: _name(key, name.encode()) for name, number in self._classes.items()})
+        return _lines(rows, limit, self._unix_s, naming)
 
     def _so_far(self, entry: Entry) -> _Row:
         asked = entry.request
@@ -151,22 +175,29 @@ class TrafficRecorder:
             False,
             "running",
             None,
+            "",
+            None,
         )
 
 
-def _lines(rows: list[_Row], limit: int | None, unix_s: float) -> Iterator[bytes]:
+def _lines(rows: list[_Row], limit: int | None, unix_s: float, naming: _Naming | None) -> Iterator[bytes]:
     rows.sort(key=lambda row: row.arrived_s)
     if limit is not None:
         del rows[:-limit]
     tokens_per_token = _measured_ratio(rows)
-    ids = _numbered(rows)
+    ids, names = _numbered(rows, naming)
     waiting, start = iter(rows), 0
     while part := list(islice(waiting, _LINES)):
         lines = []
         for row in part:
             count = len(row.blocks) // BLOCK_BYTES
             blocks, start = ids[start : start + count], start + count
-            lines.append(_line(row, blocks, tokens_per_token, unix_s))
+            if naming is None:
+                line = _line(row, blocks.tolist(), tokens_per_token, unix_s)
+            else:
+                line = _named(row, [names[number] for number in blocks], unix_s)
+                line["class"] = naming.classes[row.class_number]
+            lines.append(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         yield b"".join(lines)
 
 
@@ -176,13 +207,29 @@ def _measured_ratio(rows: Iterable[_Row]) -> float:
     return sum(real for real, _ in measured) / sum(taken for _, taken in measured) if measured else 1.0
 
 
-def _numbered(rows: Iterable[_Row]) -> NDArray[np.intp]:
-    """A number for each block of all rows, from 0: equal blocks, equal numbers."""
+def _numbered(rows: Iterable[_Row], naming: _Naming | None) -> tuple[NDArray[np.intp], list[int]]:
+    """A number for each block of all rows, from 0: equal blocks, equal numbers. And by number their names, if any."""
     hashes = np.frombuffer(b"".join(row.blocks for row in rows), np.uint64)
-    return np.unique(hashes, return_inverse=True)[1]
+    known, numbers = np.unique(hashes, return_inverse=True)
+    return numbers, [] if naming is None else [_name(naming.key, each.tobytes()) for each in known]
 
 
-def _line(row: _Row, blocks: NDArray[np.intp], ratio: float, unix_s: float) -> bytes:
+def _name(key: bytes, what: bytes) -> int:
+    """63 bits, of which nobody without the key can tell what they stand for."""
+    return int.from_bytes(blake2b(what, key=key, digest_size=8).digest(), "big") >> 1
+
+
+def _named(row: _Row, blocks: list[int], unix_s: float) -> dict[str, object]:
+    """A row as `recorded_traffic.merged` takes it: all blocks, and what a correction by measured prompts needs."""
+    line = _line(row, blocks, 1.0, unix_s)
+    if blocks:
+        line |= {"hash_ids": blocks, "block_size": row.block_size}
+    if row.measured_tokens and row.prompt_tokens:
+        line[TAKEN] = row.prompt_tokens
+    return line
+
+
+def _line(row: _Row, blocks: list[int], ratio: float, unix_s: float) -> dict[str, object]:
     input_tokens = max(1, row.measured_tokens or row.prompt_tokens)
     line: dict[str, object] = {
         "arrival_s": round(row.arrived_s + unix_s, 6),
@@ -193,10 +240,14 @@ def _line(row: _Row, blocks: NDArray[np.intp], ratio: float, unix_s: float) -> b
         line["max_tokens"] = row.limit_tokens
     if len(blocks):
         size = max(1, round(row.block_size * ratio))
-        line |= {"hash_ids": blocks[: -(-input_tokens // size)].tolist(), "block_size": size}
+        line |= {"hash_ids": blocks[: -(-input_tokens // size)], "block_size": size}
     line |= {"class": row.class_number, "priority": row.priority, "stream": row.stream, "outcome": row.outcome}
     if row.first_token_s is not None:
         line["ttft_s"] = round(row.first_token_s - row.arrived_s, 6)
     if row.outcome != "running":
         line["e2e_s"] = round(row.ended_s - row.arrived_s, 6)
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    if row.objective:
+        line["objective"] = row.objective
+    if row.met is not None:
+        line["met"] = row.met
+    return line

@@ -36,12 +36,15 @@ class Trusted:
                 return _hashed(value)
         return ""
 
-    def priority(self, header: Callable[[str], str | None], of_body: int) -> int:
-        """The priority of a request, lower first: its header's if that holds a number, else its body's."""
-        named = header(wire_names.PRIORITY) if self.priorities else None
+    def priority(self, header: Callable[[str], str | None], of_body: int | None, of_class: int = 0) -> int:
+        """The priority of a request, lower first: its header's if that holds a number, else its body's, else its
+        class's."""
+        if not self.priorities:
+            return of_class
+        named = header(wire_names.PRIORITY)
         if named is not None and _PRIORITY.fullmatch(named.strip()):
             return int(named)
-        return of_body if self.priorities else 0
+        return of_class if of_body is None else of_body
 
 
 @lru_cache(maxsize=_KEPT)

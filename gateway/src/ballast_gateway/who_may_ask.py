@@ -1,5 +1,7 @@
 """Who may ask the admin API: whoever has the token, or without one whoever sits on the same host.
 
+The fleet's own, the operator above all, may, too: they sign their calls with the fleet's token
+(`ballast_api.signatures`) and get a proof with the answer, so that no token passes over the wire, and none need be set.
 Health, readiness and metrics are for everybody; the rest names pods, addresses and decisions.
 """
 
@@ -7,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
+
+from ballast_api.signatures import SCHEME
 
 _log = logging.getLogger(__name__)
 
@@ -28,20 +32,38 @@ class Refusal:
     message: str
 
 
+Signature: TypeAlias = Callable[[str, str, str, bytes], str | None]
+"""Judges an `authorization` with method, target and body: the proof for the answer, None if it is refused."""
+
 _NOT_HERE: Final = Refusal(
     403, "without admin.tokenFile this answers on loopback only (kubectl port-forward gets there); set admin.tokenFile"
 )
 _NO_TOKEN: Final = Refusal(401, "this needs the bearer token of admin.tokenFile")
+_NOT_SIGNED: Final = Refusal(401, "the signature is not one of the fleet's token, or too old")
+_SIGNED: Final = SCHEME.encode() + b" "
 
 
 class WhoMayAsk:
     """Judges requests by the setting `admin.tokenFile`; the file is read anew each time, so that tokens can rotate."""
 
-    def __init__(self, token_file: Path | None) -> None:
+    def __init__(self, token_file: Path | None, signature: Signature | None = None) -> None:
+        """`signature` judges calls of the fleet's own; None where there is no fleet's token."""
         self._token_file = token_file
+        self._signature = signature
         self._problem = ""
         if token_file is not None:
             self._token(token_file)
+
+    def proof(self, method: str, target: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | str | None:
+        """Of a signed call: its proof, or why it is refused. None for a call that is not signed.
+
+        Signed calls have no body.
+        """
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        if self._signature is None or not given.startswith(_SIGNED):
+            return None
+        proof = self._signature(given.decode("latin-1"), method, target, b"")
+        return _NOT_SIGNED if proof is None else proof
 
     def refusal(self, peer: str | None, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
         """Why a request is refused; None if it may be answered. `peer`: its address; header names in lower case."""

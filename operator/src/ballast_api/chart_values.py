@@ -54,6 +54,12 @@ class GatewayValues(ApiModel):
     `networkPolicies`. Empty leaves the port open to every pod."""
 
 
+def _away_from_gpus() -> FreeObject:
+    gpu = {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]}
+    preferred = [{"weight": 100, "preference": {"matchExpressions": [gpu]}}]
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
 def _small_resources() -> FreeObject:
     return {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
 
@@ -67,7 +73,8 @@ class ChartValues(ApiModel):
     """Number of operator pods. One of them works, by a Lease; the others take over within some 15 s of its end, or at
     once when it ends by itself."""
     image_pull_secrets: Seq[FreeObject] = ()
-    """Secrets for a private registry, such as `[{name: my-secret}]`. Empty uses none."""
+    """Secrets for a private registry, such as `[{name: my-secret}]`. The operator's pod, gateways and agents use them,
+    each in its own namespace. Empty uses none."""
     name_override: str = ""
     """Replaces the chart's name in the names of the objects. Empty keeps it."""
     fullname_override: str = ""
@@ -98,8 +105,8 @@ class ChartValues(ApiModel):
     """Labels of the nodes that the operator may run on. Empty allows all."""
     tolerations: Seq[FreeObject] = ()
     """Taints that the operator tolerates. Empty tolerates none."""
-    affinity: FreeObject = Field(default_factory=dict)
-    """Affinity of the operator's pod. Empty sets none."""
+    affinity: FreeObject = Field(default_factory=_away_from_gpus)
+    """Affinity of the operator's pod. By default nodes without NVIDIA GPUs are preferred; null sets none."""
     priority_class_name: str = ""
     """Priority class of the operator's pod. Empty takes the cluster's default."""
     pod_annotations: StringMap = Field(default_factory=dict)

@@ -30,7 +30,7 @@ CONDITION_SENTENCES: dict[ConditionType, str] = {
     ConditionType.AVAILABLE: "Requests can be served: gateway and at least one endpoint of each needed role are ready.",
     ConditionType.PROGRESSING: "Pods start, stop or are replaced on the way to the spec.",
     ConditionType.DEGRADED: "Something keeps the pool from its spec; reason and message name it.",
-    ConditionType.SLO_MET: "The share of requests that meet the ServiceLevelObjective is at or above its target.",
+    ConditionType.SLO_MET: "The share of requests that meet their ServiceLevelObjective is at or above its target.",
     ConditionType.RESOLVED_REFS: "Every object that the spec names exists and is usable.",
     ConditionType.ACCEPTED: "Ballast can use this object as it is.",
 }
@@ -46,6 +46,7 @@ class Reason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     ROLLING_OUT = "RollingOut"
     SCALING = "Scaling"
+    APPLYING_SETTINGS = "ApplyingSettings"
     DELETING = "Deleting"
     COMPLETE = "Complete"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
@@ -56,6 +57,7 @@ class Reason(StrEnum):
     APPLY_FAILED = "ApplyFailed"
     NAME_CONFLICT = "NameConflict"
     GPU_BUDGET_EXCEEDED = "GPUBudgetExceeded"
+    SETTINGS_REFUSED = "SettingsRefused"
     INVALID_SPEC = "InvalidSpec"
     UNSUPPORTED = "Unsupported"
     REFS_RESOLVED = "RefsResolved"
@@ -74,6 +76,8 @@ class Reason(StrEnum):
     NO_SLO = "NoSLO"
     NO_TRAFFIC = "NoTraffic"
     NOT_MEASURED = "NotMeasured"
+    TOO_FEW_REQUESTS = "TooFewRequests"
+    OUTPUTS_UNSEEN = "OutputsUnseen"
     ACCEPTED = "Accepted"
 
     @property
@@ -91,6 +95,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.SCALED_TO_ZERO: "A needed role is asked to have no endpoint.",
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced.",
     Reason.SCALING: "Pods are being added or removed.",
+    Reason.APPLYING_SETTINGS: "Gateways have not all taken the newest settings yet.",
     Reason.DELETING: "The resource is being deleted.",
     Reason.COMPLETE: "All pods are of the wanted revision, in the wanted number, and ready.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "A Deployment made no progress within its deadline.",
@@ -101,6 +106,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.APPLY_FAILED: "The API server refused an object that the operator wanted to write.",
     Reason.NAME_CONFLICT: "An object of a needed name exists and belongs to another owner.",
     Reason.GPU_BUDGET_EXCEEDED: "The pools together ask for more GPUs than spec.gpuBudget.",
+    Reason.SETTINGS_REFUSED: "The gateway's settings do not go together, or a gateway refuses them; the old ones stay.",
     Reason.INVALID_SPEC: "The spec does not pass validation; nothing was changed.",
     Reason.UNSUPPORTED: "The spec asks for something that this release of Ballast does not do.",
     Reason.REFS_RESOLVED: "Every object that the spec names was found and is usable.",
@@ -109,15 +115,17 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.POLICY_UNSUITED: "The SchedulingPolicy asks for what this gateway, its endpoints or engines cannot do.",
     Reason.PROFILE_NOT_FOUND: "A HardwareProfile that a pool names does not exist.",
     Reason.PROFILE_INVALID: "A HardwareProfile that a pool names is not usable.",
-    Reason.SLO_NOT_FOUND: "The ServiceLevelObjective of spec.sloRef does not exist.",
-    Reason.SLO_INVALID: "The ServiceLevelObjective of spec.sloRef is not usable.",
+    Reason.SLO_NOT_FOUND: "A ServiceLevelObjective of spec.sloRef or spec.sloRefs does not exist.",
+    Reason.SLO_INVALID: "A ServiceLevelObjective of spec.sloRef or spec.sloRefs is not usable.",
     Reason.PARENT_NOT_FOUND: "A Gateway of spec.gateway.parentRefs does not exist.",
     Reason.API_NOT_INSTALLED: "The spec needs a Kubernetes API that the cluster does not have; its CRDs are missing.",
-    Reason.SLO_MET: "The measured attainment is at or above the target.",
-    Reason.SLO_MISSED: "The measured attainment is below the target.",
+    Reason.SLO_MET: "The interval of each class's attainment was at or above its target; nothing speaks against it.",
+    Reason.SLO_MISSED: "The interval of a class's attainment was below its target; nothing speaks against it.",
     Reason.NO_SLO: "The spec names no ServiceLevelObjective.",
     Reason.NO_TRAFFIC: "No request ended in the window that is measured.",
-    Reason.NOT_MEASURED: "The gateway has reported no attainment yet.",
+    Reason.NOT_MEASURED: "No gateway has reported counts yet.",
+    Reason.TOO_FEW_REQUESTS: "The target is within the interval of the attainment: too few requests to say.",
+    Reason.OUTPUTS_UNSEEN: "Of most requests no gateway sees the output: pods behind a picker need their agent.",
     Reason.ACCEPTED: "The object is valid and known to the operator.",
 }
 

@@ -2,6 +2,8 @@
 
 The operator renders it into a ConfigMap; by hand it is a YAML file (`ballast gateway --config FILE`). Both load it with
 `load_settings`. Defaults are for a gateway in a pod.
+
+A running gateway takes changes of the file, but for the fields marked with `RESTARTS` (`settings_changes`).
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from ballast_api.faces import Face, FaceField
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
+from ballast_api.service_level_objective import ServiceLevelObjectiveSpec
+from ballast_api.settings_changes import RESTARTS
 from ballast_core.model import Endpoint, EndpointId, Role
 
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
@@ -179,7 +183,7 @@ class Scrape(ApiModel):
 class Limits(ApiModel):
     """Bounds on requests, and timeouts."""
 
-    max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    max_body_bytes: Annotated[PositiveInt, RESTARTS] = 16 * 1024 * 1024
     """Bytes of one request body with images, audio, video, files or embeddings in it; more is answered 413."""
     max_text_body_bytes: PositiveInt = 8 * 1024 * 1024
     """Bytes of one request body without those; more is answered 413. A million token ids fit."""
@@ -221,9 +225,9 @@ class Limits(ApiModel):
     """Seconds that a client's connection may lie idle between two requests."""
     client_stall_timeout_s: PositiveFloat = 300.0
     """Seconds that a client may accept nothing of its answer; then the connection is closed and the engine stopped."""
-    drain_grace_s: NonNegativeFloat = 1.0
+    drain_grace_s: Annotated[NonNegativeFloat, RESTARTS] = 1.0
     """Seconds after SIGTERM in which new requests are still taken, until the cluster has noticed."""
-    drain_timeout_s: PositiveFloat = 300.0
+    drain_timeout_s: Annotated[PositiveFloat, RESTARTS] = 300.0
     """Seconds that running requests get after that; new ones are answered 503. What still runs then is ended with an
     error that says so (`gateway-shutdown`)."""
 
@@ -264,7 +268,7 @@ class Watch(ApiModel):
     gets no new work, after `patience` times the silence that is expected of it, or after a floor if that is longer;
     after twice that time it is lost, and its requests go on elsewhere."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, RESTARTS] = True
     """Whether engines are watched. If not, a silent one is noticed by its scrapes and by the timeouts of `limits`."""
     patience: Annotated[float, Field(ge=1)] = 3.0
     """How many times the expected silence is granted before an endpoint is suspected."""
@@ -445,7 +449,7 @@ class Logs(ApiModel):
 
     requests: bool = True
     """One JSON line on standard output for each request that ended."""
-    decisions_file: NonEmptyStr | None = None
+    decisions_file: Annotated[NonEmptyStr | None, RESTARTS] = None
     """Path of a file to which each decision is appended as a JSON line; by default none is written."""
 
 
@@ -454,6 +458,13 @@ class ServedModel(ApiModel):
 
     served_names: Annotated[Seq[NonEmptyStr], Field(min_length=1, max_length=16)]
     """Accepted names; the first is what /v1/models lists first."""
+
+
+class ClassObjective(ServiceLevelObjectiveSpec):
+    """The objective of one class of requests, as in a ServiceLevelObjective's spec, with its name."""
+
+    name: NonEmptyStr
+    """Names the class in metrics, recorded traffic and the admin API."""
 
 
 class GatewayTuning(ApiModel):
@@ -480,15 +491,15 @@ class GatewayTuning(ApiModel):
     """LoRA adapters that clients may ask for."""
     picker: Picker = Field(default_factory=Picker)
     """What pickers tell proxies."""
-    kv_events: KvEvents = Field(default_factory=KvEvents)
+    kv_events: Annotated[KvEvents, RESTARTS] = Field(default_factory=KvEvents)
     """What engines report of their prefix caches."""
-    tls: TlsSettings = Field(default_factory=TlsSettings)
+    tls: Annotated[TlsSettings, RESTARTS] = Field(default_factory=TlsSettings)
     """TLS towards clients and Envoy."""
     trust: Trust = Field(default_factory=Trust)
     """What is believed of clients."""
-    keys: Keys = Field(default_factory=Keys)
+    keys: Annotated[Keys, RESTARTS] = Field(default_factory=Keys)
     """Whose requests are served, and how much of each tenant's. Proxy face."""
-    admin: Admin = Field(default_factory=Admin)
+    admin: Annotated[Admin, RESTARTS] = Field(default_factory=Admin)
     """Who may ask the admin API, and what it remembers."""
     traffic: Traffic = Field(default_factory=Traffic)
     """How much of the last minutes' traffic is recorded."""
@@ -503,25 +514,28 @@ class GatewaySettings(GatewayTuning):
 
     model: ServedModel
     """The model."""
-    face: FaceField = Face.PROXY
+    face: Annotated[FaceField, RESTARTS] = Face.PROXY
     """Which faces are served."""
     policy: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
     """What decides, as in a SchedulingPolicy's spec. Policies that the face cannot carry out are refused."""
-    connector: Literal["NixlConnector"] = "NixlConnector"
+    objectives: Annotated[Seq[ClassObjective], Field(max_length=16), KeyedBy("name")] = ()
+    """What requests are measured against, and what their priority is if they say none. A request belongs to the first
+    one whose `match` it meets; one that meets none is not measured."""
+    connector: Annotated[Literal["NixlConnector"], RESTARTS] = "NixlConnector"
     """KV connector of the engines: decides how a prefill is handed to a decode."""
-    discovery: Discovery
+    discovery: Annotated[Discovery, RESTARTS]
     """Where endpoints come from."""
     profiles: dict[str, EngineProfile] = Field(default_factory=dict)
     """What the gateway believes of the hardware, by HardwareProfile name. An entry replaces the shipped profile of its
     name; the other shipped profiles are known, too."""
-    listeners: Listeners = Field(default_factory=Listeners)
+    listeners: Annotated[Listeners, RESTARTS] = Field(default_factory=Listeners)
     """Ports."""
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    workers: Annotated[int, Field(ge=1, le=64), RESTARTS] = 1
     """Processes that share the ports of both faces. They hear each other as the gateways of a fleet do; each has
     `limits`, and those of tenants, of its own. With `podApi.tokenFile` their pod APIs are at `podApi.port` and on."""
-    pod_api: PodApi = Field(default_factory=PodApi)
+    pod_api: Annotated[PodApi, RESTARTS] = Field(default_factory=PodApi)
     """Speaking with the agents of pods and with other gateways."""
-    peers: Peers = Field(default_factory=Peers)
+    peers: Annotated[Peers, RESTARTS] = Field(default_factory=Peers)
     """The fleet's other gateways."""
 
     @model_validator(mode="after")

@@ -108,7 +108,10 @@ def reference_pages() -> dict[str, str]:
     """The pages of docs/reference."""
     pages = {_file_name(model): reference.resource_page(model) for model in KINDS.values()}
     pages["gateway-settings.md"] = reference.settings_page(
-        "Gateway settings", GatewaySettings, "A YAML file. The operator writes it for the gateways that it creates."
+        "Gateway settings",
+        GatewaySettings,
+        "A YAML file. The operator writes it for the gateways that it creates. A running gateway reads it again when "
+        "it changes, and takes every field that is not said to restart gateways.",
     )
     pages["endpoints-file.md"] = reference.settings_page(
         "Endpoints file", EndpointsFile, "A YAML file that the gateway reads again when it changes."

@@ -41,6 +41,9 @@ ANNOTATION_REVISION: Final = f"{GROUP}/revision"
 
 ANNOTATION_POD_API: Final = f"{GROUP}/pod-api-port"
 """On pods whose agent or gateway speaks the pod API: its port."""
+ANNOTATION_SETTINGS: Final = f"settings.{GROUP}/"
+"""On the gateways' Lease, followed by a pod's name: a hash of the newest text of the settings that it has seen, and
+after a space why it refuses that text, if it does."""
 ANNOTATION_ROTATE_TOKEN: Final = f"{GROUP}/rotate-token"
 """On a ServingPool, by people: a new value rotates the pod API's token once."""
 ANNOTATION_TOKEN_ROTATION: Final = f"{GROUP}/token-rotation"

@@ -12,6 +12,8 @@ from pydantic.alias_generators import to_camel
 from ballast_api.common import API_VERSION, Resource
 from ballast_api.conditions import CONDITION_SENTENCES, REASON_SENTENCES
 from ballast_api.crds import resource_schema
+from ballast_api.gateway_settings import GatewayTuning
+from ballast_api.settings_changes import restarting_fields
 from ballast_api.structural import Schema, json_schema_of, paragraph, rewrite
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
 from ballast_core.policies.placement import composition
@@ -31,7 +33,7 @@ def resource_page(model: type[Resource]) -> str:
         f"`apiVersion: {API_VERSION}`, `kind: {model.kind_name}`, {scope}{short}. "
         f"The name has at most {model.max_name_length} characters.",
         "## Fields\n\nA field without a default and not marked required may be left out.",
-        _table(_rows(schema["properties"]["spec"], "spec")),
+        _table(_with_restarts(_rows(schema["properties"]["spec"], "spec"), "spec.gateway.settings.", GatewayTuning)),
         _rules(schema["properties"]["spec"], "spec"),
         "## Status\n\nWritten by the operator.",
         _table(_rows(schema["properties"]["status"], "status")),
@@ -44,7 +46,16 @@ def resource_page(model: type[Resource]) -> str:
 def settings_page(title: str, model: type[BaseModel], intro: str) -> str:
     """Reference of a settings file."""
     schema = rewrite(json_schema_of(model))
-    return _page([_head(title, paragraph(model.__doc__ or "")), intro, _table(_rows(schema, "")), _rules(schema, "")])
+    rows = _with_restarts(_rows(schema, ""), "", model)
+    return _page([_head(title, paragraph(model.__doc__ or "")), intro, _table(rows), _rules(schema, "")])
+
+
+def _with_restarts(rows: Iterator[Row], above: str, model: type[BaseModel]) -> Iterator[Row]:
+    """Of gateways' settings, found at the path `above`: which of them a running gateway does not take."""
+    marked = tuple(f"{above}{path}" for path in restarting_fields(model))
+    for field, kind, default, meaning in rows:
+        restarts = any(field == path or field.startswith((f"{path}.", f"{path}[")) for path in marked)
+        yield field, kind, default, f"{meaning} A change restarts gateways." if restarts else meaning
 
 
 def conditions_page() -> str:

@@ -190,6 +190,6 @@ class SchedulingPolicy(Resource):
     kind: Literal["SchedulingPolicy"] = "SchedulingPolicy"
     """Kind of the object."""
     spec: SchedulingPolicySpec = Field(default_factory=SchedulingPolicySpec)
-    """The policy of each kind of decision. A change restarts the gateways that use it, one pod after the other."""
+    """The policy of each kind of decision. Gateways that use it take a change as they run."""
     status: AcceptedStatus | None = None
     """Whether the operator accepts the policy; absent until its first look."""

@@ -19,6 +19,7 @@ from ballast_api.common import (
     Seq,
 )
 from ballast_api.conditions import AcceptedStatus
+from ballast_core.attainment import Objective
 
 
 class HeaderMatch(ApiModel):
@@ -31,12 +32,13 @@ class HeaderMatch(ApiModel):
 
 
 class ClassMatch(ApiModel):
-    """Conditions that a request of the class meets, all of them. No effect in this release."""
+    """Conditions that a request of the class meets, all of them."""
 
     model: NonEmptyStr | None = None
     """Value of `model` in the request. Left out, every model matches."""
     headers: Annotated[Seq[HeaderMatch], Field(max_length=8), KeyedBy("name")] = ()
-    """Headers that the request must carry. Left out, none is required."""
+    """Headers that the request must carry; of a header that comes twice the first value counts. Left out, none is
+    required."""
 
 
 class ServiceLevelObjectiveSpec(ApiModel):
@@ -58,7 +60,9 @@ class ServiceLevelObjectiveSpec(ApiModel):
     )
 
     ttft_s: PositiveFloat | None = None
-    """Seconds from arrival to the first token, at most. Left out, TTFT has no threshold."""
+    """Seconds from arrival to the first token, at most. Left out, TTFT has no threshold. Admission `expected-ttft`
+    sheds a request of the class that cannot keep it, where it is shorter than the policy's `maxTtftS`; the queue order
+    `edf` goes by it."""
     tpot_s: PositiveFloat | None = None
     """Mean seconds of a request for each output token after the first, at most. Left out, TPOT has no
     threshold."""
@@ -67,9 +71,21 @@ class ServiceLevelObjectiveSpec(ApiModel):
     attainment: Annotated[float, Field(gt=0, le=1)] = 0.99
     """Share of requests that must meet every threshold, above 0 and up to 1: 0.99 asks for 99 of 100."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """Urgency of the class, lower first, as in vLLM. No effect in this release."""
+    """Urgency of the class, lower first, as in vLLM: of its requests that say none themselves (`trust.priorities`)."""
     match: ClassMatch = Field(default_factory=ClassMatch)
-    """Requests that the objective is about. No effect in this release; left out, all requests of the pool."""
+    """Requests that the objective is about, its class. Of several objectives of a ServingPool the first one counts that
+    matches. Left out, all requests of the pool."""
+
+    def to_core(self, name: str) -> Objective:
+        """The core's value."""
+        return Objective(
+            name=name,
+            ttft_s=self.ttft_s,
+            tpot_s=self.tpot_s,
+            e2e_s=self.e2e_s,
+            target=self.attainment,
+            priority=self.priority,
+        )
 
 
 class ServiceLevelObjective(Resource):
@@ -91,7 +107,7 @@ class ServiceLevelObjective(Resource):
     kind: Literal["ServiceLevelObjective"] = "ServiceLevelObjective"
     """Kind of the object."""
     spec: ServiceLevelObjectiveSpec
-    """Thresholds in seconds, and the share of requests that must meet all of them. The operator checks them; attainment
-    is not measured in this release."""
+    """Thresholds in seconds, and the share of requests that must meet all of them. Gateways measure it, for each
+    ServingPool that names the objective."""
     status: AcceptedStatus | None = None
     """Whether the operator accepts the objective; absent until its first look."""

@@ -32,6 +32,7 @@ from ballast_api.common import (
     Rule,
     Seq,
     ShareRatio,
+    StringMap,
 )
 from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
@@ -251,13 +252,22 @@ class RouteMatch(ApiModel):
     body."""
 
 
+class ServiceSpec(ApiModel):
+    """The Service that clients of the gateway reach."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Who reaches it: the cluster alone, anybody at a port of each node, or anybody at a load balancer's address."""
+    annotations: StringMap = Field(default_factory=dict)
+    """Annotations of the Service, such as those that a cloud's load balancers read. Left out, none."""
+
+
 class GatewaySpec(ApiModel):
     """The gateway in front of the engines."""
 
     rules: ClassVar[tuple[Rule, ...]] = gateway_spec_rules()
 
-    replicas: NonNegativeInt = 1
-    """Number of gateway pods; with 0 no request is served."""
+    replicas: NonNegativeInt = 2
+    """Number of gateway pods; with 0 no request is served, and with 1 none while its pod or node is replaced."""
     image: ImageName | None = None
     """Image of the gateway. Left out, the operator's default, which is its own image unless its administrator sets
     another."""
@@ -273,9 +283,11 @@ class GatewaySpec(ApiModel):
     """Host names of the HTTPRoute, such as `chat.example.com`. Left out, every host of the parents' listeners."""
     match: RouteMatch = Field(default_factory=RouteMatch)
     """Which requests of its parents are this ServingPool's. Left out, all below /v1."""
+    service: ServiceSpec = Field(default_factory=ServiceSpec)
+    """The gateway's Service for clients. Left out, clients within the cluster reach it."""
     settings: GatewayTuning | None = None
     """Settings of the gateway's own, such as limits, timeouts and what it believes of clients. Left out, its defaults.
-    A change restarts the gateway's pods."""
+    Running gateways take a change, but for fields that are said to restart their pods."""
     template: PodTemplateOverlay | None = None
     """Merged over the gateway's pods; the container `gateway` is the gateway. Left out, the pods stay as generated."""
 
@@ -313,10 +325,14 @@ class ServingPoolSpec(ApiModel):
     """Name of the SchedulingPolicy in the same namespace that the gateway follows. Left out, least-uncached-tokens
     places prefills and ballast places decodes."""
     slo_ref: LocalRef | None = None
-    """Name of the ServiceLevelObjective in the same namespace. It must exist and be valid; attainment is not measured
-    in this release. Left out, the pool has no objective."""
+    """Name of the one ServiceLevelObjective in the same namespace that the pool is held to. It must exist and be valid.
+    Left out, `sloRefs` has them."""
+    slo_refs: Annotated[Seq[LocalRef], Field(max_length=16), KeyedBy("name")] = ()
+    """Names of several ServiceLevelObjectives in the same namespace, one for each class of requests, in place of
+    `sloRef`. A request belongs to the first one whose `match` it meets. Left out, and `sloRef` too, the pool has no
+    objective."""
     gateway: GatewaySpec = Field(default_factory=GatewaySpec)
-    """The gateway in front of the engines. Left out, one pod with the face Proxy."""
+    """The gateway in front of the engines. Left out, two pods with the face Proxy."""
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
     """How engine pods are replaced when their template changes. Left out, up to 25% more pods start before old ones
     end."""
@@ -327,6 +343,11 @@ class ServingPoolSpec(ApiModel):
     def has_agent(self, pool: PoolSpec) -> bool:
         """Whether the pods of `pool` get the agent: it holds the streams that end there."""
         return self.engine.agent == "Auto" and self.gateway.face.serves_picker and pool.role != "Prefill"
+
+    @property
+    def objective_names(self) -> tuple[str, ...]:
+        """ServiceLevelObjectives that the pool is held to, in the order of matching."""
+        return tuple(reference.name for reference in (*((self.slo_ref,) if self.slo_ref else ()), *self.slo_refs))
 
     @property
     def least_gpus(self) -> int:
@@ -367,6 +388,31 @@ class GatewayStatus(ApiModel):
     """Number of gateway pods that are wanted."""
     ready_replicas: NonNegativeInt = 0
     """Number of gateway pods that are ready."""
+    settings_hash: str = ""
+    """Hash of the newest settings, as the gateways' admin API shows it; empty while they are held."""
+
+
+class ObjectiveStatus(ApiModel):
+    """How the requests of one class were served, by what its gateways counted."""
+
+    name: str
+    """Name of the ServiceLevelObjective."""
+    met: Literal["True", "False", "Unknown"]
+    """Whether the attainment is at or above the target, as far as its interval can tell."""
+    target: ShareRatio
+    """Share of requests that must meet every threshold."""
+    attainment: ShareRatio | None = None
+    """Share of the requests that met every threshold; absent where that is known of too few of them."""
+    lower: ShareRatio = 0.0
+    """Lower end of its interval at 95 %."""
+    upper: ShareRatio = 1.0
+    """Upper end of its interval at 95 %."""
+    window_s: NonNegativeInt
+    """Seconds that the figures are about."""
+    requests: NonNegativeInt = 0
+    """Requests that ended in that time, shed and failed ones included."""
+    unknown: NonNegativeInt = 0
+    """Those of them of which no gateway saw enough to say."""
 
 
 class ScalingDecision(ApiModel):
@@ -401,7 +447,8 @@ class DisplayStatus(ApiModel):
     """The reason of Progressing while it is deleted; else that of Available if it is not True, of Degraded or
     Progressing if they are; else that of Available."""
     slo_percent: str = ""
-    """Attainment in percent, such as `99.2`. Empty in this release, which does not measure it."""
+    """Attainment in percent, such as `99.2`: that of the objective that is furthest below its target, or least above.
+    Empty while none is known."""
 
 
 class ServingPoolStatus(ApiModel):
@@ -424,7 +471,10 @@ class ServingPoolStatus(ApiModel):
     ratio: NonNegativeFloat | None = None
     """Ready prefill instances for each ready decode instance; absent while no decode instance is ready."""
     attainment: ShareRatio | None = None
-    """Share of requests that met their SLO, from 0 to 1. Absent in this release, which does not measure it."""
+    """Share of requests that met their objective, from 0 to 1: that of the objective that is furthest below its target,
+    or least above. Absent while none is known."""
+    objectives: Annotated[Seq[ObjectiveStatus], KeyedBy("name")] = ()
+    """Attainment of each objective of the spec."""
     last_scaling: ScalingDecision | None = None
     """The last decision about the number of instances. Absent in this release, which takes none."""
     display: DisplayStatus | None = None

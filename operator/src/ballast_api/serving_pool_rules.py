@@ -146,6 +146,12 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             holds=lambda self: any(pool.role in ("Decode", "Flexible") for pool in self.pools),
         ),
         Rule(
+            field="sloRefs",
+            cel="!has(self.sloRef) || !has(self.sloRefs) || self.sloRefs.size() == 0",
+            message="set one of sloRef and sloRefs, not both",
+            holds=lambda self: self.slo_ref is None or not self.slo_refs,
+        ),
+        Rule(
             field="engine.port",
             cel=f"self.engine.agent == 'Never' || self.gateway.face == 'Proxy' || self.engine.port != {PORT_POD_API}",
             message=f"port {PORT_POD_API} is the agent's own in pods behind the picker face; choose another",

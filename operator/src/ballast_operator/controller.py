@@ -41,6 +41,22 @@ class Reconciles(Protocol):
         ...
 
 
+class Beside(Protocol):
+    """What runs in threads of its own as long as the controller does."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def stop(self) -> None:
+        """End; may block."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        ...
+
+
 class Controller:
     """The queue, its workers, and the resync."""
 
@@ -50,10 +66,17 @@ class Controller:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._known: set[Key] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self._beside: list[Beside] = []
         self._threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="reconcile")
+
+    def beside(self, one: Beside) -> None:
+        """Start and stop this, too. Call it before `start`."""
+        self._beside.append(one)
 
     def start(self) -> None:
         """Start workers and resync in the running loop."""
+        for one in self._beside:
+            one.start()
         coroutines = [self._work() for _ in range(self._settings.workers)]
         self._tasks = [asyncio.create_task(coroutine) for coroutine in [*coroutines, self._resync()]]
 
@@ -63,6 +86,8 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for one in self._beside if self.started else ():
+            await asyncio.to_thread(one.stop)
         await asyncio.to_thread(self._threads.shutdown)
 
     @property
@@ -72,7 +97,8 @@ class Controller:
 
     def alive(self) -> bool:
         """Whether all tasks still run."""
-        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+        work = bool(self._tasks) and not any(task.done() for task in self._tasks)
+        return work and all(one.alive() for one in self._beside)
 
     def seen(self, key: Key, *, deleted: bool) -> None:
         """A watch has reported an object."""

@@ -8,9 +8,9 @@ from ballast_api.conditions import ConditionType, Reason
 from ballast_api.names import RoleName
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.conditions import Finding, joined
-from ballast_operator.planned import Plan, Target
+from ballast_operator.planned import Plan
 from ballast_operator.problems.problem import Problem
-from ballast_operator.problems.references import OBJECTIVE_REASONS, REFERENCE_REASONS
+from ballast_operator.problems.references import REFERENCE_REASONS
 from ballast_operator.workloads import Fleet
 
 _STAGES: tuple[tuple[str, tuple[RoleName, ...], Reason], ...] = (
@@ -63,6 +63,9 @@ def progressing(fleet: Fleet, plan: Plan) -> Finding:
     if plan.held:
         return Finding(kind, "False", plan.problems[0].reason, "objects wait for what Degraded names")
     unfinished = [item for item in fleet.workloads() if not item.complete]
+    if not unfinished and plan.behind:
+        message = f"{', '.join(plan.behind)}: the newest settings are on their way; kubelets take up to 90 s"
+        return Finding(kind, "True", Reason.APPLYING_SETTINGS, message)
     if not unfinished:
         return Finding(kind, "False", Reason.COMPLETE, "all pods are of the wanted revision and ready")
     reason = Reason.ROLLING_OUT if any(item.replacing for item in unfinished) else Reason.SCALING
@@ -85,17 +88,6 @@ def degraded(problems: Sequence[Problem], remarks: Sequence[str]) -> Finding:
     if problems:
         return Finding(ConditionType.DEGRADED, "True", problems[0].reason, joined(problems))
     return Finding(ConditionType.DEGRADED, "False", Reason.AS_EXPECTED, joined(remarks))
-
-
-def slo_met(target: Target, plan: Plan) -> Finding:
-    """Unknown, and why: this release measures no attainment."""
-    kind = ConditionType.SLO_MET
-    if target.spec.slo_ref is None:
-        return Finding(kind, "Unknown", Reason.NO_SLO, "spec.sloRef is not set")
-    for problem in plan.problems:
-        if problem.reason in OBJECTIVE_REASONS:
-            return Finding(kind, "Unknown", problem.reason, joined([problem]))
-    return Finding(kind, "Unknown", Reason.NOT_MEASURED, "no attainment was reported yet")
 
 
 def resolved_refs(plan: Plan) -> Finding:

@@ -9,6 +9,7 @@ from typing import Protocol
 from ballast_api import names
 from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import ParentRef
+from ballast_operator import settings_reports
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
@@ -26,6 +27,7 @@ from ballast_operator.kinds import (
     Kind,
     Manifest,
 )
+from ballast_operator.measured import Measured
 from ballast_operator.observed import Observed
 from ballast_operator.ownership import child_selector, is_child
 from ballast_operator.references import named_objects, parse_pool
@@ -61,10 +63,12 @@ def gather(
     now: str,
     fresh_token: str,
     settings: OperatorSettings,
+    measured: Measured | None = None,
 ) -> Observed | None:
     """Everything about one ServingPool, or None if none of that name exists. Raises what `reader` raises.
 
-    `now`: RFC 3339 in UTC. `fresh_token`: one that nobody knows, should a token be needed.
+    `now`: RFC 3339 in UTC. `fresh_token`: one that nobody knows, should a token be needed. `measured`: what its
+    gateways have counted.
     """
     pool = reader.get(SERVING_POOL, namespace, name)
     if pool is None:
@@ -81,21 +85,20 @@ def gather(
         gateway_defaults=settings.gateway,
         fresh_token=fresh_token,
         policy=_named(reader, SCHEDULING_POLICY, namespace, named),
-        objective=_named(reader, OBJECTIVE, namespace, named),
-        profiles={
-            profile: found
-            for kind, profile in sorted(named, key=lambda item: item[1])
-            if kind is HARDWARE_PROFILE and (found := reader.get(kind, None, profile)) is not None
-        },
+        objectives=_all_named(reader, OBJECTIVE, namespace, named),
+        profiles=_all_named(reader, HARDWARE_PROFILE, None, named),
         children=children,
         token_secret=token,
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
         admin_from=settings.admin_from,
-        pods=() if _all_ready(children) else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
+        pods=()
+        if _all_ready(children) and not settings_reports.differ(children)
+        else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
         optional_kinds=available,
         missing_parents=tuple(parent for parent, found in parents if found is None),
         controllers=_controllers(reader, [found for _, found in parents if found is not None]),
+        measured=measured,
     )
 
 
@@ -126,6 +129,13 @@ def _age_s(manifest: Manifest, annotation: str, now: str) -> float | None:
 def _named(reader: Reader, kind: Kind, namespace: str, named: Iterable[tuple[Kind, str]]) -> Manifest | None:
     name = next((name for named_kind, name in named if named_kind is kind), None)
     return reader.get(kind, namespace, name) if name is not None else None
+
+
+def _all_named(
+    reader: Reader, kind: Kind, namespace: str | None, named: Iterable[tuple[Kind, str]]
+) -> dict[str, Manifest]:
+    names_of_kind = sorted(name for named_kind, name in named if named_kind is kind)
+    return {name: found for name in names_of_kind if (found := reader.get(kind, namespace, name)) is not None}
 
 
 def _parents(

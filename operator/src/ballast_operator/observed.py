@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_api.serving_pool import ParentRef
 from ballast_operator.kinds import Kind, Manifest, ObjectKey, key_of
+from ballast_operator.measured import Measured
 from ballast_operator.settings import GatewayDefaults
 
 
@@ -24,8 +25,8 @@ class Observed:
     """A token for the pod API that nobody knows yet."""
     policy: Manifest | None = None
     """The SchedulingPolicy of policyRef; None if none of that name exists."""
-    objective: Manifest | None = None
-    """The ServiceLevelObjective of sloRef; None if none of that name exists."""
+    objectives: Mapping[str, Manifest] = field(default_factory=dict)
+    """Those ServiceLevelObjectives of the spec that exist, by name."""
     profiles: Mapping[str, Manifest] = field(default_factory=dict)
     """Those HardwareProfiles of the spec that exist, by name."""
     children: tuple[Manifest, ...] = ()
@@ -39,11 +40,14 @@ class Observed:
     admin_from: tuple[Mapping[str, object], ...] = ()
     """Who may reach gateways' admin port; empty: everybody."""
     pods: tuple[Manifest, ...] = ()
-    """Its pods while a Deployment is not ready. Empty otherwise: only problems of pods are read from them."""
+    """Its pods while a Deployment is not ready, or a gateway says that it has other settings than it should. Empty
+    otherwise: only problems of pods are read from them, and which gateways are there."""
     optional_kinds: frozenset[Kind] = frozenset()
     """Those optional kinds that the cluster has."""
     missing_parents: tuple[ParentRef, ...] = ()
     """Gateways of parentRefs that do not exist."""
+    measured: Measured | None = None
+    """What its gateways have counted; None until they have been asked."""
     controllers: frozenset[str] | None = None
     """Controllers of the Gateways of parentRefs, by their GatewayClasses; None where one is not known."""
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
 
 from ballast_api import names
 from ballast_api.errors import InvalidInput
@@ -26,9 +29,11 @@ from ballast_operator.ownership import owner_conflict
 from ballast_operator.planned import Plan, Target
 from ballast_operator.problems.problem import Problem
 from ballast_operator.problems.references import not_accepted, unsuited
+from ballast_operator.problems.settings import contradictory, refused_by
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.references import References, parse_pool, resolve
 from ballast_operator.routing import by_envoy_gateway, routing
+from ballast_operator.settings_reports import Report, reports, settings_hash
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
@@ -37,6 +42,9 @@ from ballast_operator.specs.meta import Owner
 from ballast_operator.specs.profiles import profiles_config_map
 from ballast_operator.specs.routes import FALLBACKS, http_route_name
 from ballast_operator.specs.token_secret import Found, TokenSecret, token_secret
+
+SETTINGS_LOOK_S: Final = 5.0
+"""Seconds until the next look while a gateway has not seen its newest settings."""
 
 
 def plan(observed: Observed) -> Plan:
@@ -65,7 +73,8 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     token = _token(owner, observed)
     gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit))
     fleet = engines(owner, spec, instances, references.profiles, observed, hold=bool(excess))
-    target = Target(spec, instances, fleet.deployments)
+    objectives = tuple(each.to_core(each.name) for each in references.objectives or ())
+    target = Target(spec, instances, objectives, fleet.deployments)
     missing = references.missing_profiles(pool.hardware for pool in spec.pools)
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
     around = list(_around_engines(owner, spec, observed))
@@ -74,26 +83,47 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
     held = gateway.held | fleet.held | ({numbers} if missing else set())
     kept = held.union(key_of(item) for item in (*objects, *fleet.resize))
+    newest = settings_hash(gateway.objects)
+    told = _told(observed, newest)
+    behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
+    due_s = [each for each in (token.next_step_s, SETTINGS_LOOK_S if behind else None) if each is not None]
     return Plan(
         apply=tuple(sorted(objects, key=writing_order)),
         resize=fleet.resize,
         prune=_surplus(observed, kept),
         held=held,
         target=target,
-        problems=(*references.problems, *misfit, *routes.problems, *_route_problems(owner, observed), *excess),
+        problems=(
+            *references.problems,
+            *misfit,
+            *gateway.problems,
+            *refused_by(told, newest),
+            *routes.problems,
+            *_route_problems(owner, observed),
+            *excess,
+        ),
         remarks=(
             *routes.remarks,
             *_policy_remarks(target, references),
             *_inert_fields(spec),
             *filter(None, [token.remark]),
         ),
-        look_again_s=token.next_step_s,
+        settings_hash=newest,
+        behind=behind,
+        look_again_s=min(due_s, default=None),
     )
 
 
 def _route_problems(owner: Owner, observed: Observed) -> tuple[Problem, ...]:
     route = observed.child(HTTP_ROUTE.key(http_route_name(owner.name)))
     return () if route is None else not_accepted(route)
+
+
+def _told(observed: Observed, newest: str | None) -> Mapping[str, Report]:
+    """What the gateways that are there say of their settings, if these are not held."""
+    found = {} if newest is None else reports(observed.children)
+    pods = {pod["metadata"]["name"] for pod in observed.pods if not pod["metadata"].get("deletionTimestamp")}
+    return {name: each for name, each in found.items() if not observed.pods or name in pods}
 
 
 def _token(owner: Owner, observed: Observed) -> TokenSecret:
@@ -115,6 +145,7 @@ class _Part:
 
     objects: tuple[Manifest, ...]
     held: frozenset[ObjectKey] = frozenset()
+    problems: tuple[Problem, ...] = ()
 
 
 def _gateway_objects(
@@ -130,12 +161,20 @@ def _gateway_objects(
         disruption_budgets.gateway_disruption_budget(owner),
         *([network_policies.gateway_policy(owner, observed.admin_from)] if observed.network_policies else []),
     )
-    if hold or references.policy is None or references.missing_profiles(pool.hardware for pool in spec.pools):
-        name = names.gateway_object_name(owner.name)
-        return _Part(objects, frozenset({CONFIG_MAP.key(name), DEPLOYMENT.key(name)}))
+    name = names.gateway_object_name(owner.name)
+    held = frozenset({CONFIG_MAP.key(name), DEPLOYMENT.key(name)})
+    missing = references.missing_profiles(pool.hardware for pool in spec.pools)
+    if hold or references.policy is None or references.objectives is None or missing:
+        return _Part(objects, held)
     fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds, observed.controllers) else None
-    settings = gateway_settings(owner, spec, references.policy, references.profiles, fallbacks=fallbacks)
-    deployment = gateway_deployment(owner, spec.gateway, settings, observed.gateway_defaults)
+    try:
+        settings = gateway_settings(
+            owner, spec, references.policy, references.profiles, objectives=references.objectives, fallbacks=fallbacks
+        )
+    except ValidationError as error:
+        return _Part(objects, held, contradictory(error))
+    nodes = [references.profiles[name].node_selector for name in sorted({pool.hardware for pool in spec.pools})]
+    deployment = gateway_deployment(owner, spec.gateway, settings, observed.gateway_defaults, engine_nodes=nodes)
     return _Part((*objects, gateway_config_map(owner, settings), deployment))
 
 

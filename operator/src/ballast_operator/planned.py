@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ballast_api.serving_pool import ServingPoolSpec
+from ballast_core.attainment import Objective
 from ballast_operator.kinds import Manifest, ObjectKey
 from ballast_operator.problems.problem import Problem
 
@@ -17,6 +18,8 @@ class Target:
     spec: ServingPoolSpec
     instances: Mapping[str, int]
     """Instances by name of the pool."""
+    objectives: tuple[Objective, ...] = ()
+    """What requests are measured against; empty also while one of them is not usable."""
     deployments: Mapping[str, str] = field(default_factory=dict)
     """Name of the Deployment of the wanted revision, by name of the pool."""
 
@@ -39,5 +42,9 @@ class Plan:
     """What keeps the cluster from the spec, the first one first in the status."""
     remarks: tuple[str, ...] = ()
     """What a reader of the status should know although nothing is wrong."""
+    settings_hash: str | None = None
+    """Of the gateway's settings; None while they are held."""
+    behind: tuple[str, ...] = ()
+    """Gateway pods that have not seen these settings yet."""
     look_again_s: float | None = None
     """Seconds until something is due although nothing changes; None if nothing is."""

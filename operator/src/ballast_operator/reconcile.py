@@ -14,6 +14,8 @@ from ballast_api import names
 from ballast_operator.accepted import accepted_status
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.apply import Writer, apply
+from ballast_operator.attainment import following
+from ballast_operator.board import Board
 from ballast_operator.conditions import transitions
 from ballast_operator.events import event_for
 from ballast_operator.gather import OptionalKinds, Reader, gather
@@ -61,12 +63,16 @@ class Reconciler:
         settings: OperatorSettings,
         now: Callable[[], str],
         token: Callable[[], str],
+        *,
+        board: Board | None = None,
     ) -> None:
+        """`board`: what gateways have counted, where they are asked."""
         self._api = api
         self._optional = optional
         self._settings = settings
         self._now = now
         self._token = token
+        self._board = Board() if board is None else board
 
     def serving_pool(self, namespace: str, name: str) -> Result:
         """Bring one ServingPool's objects and status in line.
@@ -81,10 +87,13 @@ class Reconciler:
             now=self._now(),
             fresh_token=self._token(),
             settings=self._settings,
+            measured=self._board.shown(namespace, name),
         )
         if observed is None:
+            self._board.follow(namespace, name, None)
             return Result()
         planned = plan(observed)
+        self._board.follow(namespace, name, following(observed, planned))
         outcome = apply(self._api, observed, planned)
         found = verdict(observed, planned, outcome)
         if found.status is not None:

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ballast_api.errors import InvalidInput
+from ballast_api.gateway_settings import ClassObjective
 from ballast_api.hardware_profile import HardwareProfile, HardwareProfileSpec
 from ballast_api.loading import parse_resource
 from ballast_api.resources import AnyResource
 from ballast_api.scheduling_policy import SchedulingPolicy, SchedulingPolicySpec
+from ballast_api.service_level_objective import ServiceLevelObjective
 from ballast_api.serving_pool import ServingPool, ServingPoolSpec
 from ballast_operator.kinds import HARDWARE_PROFILE, OBJECTIVE, SCHEDULING_POLICY, Kind, Manifest
 from ballast_operator.observed import Observed
@@ -25,6 +27,8 @@ class References:
     """The default if the spec names none; None if it names one that is not usable."""
     profiles: Mapping[str, HardwareProfileSpec]
     """By name; those that are not usable are left out."""
+    objectives: tuple[ClassObjective, ...] | None
+    """In the order of the spec; None if one of them is not usable."""
     problems: tuple[Problem, ...]
 
     def missing_profiles(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -42,8 +46,10 @@ def named_objects(pool: Manifest) -> frozenset[tuple[Kind, str]]:
 
 
 def _named_in(spec: Manifest) -> Iterator[tuple[Kind, str]]:
-    for field, kind in (("policyRef", SCHEDULING_POLICY), ("sloRef", OBJECTIVE)):
-        reference = spec.get(field)
+    several = spec.get("sloRefs")
+    references = [(spec.get("policyRef"), SCHEDULING_POLICY), (spec.get("sloRef"), OBJECTIVE)]
+    references += [(reference, OBJECTIVE) for reference in (several if isinstance(several, list) else ())]
+    for reference, kind in references:
         if isinstance(reference, dict) and isinstance(reference.get("name"), str):
             yield kind, reference["name"]
     pools = spec.get("pools")
@@ -72,14 +78,26 @@ def resolve(spec: ServingPoolSpec, observed: Observed) -> References:
         named = Named("spec.policyRef", SCHEDULING_POLICY.kind, spec.policy_ref.name)
         found = _usable(named, observed.policy, problems)
         policy = found.spec if isinstance(found, SchedulingPolicy) else None
-    if spec.slo_ref is not None:
-        _usable(Named("spec.sloRef", OBJECTIVE.kind, spec.slo_ref.name), observed.objective, problems)
+    objectives = _objectives(spec, observed, problems)
     profiles = {}
     for named in _hardware(spec):
         profile = _usable(named, observed.profiles.get(named.name), problems)
         if isinstance(profile, HardwareProfile):
             profiles[named.name] = profile.spec
-    return References(policy=policy, profiles=profiles, problems=tuple(problems))
+    return References(policy=policy, profiles=profiles, objectives=objectives, problems=tuple(problems))
+
+
+def _objectives(
+    spec: ServingPoolSpec, observed: Observed, problems: list[Problem]
+) -> tuple[ClassObjective, ...] | None:
+    found = []
+    for index, name in enumerate(spec.objective_names):
+        field = "spec.sloRef" if spec.slo_ref is not None else f"spec.sloRefs[{index}]"
+        objective = _usable(Named(field, OBJECTIVE.kind, name), observed.objectives.get(name), problems)
+        if isinstance(objective, ServiceLevelObjective):
+            given = {each: getattr(objective.spec, each) for each in objective.spec.model_fields_set}
+            found.append(ClassObjective(name=name, **given))
+    return tuple(found) if len(found) == len(spec.objective_names) else None
 
 
 def _usable(named: Named, manifest: Manifest | None, problems: list[Problem]) -> AnyResource | None:

@@ -13,9 +13,12 @@ from typing import Final, Literal
 
 import kopf
 
+from ballast_operator.board import Board
 from ballast_operator.cluster import Catalogue, Cluster, load_credentials
-from ballast_operator.controller import Controller
+from ballast_operator.collecting import Collector
+from ballast_operator.controller import Controller, Key
 from ballast_operator.handlers import kopf_settings, registry_for
+from ballast_operator.kinds import SERVING_POOL
 from ballast_operator.leading import Election
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
@@ -33,9 +36,17 @@ def run(settings: OperatorSettings) -> None:
     os.environ.setdefault("POD_ID", socket.gethostname())
 
     def make_controller() -> Controller:
-        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers)
+        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 1)
         catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
-        return Controller(Reconciler(cluster, catalogue, settings, _now, _token), settings)
+        board = Board()
+        controller = Controller(Reconciler(cluster, catalogue, settings, _now, _token, board=board), settings)
+        loop = asyncio.get_running_loop()
+
+        def changed(pool: tuple[str, str]) -> None:
+            loop.call_soon_threadsafe(controller.touch, Key(SERVING_POOL, *pool))
+
+        controller.beside(Collector(cluster, board, changed, namespaces=settings.namespaces))
+        return controller
 
     def make_election() -> Election | None:
         if settings.lease is None:

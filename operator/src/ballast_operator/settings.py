@@ -14,6 +14,8 @@ class GatewayDefaults:
     """Image with the `ballast` command; the operator's own by default."""
     image_pull_policy: str | None = None
     """As in a container; None leaves it to Kubernetes."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets, in each ServingPool's namespace, for the registry of the image."""
 
 
 @dataclass(frozen=True, slots=True)

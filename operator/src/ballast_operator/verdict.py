@@ -17,6 +17,7 @@ from ballast_api.serving_pool import (
     ServingPoolStatus,
 )
 from ballast_operator import findings
+from ballast_operator.attainment import Attained, attained
 from ballast_operator.conditions import Finding, conditions, joined, known_conditions
 from ballast_operator.kinds import HTTP_ROUTE, Manifest
 from ballast_operator.observed import Observed
@@ -55,22 +56,34 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *cluster.of_pods(observed.pods),
         *cluster.stuck(fleet.workloads()),
     )
+    attainment = attained(observed, target, plan)
     route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))
     found = (
         findings.available(fleet, target.spec, unrouted=route is not None and accepts_none(route)),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
-        findings.slo_met(target, plan),
+        attainment.finding,
         findings.resolved_refs(plan),
     )
     settled = not plan.problems and not outcome.refusals and all(item.complete for item in fleet.workloads())
     due_s = [plan.look_again_s] if plan.look_again_s is not None else []
     if not settled:
         due_s.append(REQUEUE_S)
-    return Verdict(status=_status(observed, target, fleet, found), requeue_s=min(due_s, default=None))
+    return Verdict(
+        status=_status(observed, target, fleet, found, attainment=attainment, newest=plan.settings_hash),
+        requeue_s=min(due_s, default=None),
+    )
 
 
-def _status(observed: Observed, target: Target, fleet: Fleet, found: Sequence[Finding]) -> Manifest:
+def _status(
+    observed: Observed,
+    target: Target,
+    fleet: Fleet,
+    found: Sequence[Finding],
+    *,
+    attainment: Attained,
+    newest: str | None,
+) -> Manifest:
     prefill, decode, flexible = (_role_status(fleet, role) for role in ("Prefill", "Decode", "Flexible"))
     ready_p, ready_d = (role.ready_replicas if role else 0 for role in (prefill, decode))
     return ServingPoolStatus(
@@ -80,13 +93,17 @@ def _status(observed: Observed, target: Target, fleet: Fleet, found: Sequence[Fi
         prefill=prefill,
         decode=decode,
         flexible=flexible,
-        gateway=GatewayStatus(replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready),
+        gateway=GatewayStatus(
+            replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready, settings_hash=newest or ""
+        ),
         ratio=round(ready_p / ready_d, 4) if ready_d else None,
+        attainment=attainment.attainment,
+        objectives=attainment.objectives,
         display=DisplayStatus(
             prefill=_counts(prefill),
             decode=_counts(decode),
             ratio=f"{ready_p}:{ready_d}",
-            slo_percent="",
+            slo_percent="" if attainment.attainment is None else f"{100 * attainment.attainment:.1f}",
             ready=f"{sum(item.ready for _, item in fleet.pools)}/{sum(item.wanted for _, item in fleet.pools)}",
             reason=findings.foremost(found).reason,
         ),

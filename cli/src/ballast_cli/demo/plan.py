@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class Fleet:
     policy_name: str
     policy: SchedulingPolicySpec
     objective: ServiceLevelObjective | None
+    """Of the requests that are sent."""
 
     @property
     def shape(self) -> str:
@@ -77,17 +78,24 @@ def plan_fleet(resources: Sequence[ApiModel]) -> Fleet:
     policies = {r.metadata.name: r for r in resources if isinstance(r, SchedulingPolicy)}
     if policy_ref is not None and policy_ref.name not in policies:
         raise DemoError(f"spec.policyRef names {policy_ref.name!r}, but no manifest holds that SchedulingPolicy")
-    objective_ref = pool.spec.slo_ref
-    objectives = {r.metadata.name: r for r in resources if isinstance(r, ServiceLevelObjective)}
-    if objective_ref is not None and objective_ref.name not in objectives:
-        raise DemoError(f"spec.sloRef names {objective_ref.name!r}, but no manifest holds that ServiceLevelObjective")
     return Fleet(
         pool=pool,
         engines=engines,
         policy_name=policy_ref.name if policy_ref else "default",
         policy=policies[policy_ref.name].spec if policy_ref else SchedulingPolicySpec(),
-        objective=objectives[objective_ref.name] if objective_ref else None,
+        objective=_objective(pool, {r.metadata.name: r for r in resources if isinstance(r, ServiceLevelObjective)}),
     )
+
+
+def _objective(pool: ServingPool, known: Mapping[str, ServiceLevelObjective]) -> ServiceLevelObjective | None:
+    """That of the demo's requests, which name the model and carry no headers."""
+    for name in pool.spec.objective_names:
+        if name not in known:
+            field = "sloRef" if pool.spec.slo_ref is not None else "sloRefs"
+            raise DemoError(f"spec.{field} names {name!r}, but no manifest holds that ServiceLevelObjective")
+    asked = (None, pool.spec.model.all_served_names()[0])
+    found = (known[name] for name in pool.spec.objective_names)
+    return next((one for one in found if one.spec.match.model in asked and not one.spec.match.headers), None)
 
 
 def _engines(index: int, part: PoolSpec, profiles: dict[str, HardwareProfile]) -> list[Engine]:

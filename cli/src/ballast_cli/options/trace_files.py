@@ -43,6 +43,11 @@ def origin(file: Path) -> str:
     return _fetched.get(file, str(file))
 
 
+def fetched(url: str) -> bytes:
+    """What a gateway's admin API answers. Raises `typer.BadParameter` where it cannot be fetched."""
+    return trace_file(url).read_bytes()
+
+
 def _fetch(url: str, file: Path) -> None:
     from urllib.request import Request, urlopen
 

@@ -58,6 +58,27 @@ class Beliefs:
                 self.prefill_times.add(slot, profile)
         self._add_prefixes(slot)
 
+    def use(self, kinds: Belief, profiles: Mapping[str, HardwareProfile]) -> None:
+        """Learn these kinds from now on, by these profiles. What is learned already stays, but for what rested on
+        another profile, and for kinds that have not been learned meanwhile."""
+        fresh, before = kinds & ~self.kinds, self._profiles
+        self.kinds, self._profiles = kinds, profiles
+        self.knows_prefixes = Belief.PREFIXES in kinds
+        for slot, name in self._names.items():
+            profile, old = profiles.get(name), before.get(name)
+            changed = profile != old
+            if changed:
+                self.hardware.put(slot, profile or UNINFORMED_PROFILE)
+            if Belief.STEP_TIMES in (kinds if changed else fresh):
+                self.step_times.add(slot, profile)
+            if Belief.PREFILL_TIMES in (kinds if changed else fresh):
+                self.prefill_times.add(slot, profile)
+            if (
+                Belief.PREFIXES in fresh
+                or (profile or UNINFORMED_PROFILE).kv_tokens != (old or UNINFORMED_PROFILE).kv_tokens
+            ):
+                self._add_prefixes(slot)
+
     def _add_prefixes(self, slot: int) -> None:
         if self.knows_prefixes and self.block_size:
             capacity = (self._profiles.get(self._names[slot]) or UNINFORMED_PROFILE).kv_tokens // self.block_size

@@ -159,7 +159,8 @@ class ReportedPrefixes:
                 self._removed(cache, report)
             case CacheCleared():
                 self._empty(cache)
-                self._complete(cache)
+                if cache.problem != READING:  # of a history, what came after it is still to be told
+                    self._complete(cache)
             case HistoryTold():
                 if cache.problem == READING:
                     self._complete(cache)

@@ -37,17 +37,21 @@ class Admitter:
         timers: Timers,
     ) -> None:
         """`hold_s`: how long a request waits for an endpoint to appear if there is none."""
-        self._admission = admission
         self._ledger = ledger
-        self._hold_s = hold_s
         self._dispatcher = dispatcher
         self._placer = placer
         self._queue = queue
         self._capacity = capacity
         self._timers = timers
         self._returns = Returns()
+        self.use(admission, hold_s=hold_s)
+
+    def use(self, admission: Admission, *, hold_s: float) -> None:
+        """Admit by these from now on. What waits is judged by them at the next `serve`."""
+        self._admission = admission
+        self._hold_s = hold_s
         self._limits_backlog = admission.max_backlog_s(None) < np.inf
-        self.serves: Collection[RequestId] = queue.waiting if admission.bounded else ()
+        self.serves: Collection[RequestId] = self._queue.waiting if admission.bounded else ()
         """The requests that wait for capacity, which any event may free."""
 
     @property
@@ -132,9 +136,12 @@ class Admitter:
         return effects
 
     def _shed_by_objective(self, arrived: Entry, now_s: float) -> list[Effect]:
-        """Reject a request that cannot meet its own objective, which may be tighter than that of the others."""
+        """Reject a request that cannot meet its own objective, which may be tighter than that of the others.
+
+        What is less urgent, and what other tenants have beyond their turns, does not go before it.
+        """
         request, backlog = arrived.request, self._queue.backlog
-        ahead_s = (backlog.tokens - backlog.work(request)) / backlog.rate(self._capacity.prefill_tokens_per_s())
+        ahead_s = backlog.ahead(request) / backlog.rate(self._capacity.prefill_tokens_per_s())
         if ahead_s <= self._admission.max_backlog_s(request.ttft_objective_s):
             return []
         self._queue.remove(request.id)

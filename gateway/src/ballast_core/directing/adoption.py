@@ -11,7 +11,7 @@ from __future__ import annotations
 from ballast_core.directing.bookings import Bookings
 from ballast_core.directing.learning import Learner
 from ballast_core.directing.outcomes import Outcomes
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.model import Stage
 from ballast_core.model.effects import Effect
@@ -30,7 +30,7 @@ class Adoption:
         *,
         learner: Learner,
         placer: Placer,
-        partitioner: Partitioner | NoPartitioner,
+        partitioner: Partitioner,
         outcomes: Outcomes,
         bookings: Bookings,
     ) -> None:
@@ -61,7 +61,7 @@ class Adoption:
             return
         else:
             entry, counted_tokens = known, known.counted_tokens
-            self._bookings.failed(entry)
+            self._bookings.dropped(entry)
         class_slot = self._learner.class_slot(request, now_s)
         if event.decoding:
             ledger.assign_decode(entry, decode_slot, now_s, class_slot=class_slot)
@@ -82,6 +82,7 @@ class Adoption:
         if event.generated_tokens:
             ledger.progressed(entry, event.generated_tokens, now_s)
             ledger.flights.resume(entry.row, min(counted_tokens, event.generated_tokens))
+        self._bookings.release_lost()
 
     def prefilled(self, entry: Entry, now_s: float) -> None:
         """Its holder has it on its decode endpoint. What is left of a cut is one piece there."""

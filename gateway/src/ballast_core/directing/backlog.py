@@ -29,12 +29,15 @@ class _Level:
     works: dict[str, dict[RequestId, int]] = field(default_factory=dict)
     """By tenant; newest last."""
     sums: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    """The sum of all."""
     largest: list[tuple[int, str]] = field(default_factory=list)
     """(- sum, tenant), a heap. Sums that have grown are pushed; others are put right when they reach the top."""
 
     def add(self, tenant: str, request_id: RequestId, work: int) -> None:
         self.works.setdefault(tenant, {})[request_id] = work
         self.sums[tenant] = self.sums.get(tenant, 0) + work
+        self.tokens += work
         if len(self.largest) > 2 * len(self.sums) + 64:
             self.largest = [(-total, each) for each, total in self.sums.items()]
             heapq.heapify(self.largest)
@@ -48,6 +51,7 @@ class _Level:
         if works is None or work is None:
             return 0
         self.sums[tenant] -= work
+        self.tokens -= work
         if not works:
             del self.works[tenant], self.sums[tenant]
         return work
@@ -105,6 +109,20 @@ class Backlog:
             self.tokens -= level.remove(request.tenant, request.id)
             if not level.works:
                 del self._levels[request.priority]
+
+    def ahead(self, request: Request) -> int:
+        """Tokens of work that go before the newest request of its tenant and priority, at most.
+
+        All that is more urgent, and all of its tenant's. Tenants of its priority take turns, so each of the others goes
+        before it with as much as its own tenant has waiting, itself included, and no more.
+        """
+        level = self._levels.get(request.priority)
+        if level is None or request.tenant not in level.sums:
+            return 0
+        own = level.sums[request.tenant]
+        others = min(level.tokens - own, (len(level.sums) - 1) * own)
+        urgent = sum(each.tokens for priority, each in self._levels.items() if priority < request.priority)
+        return urgent + others + own - level.works[request.tenant].get(request.id, 0)
 
     def last(self) -> tuple[RequestId, int] | None:
         """Who is shed first, and its work: of the least urgent requests, the newest of the tenant with the most work.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ballast_core.directing.learning import Learner
 from ballast_core.directing.outcomes import Outcomes
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placed, Placer
 from ballast_core.model import Outcome, RequestId
 from ballast_core.state.inventory import Inventory
@@ -30,7 +30,7 @@ class Bookings:
         *,
         learner: Learner,
         placer: Placer,
-        partitioner: Partitioner | NoPartitioner,
+        partitioner: Partitioner,
         outcomes: Outcomes,
     ) -> None:
         self._outcomes = outcomes
@@ -94,9 +94,13 @@ class Bookings:
 
     def failed(self, entry: Entry) -> None:
         """One of its legs has failed: drop all its bookings."""
+        self.dropped(entry)
+        self.release_lost()
+
+    def dropped(self, entry: Entry) -> None:
+        """Nothing of it is booked. The slots of lost endpoints stay taken until `release_lost`."""
         self._ledger.unassign(entry)
         self._partitioner.closed(entry.request.id)
-        self.release_lost()
 
     def redirected(self, entry: Entry, prefill_slot: int | None, decode_slot: int, now_s: float) -> None:
         """It runs whole in these slots now, by nobody's plan; the endpoint that prefills it will cache its prompt."""

@@ -19,16 +19,24 @@ class Capacity:
     """The free capacity of each endpoint, by limits that change with its observations."""
 
     def __init__(self, admission: Admission, inventory: Inventory, ledger: Ledger, beliefs: Beliefs) -> None:
-        self._admission = admission
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
-        self._bounded = admission.bounded
-        self._timed = admission.bounded and Belief.PREFILL_TIMES in admission.needs
+        self._admit_by(admission)
         self._limits: dict[Stage, IntArray] = {stage: np.zeros(0, np.int64) for stage in Stage}
         """Our requests from which each slot is full: the policy's limits less the foreign ones."""
         self._least_tokens: FloatArray = np.zeros(0)
         """Tokens left to prefill below which a slot is not full, however many requests they are."""
+
+    def use(self, admission: Admission) -> None:
+        """Limits by this policy from now on."""
+        self._admit_by(admission)
+        self.observed(self._inventory.known_slots())
+
+    def _admit_by(self, admission: Admission) -> None:
+        self._admission = admission
+        self._bounded = admission.bounded
+        self._timed = admission.bounded and Belief.PREFILL_TIMES in admission.needs
 
     def observed(self, slots: IntArray) -> None:
         """Compute the limits of these slots anew, after an observation."""

@@ -4,7 +4,7 @@ Pure: it reads no clock, and the same events give the same effects. One caller a
 
 It passes each event to the part that it concerns: `Admitter` (requests that arrive or wait), `Dispatcher` (hand-offs
 and cuts), `Bookings` (progress and ends), `Rescheduler` (migrations), `Adoption` (other gateways' requests). They share
-`inventory`, `ledger` and `beliefs`.
+`inventory`, `ledger` and `beliefs`. New settings are an event, too (`SettingsChanged`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ballast_core.directing.capacity import Capacity
 from ballast_core.directing.dispatcher import Dispatcher
 from ballast_core.directing.learning import Learner
 from ballast_core.directing.outcomes import Outcomes
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placer
 from ballast_core.directing.queue import Queue
 from ballast_core.directing.rescheduler import NoRescheduler, Rescheduler
-from ballast_core.directing.settings import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings, SettingsChanged
 from ballast_core.directing.timers import Timers
 from ballast_core.directing.watch import Watch
 from ballast_core.model import Outcome, RejectReason, ShedCause, Stage
@@ -97,32 +97,11 @@ class Director:
             settings.health, settings.max_retries, inventory, ledger, health=health, placer=placer
         )
         self.queue = Queue(settings.queue or Fcfs(), self.beliefs, inventory)
-        self.partitioner = (
-            NoPartitioner()
-            if settings.partition is None
-            else Partitioner(
-                settings.partition,
-                settings.binding,
-                inventory=inventory,
-                ledger=ledger,
-                learner=learner,
-                placer=placer,
-            )
+        self.partitioner = Partitioner(
+            settings.partition, settings.binding, inventory=inventory, ledger=ledger, learner=learner, placer=placer
         )
-        self.rescheduler = (
-            NoRescheduler(inventory, ledger, self.partitioner)
-            if settings.rescheduling is None
-            else Rescheduler(
-                settings.rescheduling,
-                inventory,
-                ledger,
-                self.beliefs,
-                capacity=self.capacity,
-                timers=timers,
-                partitioner=self.partitioner,
-                models=placer.models,
-            )
-        )
+        self._leads = True
+        self.rescheduler = self._rescheduling()
         self._bookings = Bookings(
             inventory, ledger, learner=learner, placer=placer, partitioner=self.partitioner, outcomes=outcomes
         )
@@ -200,13 +179,29 @@ class Director:
             CacheReportsEnded: self._reports_ended,
             LeadershipChanged: self._leadership_changed,
             ModelsObserved: self._models_observed,
+            SettingsChanged: self._settings_changed,
             TimerFired: self._timer_fired,
         }
 
-    def on_event(self, event: Event, now_s: float) -> list[Effect]:
+    def _rescheduling(self) -> NoRescheduler | Rescheduler:
+        policy = self.settings.rescheduling
+        if policy is None:
+            return NoRescheduler(self.inventory, self.ledger, self.partitioner)
+        return Rescheduler(
+            policy,
+            self.inventory,
+            self.ledger,
+            self.beliefs,
+            capacity=self.capacity,
+            timers=self._timers,
+            partitioner=self.partitioner,
+            models=self.placer.models,
+        )
+
+    def on_event(self, event: Event | SettingsChanged, now_s: float) -> list[Effect]:
         """Process an event that happened at `now_s` (seconds on the driver's clock); returns what is to be done.
 
-        Raises ValueError for a request whose id is in flight already.
+        Raises ValueError for a request whose id is in flight already, and for settings that cannot change.
         """
         if now_s >= self.health.wakes_s:
             self.health.wake(now_s)
@@ -260,6 +255,7 @@ class Director:
         return []
 
     def _leadership_changed(self, event: LeadershipChanged, now_s: float) -> list[Effect]:
+        self._leads = event.leads
         return self.rescheduler.leads(event.leads, now_s)
 
     def _prefill_done(self, entry: Entry, event: PrefillDone, now_s: float) -> list[Effect]:
@@ -343,6 +339,32 @@ class Director:
         again = self._timers.fired(now_s)
         moves = self.rescheduler.on_timer(now_s)
         return self._admitter.serve(now_s) + moves + again
+
+    def _settings_changed(self, event: SettingsChanged, now_s: float) -> list[Effect]:
+        old, new = self.settings, event.settings
+        fixed = (new.binding, new.lengths, new.watch is None) == (old.binding, old.lengths, old.watch is None)
+        if not fixed:
+            raise ValueError("binding, lengths and whether there is a watch cannot change while a Director decides")
+        self.settings = new
+        self.beliefs.use(new.beliefs, new.profiles)
+        self._learner.use(new.beliefs)
+        self.outcomes.use(new.health, new.max_retries)
+        self.capacity.use(new.admission or Open())
+        self.placer.use({stage: new.placement(stage) for stage in Stage})
+        if new.queue != old.queue:
+            self.queue.use(new.queue or Fcfs(), now_s)
+        if (new.partition, new.profiles) != (old.partition, old.profiles):  # planners remember what profiles predict
+            self.partitioner.use(new.partition)
+        self._dispatcher.fallbacks = new.fallbacks
+        self._admitter.use(new.admission or Open(), hold_s=new.hold_s)
+        self._serves = self._admitter.serves
+        if self.watch is not None and new.watch is not None:
+            self.watch.use(new.watch, self.beliefs, max_retries=new.max_retries, follows_progress=new.follows_progress)
+        effects = self._admitter.serve(now_s)
+        if new.rescheduling != old.rescheduling:
+            self.rescheduler = self._rescheduling()
+            effects += self.rescheduler.leads(self._leads, now_s)
+        return effects
 
     # --- endpoints ----------------------------------------------------------------------------------------------
 

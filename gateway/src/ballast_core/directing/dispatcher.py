@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ballast_core.directing.bookings import Bookings
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.placer import Placed, Placer
 from ballast_core.directing.queue import Queue
 from ballast_core.model import Binding, Endpoint, EndpointId, Role, Stage
@@ -25,14 +25,14 @@ class Dispatcher:
         inventory: Inventory,
         *,
         placer: Placer,
-        partitioner: Partitioner | NoPartitioner,
+        partitioner: Partitioner,
         queue: Queue,
         bookings: Bookings,
         health: Health,
         fallbacks: int,
     ) -> None:
         """`queue`: computes the priority that is sent to engines. `fallbacks`: how many a dispatch names at most."""
-        self._fallbacks = fallbacks
+        self.fallbacks = fallbacks
         self._placer = placer
         self._binding = binding
         self._inventory = inventory
@@ -92,7 +92,7 @@ class Dispatcher:
             return None
         elif prefill.slot == decode.slot:
             prefill = None
-        named = self._fallbacks and self._next_best(prefill, decode)
+        named = self.fallbacks and self._next_best(prefill, decode)
         placer.chosen(Stage.DECODE, decode.slot, entry.request.model)
         if prefill is not None:
             placer.chosen(Stage.PREFILL, prefill.slot, entry.request.model)
@@ -109,7 +109,7 @@ class Dispatcher:
 
     def _next_best(self, prefill: Placed | None, decode: Placed) -> tuple[tuple[Endpoint, ...], tuple[Endpoint, ...]]:
         """Fall-backs of decode and prefill. What prefills it is none for its decode, nor the other way round."""
-        placer, most = self._placer, self._fallbacks
+        placer, most = self._placer, self.fallbacks
         if prefill is None:
             return placer.next_best(decode, most), ()
         return (
@@ -134,7 +134,7 @@ class Dispatcher:
             decode=self._inventory.endpoint(placed.slot),
             traces=(placed.trace,),
             priority=self._queue.priority(entry, placed.slot, now_s),
-            fallbacks=self._placer.next_best(placed, self._fallbacks) if self._fallbacks else (),
+            fallbacks=self._placer.next_best(placed, self.fallbacks) if self.fallbacks else (),
         )
 
     def prefill_done(self, entry: Entry, now_s: float) -> Handoff | None:

@@ -29,16 +29,7 @@ class Learner:
         self._inventory = inventory
         self._ledger = ledger
         self._aged_s = -np.inf
-        # Needed at every event; membership in a Flag costs a microsecond.
-        kinds = beliefs.kinds
-        self._learns_lengths = Belief.LENGTHS in kinds
-        self._learns_step_times = Belief.STEP_TIMES in kinds
-        self._learns_prefill_times = Belief.PREFILL_TIMES in kinds
-        self._learns_prefixes = Belief.PREFIXES in kinds
-        self._learns_rates = Belief.RATES in kinds
-        self._learns_hotspots = Belief.HOTSPOTS in kinds
-        self.follows_progress = self._learns_rates or self._learns_step_times
-        """Whether gaps between tokens teach anything."""
+        self.use(beliefs.kinds)
         self._rates = beliefs.rates
         # By slot: gaps between tokens that are not learned from yet, with the load at each, and since when.
         self._tokens: FloatArray = np.zeros(0)
@@ -48,6 +39,18 @@ class Learner:
         self._since_s: FloatArray = np.zeros(0)
         """inf: there are none."""
         self.grow(inventory.capacity)
+
+    def use(self, kinds: Belief) -> None:
+        """Learn these kinds from now on."""
+        # Needed at every event; membership in a Flag costs a microsecond.
+        self._learns_lengths = Belief.LENGTHS in kinds
+        self._learns_step_times = Belief.STEP_TIMES in kinds
+        self._learns_prefill_times = Belief.PREFILL_TIMES in kinds
+        self._learns_prefixes = Belief.PREFIXES in kinds
+        self._learns_rates = Belief.RATES in kinds
+        self._learns_hotspots = Belief.HOTSPOTS in kinds
+        self.follows_progress = self._learns_rates or self._learns_step_times
+        """Whether gaps between tokens teach anything."""
 
     def grow(self, slots: int) -> None:
         """Have a place for each of so many slots."""

@@ -45,6 +45,12 @@ class Outcomes:
         self._ledger = ledger
         self._placer = placer
 
+    def use(self, settings: HealthSettings, max_retries: int) -> None:
+        """Judge by these from now on; what has been counted stays."""
+        self.health.use(settings)
+        self.budget.ratio = settings.retry_ratio
+        self._max_retries = max_retries
+
     # --- success ------------------------------------------------------------------------------------------------
 
     def prefilled(self, entry: Entry, now_s: float) -> None:

@@ -24,7 +24,7 @@ from ballast_core.model import Binding, Endpoint, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch, Handoff
 from ballast_core.model.segments import Segment
 from ballast_core.policies.partition.base import least_loaded
-from ballast_core.policies.partition.protocol import Partition
+from ballast_core.policies.partition.protocol import Partition, Planner
 from ballast_core.state.book import Book, works_of
 from ballast_core.state.inventory import Candidates, Inventory
 from ballast_core.state.ledger import Entry, Ledger
@@ -38,48 +38,15 @@ class _Run:
     running: int = 0
 
 
-class NoPartitioner:
-    """Stands in if there is no partition policy: every request stays whole, and there is no book."""
-
-    def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
-        """None: no request is cut."""
-        return None
-
-    def planned(self, request_id: RequestId) -> bool:
-        """False: no request has a plan."""
-        return False
-
-    def has_next(self, request_id: RequestId) -> bool:
-        """False: no request has segments."""
-        return False
-
-    def to_be_cut(self) -> list[RequestId]:
-        """Empty: no request has segments."""
-        return []
-
-    def segment_done(self, entry: Entry, now_s: float, *, computed: bool = True) -> Handoff:
-        """Raises `LookupError`: no request has segments."""
-        raise LookupError(f"{entry.request.id} is not cut")
-
-    def moved(self, entry: Entry) -> None:
-        """Changes nothing."""
-
-    def unplanned(self, entry: Entry) -> None:
-        """Changes nothing."""
-
-    def closed(self, request_id: RequestId) -> None:
-        """Changes nothing."""
-
-    def forget(self, slot: int) -> None:
-        """Changes nothing."""
-
-
 class Partitioner:
-    """The partition policy's planner, its book, and the segments of each request in flight."""
+    """The partition policy's planner, its book, and the segments of each request in flight.
+
+    Without a policy every request stays whole, and there is nothing in the book but what an earlier policy has cut.
+    """
 
     def __init__(
         self,
-        policy: Partition,
+        policy: Partition | None,
         binding: Binding,
         *,
         inventory: Inventory,
@@ -87,7 +54,7 @@ class Partitioner:
         learner: Learner,
         placer: Placer,
     ) -> None:
-        self.planner = policy.planner()
+        self.planner = None if policy is None else policy.planner()
         self.book = Book()
         self._binding = binding
         self._inventory = inventory
@@ -98,24 +65,37 @@ class Partitioner:
         self._flexible: tuple[Candidates, Candidates] | None = None
         """The last decode candidates, and the flexible ones among them."""
 
+    def use(self, policy: Partition | None) -> None:
+        """Plan by this policy from now on. What is cut already runs on by its plan."""
+        had, self.planner = self.planner is not None, None if policy is None else policy.planner()
+        for entry in self._ledger:
+            if self.planned(entry.request.id):
+                continue
+            if self.planner is None:
+                self.book.close(entry.request.id)
+            elif not had:
+                self.unplanned(entry)
+
     def dispatch(self, entry: Entry, now_s: float) -> Dispatch | None:
         """Plan a held request and book it; None if it may not be cut, or if no flexible endpoint has capacity for it.
 
         Such a request is placed as if there were no partition.
         """
-        if not entry.request.divisible:
+        planner = self.planner
+        if planner is None or not entry.request.divisible:
             return None
         allowed = self._placer.allowed(self._candidates(), entry)
         if len(self._inventory.ready_revisions()) < 2:
-            return self._cut(entry, allowed, now_s)
-        within = (self._cut(entry, allowed.of_revision(each), now_s) for each in self._placer.revisions(entry))
+            return self._cut(planner, entry, allowed, now_s)
+        revisions = self._placer.revisions(entry)
+        within = (self._cut(planner, entry, allowed.of_revision(each), now_s) for each in revisions)
         return next((dispatch for dispatch in within if dispatch is not None), None)
 
-    def _cut(self, entry: Entry, allowed: Candidates, now_s: float) -> Dispatch | None:
+    def _cut(self, planner: Planner, entry: Entry, allowed: Candidates, now_s: float) -> Dispatch | None:
         """Plan among these, which are all of one revision."""
         candidates = self._placer.with_capacity(allowed)
         view = self._placer.view(Stage.DECODE, entry.request, candidates, now_s)
-        plan = self.planner.plan(view, self.book) if candidates.endpoints else None
+        plan = planner.plan(view, self.book) if candidates.endpoints else None
         if plan is None:
             return None
         prompt_tokens, first = entry.request.prompt_tokens, plan.segments[0]
@@ -166,7 +146,7 @@ class Partitioner:
         """
         run = self._runs[entry.request.id]
         done, planned = run.segments[run.running], run.segments[run.running + 1]
-        target = self._target(entry, planned.endpoint, now_s)
+        target = self._target(entry, done.endpoint, planned.endpoint, now_s)
         slot = self._slot(target)
         run.running += 1
         current = replace(planned, endpoint=target)
@@ -193,19 +173,22 @@ class Partitioner:
 
     def unplanned(self, entry: Entry) -> None:
         """The request runs whole on the endpoints on which it is booked; later plans count its work."""
+        if self.planner is None:
+            return
         slots = (entry.prefill_slot, entry.decode_slot)
         self.book.open_uncut(entry.request.id, [slot for slot in slots if slot is not None])
 
     def closed(self, request_id: RequestId) -> None:
         """The request is over, or has lost its endpoints. Idempotent."""
-        self.book.close(request_id)
-        self._runs.pop(request_id, None)
+        if self._runs or self.planner is not None:
+            self.book.close(request_id)
+            self._runs.pop(request_id, None)
 
     def forget(self, slot: int) -> None:
         """The slot is free for another endpoint."""
         self.book.forget(slot)
 
-    def _target(self, entry: Entry, planned: Endpoint, now_s: float) -> Endpoint:
+    def _target(self, entry: Entry, running: Endpoint, planned: Endpoint, now_s: float) -> Endpoint:
         slot = self._inventory.slot_of(planned.id)
         if slot is not None and self._binding is Binding.EARLY:
             return self._inventory.endpoint(slot)
@@ -213,7 +196,9 @@ class Partitioner:
         ready = self._inventory.of_revision(allowed, planned.revision)
         if slot is not None and len(found := np.flatnonzero(ready.slots == slot)):
             return ready.endpoints[int(found[0])]
-        here_slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
+        here_slot = self._inventory.slot_of(running.id)
+        if here_slot is None:
+            here_slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         assert here_slot is not None, "a request with a plan has an endpoint"
         here = self._inventory.endpoint(here_slot)
         others = ready.take([index for index, endpoint in enumerate(ready.endpoints) if endpoint.id != here.id])

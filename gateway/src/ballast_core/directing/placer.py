@@ -49,10 +49,10 @@ class Placer:
         capacity: Capacity,
         health: Health,
     ) -> None:
-        self.placements = placements
         self._inventory = inventory
         self._ledger = ledger
         self._beliefs = beliefs
+        self.use(placements)
         self._capacity = capacity
         self._health = health
         self.models = Models()
@@ -60,10 +60,15 @@ class Placer:
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
         """When each slot was last chosen, as a running number, to break ties."""
         self._turn = 0
+
+    def use(self, placements: Mapping[Stage, Placement]) -> None:
+        """Place by these from now on, and by what the beliefs learn now."""
+        self.placements = placements
         # Needed at every decision; membership in a Flag costs a microsecond.
-        self._knows_prefill_times = Belief.PREFILL_TIMES in beliefs.kinds
-        self._knows_prefixes = Belief.PREFIXES in beliefs.kinds
-        self._knows_hotspots = Belief.HOTSPOTS in beliefs.kinds
+        kinds = self._beliefs.kinds
+        self._knows_prefill_times = Belief.PREFILL_TIMES in kinds
+        self._knows_prefixes = Belief.PREFIXES in kinds
+        self._knows_hotspots = Belief.HOTSPOTS in kinds
 
     def prefill_s(self, placed: Placed) -> float:
         """Expected seconds to the end of its prefill there; 0 if no policy reads prefill times."""

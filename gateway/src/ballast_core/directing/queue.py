@@ -82,9 +82,7 @@ class Queue:
             raise ValueError(f"request id {request.id!r} waits already")
         self._refresh(now_s)
         reach = request.subset, entry.avoid
-        room = self._rooms.get(reach)
-        if room is None:
-            room = self._rooms[reach] = FairRoom(self.order, self._turns)
+        room = self._room(reach)
         self._turns.joins(request.tenant)
         room.add(request.id, request.tenant, self._work(entry, self._cached_somewhere(request)), self.service)
         work = self.backlog.work(request)
@@ -170,6 +168,25 @@ class Queue:
         """Let a request that had expired wait longer."""
         self.waiting[request_id].until_s = until_s
         heapq.heappush(self._ends, (until_s, request_id))
+
+    def use(self, order: QueueOrder, now_s: float) -> None:
+        """Let this order decide from now on; whoever waits goes on waiting, in the new order."""
+        self.order, self._learned = order, order.learned()
+        self._service_at_s = -np.inf
+        self._start_s = None
+        self._refresh(now_s)
+        self._keyed_with = self.service
+        self._rooms = {}
+        for request_id, waiting in self.waiting.items():
+            request = waiting.entry.request
+            work = self._work(waiting.entry, self._cached_somewhere(request))
+            self._room(waiting.reach).add(request_id, request.tenant, work, self.service)
+
+    def _room(self, reach: _Reach) -> FairRoom:
+        room = self._rooms.get(reach)
+        if room is None:
+            room = self._rooms[reach] = FairRoom(self.order, self._turns)
+        return room
 
     # --- order --------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy as np
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.capacity import Capacity
-from ballast_core.directing.partitioner import NoPartitioner, Partitioner
+from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.timers import Timers
 from ballast_core.model import Endpoint, RequestId, Stage
 from ballast_core.model.effects import Effect, Migrate
@@ -48,7 +48,7 @@ class _Seen:
 class _Settlement:
     """Books the ends of moves."""
 
-    def __init__(self, inventory: Inventory, ledger: Ledger, partitioner: Partitioner | NoPartitioner) -> None:
+    def __init__(self, inventory: Inventory, ledger: Ledger, partitioner: Partitioner) -> None:
         self._inventory = inventory
         self._ledger = ledger
         self._partitioner = partitioner
@@ -71,7 +71,7 @@ class NoRescheduler:
 
     rounds: Sequence[RoundTrace] = ()
 
-    def __init__(self, inventory: Inventory, ledger: Ledger, partitioner: Partitioner | NoPartitioner) -> None:
+    def __init__(self, inventory: Inventory, ledger: Ledger, partitioner: Partitioner) -> None:
         self._settlement = _Settlement(inventory, ledger, partitioner)
 
     def wake(self, now_s: float) -> list[Effect]:
@@ -113,7 +113,7 @@ class Rescheduler:
         *,
         capacity: Capacity,
         timers: Timers,
-        partitioner: Partitioner | NoPartitioner,
+        partitioner: Partitioner,
         models: Models,
     ) -> None:
         """`partitioner`: its requests are not moved before their last segment."""

@@ -26,7 +26,8 @@ class RetryBudget:
     """Counts requests and retries. Times are seconds on the Director's clock."""
 
     def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
+        self.ratio = ratio
+        """Retries as a share of the requests."""
         self._turns_s = 0.0
         self._requests = self._requests_before = 0
         self._retries = self._retries_before = 0
@@ -41,7 +42,7 @@ class RetryBudget:
         """How many retries are allowed at the moment."""
         if now_s >= self._turns_s:
             self._turn(now_s)
-        allowed = FLOOR + int(self._ratio * (self._requests + self._requests_before + in_flight))
+        allowed = FLOOR + int(self.ratio * (self._requests + self._requests_before + in_flight))
         return allowed - self._retries - self._retries_before
 
     def spend(self) -> None:

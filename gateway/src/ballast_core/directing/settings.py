@@ -84,3 +84,15 @@ class DirectorSettings(Suite):
     def placement(self, stage: Stage) -> Placement:
         """The placement of a stage."""
         return self.prefill if stage is Stage.PREFILL else self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """An event beside those of `ballast_core.model.events`: the Director decides by these settings from now on.
+
+    What it knows stays: the ledger with all legs in flight, endpoints and their health, beliefs, and who waits. A
+    policy that is not equal to the one before begins with state of its own, and with what is in flight. Binding,
+    lengths and whether there is a watch must be as before.
+    """
+
+    settings: DirectorSettings

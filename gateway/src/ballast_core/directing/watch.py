@@ -91,18 +91,22 @@ class Watch:
         follows_progress: bool,
     ) -> None:
         """`follows_progress`: whether progress is reported, so that one stream can be seen to stand still."""
-        self._follows_progress = follows_progress
-        self.settings = settings
+        self.use(settings, beliefs, max_retries=max_retries, follows_progress=follows_progress)
         self._inventory = inventory
         self._ledger = ledger
         self._health = health
-        self._max_retries = max_retries
-        self._silences = Silences(beliefs)
         self._kv_tokens = beliefs.hardware.kv_tokens
         self._seen: dict[EndpointId, _Seen] = {}
         self._requests_at_s = -math.inf
         self._left: set[RequestId] = set()
         """Requests that were left alone on engines that live."""
+
+    def use(self, settings: WatchSettings, beliefs: Beliefs, *, max_retries: int, follows_progress: bool) -> None:
+        """Be as patient as this from now on; what has been seen stays."""
+        self.settings = settings
+        self._max_retries = max_retries
+        self._follows_progress = follows_progress
+        self._silences = Silences(beliefs)
 
     def pulse(self, endpoint_id: EndpointId) -> tuple[Pulse, str]:
         """What the watch thinks of an endpoint, and why."""

@@ -16,6 +16,7 @@ from ballast_core.policies.placement.protocol import Placement
 from ballast_core.policies.placement.registry import ALL_PLACEMENTS, COMPOSITIONS
 from ballast_core.policies.queue.registry import QUEUE_ORDERS
 from ballast_core.policies.rescheduling.registry import RESCHEDULINGS
+from ballast_core.policies.scaling.registry import SCALINGS
 
 P = TypeVar("P")
 
@@ -35,6 +36,8 @@ QUEUE_ORDER = Kind("queue order", QUEUE_ORDERS)
 ADMISSION = Kind("admission", ADMISSIONS)
 PARTITION = Kind("partition", PARTITIONS)
 RESCHEDULING = Kind("rescheduling", RESCHEDULINGS)
+SCALING = Kind("scaling", SCALINGS)
+"""Of fleets, not of requests: no part of a `Suite`."""
 
 PARTS: Mapping[str, Kind[Any]] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Hardware profiles: the step-time law and the profiles that Ballast ships (docs/profiles.md)."""
+"""Hardware profiles: the step-time law, what it can carry, and the profiles that Ballast ships (docs/profiles.md)."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

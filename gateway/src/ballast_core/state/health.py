@@ -124,6 +124,11 @@ class Health:
 
     # --- outcomes -----------------------------------------------------------------------------------------------
 
+    def use(self, settings: HealthSettings) -> None:
+        """Eject by these from now on; who is ejected stays so for the time that was given."""
+        self._settings = settings
+        self.keep_share()
+
     def succeeded(self, slot: int, request_id: RequestId, now_s: float) -> None:
         """A leg has given what was asked of it."""
         if now_s >= self._turns_s:

@@ -306,7 +306,7 @@ class AgentFace:
         job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=True)
         record.prompt_tokens = job.generation.prompt_tokens
         asked = request_of(plan, job.generation, movable=job.held is not None)
-        ticket = PlannedTicket(plan, asked, self.places, self._feed)
+        ticket = PlannedTicket(plan, asked, self.places, self._feed, lambda: record.status)
         run = Run(
             self._resources,
             job,

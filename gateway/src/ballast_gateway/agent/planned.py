@@ -43,8 +43,9 @@ class PlannedTicket:
         request: Request,
         places: Places,
         feed: Feed,
+        status: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Tell the pickers of it. The plan names the agent's own place."""
+        """Tell the pickers of it. The plan names the agent's own place. `status`: what its client got."""
         self.request = request
         self.mover: Mover | None = None
         self.leaver: Leaver | None = None
@@ -55,6 +56,7 @@ class PlannedTicket:
         self.choosing = Choosing(plan, places, divisible=request.divisible)
         self._places = places
         self._feed = feed
+        self._status = status
         self._open = True
         self._next: Dispatch | Reject | None = self.choosing.dispatch()
         prefill = self.choosing.prefill
@@ -137,7 +139,8 @@ class PlannedTicket:
             return
         self._open = False
         how = _OUTCOMES[outcome]
-        self._feed.say(Ended(key=self.key, outcome=how, output_tokens=output_tokens, fault=str(fault or "")))
+        said, status = str(fault or ""), self._status()
+        self._feed.say(Ended(key=self.key, outcome=how, output_tokens=output_tokens, fault=said, status=status))
 
 
 def request_of(plan: Plan, generation: Generation, *, movable: bool) -> Request:

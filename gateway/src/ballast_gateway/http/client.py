@@ -243,7 +243,8 @@ class UpstreamPool:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, connect_timeout_s: float) -> None:
         self._loop = loop
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
+        """Of connections that begin from now on."""
         self._idle: dict[str, deque[UpstreamConnection]] = {}
         self._running: dict[Exchange, _Turn] = {}
 
@@ -363,12 +364,12 @@ class UpstreamPool:
         address = turn.address
         try:
             host, port = split_address(address)
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self.connect_timeout_s):
                 _, connection = await self._loop.create_connection(
                     lambda: UpstreamConnection(self, address), host, port
                 )
         except TimeoutError:
-            self._unconnected(turn, f"no connection within {self._connect_timeout_s:g} s")
+            self._unconnected(turn, f"no connection within {self.connect_timeout_s:g} s")
         except (OSError, ValueError) as error:  # ValueError: an address that is none
             self._unconnected(turn, str(getattr(error, "strerror", None) or error))
         else:

@@ -82,7 +82,7 @@ class Fleet:
         self.on_change = on_change
         self.on_scraped = on_scraped
         self._feed = feed
-        self._failures_until_lost = failures_until_lost
+        self.failures_until_lost = failures_until_lost
         self._settled = False
 
     @property
@@ -165,7 +165,7 @@ class Fleet:
         """A scrape failed; after enough in a row the endpoint is lost until one succeeds."""
         member.tried, member.problem = True, problem
         if self._is_current(member):
-            self._change(member, member.liveness.failed(self._failures_until_lost))
+            self._change(member, member.liveness.failed(self.failures_until_lost))
 
     def _is_current(self, member: Member) -> bool:
         """Whether the scraped endpoint is still a member: it may have gone or been replaced during the scrape."""

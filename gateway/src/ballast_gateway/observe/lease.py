@@ -77,10 +77,10 @@ class LeaseElection:
         self._set(False)
         try:
             async with asyncio.timeout(_CALL_S):
-                status, lease = await self._call("GET", f"{self._leases}/{quote(self._name)}")
+                status, lease = await call(self._api, "GET", f"{self._leases}/{quote(self._name)}")
                 if status == HTTPStatus.OK and lease["spec"].get("holderIdentity") == self._me:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
-                    await self._call("PUT", f"{self._leases}/{quote(self._name)}", lease)
+                    await call(self._api, "PUT", f"{self._leases}/{quote(self._name)}", lease)
         except (aiohttp.ClientError, kubernetes.ApiException, TimeoutError, OSError, ValueError) as error:
             _log.info("the Lease was not released", extra={"lease": self._name, "problem": str(error)})
 
@@ -91,7 +91,7 @@ class LeaseElection:
 
     async def _try(self, now_s: float) -> bool:
         """One round: whether this candidate holds the Lease now."""
-        status, lease = await self._call("GET", f"{self._leases}/{quote(self._name)}")
+        status, lease = await call(self._api, "GET", f"{self._leases}/{quote(self._name)}")
         if status == HTTPStatus.NOT_FOUND:
             return await self._create()
         if status != HTTPStatus.OK:
@@ -108,7 +108,9 @@ class LeaseElection:
             spec["acquireTime"] = _now()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
         spec |= {"holderIdentity": self._me, "leaseDurationSeconds": LEASE_S, "renewTime": _now()}
-        status, _ = await self._call("PUT", f"{self._leases}/{quote(self._name)}", lease)
+        status, _ = await call(self._api, "PUT", f"{self._leases}/{quote(self._name)}", lease)
+        if status == HTTPStatus.CONFLICT and holder == self._me:  # somebody wrote an annotation meanwhile
+            raise ValueError("the Lease has changed while it was renewed")
         return status == HTTPStatus.OK  # 409: another one was quicker
 
     async def _create(self) -> bool:
@@ -125,28 +127,32 @@ class LeaseElection:
             "metadata": {"name": self._name},
             "spec": spec,
         }
-        status, _ = await self._call("POST", self._leases, lease)
+        status, _ = await call(self._api, "POST", self._leases, lease)
         return status in (HTTPStatus.OK, HTTPStatus.CREATED)
 
-    async def _call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        configuration = self._api.configuration
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if token := await configuration.get_api_key_with_prefix("BearerToken"):
-            headers["Authorization"] = token
-        answer = await self._api.call_api(
-            method,
-            f"{configuration.host}{path}",
-            header_params=headers,
-            body=body,
-            _request_timeout=aiohttp.ClientTimeout(total=_CALL_S),
-        )
-        response: aiohttp.ClientResponse = answer.response
-        try:
-            text = await response.read()
-        finally:
-            response.close()
-        found = json.loads(text) if text else {}
-        return response.status, found if isinstance(found, dict) else {}
+
+async def call(
+    api: kubernetes.ApiClient, method: str, path: str, body: object = None, *, kind: str = "application/json"
+) -> tuple[int, dict[str, Any]]:
+    """One request to the API server: its status, and its answer as far as that is an object. `kind`: of the body."""
+    configuration = api.configuration
+    headers = {"Accept": "application/json", "Content-Type": kind}
+    if token := await configuration.get_api_key_with_prefix("BearerToken"):
+        headers["Authorization"] = token
+    answer = await api.call_api(
+        method,
+        f"{configuration.host}{path}",
+        header_params=headers,
+        body=body,
+        _request_timeout=aiohttp.ClientTimeout(total=_CALL_S),
+    )
+    response: aiohttp.ClientResponse = answer.response
+    try:
+        text = await response.read()
+    finally:
+        response.close()
+    found = json.loads(text) if text else {}
+    return response.status, found if isinstance(found, dict) else {}
 
 
 def _now() -> str:

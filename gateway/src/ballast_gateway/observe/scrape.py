@@ -45,14 +45,18 @@ class Scraper:
     ) -> None:
         self._fleet = fleet
         self._pool = pool
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
-        self._served = served
+        self.use(interval_s=interval_s, timeout_s=timeout_s, served=served)
         self._now_s = now_s
         self._life_signs = life_signs
         self._on_failure = on_failure
         self._tasks: dict[EndpointId, tuple[Member, asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    def use(self, *, interval_s: float, timeout_s: float, served: Collection[str]) -> None:
+        """From the next scrapes on."""
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._served = served
 
     def sync(self) -> None:
         """Scrape exactly the present members."""

@@ -42,6 +42,7 @@ from ballast_gateway.picker.messages import (
 from ballast_gateway.picker.query import BodyFacts, Carries, InvalidRequest, Query, read_body
 from ballast_gateway.picker.response import ResponseHalf
 from ballast_gateway.prompts import PromptReader
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.trust import Trusted
 
 _NO_BODY: Final = BodyFacts()
@@ -59,6 +60,8 @@ class ExchangeSettings:
     """Names that clients may ask for; empty accepts any."""
     trusted: Trusted = Trusted(Trust())  # noqa: RUF009
     """What is believed of clients."""
+    classes: ServiceClasses = ServiceClasses()  # noqa: RUF009
+    """Whose objective a request has."""
     prompts: PromptReader | None = None
     """Reads as much of a prompt as the policies need; None where they need nothing."""
     carries: Carries | None = None
@@ -231,8 +234,10 @@ class Exchange:
         self.state = State.PICKING
         self._asked_by = message.kind
         headers, trusted = self._headers or NO_HEADERS, self._settings.trusted
-        priority = trusted.priority(headers.get, self._facts.priority)
-        return [Pick(Query(self.request_id, self._subset, self._facts, trusted.tenant(headers.get), priority))]
+        objective = self._settings.classes.objective(self._facts.model, headers.get)
+        priority = trusted.priority(headers.get, self._facts.priority, 0 if objective is None else objective.priority)
+        tenant = trusted.tenant(headers.get)
+        return [Pick(Query(self.request_id, self._subset, self._facts, tenant, priority, objective))]
 
     # --- after the pick -----------------------------------------------------------------------------------------
 

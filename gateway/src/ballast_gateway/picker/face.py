@@ -155,7 +155,7 @@ class _StreamSession:
         self._ticket: Ticket | None = None
         self._holding: asyncio.Task[None] | None = None
         """Runs while the request is held."""
-        self._record = RequestRecord(id="", arrived_s=face.driver.now_s())
+        self._record = RequestRecord(id="", arrived_s=face.driver.now_s(), tokens_seen=False)
         self._decode = ""
         """Empty until routed."""
         self._dispatch: Dispatch | None = None
@@ -322,11 +322,12 @@ class _StreamSession:
             traffic_class=body.prompt.traffic_class,
             tenant=query.tenant,
             priority=query.priority,
+            ttft_objective_s=None if query.objective is None else query.objective.ttft_s,
             subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
             movable=holders is None or (holders.everywhere and body.movable),
             divisible=holders is None or (holders.everywhere and body.divisible),
         )
-        self._record.asked = request
+        self._record.asked, self._record.objective = request, query.objective
         try:
             return self._face.driver.open(request)
         except ValueError:

@@ -89,15 +89,17 @@ class Planned:
 
     def began(self) -> None:
         """Its first token has come."""
-        if self._record.stream:
-            self._record.first_token_s = self._ticket.now_s()
+        self._record.first_token_s = self._ticket.now_s()
 
     def ended(self, end: Ended) -> None:
         """It is over."""
         record = self._record
-        record.outcome, record.output_tokens = end.outcome, end.output_tokens
+        record.outcome, record.output_tokens, record.tokens_seen = end.outcome, end.output_tokens, True
+        record.status = record.status or end.status
         if end.outcome == "completed":
             record.status = record.status or 200
+        elif 400 <= record.status < 500 and record.status != 429:
+            record.outcome, record.reason = "invalid", f"upstream-{record.status}"
         elif end.fault:
             record.reason = end.fault
         self.is_ended = True

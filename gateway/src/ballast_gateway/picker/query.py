@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Self, TypeAlias
 
+from ballast_core.attainment import Objective
 from ballast_gateway import errors, lax, openai_body
 from ballast_gateway.errors import ApiError
 from ballast_gateway.openai_body import JsonObject
@@ -33,8 +34,8 @@ class BodyFacts(NamedTuple):
     prompt_tokens: int = 0
     max_output_tokens: int | None = None
     stream: bool = False
-    priority: int = 0
-    """0 where no client is trusted with it."""
+    priority: int | None = None
+    """None where it has none, or where no client is trusted with it."""
     prompt: PromptFacts = NO_FACTS
     cleaned: bytes | None = None
     """The body to forward, if fields had to be taken out."""
@@ -58,6 +59,8 @@ class Query(NamedTuple):
     body: BodyFacts
     tenant: str = ""
     priority: int = 0
+    objective: Objective | None = None
+    """Of its class."""
 
 
 def read_body(
@@ -101,7 +104,7 @@ def read_body(
         prompt_tokens=openai_body.prompt_tokens(document),
         max_output_tokens=openai_body.max_output_tokens(read),
         stream=read.get("stream") is True,
-        priority=0 if "priority" in dropped else openai_body.priority(read),
+        priority=None if "priority" in dropped else openai_body.priority(read),
         prompt=NO_FACTS if prompts is None else prompts.read(document, model=model, objective=objective),
         cleaned=None if cleaned is None else openai_body.dump(cleaned),
         movable=movable,

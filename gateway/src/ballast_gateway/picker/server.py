@@ -21,6 +21,7 @@ from ballast_gateway.picker.query import Carries
 from ballast_gateway.picker.transport import Listen, Transport
 from ballast_gateway.prompts import PromptReader
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.trust import Trusted
@@ -61,6 +62,27 @@ class PickerServer:
         """gRPC health."""
         return self._health.port
 
+    def use(
+        self,
+        settings: GatewaySettings,
+        *,
+        tokenizing: Tokenizing | None,
+        served: Collection[str],
+        carries: Carries | None,
+    ) -> None:
+        """Serve streams that begin from now on by these; the arguments are those of `serve`."""
+        face = self._face
+        face.settings = exchange_settings(
+            face.driver,
+            settings,
+            tokenizing=tokenizing,
+            served=served,
+            carries=carries,
+            classes=face.settings.classes,
+        )
+        face.tokenizing = tokenizing
+        face.settle_s = face.unseen.settle_s = settings.scrape.interval_s
+
     def observed(self, endpoint_id: EndpointId, observation: Observation) -> None:
         """An endpoint was scraped; called before the Director learns of it."""
         self._face.unseen.observed(endpoint_id, observation)
@@ -80,6 +102,28 @@ class PickerServer:
         self._face.unseen.close()
 
 
+def exchange_settings(
+    driver: Driver,
+    settings: GatewaySettings,
+    *,
+    tokenizing: Tokenizing | None = None,
+    served: Collection[str] | None = None,
+    carries: Carries | None = None,
+    classes: ServiceClasses | None = None,
+) -> ExchangeSettings:
+    """What exchanges follow; the arguments are those of `serve`."""
+    return ExchangeSettings(
+        max_body_bytes=settings.limits.max_body_bytes,
+        max_text_body_bytes=settings.limits.max_text_body_bytes,
+        served_models=settings.model.served_names if served is None else served,
+        prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
+        trusted=Trusted(settings.trust),
+        extra_paths=frozenset(settings.extra_paths),
+        carries=carries,
+        classes=ServiceClasses() if classes is None else classes,
+    )
+
+
 async def serve(
     driver: Driver,
     settings: GatewaySettings,
@@ -94,12 +138,14 @@ async def serve(
     served: Collection[str] | None = None,
     holders: Holders | None = None,
     carries: Carries | None = None,
+    classes: ServiceClasses | None = None,
 ) -> PickerServer:
     """Listen for ext_proc and for health, with `tls` or in plaintext; ext_proc by `listen`, if not by our own HTTP/2.
     `ready` returns whether the gateway can place requests.
     `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
     clients may ask for, if they are not those of the model alone. `holders`: the agents of the pods, where they are
-    spoken with, and `carries` what they could do with a request, where a policy asks.
+    spoken with, and `carries` what they could do with a request, where a policy asks. `classes` have the objectives of
+    requests.
 
     Raises `OSError` if a port is taken.
     """
@@ -110,14 +156,8 @@ async def serve(
         draining = True
 
     limits, at = settings.limits, settings.listeners
-    exchange = ExchangeSettings(
-        max_body_bytes=limits.max_body_bytes,
-        max_text_body_bytes=limits.max_text_body_bytes,
-        served_models=settings.model.served_names if served is None else served,
-        prompts=PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None),
-        trusted=Trusted(settings.trust),
-        extra_paths=frozenset(settings.extra_paths),
-        carries=carries,
+    exchange = exchange_settings(
+        driver, settings, tokenizing=tokenizing, served=served, carries=carries, classes=classes
     )
     face = PickerFace(
         driver,

@@ -43,7 +43,7 @@ class UnseenRequests:
     """Routed requests that end by scrapes. `settle_s`: how long a scrape may miss a request that is on its way."""
 
     def __init__(self, *, settle_s: float, now_s: Callable[[], float]) -> None:
-        self._settle_s = settle_s
+        self.settle_s = settle_s
         self._now_s = now_s
         self._prefilling: defaultdict[EndpointId, deque[_Unseen]] = defaultdict(deque)
         """By the prefill endpoint, of those that another one decodes."""
@@ -70,7 +70,7 @@ class UnseenRequests:
         prefilling, decoding = self._prefilling.get(endpoint_id), self._decoding.get(endpoint_id)
         if not prefilling and not decoding:
             return
-        settled_s = observation.observed_at_s - self._settle_s
+        settled_s = observation.observed_at_s - self.settle_s
         over = _older(prefilling, settled_s) + _older(decoding, settled_s) - observation.running - observation.waiting
         for _ in range(over):
             if prefilling and not (decoding and decoding[0].since_s <= prefilling[0].since_s):

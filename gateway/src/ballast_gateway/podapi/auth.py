@@ -1,37 +1,25 @@
-"""Who may speak on the pod API, both ways: whoever has the fleet's token proves it without sending it.
+"""Who may speak on the pod API: whoever has the fleet's token proves it without sending it (`ballast_api.signatures`).
 
-A caller signs method, target, time, nonce and body with HMAC-SHA-256 (RFC 2104), so that what is overheard is of no use
-elsewhere or later; a nonce is taken once. The answer is signed over that nonce, so a caller knows that it has reached
-one of its own. `Authorization: Bearer TOKEN` is taken as well, for people with curl.
+A nonce is taken once. `Authorization: Bearer TOKEN` is taken as well, for people with curl.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
-import secrets
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from ballast_api.signatures import NONCE_DIGITS, SCHEME, proof_of, signature_of
+
 _log = logging.getLogger(__name__)
 
-SCHEME: Final = "Ballast"
-PROOF: Final = "x-ballast-proof"
-"""Header of each answer: that it comes from one who has the token."""
 SKEW_S: Final = 120
 """How far two clocks may differ."""
 LEAST_TOKEN_BYTES: Final = 16
 _RELOAD_S: Final = 1.0
 _MOST_NONCES: Final = 100_000
-_NONCE_DIGITS: Final = 32
-
-
-def mac(token: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA-256 over these parts, 32 bytes. Their lengths are in it: no two lists of parts give the same text."""
-    text = b"".join(b"%d:%b" % (len(part), part) for part in parts)
-    return hmac.digest(token, text, "sha256")
 
 
 class TokenFile:
@@ -71,23 +59,6 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
     return tokens
 
 
-class Signed:
-    """A signed request: the header to send, and the answer's proof that is due."""
-
-    __slots__ = ("_nonce", "_token", "authorization")
-
-    def __init__(self, token: bytes, method: str, target: str, body: bytes, unix_s: float) -> None:
-        self._token = token
-        self._nonce = secrets.token_hex(_NONCE_DIGITS // 2)
-        at = str(int(unix_s))
-        signature = _signature(token, (method, target, at, self._nonce), body)
-        self.authorization = f"{SCHEME} t={at},n={self._nonce},s={signature}"
-
-    def is_proof(self, proof: str) -> bool:
-        """Whether an answer's `PROOF` is right."""
-        return hmac.compare_digest(proof.encode(), _proof(self._token, self._nonce).encode())
-
-
 class Guard:
     """Judges requests. One for each listener: it remembers the nonces that it has seen."""
 
@@ -111,11 +82,11 @@ class Guard:
         now_s = self._unix_s()
         if not (at.isascii() and at.isdigit() and len(at) <= 12 and abs(int(at) - now_s) <= SKEW_S):
             return None
-        if len(nonce) != _NONCE_DIGITS or not nonce.isalnum() or nonce in self._seen:
+        if len(nonce) != NONCE_DIGITS or not nonce.isalnum() or nonce in self._seen:
             return None
         for token in self._tokens():
-            if hmac.compare_digest(_signature(token, (method, target, at, nonce), body).encode(), signature.encode()):
-                return _proof(token, nonce) if self._remember(nonce, now_s) else None
+            if hmac.compare_digest(signature_of(token, (method, target, at, nonce), body).encode(), signature.encode()):
+                return proof_of(token, nonce) if self._remember(nonce, now_s) else None
         return None
 
     def _remember(self, nonce: str, now_s: float) -> bool:
@@ -128,13 +99,3 @@ class Guard:
             return False
         self._seen[nonce] = now_s + 2 * SKEW_S  # its time may lie ahead by SKEW_S
         return True
-
-
-def _signature(token: bytes, said: tuple[str, str, str, str], body: bytes) -> str:
-    """`said`: method, target, time and nonce."""
-    texts = (text.encode("utf-8", "surrogateescape") for text in ("request", *said))
-    return mac(token, *texts, sha256(body).digest()).hex()
-
-
-def _proof(token: bytes, nonce: str) -> str:
-    return mac(token, b"answer", nonce.encode()).hex()

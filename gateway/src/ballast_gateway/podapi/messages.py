@@ -155,6 +155,8 @@ class Ended(_Message, frozen=True, tag="ended"):
     output_tokens: int = 0
     fault: str = ""
     """What its last engine did to it, where that is known."""
+    status: int = 0
+    """The status that its client got; 0 if none."""
 
 
 class Released(_Message, frozen=True, tag="released"):

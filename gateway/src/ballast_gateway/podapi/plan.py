@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
+from ballast_api.signatures import mac
 from ballast_core.model.endpoints import Endpoint, EndpointId, Role
 from ballast_core.model.segments import Segment
-from ballast_gateway.podapi.auth import mac
 
 LIFE_S: Final = 60
 """Seconds for which a plan holds: Envoy sends the request on within one, and again if an endpoint refuses it."""

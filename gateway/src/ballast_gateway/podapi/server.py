@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
+from ballast_api.signatures import PROOF
 from ballast_gateway.clients import Clients
 from ballast_gateway.errors import (
     ApiError,
@@ -25,7 +26,7 @@ from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Header, Work
 from ballast_gateway.podapi import messages, refusals
-from ballast_gateway.podapi.auth import PROOF, Guard
+from ballast_gateway.podapi.auth import Guard
 from ballast_gateway.podapi.feed import MOST_READERS, Feed
 from ballast_gateway.podapi.messages import (
     BadMessage,

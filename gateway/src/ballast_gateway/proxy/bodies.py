@@ -50,7 +50,7 @@ class Generation:
     """The client's body without control fields."""
     raw: bytes
     """The same as bytes."""
-    priority: int = 0
+    priority: int | None = None
     """The client's own, as in vLLM: lower is more urgent."""
     passed: bool = False
     """Of another route than completions and chats: one engine gets it, and its answer goes on as it comes."""

@@ -43,6 +43,7 @@ from ballast_gateway.proxy.large_bodies import INLINE_BYTES, INLINE_WORK, LargeB
 from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.strict_json import Size
 from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tls.listener import Listening, listening
@@ -67,7 +68,7 @@ class ProxyFace:
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
     `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
     the tokens of text prompts, where endpoints report what they cache. `served` are the names that clients may ask for,
-    if they are not those of the model alone.
+    if they are not those of the model alone. `classes` have the objectives of requests.
     """
 
     def __init__(
@@ -83,14 +84,9 @@ class ProxyFace:
         tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         served: Collection[str] | None = None,
+        classes: ServiceClasses | None = None,
     ) -> None:
         limits = settings.limits
-        self.max_header_bytes = limits.max_header_bytes
-        self.max_body_bytes = limits.max_body_bytes
-        self.max_text_body_bytes = limits.max_text_body_bytes
-        self.request_timeout_s = limits.request_timeout_s
-        self.body_timeout_s = limits.body_timeout_s
-        self.min_body_bytes_per_s = limits.min_body_bytes_per_s
         self.clients = Clients(
             most_bytes=limits.max_bodies_bytes,
             most_client_bytes=limits.max_client_bodies_bytes,
@@ -98,10 +94,6 @@ class ProxyFace:
             trusted_hops=limits.trusted_hops,
             tenant_of=lambda lines: self._trusted.tenant(partial(headers.first, lines)),
         )
-        self.keep_alive_timeout_s = limits.keep_alive_timeout_s
-        self.client_stall_timeout_s = limits.client_stall_timeout_s
-        origins = settings.cors_origins
-        self.cors = Cors(origins) if origins else None
         self.connections: set[ClientConnection] = set()
         self.closing = False
         self._stopping = False
@@ -111,42 +103,66 @@ class ProxyFace:
         self._emptied = asyncio.Event()
         self.in_flight = 0
         """Generations that have not ended."""
-        self._deadline_s = limits.deadline_s
         self._driver = driver
         self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._new_id = new_id
         self._on_record = on_record
+        self._keys = KeyRing(settings.keys, driver.now_s) if settings.keys.checked else None
+        self._created_s = created_s
+        self._max_model_len = max_model_len
+        self._not_ready = not_ready
+        self._classes = ServiceClasses() if classes is None else classes
+        self.use(settings, tokenizing=tokenizing, served=served)
+        self._large = LargeBodies[_Read | InvalidBody](self._loop)
+        self._server: Listening | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def use(
+        self, settings: GatewaySettings, *, tokenizing: Tokenizing | None = None, served: Collection[str] | None = None
+    ) -> None:
+        """Serve requests that come from now on by these settings, and by what the driver's policies ask for. Who is
+        served, drains and the longest body stay as they were. The arguments are those of the face's making."""
+        limits, abilities = settings.limits, self._driver.abilities
+        self.max_header_bytes = limits.max_header_bytes
+        self.max_body_bytes = limits.max_body_bytes
+        self.max_text_body_bytes = limits.max_text_body_bytes
+        self.request_timeout_s = limits.request_timeout_s
+        self.body_timeout_s = limits.body_timeout_s
+        self.min_body_bytes_per_s = limits.min_body_bytes_per_s
+        self.keep_alive_timeout_s = limits.keep_alive_timeout_s
+        self.client_stall_timeout_s = limits.client_stall_timeout_s
+        self.clients.use(
+            most_bytes=limits.max_bodies_bytes,
+            most_client_bytes=limits.max_client_bodies_bytes,
+            most_client_connections=limits.max_client_connections,
+            trusted_hops=limits.trusted_hops,
+        )
+        self.cors = Cors(settings.cors_origins) if settings.cors_origins else None
+        self._deadline_s = limits.deadline_s
         self._served: Collection[str] = settings.model.served_names if served is None else served
         self._default_model = settings.model.served_names[0]
         passed = sorted(path.encode() for path in paths.PASSED.union(settings.extra_paths))
         self._allowed = {**_OWN, **{path: "POST" for path in passed if path not in _OWN}}
         self._known = tuple(path.decode() for path in self._allowed)
         self._tokenizing = tokenizing
-        self._prompts = PromptReader(driver.abilities.beliefs, wants_tokens=tokenizing is not None)
+        self._prompts = PromptReader(abilities.beliefs, wants_tokens=tokenizing is not None)
         self._trusted = Trusted(settings.trust)
-        own_turns = driver.abilities.sets_priority or not self._trusted.priorities
-        self._keys = KeyRing(settings.keys, driver.now_s) if settings.keys.checked else None
+        own_turns = abilities.sets_priority or not self._trusted.priorities
         checked = headers.KEYS if self._keys is not None else ()
         self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *checked)
-        self._created_s = created_s
-        self._max_model_len = max_model_len
-        self._not_ready = not_ready
         self._resources = Resources(
-            pool,
+            self._pool,
             self._loop,
-            Cutter(pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
-            driver.life_signs,
+            Cutter(self._pool, self._loop, prefill_timeout_s=limits.prefill_timeout_s),
+            self._driver.life_signs,
             prefill_timeout_s=limits.prefill_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
             rescue=settings.streams.rescue,
         )
-        self._moves = driver.abilities.moves
-        self._cuts = driver.abilities.cuts
+        self._moves = abilities.moves
+        self._cuts = abilities.cuts
         self._holds = self._moves or settings.streams.rescue
-        self._large = LargeBodies[_Read | InvalidBody](self._loop)
-        self._server: Listening | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -373,6 +389,7 @@ class ProxyFace:
         job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=self._holds)
         generation, held = job.generation, job.held
         movable = self._moves and held is not None
+        objective = record.objective = self._classes.objective(generation.model, header)
         record.asked = Request(
             id=RequestId(record.id),
             prompt_tokens=facts.count(tokens, generation.prompt_tokens),
@@ -382,7 +399,10 @@ class ProxyFace:
             block_size=facts.block_size,
             tokens=tokens,
             traffic_class=facts.traffic_class,
-            priority=self._trusted.priority(header, generation.priority),
+            priority=self._trusted.priority(
+                header, generation.priority, 0 if objective is None else objective.priority
+            ),
+            ttft_objective_s=None if objective is None else objective.ttft_s,
             tenant=self._trusted.tenant(header) if tenant is None else tenant.name,
             movable=movable,
             divisible=self._cuts and is_divisible(generation),

@@ -30,6 +30,7 @@ from ballast_core.model.events import (
 )
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import BadMessage, Message, Row
+from ballast_gateway.records import HOLDER_LOST
 
 GONE_S: Final = 5.0
 """A source that is away for so long: nothing that it claimed is believed any more."""
@@ -163,7 +164,7 @@ class Book:
             if now_s - source.lost_s >= GONE_S and source.keys:
                 self._disclaim(source, source.keys, now_s)
         for key in [key for key in self._unclaimed if now_s - self._known[key].unclaimed_s >= HANDING_OVER_S]:
-            self._end(self._known[key], said.Ended(key=key, outcome="cancelled"), now_s)
+            self._end(self._known[key], said.Ended(key=key, outcome="cancelled", fault=HOLDER_LOST), now_s)
         for key, over_s in list(self._over.items()):
             if now_s - over_s < HANDING_OVER_S:
                 break
@@ -307,7 +308,7 @@ class Book:
             if known.holder == source.name:
                 known.holder = ""
             if not known.claims:
-                self._end(known, said.Ended(key=key, outcome="cancelled"), now_s)
+                self._end(known, said.Ended(key=key, outcome="cancelled", fault=HOLDER_LOST), now_s)
 
     # --- requests -----------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ballast_api.signatures import PROOF, Signed
 from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.http.responses import Headers
-from ballast_gateway.podapi.auth import PROOF, Signed
 
 CALL_S: Final = 5.0
 """How long an answer may take."""

@@ -65,7 +65,7 @@ class FleetView:
         self._calls = calls
         self._tokens = tokens
         self._loop = loop
-        self._max_retries = max_retries
+        self.max_retries = max_retries
         self._leases = leases
         self._subscriptions: dict[str, Subscription] = {}
         self._mine: set[str] = set()
@@ -264,7 +264,7 @@ class FleetView:
             model=request.model,
             traffic_class=request.traffic_class,
             tenant=request.tenant,
-            max_retries=self._max_retries,
+            max_retries=self.max_retries,
         )
         return sign(plan, self._tokens()[0], time.time())
 

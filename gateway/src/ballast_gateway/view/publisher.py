@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ballast_core.directing.director import Director
+from ballast_core.directing.settings import SettingsChanged
 from ballast_core.model import Endpoint, Outcome, Request, RequestId
 from ballast_core.model import events as ev
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
@@ -60,7 +61,7 @@ class Publisher:
             if entry.phase is Phase.DECODING:
                 self._feed.say(said.Prefilled(key=key))
 
-    def event(self, event: ev.Event) -> None:
+    def event(self, event: ev.Event | SettingsChanged) -> None:
         """What the Director is told. Called before it is."""
         if type(event) is ev.ProgressBatch:
             keys, tell = self._keys, self._feed.progressed

@@ -12,6 +12,7 @@ from pathlib import Path
 from ballast_api import names
 from ballast_api.errors import InvalidInput, Problem
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.signatures import mac
 from ballast_gateway.driver import Driver
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.podapi import messages as said
@@ -44,6 +45,14 @@ class PodApi:
         self._view: FleetView | None = None
         self.port = 0
 
+    def guard(self) -> Guard:
+        """Judges calls that are signed with the fleet's token, on one further listener."""
+        return Guard(self._tokens.tokens, time.time)
+
+    def naming_key(self, said: str) -> bytes:
+        """For names in recorded traffic: who is not of the fleet cannot tell what they stand for."""
+        return mac(self._tokens.tokens()[0], b"names", said.encode())
+
     @property
     def started(self) -> bool:
         """Whether there is a view."""
@@ -71,7 +80,7 @@ class PodApi:
         publisher = Publisher(me, self._driver.director, feed)
         holder = GatewayHolder(me, self._driver, holds=settings.face.serves_proxy, ready=ready, drain=drain)
         predicting = Predicting(me, self._driver, feed)
-        self._server = PodApiServer(holder, feed, Guard(self._tokens.tokens, time.time), state=predicting.state)
+        self._server = PodApiServer(holder, feed, self.guard(), state=predicting.state)
         self.port = await self._server.listen(host, port)
         self._driver.listen(publisher.effect)
         peers = settings.peers

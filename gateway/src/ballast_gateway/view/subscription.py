@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
+from ballast_api.signatures import Signed
 from ballast_gateway.http.client import Exchange, UpstreamError
 from ballast_gateway.http.responses import Headers
-from ballast_gateway.podapi.auth import Signed
 from ballast_gateway.podapi.messages import BEAT_S, EVENTS, BadMessage, Message
 from ballast_gateway.view.calls import Calls, proven
 from ballast_gateway.view.lines import Lines

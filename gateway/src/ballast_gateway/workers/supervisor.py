@@ -13,19 +13,23 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.settings_changes import taken
 from ballast_core import kernel
+from ballast_gateway import logs
 from ballast_gateway.admin_server import AdminServer
 from ballast_gateway.main import Signals
+from ballast_gateway.settings_file import News, SettingsFile
 from ballast_gateway.tls.pem import as_file
 from ballast_gateway.who_may_ask import WhoMayAsk
 from ballast_gateway.workers.admin import Admin
-from ballast_gateway.workers.process import Order
+from ballast_gateway.workers.process import Order, news_line
 
 _log = logging.getLogger(__name__)
 
@@ -37,17 +41,19 @@ _LAST_S: Final = 10.0
 """For a worker to end, beyond the time that its drain may take."""
 
 
-def run(settings: GatewaySettings) -> int:
+def run(settings: GatewaySettings, file: SettingsFile) -> int:
     """Serve with `settings.workers` processes until SIGTERM or SIGINT, drain them, and return the exit status. A second
-    signal cuts the drains short. Raises `OSError` if a port is taken, `InvalidInput` for a bad token file."""
-    return uvloop.run(_Supervisor(settings).run())
+    signal cuts the drains short. `file`: where the settings come from; workers are told its changes. Raises `OSError`
+    if a port is taken, `InvalidInput` for a bad token file."""
+    return uvloop.run(_Supervisor(settings, file).run())
 
 
 class _Supervisor:
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, file: SettingsFile) -> None:
         self._settings = settings
+        self._file = file
         self._signals = Signals()
-        self._workers = [_Worker(number, settings) for number in range(settings.workers)]
+        self._workers = [_Worker(number, settings, file.hash) for number in range(settings.workers)]
 
     async def run(self) -> int:
         self._signals.watch()
@@ -74,6 +80,7 @@ class _Supervisor:
         extra = {"event": "listening", "ports": ports, "decided_by": kernel.name(), "workers": len(begun)}
         _log.info("listening", extra=extra)
         watches = [asyncio.create_task(self._keep(worker)) for worker in self._workers]
+        watches.append(asyncio.create_task(self._file.follow(lambda: self._settings, self._hear)))
         try:
             await self._signals.first.wait()
             _log.info("draining", extra={"event": "draining"})
@@ -86,6 +93,13 @@ class _Supervisor:
         statuses = await asyncio.gather(*(worker.end(limit_s) for worker in self._workers))
         hurry.cancel()
         return max(status if status >= 0 else 1 for status in statuses)
+
+    def _hear(self, news: News) -> None:
+        if news.settings is not None:
+            self._settings = news.settings
+            logs.log_from(news.settings.log_level)
+        for worker in self._workers:
+            worker.hear(news)
 
     async def _hurry(self) -> None:
         await self._signals.second.wait()
@@ -112,9 +126,12 @@ class _Supervisor:
 class _Worker:
     """A process, and the next one after it has ended."""
 
-    def __init__(self, number: int, settings: GatewaySettings) -> None:
+    def __init__(self, number: int, settings: GatewaySettings, text_hash: str) -> None:
         self.number = number
         self.settings = settings
+        self._text_hash = text_hash
+        self._late = b""
+        """News that came while a process started with what was before."""
         self.admin_port: int | None = None
         """On loopback; None while it does not serve."""
         self.status: int | None = None
@@ -137,13 +154,24 @@ class _Worker:
         finally:
             os.close(writes)
         assert process.stdin is not None
-        process.stdin.write(Order(self.number, self.settings.dump(), writes).line())
+        self._late = b""
+        process.stdin.write(Order(self.number, self.settings.dump(), self._text_hash, writes).line())
         line = await _line_of(reads)
         if not line:
             await self.ended()
             return False
         self.admin_port = json.loads(line)["admin"]
+        process.stdin.write(self._late)
         return True
+
+    def hear(self, news: News) -> None:
+        """Pass on what a new text says, with what is this worker's own; the next process starts with it."""
+        if news.settings is not None:
+            self.settings, self._text_hash = taken(news.settings, self.settings), news.hash
+            news = replace(news, settings=self.settings)
+        self._late = news_line(news)
+        if self.admin_port is not None and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(self._late)
 
     async def ended(self) -> int:
         """Wait for its end; returns its status."""

@@ -7,6 +7,12 @@ from ballast_operator.kinds import Manifest
 from ballast_operator.settings import GatewayDefaults
 
 
+def pull_secrets(defaults: GatewayDefaults) -> Manifest:
+    """Fields of a pod with such a container: the Secrets for its registry, where there are some."""
+    secrets = [{"name": name} for name in defaults.image_pull_secrets]
+    return {"imagePullSecrets": secrets} if secrets else {}
+
+
 def ballast_image(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
     """Fields of a container: the image, and its pull policy where one is set."""
     policy = gateway.image_pull_policy or (defaults.image_pull_policy if gateway.image is None else None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Final
 
 from ballast_api import names
-from ballast_api.gateway_settings import KvEvents
+from ballast_api.gateway_settings import KvEvents, Limits
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import EnvVar, PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
@@ -18,9 +19,8 @@ from ballast_operator.specs.security import container_security
 
 PRE_STOP_S: Final = 5
 """Seconds in which the gateway learns that the pod ends, before the engine does: a watch event needs far less."""
-SHUTDOWN_TIMEOUT_S: Final = 300
-"""Seconds that running requests get after SIGTERM (vLLM's --shutdown-timeout; its default 0 aborts them)."""
-GRACE_PERIOD_S: Final = PRE_STOP_S + SHUTDOWN_TIMEOUT_S + 15
+SLACK_S: Final = 15
+"""Seconds for all else before the kubelet kills what is left."""
 START_UP_S: Final = 3600
 """Seconds to load a model, downloads included."""
 NIXL_PORT: Final = 5600
@@ -35,6 +35,20 @@ _KV_ROLES: Final = {"Prefill": "kv_producer", "Decode": "kv_consumer", "Flexible
 def gpus_of(pool: PoolSpec, profile: HardwareProfileSpec) -> int:
     """GPUs of one node that one engine uses."""
     return pool.tensor_parallel_size or profile.gpus
+
+
+def shutdown_timeout_s(spec: ServingPoolSpec) -> int:
+    """Whole seconds that running requests get after SIGTERM, as at the gateway.
+
+    It is vLLM's --shutdown-timeout, whose default of 0 aborts them.
+    """
+    limits = Limits() if spec.gateway.settings is None else spec.gateway.settings.limits
+    return math.ceil(limits.drain_timeout_s)
+
+
+def grace_period_s(spec: ServingPoolSpec) -> int:
+    """Seconds from the deletion of an engine pod to SIGKILL."""
+    return PRE_STOP_S + shutdown_timeout_s(spec) + SLACK_S
 
 
 def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> Manifest:
@@ -93,7 +107,7 @@ def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpe
         *("--tensor-parallel-size", str(gpus_of(pool, profile))),
         *engine_limits(profile),
         *("--kv-transfer-config", kv_transfer_config(spec, pool)),
-        *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
+        *("--shutdown-timeout", str(shutdown_timeout_s(spec))),
     ]
     kv_events = _kv_events(spec)
     if kv_events.enabled:

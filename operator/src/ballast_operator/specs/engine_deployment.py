@@ -11,7 +11,8 @@ from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import DEPLOYMENT, Manifest
 from ballast_operator.settings import GatewayDefaults
 from ballast_operator.specs.agent_container import agent_container
-from ballast_operator.specs.engine_container import GRACE_PERIOD_S, START_UP_S, engine_container, volumes
+from ballast_operator.specs.ballast_image import pull_secrets
+from ballast_operator.specs.engine_container import START_UP_S, engine_container, grace_period_s, volumes
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
 from ballast_operator.specs.model_volume import model_volumes
 from ballast_operator.specs.overlay import overlaid
@@ -68,7 +69,7 @@ def engine_template(
     pod: Manifest = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": GRACE_PERIOD_S,
+        "terminationGracePeriodSeconds": grace_period_s(spec),
         "securityContext": pod_security(),
         "topologySpreadConstraints": [spread(names.engine_match_labels(owner.name, pool.name))],
         "containers": [engine_container(spec, pool, profile)],
@@ -77,6 +78,7 @@ def engine_template(
     annotations = {names.ANNOTATION_HARDWARE: pool.hardware}
     if spec.has_agent(pool):
         pod["initContainers"] = [agent_container(spec, defaults)]
+        pod |= pull_secrets(defaults)
         pod["volumes"].append(token_volume(owner.name))
         annotations[names.ANNOTATION_POD_API] = str(names.PORT_POD_API)
     if profile.node_selector:

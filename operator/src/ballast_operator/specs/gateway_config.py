@@ -8,6 +8,7 @@ import yaml
 
 from ballast_api import names
 from ballast_api.gateway_settings import (
+    ClassObjective,
     Discovery,
     GatewaySettings,
     KubernetesDiscovery,
@@ -32,6 +33,7 @@ def gateway_settings(
     policy: SchedulingPolicySpec,
     profiles: Mapping[str, HardwareProfileSpec],
     *,
+    objectives: tuple[ClassObjective, ...] = (),
     fallbacks: int | None = None,
 ) -> GatewaySettings:
     """What the gateway of this ServingPool needs to know. `fallbacks`: what its proxy follows, unless it is set."""
@@ -39,6 +41,8 @@ def gateway_settings(
     tuned = {} if tuning is None else {name: getattr(tuning, name) for name in tuning.model_fields_set}
     if fallbacks is not None and "fallbacks" not in (tuned["picker"].model_fields_set if "picker" in tuned else ()):
         tuned["picker"] = Picker(fallbacks=fallbacks)
+    if objectives:
+        tuned["objectives"] = objectives
     return GatewaySettings(
         **tuned,
         model=ServedModel(served_names=spec.model.all_served_names()),

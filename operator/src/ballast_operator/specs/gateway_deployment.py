@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ballast_api import names
 from ballast_api.gateway_settings import GatewaySettings, Limits
 from ballast_api.serving_pool import GatewaySpec
+from ballast_api.settings_changes import restarting_part
 from ballast_operator.kinds import DEPLOYMENT, Manifest
 from ballast_operator.settings import GatewayDefaults
-from ballast_operator.specs.ballast_image import ballast_image
+from ballast_operator.specs.ballast_image import ballast_image, pull_secrets
 from ballast_operator.specs.engine_deployment import REVISION_HISTORY, spread, with_overlay
-from ballast_operator.specs.gateway_config import settings_text
 from ballast_operator.specs.meta import Owner, child, content_hash
 from ballast_operator.specs.security import container_security, pod_security
 from ballast_operator.specs.token_mount import token_mount, token_volume
@@ -24,15 +25,23 @@ SLACK_S: Final = 8
 
 
 def gateway_deployment(
-    owner: Owner, gateway: GatewaySpec, settings: GatewaySettings, defaults: GatewayDefaults
+    owner: Owner,
+    gateway: GatewaySpec,
+    settings: GatewaySettings,
+    defaults: GatewayDefaults,
+    *,
+    engine_nodes: Sequence[Mapping[str, str]] = (),
 ) -> Manifest:
-    """Deployment of the gateway; a change of its settings rolls it."""
+    """Deployment of the gateway. A change of its settings rolls it only where running gateways cannot take it.
+
+    `engine_nodes`: labels of the nodes that engines select; gateways prefer others.
+    """
     name, match = names.gateway_object_name(owner.name), names.gateway_match_labels(owner.name)
     template: Manifest = {
         "metadata": {
             "labels": names.common_labels(owner.name, "gateway"),
             "annotations": {
-                names.ANNOTATION_CONFIG_HASH: content_hash(settings_text(settings)),
+                names.ANNOTATION_CONFIG_HASH: content_hash(restarting_part(settings)),
                 names.ANNOTATION_POD_API: str(names.PORT_POD_API),
             },
         },
@@ -43,6 +52,8 @@ def gateway_deployment(
             "terminationGracePeriodSeconds": _grace_s(settings.limits),
             "securityContext": pod_security(),
             "topologySpreadConstraints": [spread(match)],
+            **_away_from(engine_nodes),
+            **pull_secrets(defaults),
             "containers": [_container(gateway, defaults)],
             "volumes": [
                 {"name": "config", "configMap": {"name": name}},
@@ -64,6 +75,21 @@ def gateway_deployment(
             "template": with_overlay(template, gateway.template),
         },
     )
+
+
+def _away_from(nodes: Sequence[Mapping[str, str]]) -> Manifest:
+    """Nodes with these labels have GPUs, which gateways do not use: the last choice."""
+    labels = sorted({label for selector in nodes for label in selector.items()})
+    if not labels:
+        return {}
+    preferred = [
+        {
+            "weight": 100,
+            "preference": {"matchExpressions": [{"key": key, "operator": "NotIn", "values": [value]}]},
+        }
+        for key, value in labels
+    ]
+    return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}}
 
 
 def _grace_s(limits: Limits) -> int:

@@ -19,7 +19,7 @@ def gateway_role(owner: Owner) -> Manifest:
     lease = {"apiGroups": [LEASE.group], "resources": [LEASE.plural], "resourceNames": [name]}
     rules = [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-        {**lease, "verbs": ["get", "update"]},
+        {**lease, "verbs": ["get", "update", "patch"]},
     ]
     return child(ROLE, owner, name, "gateway", rules=rules)
 

@@ -53,13 +53,17 @@ def gateway_service(owner: Owner, spec: ServingPoolSpec) -> Manifest:
         ports.append(_port("http", PORT_CLIENTS, "http", "http"))
     if spec.gateway.face.serves_picker:
         ports.append(_port("ext-proc", names.PORT_EXT_PROC, "ext-proc", "kubernetes.io/h2c"))
-    return child(
+    asked = spec.gateway.service
+    service = child(
         SERVICE,
         owner,
         names.gateway_object_name(owner.name),
         "gateway",
-        spec={"type": "ClusterIP", "selector": names.gateway_match_labels(owner.name), "ports": ports},
+        spec={"type": asked.type, "selector": names.gateway_match_labels(owner.name), "ports": ports},
     )
+    if asked.annotations:
+        service["metadata"]["annotations"] = dict(asked.annotations)
+    return service
 
 
 def gateway_admin_service(owner: Owner) -> Manifest:

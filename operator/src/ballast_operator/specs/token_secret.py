@@ -64,7 +64,7 @@ def token_secret(owner: Owner, found: Found, *, rotation: str, fresh: str, now: 
     `rotation`: the value of the ServingPool's annotation, empty without one. `fresh`: a token that nobody knows, used
     when one is needed. `now`: RFC 3339 in UTC.
     """
-    tokens = _tokens(found.manifest)
+    tokens = tokens_of(found.manifest)
     if found.manifest is None or not tokens:
         return _secret(owner, _Wish(_text([fresh]), rotation))
     data, said = found.manifest["data"][names.TOKEN_KEY], found.manifest["metadata"].get("annotations") or {}
@@ -98,8 +98,8 @@ def _secret(owner: Owner, wish: _Wish, next_step_s: float | None = None) -> Toke
     return TokenSecret(manifest, next_step_s, remark)
 
 
-def _tokens(secret: Manifest | None) -> list[str]:
-    """Its tokens; empty if it has none that gateways and agents take."""
+def tokens_of(secret: Manifest | None) -> list[str]:
+    """Its tokens, the first one signs; empty if it has none that gateways and agents take."""
     text = ((secret or {}).get("data") or {}).get(names.TOKEN_KEY, "")
     try:
         lines = base64.b64decode(text, validate=True).decode("ascii").split()

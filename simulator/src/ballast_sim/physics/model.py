@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ballast_core.model import Role
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.engine import EngineEvent, EngineLoad, EngineRequest
 from ballast_sim.engine.events import RequestStats
 

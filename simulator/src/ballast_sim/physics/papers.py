@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ballast_core.model import Role
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.engine.config import DEFAULT_MAX_MODEL_LEN
 from ballast_sim.physics.laws import DecodeLaw
 from ballast_sim.physics.sharing import SharingEngine

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ballast_core.model import Role
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.capacity import LengthStatistics, decode_rps, prefill_rps
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig
 from ballast_sim.engine.batching import PROFILES_OWN, LocalBatching
 from ballast_sim.engine.scheduling import VLLM_OWN, Scheduling

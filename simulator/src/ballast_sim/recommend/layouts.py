@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ballast_core.profiles import HardwareProfile
-from ballast_sim.capacity import KV_FILL_RATIO, LengthStatistics, prefill_rps
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.recommend.budget import Hardware
 
 MOST_LAYOUTS = 2_000
@@ -112,20 +112,3 @@ def _headroom(parts: Sequence[Part], lengths: LengthStatistics, rate_rps: float,
         if part.letter == "C"
     )
     return (min(prefill, decode) + both) / rate_rps
-
-
-def decode_rps(profile: HardwareProfile, lengths: LengthStatistics, tpot_s: float | None) -> float:
-    """`capacity.decode_rps` at the largest batch whose step lasts `tpot_s` at most; one sequence at least."""
-    fitting = KV_FILL_RATIO * profile.kv_tokens / lengths.context_tokens
-    most = max(1, min(profile.max_num_seqs, int(fitting)))
-
-    def step_s(sequences: int) -> float:
-        return profile.step_s(sequences, sequences * lengths.context_tokens, 0, sequences)
-
-    if tpot_s is not None and step_s(most) > tpot_s:
-        low, high = 1, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if step_s(middle) <= tpot_s else (low, middle)
-        most = low
-    return most / step_s(most) / lengths.output_tokens

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.recommend.candidates import Candidate, ranked
 from ballast_sim.recommend.halving import survivors
 from ballast_sim.recommend.layouts import Layout, layouts, shortlist

@@ -10,8 +10,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ballast_sim.capacity import LengthStatistics, prefill_rps
-from ballast_sim.recommend.layouts import decode_rps
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
 from ballast_sim.recommend.question import Question
 from ballast_sim.simulation.inputs.source import Load, WorkloadSource, turns
 from ballast_sim.workloads import WorkloadRequest

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ballast_core.model import STAGE_ROLES, Stage
-from ballast_sim.capacity import LengthStatistics
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.physics import PHYSICS
 from ballast_sim.settings import SettingError
 from ballast_sim.simulation.fleet.fleet import Fleet

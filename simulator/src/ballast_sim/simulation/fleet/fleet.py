@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
-from ballast_core.model import EndpointId, Fault, Outcome, Stage
+from ballast_core.model import EndpointId, Fault, Outcome, Role, Stage
 from ballast_core.model.effects import Cancel, Dispatch, Effect, Handoff, Hold, Migrate, Reject, WakeAt
 from ballast_core.model.events import (
     DispatchFailed,
@@ -149,6 +149,29 @@ class Fleet:
             self.kernel.at(self.kernel.now_s + interval_s, again, OBSERVE)
 
         self.kernel.at(self.kernel.now_s, again, OBSERVE)
+
+    # --- machines that come, change and go ----------------------------------------------------------------------------
+
+    def add(self, machine: Machine) -> None:
+        """One more machine takes requests from now on."""
+        self.world.add(machine)
+        self._gateways.tell(machine.endpoint)
+
+    def become(self, endpoint_id: EndpointId, role: Role) -> None:
+        """A flexible machine has another role from now on; what it does already goes on."""
+        self._gateways.tell(self.world.become(endpoint_id, role).endpoint)
+
+    def drain(self, endpoint_id: EndpointId) -> None:
+        """A machine gets no new requests."""
+        self._gateways.drain(endpoint_id)
+
+    def remove_if_empty(self, endpoint_id: EndpointId) -> bool:
+        """A machine goes if it has nothing left to do. Returns whether it does."""
+        if not (self._gateways.is_idle(endpoint_id) and self.world.is_empty(endpoint_id)):
+            return False
+        self._gateways.gone(endpoint_id)
+        self.world.remove(endpoint_id)
+        return True
 
     # --- what Directors order -------------------------------------------------------------------------------------
 

@@ -59,8 +59,9 @@ class Sender:
         if record.split is not None:
             self._send_segment(record, record.split, planned=record.split.go_on(effect.decode))
         else:
-            # A prefill endpoint decodes only what it has prefilled itself: the KV is in its prefix cache.
-            self._send_whole(record, prefill=False, planned=planned, pulls=effect.decode.role is not Role.PREFILL)
+            # What a prefill endpoint has prefilled itself is in its prefix cache.
+            pulls = effect.decode.role is not Role.PREFILL or effect.decode.id != record.prefill
+            self._send_whole(record, prefill=False, planned=planned, pulls=pulls)
 
     def later(
         self, record: Record, kind: LegKind, endpoint_id: EndpointId, tokens: int, *, pull: bool, source: Source | None

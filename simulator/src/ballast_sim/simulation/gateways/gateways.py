@@ -13,9 +13,9 @@ from functools import partial
 
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
-from ballast_core.model import EndpointId, RequestId
+from ballast_core.model import Endpoint, EndpointId, RequestId
 from ballast_core.model.effects import Effect
-from ballast_core.model.events import EndpointObserved, EndpointsScraped, Event, ProgressBatch
+from ballast_core.model.events import EndpointLost, EndpointObserved, EndpointsScraped, Event, ProgressBatch
 from ballast_core.model.observations import Observations
 from ballast_sim.simulation.gateways.watch import Watch
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
@@ -105,7 +105,7 @@ class Gateways:
         return answers.take(heard)
 
     def _answered(self, gateway: int, answers: Observations) -> None:
-        taken = self._watches[gateway].taken(answers)
+        taken = self._watches[gateway].taken(self._world.current(answers))
         self._catch_up()
         self._carry_out(gateway, self.directors[gateway].on_event(EndpointsScraped(taken), self._kernel.now_s))
 
@@ -124,6 +124,23 @@ class Gateways:
     def _noticed(self, gateway: int, event: Event | None) -> None:
         if event is not None:
             self.feed(gateway, event)
+
+    # --- endpoints that come, change and go ---------------------------------------------------------------------------
+
+    def tell(self, endpoint: Endpoint) -> None:
+        """Discovery reports to every gateway that this endpoint is ready, in this role."""
+        for gateway in range(len(self.directors)):
+            self.feed(gateway, EndpointObserved(endpoint))
+
+    def is_idle(self, endpoint_id: EndpointId) -> bool:
+        """Whether no gateway has a request on this endpoint's books."""
+        slots = [(director, director.inventory.slot_of(endpoint_id)) for director in self.directors]
+        return all(slot is None or director.ledger.is_idle(slot) for director, slot in slots)
+
+    def gone(self, endpoint_id: EndpointId) -> None:
+        """Discovery reports to every gateway that this endpoint is gone for good."""
+        for gateway in range(len(self.directors)):
+            self.feed(gateway, EndpointLost(endpoint_id))
 
     # --- what befalls endpoints -----------------------------------------------------------------------------------
 

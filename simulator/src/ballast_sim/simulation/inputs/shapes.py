@@ -33,6 +33,13 @@ class Machine:
 
     endpoint: Endpoint
     profile: HardwareProfile
+    started_as: Role | None = None
+    """The role for which its engine was configured, where the endpoint's has changed since; None: the endpoint's."""
+
+    @property
+    def engine_role(self) -> Role:
+        """The role for which its engine is configured."""
+        return self.started_as or self.endpoint.role
 
 
 def parse_shape(

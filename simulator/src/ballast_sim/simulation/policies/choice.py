@@ -112,17 +112,23 @@ def parse_part(part: str, text: str) -> Any:
     """
     if text == NO_POLICY:
         return None
+    type_name, parameters = parse_typed(part, text)
+    try:
+        return build(PARTS[part], type_name, parameters)
+    except PolicyError as error:
+        raise PolicyChoiceError(part, f"{error}") from None
+
+
+def parse_typed(option: str, text: str) -> tuple[str, dict[str, object]]:
+    """Type and parameters of `TYPE` or `TYPE:name=value,...`. Raises `PolicyChoiceError` naming the option."""
     type_name, _, rest = text.partition(":")
     parameters: dict[str, object] = {}
     for item in filter(None, rest.split(",")):
         name, equals, value = item.partition("=")
         if not equals:
-            raise PolicyChoiceError(part, f"cannot read {item!r} in {text!r}; write such as {type_name}:name=value")
+            raise PolicyChoiceError(option, f"cannot read {item!r} in {text!r}; write such as {type_name}:name=value")
         parameters[name.strip()] = yaml.safe_load(value)
-    try:
-        return build(PARTS[part], type_name, parameters)
-    except PolicyError as error:
-        raise PolicyChoiceError(part, f"{error}") from None
+    return type_name, parameters
 
 
 def with_parts(choices: Sequence[PolicyChoice], texts: Mapping[str, str | None]) -> tuple[PolicyChoice, ...]:

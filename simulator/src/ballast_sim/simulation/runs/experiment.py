@@ -15,6 +15,8 @@ from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Binding
 from ballast_sim.engine.scheduling import VLLM_OWN
+from ballast_sim.simulation.autoscaling.controller import Autoscaler
+from ballast_sim.simulation.autoscaling.settings import Autoscaling
 from ballast_sim.simulation.figures.balance import EVERY_S, Balance
 from ballast_sim.simulation.figures.results import summarise
 from ballast_sim.simulation.figures.timeline import Timeline
@@ -44,11 +46,17 @@ class Setup:
     source: WorkloadSource
     objective: Objective = field(default_factory=Objective)
     fleet: FleetSettings = field(default_factory=lambda: FleetSettings(known_limits=False))
+    autoscaling: Autoscaling | None = None
+    """None: the machines stay as they are."""
 
     @property
     def unharmed(self) -> Setup:
-        """The same without failures, predicted lengths and queue orders: what capacity is measured on."""
-        return replace(self, fleet=replace(self.fleet, failures=(), length_hints=NO_HINTS, engine_scheduler=VLLM_OWN))
+        """The same without failures, predicted lengths, queue orders and scaling: what capacity is measured on."""
+        return replace(
+            self,
+            autoscaling=None,
+            fleet=replace(self.fleet, failures=(), length_hints=NO_HINTS, engine_scheduler=VLLM_OWN),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +97,23 @@ class Outcome:
         return bool(self.figures["interrupted"])
 
 
-def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
-    """The fleet of a run, loaded; `stepwise` as in `Fleet`. Raises ValueError for a request that fits no KV cache."""
-    knows_lengths = spec.policy.knows_lengths
-    settings = DirectorSettings(
+def director_settings(spec: RunSpec) -> DirectorSettings:
+    """Of every gateway of a run."""
+    return DirectorSettings(
         **spec.policy.suite.parts(),
         binding=spec.binding,
         profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
-        lengths=_ENDLESS if knows_lengths else SurvivalSettings(),
+        lengths=_ENDLESS if spec.policy.knows_lengths else SurvivalSettings(),
     )
+
+
+def build_fleet(spec: RunSpec, load: Load, *, stepwise: bool = False) -> Fleet:
+    """The fleet of a run, loaded; `stepwise` as in `Fleet`. Raises ValueError for a request that fits no KV cache."""
+    knows_lengths = spec.policy.knows_lengths
     around = replace(spec.setup.fleet, seed=spec.seed, known_limits=knows_lengths or spec.setup.fleet.known_limits)
     fleet = Fleet(
         spec.setup.machines,
-        settings,
+        director_settings(spec),
         around,
         stopwatch=time.perf_counter,
         stepwise=stepwise,
@@ -121,6 +133,9 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
     fleet = build_fleet(spec, load, stepwise=stepwise)
     if beat is not None:
         fleet.every(1.0, lambda: _beat(fleet, beat))
+    autoscaler = None
+    if spec.setup.autoscaling is not None:
+        autoscaler = Autoscaler.of(fleet, spec.setup.autoscaling, spec.setup.objective, director_settings(spec))
     timeline = None
     if spec.curves:
         timeline = Timeline.of(fleet.world, max(0.1, load.requests[-1].arrival_s / 240))
@@ -153,6 +168,8 @@ def run(spec: RunSpec, beat: Beat | None = None, *, stepwise: bool = False) -> O
         "engine_scheduler": spec.setup.fleet.engine_scheduler.name,
         "interrupted": fleet.stopped,
     }
+    if autoscaler is not None:
+        figures["autoscaling"] = autoscaler.figures(min(fleet.kernel.now_s, balance.until_s))
     return Outcome(figures, _curves(fleet.records, timeline) if timeline else None)
 
 

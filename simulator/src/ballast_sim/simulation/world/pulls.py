@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ballast_core.model import EndpointId
 from ballast_sim.engine import Finished, PullStarted
 from ballast_sim.physics import EngineModel
+from ballast_sim.simulation.inputs.shapes import Machine
 from ballast_sim.simulation.world.bandwidth import Bandwidth
 from ballast_sim.simulation.world.clock import ENGINE_PRIORITY, Clock
 from ballast_sim.simulation.world.links import Computed, Link, TransferTimes
@@ -53,18 +54,30 @@ class Pulls:
         self._origins: dict[str, _Origin] = {}
         self._computed: dict[str, Computed] = {}
         self._bandwidth = Bandwidth(clock, ENGINE_PRIORITY)
-        for endpoint_id, server in servers.items():
-            self._bandwidth.link(endpoint_id, server.machine.profile.link_gbps * 1e9 / 8)
+        self._awaited: dict[str, EndpointId] = {}
+        """By the id of a leg, the endpoint from which it will pull, until it has."""
+        for server in servers.values():
+            self.add(server.machine)
+
+    def add(self, machine: Machine) -> None:
+        """One more machine."""
+        self._bandwidth.link(machine.endpoint.id, machine.profile.link_gbps * 1e9 / 8)
+
+    def awaited_from(self, endpoint_id: EndpointId) -> bool:
+        """Whether something is still to be pulled from there."""
+        return endpoint_id in self._awaited.values()
 
     def expect(self, request_id: str, source: Source) -> None:
         """Announce that this leg will pull from `source`."""
         holder = self._servers[source.endpoint_id].engine
         held = holder.stats(source.request_id) if source.running else None
+        self._awaited[request_id] = source.endpoint_id
         self._origins[request_id] = _Origin(source, holder, held.preemptions if held else 0)
 
     def forget(self, request_id: str) -> None:
         """Drop a leg that has ended: it pulls nothing any more."""
         self._origins.pop(request_id, None)
+        self._awaited.pop(request_id, None)
 
     def finished(self, event: Finished) -> None:
         """Note the end of a leg; another leg may pull what it holds."""
@@ -91,6 +104,7 @@ class Pulls:
             lasts_s = self._lasts_s(link, event, computed if origin.source.foreseen else None)
 
         def ended() -> None:
+            self._awaited.pop(event.request_id, None)
             source.catch_up()
             server.catch_up()
             if server.engine is not engine:

@@ -6,11 +6,12 @@ The simulator's kernel is such a clock, and so is an event loop. Nothing here kn
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
 
-from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Stage
+from ballast_core.model import STAGE_ROLES, EndpointId, Observation, Role, Stage
 from ballast_core.model.observations import Observations
 from ballast_sim.engine import (
     EngineEvent,
@@ -51,25 +52,30 @@ class World:
 
         It then gets the tokens of steady decodes late, and `progress` returns multiples of `progress_every_tokens`.
         """
-        self.machines = tuple(machines)
-        self._endpoints = tuple(machine.endpoint for machine in self.machines)
         self._physics = physics
         self._progress_every_tokens = progress_every_tokens
         self._clock = clock
         self._listener = listener
         self._late_listener = late_listener
-        self._servers = {
-            machine.endpoint.id: Server(machine, self._new_engine, clock, self._engine_reports)
-            for machine in self.machines
-        }
+        self._servers = {machine.endpoint.id: self._new_server(machine) for machine in machines}
+        self._lost_preemptions = 0
         self._pulls = Pulls(clock, self._servers, kv_chunk_tokens if kv_transfer == "chunked" else 0)
+        self._changed()
+
+    def _changed(self) -> None:
+        """The machines, or their roles, have changed."""
         roles = STAGE_ROLES[Stage.DECODE]
+        self.machines = tuple(server.machine for server in self._servers.values())
+        self._endpoints = tuple(machine.endpoint for machine in self.machines)
         self._decoders = [server for server in self._servers.values() if server.machine.endpoint.role in roles]
+
+    def _new_server(self, machine: Machine) -> Server:
+        return Server(machine, self._new_engine, self._clock, self._engine_reports)
 
     def _new_engine(self, machine: Machine) -> EngineModel:
         return self._physics.engine(
             machine.profile,
-            machine.endpoint.role,
+            machine.engine_role,
             coarse=self._late_listener is not None,
             mark_every_tokens=self._progress_every_tokens,
         )
@@ -215,12 +221,47 @@ class World:
 
     def preemptions(self) -> int:
         """Preemptions of all engines so far."""
-        return sum(server.preemptions for server in self._servers.values())
+        return self._lost_preemptions + sum(server.preemptions for server in self._servers.values())
 
     def check_blocks(self) -> None:
         """Raise AssertionError where an engine lost a KV block."""
         for server in self._servers.values():
             server.engine.check_blocks()
+
+    def current(self, answers: Observations) -> Observations:
+        """Those of machines that are still there, and have the role in which they were scraped."""
+        if answers.endpoints is self._endpoints:
+            return answers
+        there = set(self._endpoints)
+        kept = [row for row, endpoint in enumerate(answers.endpoints) if endpoint in there]
+        return answers if len(kept) == len(answers) else answers.take(kept)
+
+    # --- machines that come, change and go --------------------------------------------------------------------------
+
+    def add(self, machine: Machine) -> None:
+        """One more engine, empty."""
+        self._servers[machine.endpoint.id] = self._new_server(machine)
+        self._pulls.add(machine)
+        self._changed()
+
+    def become(self, endpoint_id: EndpointId, role: Role) -> Machine:
+        """An engine that may do both stages is used for another role from now on. What it does already goes on."""
+        server = self._servers[endpoint_id]
+        before = server.machine
+        server.machine = replace(before, endpoint=replace(before.endpoint, role=role), started_as=before.engine_role)
+        self._changed()
+        return server.machine
+
+    def is_empty(self, endpoint_id: EndpointId) -> bool:
+        """Whether an engine has no request, and no other one is to pull KV from it."""
+        server = self._servers[endpoint_id]
+        server.catch_up()
+        return not server.engine.requests() and not self._pulls.awaited_from(endpoint_id)
+
+    def remove(self, endpoint_id: EndpointId) -> None:
+        """An engine that is empty goes."""
+        self._lost_preemptions += self._servers.pop(endpoint_id).preemptions
+        self._changed()
 
     # --- failures -------------------------------------------------------------------------------------------------
 

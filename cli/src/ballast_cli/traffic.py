@@ -1,0 +1,38 @@
+"""`ballast traffic`: what gateways have recorded of the last minutes, as one trace."""
+
+import secrets
+from typing import Annotated
+
+import typer
+
+
+def traffic_command(
+    gateway: Annotated[
+        list[str],
+        typer.Option(help="Address of a gateway's admin API, such as http://127.0.0.1:9090; may be repeated."),
+    ],
+    minutes: Annotated[float | None, typer.Option(help="Of the last minutes. Default: all that is kept.")] = None,
+    output: Annotated[str, typer.Option(help="Write the trace to a file, or - for stdout.")] = "-",
+) -> None:
+    """Merge the recorded traffic of all gateways of a fleet into one trace, which `ballast simulate --trace` reads.
+
+    Equal beginnings of prompts have equal block numbers, whichever gateways the requests came to. A gateway that asks
+    for a token gets that of BALLAST_ADMIN_TOKEN. docs/gateway.md, "Recorded traffic", has the fields.
+
+    Exit status: 0, or 2 for input that cannot work, or a gateway that does not answer.
+    """
+    from ballast_api.recorded_traffic import TRAFFIC, merged
+    from ballast_cli.options.trace_files import fetched
+    from ballast_cli.output import check_outputs, write_output
+
+    if minutes is not None and not 0 < minutes <= 1e6:
+        raise typer.BadParameter(f"must be above 0 and at most 1e6, not {minutes:g}", param_hint="--minutes")
+    try:
+        check_outputs({"--output": output}, [])
+        query = f"names={secrets.token_hex(16)}" + ("" if minutes is None else f"&minutes={minutes:g}")
+        answers = [fetched(f"{url.rstrip('/')}{TRAFFIC}?{query}") for url in gateway]
+        text = b"".join(merged(answers)).decode()
+        write_output("--output", output, text)
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,93 @@
+"""What a gateway's `/ballast/v1/attainment` answers: counts by objective, window and threshold.
+
+Counts of several gateways add up exactly; shares and intervals are the reader's to make of the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ballast_core.attainment import Counts, Objective, Threshold
+
+ATTAINMENT = "/ballast/v1/attainment"
+"""Path of the admin API."""
+Windows = Mapping[int, Mapping[Threshold, Counts]]
+"""By seconds of the window."""
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Requests that ended in a window, for one threshold."""
+
+    within: int
+    outside: int
+    unknown: int
+    """Nobody saw enough of them."""
+
+
+class ObjectiveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one class at one gateway."""
+
+    name: str
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    target: float
+    windows: dict[str, dict[str, Tally]]
+    """Seconds of the window -> ttft, tpot, e2e (those that are set) or joint -> counts."""
+
+    @classmethod
+    def of(cls, objective: Objective, windows: Windows) -> ObjectiveReport:
+        """What a gateway has counted."""
+        said = {
+            str(window_s): {each.name.lower(): Tally(*_columns(by_threshold[each])) for each in objective.thresholds}
+            for window_s, by_threshold in windows.items()
+        }
+        return cls(
+            name=objective.name,
+            ttft_s=objective.ttft_s,
+            tpot_s=objective.tpot_s,
+            e2e_s=objective.e2e_s,
+            target=objective.target,
+            windows=said,
+        )
+
+    def measures(self, objective: Objective) -> bool:
+        """Whether its counts are about the thresholds of this objective."""
+        said = (self.name, self.ttft_s, self.tpot_s, self.e2e_s)
+        return said == (objective.name, objective.ttft_s, objective.tpot_s, objective.e2e_s)
+
+    def counts(self, window_s: int, threshold: Threshold) -> Counts:
+        """Of one window; none where the gateway has no such window, or the objective no such threshold."""
+        tally = self.windows.get(str(window_s), {}).get(threshold.name.lower())
+        return Counts() if tally is None else Counts(tally.within, tally.outside, tally.unknown)
+
+
+class AttainmentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. Fields that a later release adds are ignored."""
+
+    unix_s: float
+    since_unix_s: float
+    """When it began to count: windows that reach back further are of a part of their time."""
+    objectives: tuple[ObjectiveReport, ...] = ()
+
+
+def read_report(body: bytes) -> AttainmentReport:
+    """Raises `ValueError`, which names what is wrong."""
+    try:
+        return msgspec.json.decode(body, type=AttainmentReport)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{ATTAINMENT}: {error}") from error
+
+
+def summed(reports: Iterable[ObjectiveReport], window_s: int, threshold: Threshold) -> Counts:
+    """The counts of several gateways together."""
+    total = Counts()
+    for report in reports:
+        total = total.plus(report.counts(window_s, threshold))
+    return total
+
+
+def _columns(counts: Counts) -> tuple[int, int, int]:
+    return counts.within, counts.outside, counts.unknown

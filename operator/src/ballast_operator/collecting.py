@@ -1,0 +1,179 @@
+"""Asks all gateways, round after round, in a thread of its own: kopf's loop and the looks at resources go on meanwhile.
+
+One request to the API server finds the gateway pods of all ServingPools (one for each namespace that is served). A pod
+should answer while it is ready; one that ends still counts if it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ballast_api import names
+from ballast_api.recorded_traffic import merged
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.asking import NoAnswer, asker
+from ballast_operator.board import Board, Name
+from ballast_operator.kinds import POD, Kind, Manifest
+from ballast_operator.measured import Answer, Followed, measured
+
+logger = logging.getLogger(__name__)
+
+ROUND_S: Final = 15.0
+"""Seconds from the beginning of one round to that of the next."""
+_SELECTOR: Final = f"{names.APP_MANAGED_BY}={names.MANAGER},{names.APP_COMPONENT}=gateway"
+
+
+class Lists(Protocol):
+    """What is needed of the API server."""
+
+    def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
+        """Objects of one kind; of all namespaces without one. Raises `ApiFailure`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPod:
+    """A gateway pod that has an address."""
+
+    name: str
+    address: str
+    """Of its admin API."""
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What all gateways of a ServingPool recorded of the last minutes."""
+
+    lines: tuple[bytes, ...]
+    """For `ballast simulate --trace`, in order of arrival."""
+    asked: int
+    problems: tuple[str, ...]
+    """Of the gateways that did not answer: what they recorded is missing."""
+
+
+class Collector:
+    """`start` it, and `stop` it at the end. `changed` is called in its thread, with each ServingPool whose status has
+    something new to say."""
+
+    def __init__(
+        self,
+        api: Lists,
+        board: Board,
+        changed: Callable[[Name], None],
+        *,
+        namespaces: tuple[str, ...] = (),
+        round_s: float = ROUND_S,
+        admin_port: int = names.PORT_ADMIN,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`namespaces`: those that are served; empty: all."""
+        self._api = api
+        self._board = board
+        self._changed = changed
+        self._namespaces = namespaces
+        self._round_s = round_s
+        self._admin_port = admin_port
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="collect", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, when those that are asked have answered or had their time."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._thread.is_alive()
+
+    def collect(self) -> None:
+        """One round. Raises `ApiFailure`."""
+        followed = self._board.followed()
+        if not followed:
+            return
+        pods = self._pods(followed)
+        asked = [(name, of, pod) for name, of in followed.items() for pod in pods.get(name, ())]
+        answers: dict[Name, list[Answer]] = {name: [] for name in followed}
+        for (name, _, pod), answer in zip(asked, asyncio.run(_reports(asked)), strict=True):
+            if pod.ready or answer.report is not None:
+                answers[name].append(answer)
+        for name, of in followed.items():
+            if self._board.answered(name, of, measured(of.objectives, answers[name]), self._clock()):
+                self._changed(name)
+
+    def trace(self, name: Name, of: Followed, *, minutes: float) -> Trace:
+        """What all its gateways recorded of the last minutes, as one trace. Raises `ApiFailure`."""
+        pods = self._pods({name: of}).get(name, [])
+        parts: list[bytes] = []
+        problems: list[str] = []
+        for pod, answer in zip(pods, asyncio.run(_recordings(pods, of.token, minutes)), strict=True):
+            if isinstance(answer, bytes):
+                parts.append(answer)
+            elif not isinstance(answer, NoAnswer):
+                raise answer
+            elif pod.ready:
+                problems.append(f"{pod.name}: {answer}")
+        return Trace(tuple(merged(parts)), len(parts) + len(problems), tuple(problems))
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            try:
+                self.collect()
+            except ApiFailure as error:
+                logger.warning("gateways are not asked for their counts: %s; trying again", error)
+            except Exception:
+                logger.exception("gateways are not asked for their counts: unexpected error; trying again")
+            self._stopping.wait(max(0.0, began_s + self._round_s - time.monotonic()))
+
+    def _pods(self, followed: Mapping[Name, Followed]) -> Mapping[Name, list[GatewayPod]]:
+        found: defaultdict[Name, list[GatewayPod]] = defaultdict(list)
+        for manifest in self._listed(followed):
+            metadata, status = manifest["metadata"], manifest.get("status") or {}
+            owner, ip = (metadata.get("labels") or {}).get(names.LABEL_SERVING_POOL), status.get("podIP")
+            if owner and ip and status.get("phase") == "Running":
+                address = f"[{ip}]:{self._admin_port}" if ":" in ip else f"{ip}:{self._admin_port}"
+                ready = _is_ready(status) and not metadata.get("deletionTimestamp")
+                found[metadata["namespace"], owner].append(GatewayPod(metadata["name"], address, ready))
+        return found
+
+    def _listed(self, followed: Mapping[Name, Followed]) -> Iterator[Manifest]:
+        served: Iterable[str | None] = self._namespaces or (None,)
+        if len({namespace for namespace, _ in followed}) == 1:
+            served = {namespace for namespace, _ in followed}
+        for namespace in served:
+            yield from self._api.list(POD, namespace, labels=_SELECTOR)
+
+
+async def _reports(asked: Sequence[tuple[Name, Followed, GatewayPod]]) -> list[Answer]:
+    async with asker() as ask:
+        return await asyncio.gather(*(ask.report(pod.name, pod.address, of.token) for _, of, pod in asked))
+
+
+async def _recordings(pods: Sequence[GatewayPod], token: bytes, minutes: float) -> list[bytes | BaseException]:
+    """All by one secret, so that their names agree."""
+    secret = secrets.token_hex(16)
+    async with asker() as ask:
+        asking = [ask.traffic(pod.address, token, names=secret, minutes=minutes) for pod in pods]
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+
+def _is_ready(status: Manifest) -> bool:
+    with contextlib.suppress(KeyError, TypeError):
+        return any(item["type"] == "Ready" and item["status"] == "True" for item in status["conditions"])
+    return False

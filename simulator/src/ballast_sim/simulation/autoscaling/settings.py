@@ -1,0 +1,121 @@
+"""What a run with a scaling policy is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ballast_core.model import Role
+from ballast_core.policies.registry import SCALING, PolicyError, build
+from ballast_core.policies.scaling.protocol import Clamps, Counts, Pool, Scaling
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_sim.hardware_names import find_profile
+from ballast_sim.settings import SettingError
+from ballast_sim.simulation.inputs.shapes import Machine
+from ballast_sim.simulation.policies.choice import parse_typed
+
+
+def parse_scaling(text: str) -> Scaling:
+    """A scaling policy from `TYPE` or `TYPE:name=value,...`. Raises SettingError."""
+    type_name, parameters = parse_typed("autoscale", text)
+    try:
+        return build(SCALING, type_name, parameters)
+    except PolicyError as error:
+        raise SettingError("autoscale", f"{error}") from None
+
+
+def parse_prices(text: str) -> dict[str, float]:
+    """Reads `PROFILE=COST,...`. Raises SettingError."""
+    prices: dict[str, float] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, number = part.partition("=")
+        try:
+            cost = float(number)
+        except ValueError:
+            cost = math.nan
+        profile = find_profile(name, SHIPPED_PROFILES)
+        if not 0 < cost < math.inf:
+            raise SettingError("price", f"cannot read {part!r}; write such as h200-qwen3-32b=4.2")
+        prices[name if profile is None else profile.name] = cost
+    return prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsing:
+    """How candidates are tried: on recorded arrivals, each from an empty fleet. Bounded, and the same every time."""
+
+    window_s: float = 120.0
+    """The last seconds of arrivals."""
+    requests: int = 400
+    """The newest of them at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaling:
+    """A scaling policy, its bounds, and the world that it acts in."""
+
+    policy: Scaling
+    least: int = 1
+    """Instances of each pool at least; 2 of a flexible pool, which serves both stages alone."""
+    most: int | None = None
+    """Instances of each pool at most; None: as many GPUs as the fleet has at first."""
+    clamps: Clamps = field(default_factory=Clamps)
+    attainment: float = 0.99
+    """Share of requests that must meet the objective of the run."""
+    startup_s: float = 60.0
+    """From asking for a machine to its first request."""
+    interval_s: float = 15.0
+    """Between two rounds, and the length of one window of arrivals."""
+    window_s: float = 120.0
+    """How far back arrivals and lengths are measured."""
+    delay_s: float = 2.0
+    """Age of what is measured when a round goes by it."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Cost of an instance and hour by profile."""
+    rehearsing: Rehearsing | None = None
+    """None: candidates are not tried."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the setting that cannot work."""
+        for name in ("interval_s", "window_s"):
+            if not 1 <= getattr(self, name) < math.inf:
+                raise SettingError(name, f"must be 1 s or more, not {getattr(self, name)!r}")
+        if not 0 <= self.startup_s < math.inf:
+            raise SettingError("startup_s", f"must be 0 s or more, not {self.startup_s!r}")
+        if not 0 <= self.delay_s < self.interval_s:
+            raise SettingError("delay_s", f"must be 0 s or more and below the interval, not {self.delay_s!r}")
+        if not 0 < self.attainment <= 1:
+            raise SettingError("attainment", f"must be above 0 and 1 at most, not {self.attainment:g}")
+        if self.least < 0:
+            raise SettingError("least", f"must be 0 or more, not {self.least}")
+        if self.most is not None and self.most < max(1, self.least):
+            raise SettingError(("least", "most"), f"at least {self.least} and at most {self.most} machines of a pool")
+
+    def pools(self, machines: tuple[Machine, ...]) -> tuple[Pool, ...]:
+        """One for each role and profile. A flexible one begins with its first half in prefill. Raises SettingError."""
+        everything = sum(machine.profile.gpus for machine in machines)
+        found: dict[tuple[Role, str], Pool] = {}
+        for machine in machines:
+            role, profile = machine.endpoint.role, machine.profile
+            if machine.endpoint.id.startswith("c"):
+                raise SettingError("endpoints", "colocated endpoints are not scaled by role; take F instead of C")
+            known = found.get((role, profile.name)) or Pool(
+                name=f"{role.value}-{profile.name}",
+                role=role,
+                profile=profile,
+                least=max(self.least, 2) if role is Role.FLEXIBLE else self.least,
+                most=self.most if self.most is not None else max(1, everything // profile.gpus),
+                gpus=profile.gpus,
+                cost_per_hour=self.prices.get(profile.name, 0.0),
+            )
+            counts = known.wanted
+            prefill = role is Role.PREFILL
+            wanted = Counts(counts.prefill + prefill, counts.decode + (not prefill))
+            found[role, profile.name] = replace(known, wanted=wanted)
+        return tuple(_halved(pool) if pool.role is Role.FLEXIBLE else pool for pool in found.values())
+
+
+def _halved(pool: Pool) -> Pool:
+    prefill = (pool.wanted.replicas + 1) // 2
+    return replace(pool, wanted=Counts(prefill, pool.wanted.replicas - prefill))
