@@ -99,6 +99,7 @@ def operator(
     ] = 60.0,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Objects reconciled at the same time.")] = 4,
     health_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of /healthz.")] = 8080,
+    metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /metrics; 0 serves none.")] = 0,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe level that is logged.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="Text for people, JSON for log stores.")] = LogFormat.TEXT,
 ) -> None:
@@ -123,6 +124,7 @@ def operator(
         resync_s=resync_s,
         workers=workers,
         health_port=health_port,
+        metrics_port=metrics_port,
     )
     configure_logs(log_level.value, log_format.value)
     try:

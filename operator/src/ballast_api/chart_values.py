@@ -94,6 +94,9 @@ class ChartValues(ApiModel):
     network_policies: bool = True
     """Whether the operator writes NetworkPolicies: the pod API is then for gateways only, every other port stays open
     to all. Policies add up, so in namespaces that deny by default they open those ports: set false there."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 8081
+    """Port of the operator's metrics, at /metrics: looks by result and time, conditions, and wanted and ready instances
+    by pool. 0 serves none."""
     aggregate_roles: bool = True
     """Whether Kubernetes' own ClusterRoles get rights on Ballast's resources: view reads them, edit and admin write
     ServingPools, SchedulingPolicies and ServiceLevelObjectives. HardwareProfiles stay with cluster admins."""

@@ -20,6 +20,7 @@ from ballast_operator.controller import Controller, Key
 from ballast_operator.handlers import kopf_settings, registry_for
 from ballast_operator.kinds import SERVING_POOL
 from ballast_operator.leading import Election
+from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
 
@@ -39,7 +40,11 @@ def run(settings: OperatorSettings) -> None:
         cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 1)
         catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
         board = Board()
-        controller = Controller(Reconciler(cluster, catalogue, settings, _now, _token, board=board), settings)
+        metrics = OperatorMetrics()
+        if settings.metrics_port:
+            metrics.serve(settings.metrics_port)
+        reconciler = Reconciler(cluster, catalogue, settings, _now, _token, board=board, said=metrics.said)
+        controller = Controller(reconciler, settings, metrics.looked)
         loop = asyncio.get_running_loop()
 
         def changed(pool: tuple[str, str]) -> None:
