@@ -90,6 +90,28 @@ def test_an_upgrade_brings_new_settings_and_newer_crds(release: Release, tmp_pat
     release.upgrade()
 
 
+def test_of_two_operators_one_works_and_the_other_takes_over(release: Release) -> None:
+    """The Lease names the one that works; when its pod goes, the other one's name is there."""
+    kubectl, pods = release.kubectl, "app.kubernetes.io/component=operator"
+
+    def holder() -> str:
+        held = str(kubectl.get("lease", "ballast")["spec"].get("holderIdentity") or "")
+        return held.partition("_")[0]
+
+    release.upgrade("replicas=2")
+    kubectl.rollout("deployment/ballast")
+    wait_until(lambda: len(kubectl.items("pods", pods)) == 2, 60, "two operators run")
+    names = {pod["metadata"]["name"] for pod in kubectl.items("pods", pods)}
+    wait_until(lambda: holder() in names, 60, "one of them leads")
+    first = holder()
+    (other,) = names - {first}
+    assert "this operator leads" not in kubectl.logs(f"pod/{other}")
+    kubectl.delete("pod", first)
+    wait_until(lambda: holder() not in ("", first), 60, "another one leads")
+    assert "this operator leads" in kubectl.logs(f"pod/{holder()}")
+    release.upgrade()
+
+
 def test_kubernetes_own_roles_reach_our_resources(release: Release, module_namespace: str) -> None:
     """Who may edit a namespace may edit its ServingPools; who may view it may see them."""
     kubectl = release.cluster.kubectl.within(module_namespace)

@@ -152,6 +152,49 @@ def test_errors_of_the_picker_reach_clients_in_openai_shape(fleet: Kubectl, envo
     assert [code(answer) for answer in answers] == [(400, "invalid-request"), (404, "model-not-found")]
 
 
+def test_two_serving_pools_share_the_gateway_and_a_refused_route_is_said(fleet: Kubectl, envoy: DataPlane) -> None:
+    """The second one takes requests whose header names its model, the first all others. Where the Gateway stops to take
+    their routes, both say so, and the one that is reached by no other way is not available."""
+    second = json.loads(json.dumps(fleet.get("servingpool", NAME)["spec"]))
+    template = second["pools"][0]["template"]
+    hardware = second["pools"][0]["hardware"]
+    second["pools"] = [
+        {"name": "all", "role": "Flexible", "hardware": hardware, "replicas": 1, "template": template},
+    ]
+    second["model"] = {"name": MODEL, "servedNames": ["second"]}
+    second["gateway"] = {"replicas": 1, "parentRefs": [{"name": GATEWAY}], "match": {"byModel": True}}
+    kept = {key: second[key] for key in ("model", "engine", "pools", "gateway")}
+    api = {"apiVersion": "serving.ballast.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": "second"}}
+    fleet.apply({**api, "spec": kept})
+
+    def said(name: str, kind: str) -> tuple[str, str]:
+        found = condition(fleet.get("servingpool", name), kind)
+        return found.get("status", ""), found.get("reason", "")
+
+    wait_until(lambda: said("second", "Available")[0] == "True", 120, "the second ServingPool serves")
+    to_second = completion(envoy, {"x-gateway-model-name": "second"}, model="second")
+
+    def routed() -> bool:
+        return [answer.status for answer in ask(fleet, CLIENT, [to_second, completion(envoy)])] == [200, 200]
+
+    wait_until(routed, 60, "each request is served by the ServingPool of its model", poll_s=1.0)
+    (mixed_up,) = ask(fleet, CLIENT, [completion(envoy, model="second")])
+    assert mixed_up.status == 404  # no header: the first one's, which has no such model
+    listener = fleet.get("gateway", GATEWAY)["spec"]["listeners"][0]
+    closed = {**listener, "allowedRoutes": {"kinds": [{"kind": "GRPCRoute"}]}}
+    fleet.patch("gateway", GATEWAY, {"spec": {"listeners": [closed]}})
+    refused = ("True", "RouteNotAccepted")
+    wait_until(lambda: said(NAME, "Degraded") == said("second", "Degraded") == refused, 120, "both say it")
+    print(condition(fleet.get("servingpool", NAME), "Degraded")["message"])
+    assert said(NAME, "Available") == ("False", "RouteNotAccepted")
+    assert said("second", "Available")[0] == "True"
+    assert said(NAME, "ResolvedRefs") == ("False", "RouteNotAccepted")
+    fleet.patch("gateway", GATEWAY, {"spec": {"listeners": [listener]}})
+    wait_until(lambda: said(NAME, "Available")[0] == "True" and said(NAME, "Degraded")[0] == "False", 120, "healed")
+    wait_until(routed, 60, "both serve again", poll_s=1.0)
+    fleet.delete("servingpool", "second")
+
+
 # --- Streams whose answers are known ---------------------------------------------------------------------------------
 
 

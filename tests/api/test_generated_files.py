@@ -131,7 +131,7 @@ def test_the_charts_values_pass_their_schema_and_are_the_models_defaults() -> No
     "edit",
     [
         {"logLevel": "loud"},
-        {"replicas": 2},
+        {"replicas": 0},
         {"image": {"tag": 1}},
         {"image": {"pullPolicy": "Sometimes"}},
         {"watchNamespaces": ["A_b"]},

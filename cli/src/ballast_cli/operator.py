@@ -43,6 +43,13 @@ def _peers(text: str) -> tuple[dict[str, object], ...]:
     return tuple(found)
 
 
+def _lease(text: str) -> tuple[str, str] | None:
+    namespace, _, name = text.partition("/")
+    if bool(namespace) is not bool(name) or "/" in name:
+        raise typer.BadParameter("must be NAMESPACE/NAME", param_hint="--lease")
+    return (namespace, name) if name else None
+
+
 def operator(
     *,
     gateway_image: Annotated[
@@ -79,12 +86,20 @@ def operator(
             help="Who may reach gateways' admin port: JSON, as `from` of a NetworkPolicy. Default: everybody.",
         ),
     ] = "[]",
+    lease: Annotated[
+        str,
+        typer.Option(
+            envvar="BALLAST_LEASE",
+            help="NAMESPACE/NAME of a Lease: of several operators its holder works. Default: none is asked for.",
+        ),
+    ] = "",
     resync_s: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds between two looks at each object, for changes that no watch reports."),
     ] = 60.0,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Objects reconciled at the same time.")] = 4,
     health_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of /healthz.")] = 8080,
+    metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /metrics; 0 serves none.")] = 0,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe level that is logged.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="Text for people, JSON for log stores.")] = LogFormat.TEXT,
 ) -> None:
@@ -104,10 +119,12 @@ def operator(
         ),
         network_policies=network_policies,
         admin_from=_peers(gateway_admin_from),
+        lease=_lease(lease),
         namespaces=tuple(namespace or ()),
         resync_s=resync_s,
         workers=workers,
         health_port=health_port,
+        metrics_port=metrics_port,
     )
     configure_logs(log_level.value, log_format.value)
     try:

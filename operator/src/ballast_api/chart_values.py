@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, Seq, StringMap
+from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, PositiveInt, Seq, StringMap
 
 Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 FreeObject = dict[str, Any]
@@ -69,6 +69,9 @@ class ChartValues(ApiModel):
 
     image: ImageValues = Field(default_factory=ImageValues)
     """The image that holds operator, gateway and engine-sim."""
+    replicas: PositiveInt = 1
+    """Number of operator pods. One of them works, by a Lease; the others take over within some 15 s of its end, or at
+    once when it ends by itself."""
     image_pull_secrets: Seq[FreeObject] = ()
     """Secrets for a private registry, such as `[{name: my-secret}]`. The operator's pod, gateways and agents use them,
     each in its own namespace. Empty uses none."""
@@ -91,6 +94,9 @@ class ChartValues(ApiModel):
     network_policies: bool = True
     """Whether the operator writes NetworkPolicies: the pod API is then for gateways only, every other port stays open
     to all. Policies add up, so in namespaces that deny by default they open those ports: set false there."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 8081
+    """Port of the operator's metrics, at /metrics: looks by result and time, conditions, and wanted and ready instances
+    by pool. 0 serves none."""
     aggregate_roles: bool = True
     """Whether Kubernetes' own ClusterRoles get rights on Ballast's resources: view reads them, edit and admin write
     ServingPools, SchedulingPolicies and ServiceLevelObjectives. HardwareProfiles stay with cluster admins."""

@@ -92,6 +92,15 @@ class Cluster:
         path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
         self._or_none(lambda: self._request("DELETE", path, body=body))
 
+    def create(self, manifest: Manifest) -> None:
+        """Make an object; 409 where it exists."""
+        self._request("POST", kind_of(manifest).path(manifest["metadata"]["namespace"]), body=manifest)
+
+    def replace(self, manifest: Manifest) -> None:
+        """Write an object as it is; 409 where its resourceVersion is not the newest."""
+        metadata = manifest["metadata"]
+        self._request("PUT", kind_of(manifest).path(metadata["namespace"], metadata["name"]), body=manifest)
+
     def create_event(self, event: Manifest) -> None:
         """Post an event."""
         self._request("POST", EVENT.path(event["metadata"]["namespace"]), body=event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,7 +61,14 @@ class Beside(Protocol):
 class Controller:
     """The queue, its workers, and the resync."""
 
-    def __init__(self, reconciler: Reconciles, settings: OperatorSettings) -> None:
+    def __init__(
+        self,
+        reconciler: Reconciles,
+        settings: OperatorSettings,
+        looked: Callable[[str, str, float], None] = lambda *_: None,
+    ) -> None:
+        """`looked`: is told of each look: its kind, its result (done, refused, failed) and its seconds."""
+        self._looked = looked
         self._reconciler = reconciler
         self._settings = settings
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -86,9 +94,14 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in self._beside:
+        for one in self._beside if self.started else ():
             await asyncio.to_thread(one.stop)
         await asyncio.to_thread(self._threads.shutdown)
+
+    @property
+    def started(self) -> bool:
+        """Whether it was started, stopped or not."""
+        return bool(self._tasks)
 
     def alive(self) -> bool:
         """Whether all tasks still run."""
@@ -117,14 +130,16 @@ class Controller:
         loop = asyncio.get_running_loop()
         while True:
             key = await self._queue.get()
-            result = Result(failed=True)
+            result, said, began_s = Result(failed=True), "failed", loop.time()
             try:
                 result = await loop.run_in_executor(self._threads, self._reconcile, key)
+                said = "refused" if result.failed else "done"
             except ApiFailure as error:
                 logger.warning("%s: %s; trying again", key, error)
             except Exception:
                 # The last line of defence: one unforeseen object must not stop all others.
                 logger.exception("%s: unexpected error; trying again", key)
+            self._looked(key.kind.kind, said, loop.time() - began_s)
             self._queue.done(key, failed=result.failed, requeue_s=result.requeue_s)
 
     def _reconcile(self, key: Key) -> Result:

@@ -6,6 +6,8 @@ its own, no annotations and no finalizers, and there is no handler state that co
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -14,30 +16,50 @@ import kopf
 from ballast_api import names
 from ballast_operator.controller import Controller, Key
 from ballast_operator.kinds import BUILT_IN_CHILDREN, REFERRED, SERVING_POOL, Kind
+from ballast_operator.leading import Election, lead
 from ballast_operator.references import named_objects
 from ballast_operator.settings import OperatorSettings
 
 
-def registry_for(make_controller: Callable[[], Controller]) -> kopf.OperatorRegistry:
-    """All handlers. `make_controller` is called when kopf starts: credentials are there by then."""
+def registry_for(
+    make_controller: Callable[[], Controller], make_election: Callable[[], Election | None] = lambda: None
+) -> kopf.OperatorRegistry:
+    """All handlers. Both functions are called when kopf starts: credentials are there by then. Without an election the
+    controller works at once; with one what is watched waits in its queue until this process leads."""
     registry = kopf.OperatorRegistry()
     holder: list[Controller] = []
+    elections: list[Election] = []
+    tasks: list[asyncio.Task[None]] = []
 
     @kopf.on.startup(registry=registry, id="start")
     async def start(**_: Any) -> None:
         holder.append(make_controller())
-        holder[0].start()
+        election = make_election()
+        if election is None:
+            holder[0].start()
+        else:
+            elections.append(election)
+            tasks.append(asyncio.create_task(lead(election, holder[0].start, end)))
+
+    async def end() -> None:
+        await holder[0].stop()
+        signal.raise_signal(signal.SIGTERM)  # the next process waits for the Lease
 
     @kopf.on.cleanup(registry=registry, id="stop")
     async def stop(**_: Any) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for controller in holder:
             await controller.stop()
+        for election in elections:
+            await asyncio.to_thread(election.release)
 
     @kopf.on.probe(registry=registry, id="workers")
     async def workers(**_: Any) -> str:
-        if not all(controller.alive() for controller in holder):
+        if any(task.done() for task in tasks) or any(each.started and not each.alive() for each in holder):
             raise RuntimeError("a worker has ended")
-        return "running"
+        return "running" if all(each.started for each in holder) else "waiting for the Lease"
 
     kopf.on.login(registry=registry)(kopf.login_via_client)
     _watch_resources(registry, lambda: holder[0])

@@ -65,14 +65,17 @@ class Reconciler:
         token: Callable[[], str],
         *,
         board: Board | None = None,
+        said: Callable[[str, str, Manifest | None], None] = lambda *_: None,
     ) -> None:
-        """`board`: what gateways have counted, where they are asked."""
+        """`board`: what gateways have counted, where they are asked. `said`: is told of each ServingPool that was
+        looked at, by namespace and name, with its status; None when it is gone."""
         self._api = api
         self._optional = optional
         self._settings = settings
         self._now = now
         self._token = token
         self._board = Board() if board is None else board
+        self._said = said
 
     def serving_pool(self, namespace: str, name: str) -> Result:
         """Bring one ServingPool's objects and status in line.
@@ -91,6 +94,7 @@ class Reconciler:
         )
         if observed is None:
             self._board.follow(namespace, name, None)
+            self._said(namespace, name, None)
             return Result()
         planned = plan(observed)
         self._board.follow(namespace, name, following(observed, planned))
@@ -98,6 +102,7 @@ class Reconciler:
         found = verdict(observed, planned, outcome)
         if found.status is not None:
             self._write_status(SERVING_POOL, observed.pool, found.status)
+            self._said(namespace, name, found.status)
         return Result(requeue_s=found.requeue_s, failed=bool(outcome.refusals))
 
     def referred(self, kind: Kind, namespace: str | None, name: str) -> Result:

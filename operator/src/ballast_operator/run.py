@@ -19,11 +19,15 @@ from ballast_operator.collecting import Collector
 from ballast_operator.controller import Controller, Key
 from ballast_operator.handlers import kopf_settings, registry_for
 from ballast_operator.kinds import SERVING_POOL
+from ballast_operator.leading import Election
+from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
 
 LogFormat = Literal["text", "json"]
 _TOKEN_BYTES: Final = 32
+_LEASE_CALL_S: Final = 5.0
+"""Half of what a leader has to renew in."""
 
 
 def run(settings: OperatorSettings) -> None:
@@ -36,7 +40,11 @@ def run(settings: OperatorSettings) -> None:
         cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 1)
         catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
         board = Board()
-        controller = Controller(Reconciler(cluster, catalogue, settings, _now, _token, board=board), settings)
+        metrics = OperatorMetrics()
+        if settings.metrics_port:
+            metrics.serve(settings.metrics_port)
+        reconciler = Reconciler(cluster, catalogue, settings, _now, _token, board=board, said=metrics.said)
+        controller = Controller(reconciler, settings, metrics.looked)
         loop = asyncio.get_running_loop()
 
         def changed(pool: tuple[str, str]) -> None:
@@ -45,9 +53,18 @@ def run(settings: OperatorSettings) -> None:
         controller.beside(Collector(cluster, board, changed, namespaces=settings.namespaces))
         return controller
 
+    def make_election() -> Election | None:
+        if settings.lease is None:
+            return None
+        cluster = Cluster(timeout_s=_LEASE_CALL_S, connections=1)
+        namespace, name = settings.lease
+        # Two processes of one pod are two candidates: the first may still end while the second one begins.
+        me = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+        return Election(cluster, namespace, name, me, clock=time.monotonic, now=_micro_time)
+
     asyncio.run(
         kopf.operator(
-            registry=registry_for(make_controller),
+            registry=registry_for(make_controller, make_election),
             settings=kopf_settings(settings),
             standalone=True,
             clusterwide=not settings.namespaces,
@@ -69,6 +86,10 @@ def configure_logs(level: str, log_format: LogFormat) -> None:
 
 def _token() -> str:
     return secrets.token_hex(_TOKEN_BYTES)
+
+
+def _micro_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _now() -> str:

@@ -34,6 +34,10 @@ class OperatorSettings:
     """Seconds between two looks at every resource, for what no watch reports: CRDs and Gateways that appear."""
     workers: int = 4
     """Resources that are reconciled at the same time."""
+    lease: tuple[str, str] | None = None
+    """Namespace and name of the Lease by which one of several operators works; None: this one works at once."""
+    metrics_port: int = 0
+    """Port of /metrics; 0 serves none."""
     health_port: int = field(default=8080)
     """Port of /healthz."""
     request_timeout_s: float = 30.0

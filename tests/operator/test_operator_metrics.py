@@ -1,0 +1,77 @@
+"""The operator's metrics: what each look came to, and what each ServingPool is like."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.controller import Controller, Key
+from ballast_operator.kinds import SERVING_POOL, Kind
+from ballast_operator.metrics import OperatorMetrics
+from ballast_operator.reconcile import Reconciler, Result
+from ballast_operator.settings import OperatorSettings
+from tests.support.object_store import ObjectStore
+from tests.support.operator_builders import DEFAULTS, FRESH_TOKEN, NAMESPACE, NOW, profile, serving_pool
+
+
+def test_conditions_and_instances_are_those_of_the_last_look_and_go_with_the_serving_pool() -> None:
+    """No old reason stays beside the new one."""
+    metrics, store = OperatorMetrics(), ObjectStore(profile("a100"), profile("h20"), serving_pool())
+    settings = OperatorSettings(gateway=DEFAULTS)
+    reconciler = Reconciler(store, store, settings, lambda: NOW, lambda: FRESH_TOKEN, said=metrics.said)
+
+    def instances(count: str) -> float | None:
+        labels = {"namespace": NAMESPACE, "serving_pool": "chat", "pool": "decode", "count": count}
+        return metrics.registry.get_sample_value("ballast_operator_instances", labels)
+
+    def conditions() -> set[tuple[str, str]]:
+        found = next(each for each in metrics.registry.collect() if each.name == "ballast_operator_condition")
+        return {(each.labels["type"], each.labels["status"]) for each in found.samples}
+
+    reconciler.serving_pool(NAMESPACE, "chat")
+    assert (instances("wanted"), instances("ready")) == (4.0, 0.0)
+    assert {("Available", "False"), ("Degraded", "False")} <= conditions()
+    store.run_deployments()
+    reconciler.serving_pool(NAMESPACE, "chat")
+    assert instances("ready") == 4.0
+    assert ("Available", "True") in conditions()
+    assert ("Available", "False") not in conditions()
+    del store.objects["ServingPool", NAMESPACE, "chat"]
+    reconciler.serving_pool(NAMESPACE, "chat")
+    assert (instances("wanted"), conditions()) == (None, set())
+
+
+class Looks:
+    """Each look has another result."""
+
+    def __init__(self) -> None:
+        self._results = iter([Result(), Result(failed=True)])
+
+    def serving_pool(self, namespace: str, name: str) -> Result:
+        found = next(self._results, None)
+        if found is None:
+            raise ApiFailure(503, "Unavailable", "away")
+        return found
+
+    def referred(self, kind: Kind, namespace: str | None, name: str) -> Result:
+        return Result()
+
+
+async def test_looks_are_counted_by_result_with_their_times() -> None:
+    """Done, refused, failed."""
+    metrics, seen = OperatorMetrics(), asyncio.Semaphore(0)
+
+    def looked(kind: str, result: str, seconds: float) -> None:
+        metrics.looked(kind, result, seconds)
+        seen.release()
+
+    controller = Controller(Looks(), OperatorSettings(gateway=DEFAULTS, workers=1), looked)
+    controller.start()
+    for name in ("a", "b", "c"):
+        controller.touch(Key(SERVING_POOL, "team", name))
+        await asyncio.wait_for(seen.acquire(), 10)
+    await controller.stop()
+    for result in ("done", "refused", "failed"):
+        labels = {"kind": "ServingPool", "result": result}
+        assert (metrics.registry.get_sample_value("ballast_operator_looks_total", labels) or 0) >= 1
+    assert metrics.registry.get_sample_value("ballast_operator_look_seconds_count", {"kind": "ServingPool"})
