@@ -153,6 +153,7 @@ def contenders() -> list[Contender]:
         Contender("ballast, roles only", f"{GPUS}F", BallastScaling(rehearse=False), least=GPUS),
         Contender("ballast, roles only, rehearsed", f"{GPUS}F", BallastScaling(), least=GPUS, rehearses=True),
         Contender("ballast", f"{GPUS}F", BallastScaling(rehearse=False)),
+        Contender("ballast, down after 180 s", f"{GPUS}F", BallastScaling(rehearse=False, down_s=180.0)),
         Contender("ballast, roles fixed", "3P3D", BallastScaling(rehearse=False)),
     ]
 
@@ -219,7 +220,8 @@ def line_of(rows: Sequence[Mapping[str, Any]]) -> str:
     mean = {name: statistics.fmean(row[name] for row in rows) for name in ("gpu_hours", "changes", "requests")}
     missed = statistics.fmean((1 - row["attainment"]) * row["requests"] for row in rows)
     return (
-        f"| {rows[0]['contender']} | {statistics.fmean(shares):.1%} | {min(shares):.1%} to {max(shares):.1%} "
+        f"| {rows[0]['contender']} | {len(rows)} "
+        f"| {statistics.fmean(shares):.1%} | {min(shares):.1%} to {max(shares):.1%} "
         f"| {missed:.0f} of {mean['requests']:.0f} | {mean['gpu_hours']:.3f} | {mean['changes']:.1f} |"
     )
 
@@ -229,7 +231,10 @@ def tables(rows: Mapping[tuple[str, str, int], dict[str, Any]]) -> str:
     parts = []
     for scenario in SCENARIOS:
         parts += [f"**{scenario.capitalize()}**", ""]
-        parts += ["| | attainment | by seed | missed | GPU-hours | changes |", "| --- | --- | --- | --- | --- | --- |"]
+        parts += [
+            "| | seeds | attainment | least to most | missed | GPU-hours | changes |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
         for contender in contenders():
             some = [row for key, row in sorted(rows.items()) if key[:2] == (scenario, contender.name)]
             if some:

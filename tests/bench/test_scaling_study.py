@@ -26,7 +26,7 @@ def test_tables_have_the_mean_of_the_seeds() -> None:
         return {"scenario": "flash crowd", "contender": "ballast", "seed": seed, **figures}
 
     rows = {("flash crowd", "ballast", seed): row(seed, share) for seed, share in ((0, 0.9), (1, 1.0))}
-    assert "| ballast | 95.0% | 90.0% to 100.0% | 5 of 100 | 1.500 | 2.0 |" in tables(rows)
+    assert "| ballast | 2 | 95.0% | 90.0% to 100.0% | 5 of 100 | 1.500 | 2.0 |" in tables(rows)
 
 
 @pytest.mark.shared

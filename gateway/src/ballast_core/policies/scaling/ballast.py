@@ -54,7 +54,7 @@ class BallastScaling:
     rehearse: bool = parameter(True, "Whether candidates are tried on recorded traffic, where there is any.")
     candidates: int = parameter(6, "Layouts to try in a round at most, 1 to 64.")
     least_requests: int = parameter(50, "Requests without which a rehearsal does not count.")
-    down_s: float = parameter(180.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
+    down_s: float = parameter(300.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
     up_s: float = parameter(0.0, "Seconds for which more instances must have been right before a pool grows.")
     flip_s: float = parameter(
         60.0, "Seconds for which other roles must have been right before instances change theirs."
