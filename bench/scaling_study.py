@@ -1,6 +1,6 @@
 """Does the scaling policy pay? Its figures beside fixed splits of the same GPUs and two autoscalers that others use.
 
-Three kinds of traffic, scaled to a fleet of four H200: a mix that shifts from short answers to long ones to long
+Three kinds of traffic, scaled to a fleet of six H200: a mix that shifts from short answers to long ones to long
 prompts and back (azure23, servegen_r1, mooncake, azure23), a diurnal day in half an hour, and a flash crowd. The
 simulator runs the production policy in its loop, three seeds each. `python -m bench.scaling_study` runs what is missing
 and prints the tables; `--write` puts them into docs/scaling.md. The traces are those of `../shared/traces`.
@@ -38,7 +38,7 @@ PAGE = ROOT / "docs" / "scaling.md"
 BEGIN, END = "<!-- tables: python -m bench.scaling_study --write -->", "<!-- end of tables -->"
 
 PROFILE = "h200-qwen3-32b"
-GPUS = 4
+GPUS = 6
 SLO = Objective(ttft_s=6.0, tpot_s=0.05)
 ATTAINMENT = 0.9
 STARTUP_S = 60.0
@@ -121,14 +121,14 @@ SCENARIOS: Mapping[str, Phases] = {
     "shifting mix": Phases(
         shape="steps",
         phases=(
-            Phase(AZURE, 150.0, 17.0),
-            Phase(REASONING, 600.0, 1.6),
-            Phase(MOONCAKE, 480.0, 0.7),
-            Phase(AZURE, 120.0, 17.0),
+            Phase(AZURE, 120.0, 20.0),
+            Phase(REASONING, 480.0, 2.4),
+            Phase(MOONCAKE, 420.0, 1.1),
+            Phase(AZURE, 100.0, 20.0),
         ),
     ),
-    "diurnal day": Phases(shape="diurnal", phases=(Phase(AZURE, 900.0, 14.0),)),
-    "flash crowd": Phases(shape="flash", phases=(Phase(AZURE, 900.0, 14.0),)),
+    "diurnal day": Phases(shape="diurnal", phases=(Phase(AZURE, 900.0, 16.0),)),
+    "flash crowd": Phases(shape="flash", phases=(Phase(AZURE, 750.0, 18.0),)),
 }
 
 
@@ -148,12 +148,12 @@ def contenders() -> list[Contender]:
     fixed = [Contender(f"fixed {k}P{GPUS - k}D", f"{k}P{GPUS - k}D", FixedScaling()) for k in range(1, GPUS)]
     return [
         *fixed,
-        Contender("utilisation (HPA)", "2P2D", UtilisationScaling()),
-        Contender("means (Dynamo's rule)", "2P2D", MeansScaling()),
+        Contender("utilisation (HPA)", "3P3D", UtilisationScaling()),
+        Contender("means (Dynamo's rule)", "3P3D", MeansScaling()),
         Contender("ballast, roles only", f"{GPUS}F", BallastScaling(rehearse=False), least=GPUS),
         Contender("ballast, roles only, rehearsed", f"{GPUS}F", BallastScaling(), least=GPUS, rehearses=True),
         Contender("ballast", f"{GPUS}F", BallastScaling(rehearse=False)),
-        Contender("ballast, roles fixed", "2P2D", BallastScaling(rehearse=False)),
+        Contender("ballast, roles fixed", "3P3D", BallastScaling(rehearse=False)),
     ]
 
 
@@ -201,6 +201,7 @@ def run_missing(rows: dict[tuple[str, str, int], dict[str, Any]], wanted: argpar
         for contender in contenders()
         if wanted.only in scenario
         and any(part in contender.name for part in wanted.contender.split("+"))
+        and not any(part in contender.name for part in wanted.skip.split("+") if part)
         and (contender.rehearses is False or scenario in REHEARSED)
         and (scenario, contender.name, seed) not in rows
     ]
@@ -242,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", default="", help="scenarios whose name has this in it")
     parser.add_argument("--contender", default="", help="contenders whose name has one of these (a+b) in it")
+    parser.add_argument("--skip", default="", help="contenders whose name has one of these (a+b) in it are left out")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rows", type=Path, default=Path("scaling-study.json"), help="where rows are kept")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/scaling.md")

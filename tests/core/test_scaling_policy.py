@@ -55,7 +55,7 @@ def test_the_equilibrium_is_what_the_law_says_over_the_planned_load() -> None:
 def test_a_flexible_pool_flips_roles_before_it_grows() -> None:
     """Long outputs in place of short ones: the same instances, other roles, no start."""
     given = inputs(flexible(5, 3), traffic(3.0, REASONING), budget=8)
-    decision = decided(POLICY, carried_out(given, decided(POLICY, given), after_s=31.0))
+    decision = decided(POLICY, carried_out(given, decided(POLICY, given), after_s=61.0))
     assert decision.target[0].replicas == 8
     assert decision.target[0].decode > 3
 
@@ -65,7 +65,7 @@ def test_roles_flip_only_after_their_window() -> None:
     shifted = inputs(flexible(right[0].prefill, right[0].decode), traffic(1.9, REASONING), budget=right[0].replicas)
     first = decided(POLICY, shifted)
     assert (first.target, first.reason) == (shifted.wanted, "Stabilising")
-    second = decided(POLICY, carried_out(shifted, first, after_s=31.0))
+    second = decided(POLICY, carried_out(shifted, first, after_s=61.0))
     assert second.reason == "RolesFlipped"
 
 

@@ -24,6 +24,7 @@ from ballast_gateway import admin as admin_api
 from ballast_gateway.attainment import Attainment
 from ballast_gateway.records import HOLDER_LOST, RequestRecord
 from ballast_gateway.service_classes import ServiceClasses
+from ballast_gateway.settings_file import News
 from tests.support.gateway_kit import RunningGateway, post, raw_exchange, running_gateway, until
 from tests.support.pod_api_calls import TOKEN
 from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, json_reply, scripted_engine, sse_events
@@ -150,6 +151,26 @@ async def test_a_class_gives_its_requests_a_priority_and_a_ttft_to_be_admitted_b
     found = {name: (request.priority, request.ttft_objective_s) for name, request in arrived.items()}
     expected = {"a": (-5, TTFT_S), "b": (0, TTFT_S), "c": (7, None)}
     assert found == (expected if trusted else {"a": (-5, TTFT_S), "b": (-5, TTFT_S), "c": (0, None)})
+
+
+async def test_objectives_reach_a_running_gateway(tmp_path: Path) -> None:
+    """A changed target keeps the counts; changed thresholds begin anew; requests that come are held to the new ones."""
+    async with (
+        scripted_engine(script) as engine,
+        running_gateway(tmp_path, {"f0": engine.address}, objectives=[{"name": "all", "ttftS": 60.0}]) as gateway,
+    ):
+
+        def take(**objective: Any) -> None:
+            data = gateway.gateway.settings.dump() | {"objectives": [{"name": "all", **objective}]}
+            gateway.gateway.hear(News("hash", GatewaySettings.parse(data)))
+
+        await ask(gateway, "prompt")
+        take(ttftS=60.0, attainment=0.5)
+        await ask(gateway, "prompt")
+        assert counted(await report_of(gateway), "all") == Counts(2)
+        take(ttftS=TTFT_S)
+        await ask(gateway, "late")
+        assert counted(await report_of(gateway), "all") == Counts(0, 1)
 
 
 async def test_what_is_shed_has_missed(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from ballast_api.attainment_report import read_report, summed
+from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.attainment import Counts, Threshold
 from ballast_core.model import RequestId
 from ballast_gateway.app import Gateway
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.plan import key_of
+from ballast_gateway.settings_file import News
 from tests.support.gateway_kit import until
 from tests.support.view_kit import ScriptedAgent, ViewFleet, ask, lines_of, view_fleet, view_of
 
@@ -87,3 +89,20 @@ async def test_what_an_agent_had_that_died_is_not_known(tmp_path: Path) -> None:
         assert joint(gateway) == Counts(0, 0, 1)
         (line,) = lines_of(gateway)
         assert (line["reason"], line.get("met")) == ("holder-lost", None)
+
+
+async def test_objectives_reach_a_running_picker(tmp_path: Path) -> None:
+    """What comes is held to the new ones; what runs keeps its own, and counts no more where that is gone."""
+    async with view_fleet(tmp_path) as fleet:
+        gateway = await fleet.start(objectives=OBJECTIVES)
+        agent, key = await held(fleet, gateway, "old")
+        data = gateway.settings.dump() | {"objectives": [{"name": "new", "e2eS": 90.0, "priority": -2}]}
+        gateway.hear(News("hash", GatewaySettings.parse(data)))
+        later, later_key = await held(fleet, gateway, "new")
+        assert gateway.driver.director.ledger.entries[RequestId("new")].request.priority == -2
+        for one, name in ((agent, key), (later, later_key)):
+            one.feed.say(said.Ended(key=name, outcome="completed", output_tokens=3))
+        await until(lambda: len(lines_of(gateway)) == 2)
+        assert {line["request_id"]: line["objective"] for line in lines_of(gateway)} == {"old": "all", "new": "new"}
+        [report] = read_report(gateway.attainment.report()).objectives
+        assert (report.name, joint(gateway)) == ("new", Counts(1))

@@ -23,6 +23,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
+from ballast_api.attainment_report import ATTAINMENT, read_report, summed
+from ballast_api.recorded_traffic import TRAFFIC
+from ballast_core.attainment import Threshold
 from ballast_gateway.logs import LineWriter
 from ballast_gateway.workers.admin import merged
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, settings, until
@@ -117,6 +120,36 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def test_attainment_and_traffic_are_those_of_all_workers_together(tmp_path: Path) -> None:
+    """Each request once, and shared prefixes shared; `?worker=N` asks one alone. Strangers get neither."""
+    (tmp_path / "token").write_text("admin-token\n")
+    more: dict[str, Any] = {
+        "objectives": [{"name": "all", "ttftS": 60.0}],
+        "admin": {"tokenFile": str(tmp_path / "token")},
+    }
+    async with scripted_engine(decode_script) as engine, running(tmp_path, {"d0": engine.address}, **more) as at:
+        for number in range(40):
+            body = {"model": "tiny", "prompt": [number % 2] * 64, "max_tokens": 3}
+            await raw_exchange(at.ports["proxy"], post(PATH, body), answers=1)
+        token = {"authorization": "Bearer admin-token"}
+        async with httpx.AsyncClient(base_url=at.admin_url, headers=token) as admin:
+
+            async def requests(**asked: str) -> int:
+                report = read_report((await admin.get(ATTAINMENT, params=asked)).content)
+                return summed(report.objectives, 300, Threshold.JOINT).requests
+
+            parts = [await requests(worker="0"), await requests(worker="1")]
+            assert min(parts) > 0
+            assert (await requests(), sum(parts)) == (40, 40)
+            rows = [json.loads(line) for line in (await admin.get(TRAFFIC)).text.splitlines()]
+            assert len(rows) == 40
+            assert {tuple(row["hash_ids"]) for row in rows} == {(0,), (1,)}
+            assert rows == sorted(rows, key=lambda row: row["arrival_s"])
+            assert len((await admin.get(TRAFFIC, params={"limit": 3})).text.splitlines()) == 3
+            assert (await admin.get(TRAFFIC, params={"limit": 0})).status_code == 422
+            assert (await admin.get(TRAFFIC, headers={"authorization": "Bearer other"})).status_code == 401
 
 
 async def test_workers_share_the_ports_and_end_together(tmp_path: Path) -> None:

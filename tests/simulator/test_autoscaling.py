@@ -59,7 +59,7 @@ class Script:
         return Decision(proposal=proposal, target=target, reason="Steady", message="")
 
 
-def spec_of(shape: str, policy: Scaling, *, rate_rps: float = 6.0, duration_s: float = 120.0, **more: Any) -> RunSpec:
+def spec_of(shape: str, policy: Scaling, *, rate_rps: float = 4.0, duration_s: float = 120.0, **more: Any) -> RunSpec:
     """A run of `chat` on H200."""
     settings = {"startup_s": 30.0, "interval_s": 10.0, "clamps": Clamps(gpu_budget=6), "most": 6, **more}
     setup = Setup(
@@ -123,6 +123,24 @@ def test_roles_flip_at_once_and_what_runs_goes_on() -> None:
     assert scaler.instances.gpus == 4
 
 
+def test_a_scrape_under_way_neither_undoes_a_flip_nor_brings_back_what_is_gone() -> None:
+    """Scrapes at 0.2, 0.4, ... s arrive 0.15 s later; at 1.05 s the one of 1.0 s is on its way."""
+    spec = spec_of("4F", Script(), duration_s=20.0)
+    delayed = replace(spec, setup=replace(spec.setup, fleet=replace(spec.setup.fleet, scrape_delay_s=0.15)))
+    fleet = build_fleet(delayed, WorkloadSource(workload="chat", rate_rps=1.0, limit=1).load(0, 1.0))
+    names = [machine.endpoint.id for machine in fleet.world.machines]
+    fleet.run(1.05)
+    fleet.stopped = False
+    for name in names[:2]:
+        fleet.become(name, Role.PREFILL)
+    fleet.drain(names[3])
+    assert fleet.remove_if_empty(names[3])
+    fleet.kernel.run(1.19)
+    assert len(fleet.director.inventory.ready_of(Role.PREFILL)) == 2
+    assert len(fleet.director.inventory.ready_of(Role.FLEXIBLE)) == 1
+    assert names[3] not in fleet.director.inventory.known()
+
+
 def test_a_fixed_fleet_costs_all_its_gpus_all_the_time() -> None:
     figures: Any = run(spec_of("2P2D", FixedScaling(), prices={H200: 5.0})).figures
     scaled = figures["autoscaling"]
@@ -134,7 +152,7 @@ def test_a_fixed_fleet_costs_all_its_gpus_all_the_time() -> None:
 @pytest.mark.parametrize("shape", ["1P1D", "2F"])
 @pytest.mark.parametrize("policy", [BallastScaling(down_s=30.0), UtilisationScaling(down_s=30.0)], ids=lambda p: p.type)
 def test_the_budget_holds_at_every_instant_and_no_request_is_lost(shape: str, policy: Scaling) -> None:
-    spec = spec_of(shape, policy, rate_rps=25.0, startup_s=15.0, clamps=Clamps(gpu_budget=4))
+    spec = spec_of(shape, policy, rate_rps=20.0, startup_s=15.0, duration_s=90.0, clamps=Clamps(gpu_budget=4))
     fleet = build_fleet(spec, spec.setup.source.load(0, 1.0))
     assert spec.setup.autoscaling is not None
     scaler = Autoscaler.of(fleet, spec.setup.autoscaling, OBJECTIVE, director_settings(spec))
@@ -149,7 +167,7 @@ def test_the_budget_holds_at_every_instant_and_no_request_is_lost(shape: str, po
 
 def test_more_machines_meet_an_objective_that_the_first_ones_miss() -> None:
     few, more = (
-        run(spec_of("2F", policy, rate_rps=16.0, duration_s=240.0, startup_s=20.0)).figures["attainment"]
+        run(spec_of("2F", policy, rate_rps=16.0, duration_s=120.0, startup_s=10.0)).figures["attainment"]
         for policy in (Script(), BallastScaling(rehearse=False))
     )
     assert isinstance(few, float)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as _text  # what `json` itself writes texts with
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ballast_core.attainment import Objective
 from ballast_core.model import Fault, Request
+
+if TYPE_CHECKING:
+    from ballast_core.attainment import Objective  # brings numpy, which an agent goes without
 
 HOLDER_LOST: Final = "holder-lost"
 """Reason of a request whose holder is gone, and has not said how it ended."""

@@ -5,12 +5,13 @@ Counts of several gateways add up exactly; shares and intervals are the reader's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from ballast_core.attainment import Counts, Objective, Threshold
 
+_TALLIED = ("within", "outside", "unknown")
 ATTAINMENT = "/ballast/v1/attainment"
 """Path of the admin API."""
 Windows = Mapping[int, Mapping[Threshold, Counts]]
@@ -79,6 +80,25 @@ def read_report(body: bytes) -> AttainmentReport:
         return msgspec.json.decode(body, type=AttainmentReport)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{ATTAINMENT}: {error}") from error
+
+
+def together(reports: Sequence[AttainmentReport]) -> bytes:
+    """The report of one gateway whose workers gave these; each of them knows the same objectives. In JSON."""
+    objectives = []
+    for first in reports[0].objectives:
+        parts = [each for report in reports for each in report.objectives if each.name == first.name]
+        windows = {
+            window_s: {
+                name: Tally(
+                    *(sum(getattr(part.windows[window_s][name], field) for part in parts) for field in _TALLIED)
+                )
+                for name in tallies
+            }
+            for window_s, tallies in first.windows.items()
+        }
+        objectives.append(msgspec.structs.replace(first, windows=windows))
+    newest_s, since_s = max(each.unix_s for each in reports), max(each.since_unix_s for each in reports)
+    return msgspec.json.encode(AttainmentReport(unix_s=newest_s, since_unix_s=since_s, objectives=tuple(objectives)))
 
 
 def summed(reports: Iterable[ObjectiveReport], window_s: int, threshold: Threshold) -> Counts:

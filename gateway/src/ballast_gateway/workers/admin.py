@@ -1,13 +1,15 @@
 """The admin port of a gateway with workers: metrics of all, ready if all are, the rest by one that is named.
 
-`/metrics` has every series of every worker with the label `worker`; sums are the reader's to make. Other routes are
-those of one worker, `?worker=N`, 0 if it is not said.
+`/metrics` has every series of every worker with the label `worker`; sums are the reader's to make. Attainment and
+recorded traffic are those of all together. Other routes are those of one worker, 0 if it is not said; `?worker=N` names
+it, for these two as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
@@ -17,6 +19,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from ballast_api.attainment_report import ATTAINMENT, read_report, together
+from ballast_api.recorded_traffic import TRAFFIC
+from ballast_api.recorded_traffic import merged as traces_merged
 from ballast_gateway.probes import Receive, Scope, Send
 from ballast_gateway.who_may_ask import WhoMayAsk
 
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
     import httpx
 
 _JSON: Final = "application/json"
+_TOGETHER: Final = frozenset({ATTAINMENT, TRAFFIC})
 _WAIT_S: Final = 2.0
 """For a worker's metrics, or for its word that it is ready."""
 _ADMIN_WAIT_S: Final = 30.0
@@ -82,6 +88,9 @@ class Admin:
         if refusal is not None:
             return refusal.status, _JSON, _detail(refusal.message)
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        given = {name: value for name, value in scope["headers"] if name == b"authorization"}
+        if "worker" not in query and path in _TOGETHER:
+            return await self._together(path, query, given)
         number = query.pop("worker", "0")
         workers = self._workers()
         if number not in workers:
@@ -91,7 +100,6 @@ class Admin:
             return 503, _JSON, _detail("this worker does not serve now")
         import httpx
 
-        given = {name: value for name, value in scope["headers"] if name == b"authorization"}
         url = f"http://127.0.0.1:{port}{path}?{urlencode(query)}"
         try:
             answer = await self._http().get(url, headers=given, timeout=_ADMIN_WAIT_S)
@@ -99,12 +107,38 @@ class Admin:
             return 502, _JSON, _detail(f"the worker does not answer: {type(error).__name__}")
         return answer.status_code, answer.headers.get("content-type", _JSON), answer.content
 
-    async def _ask_all(self, path: str) -> dict[str, httpx.Response]:
+    async def _together(
+        self, path: str, query: Mapping[str, str], given: Mapping[bytes, bytes]
+    ) -> tuple[int, str, bytes]:
+        """Attainment or recorded traffic of all workers that answer."""
+        asked = dict(query)
+        if path == TRAFFIC:
+            asked.setdefault("names", secrets.token_hex(16))
+        target = f"{path}?{urlencode(asked)}" if asked else path
+        answers = list((await self._ask_all(target, given=given, wait_s=_ADMIN_WAIT_S)).values())
+        if not answers:
+            return 503, _JSON, _detail("no worker serves now")
+        wrong = next((each for each in answers if each.status_code != 200), None)
+        if wrong is not None:
+            return wrong.status_code, wrong.headers.get("content-type", _JSON), wrong.content
+        if path == ATTAINMENT:
+            return 200, _JSON, together([read_report(each.content) for each in answers])
+        rows = [each.content for each in answers]
+        lines = b"".join(rows).splitlines(keepends=True) if "names" in query else list(traces_merged(rows))
+        newest = int(query.get("limit", len(lines)))
+        return 200, answers[0].headers["content-type"], b"".join(lines[max(0, len(lines) - newest) :])
+
+    async def _ask_all(
+        self, path: str, *, given: Mapping[bytes, bytes] | None = None, wait_s: float = _WAIT_S
+    ) -> dict[str, httpx.Response]:
         """The answers of the workers that serve, by number; one that is silent or just ended has none."""
         import httpx
 
         serving = {number: port for number, port in self._workers().items() if port is not None}
-        asked = [self._http().get(f"http://127.0.0.1:{port}{path}", timeout=_WAIT_S) for port in serving.values()]
+        asked = [
+            self._http().get(f"http://127.0.0.1:{port}{path}", headers=given, timeout=wait_s)
+            for port in serving.values()
+        ]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         found: dict[str, httpx.Response] = {}
         for number, answer in zip(serving, answers, strict=True):

@@ -28,7 +28,9 @@ more: a short rehearsal begins on idle instances, and does not show them fill up
 
 _OVERLOADED = 0.8
 """Where the present layout covers less than this share of the needs, it cannot carry the traffic at all, and roles flip
-without a window."""
+without a window..."""
+_WORTH = 1.25
+"""...if the right ones cover so many times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class BallastScaling:
     down_s: float = parameter(180.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
     up_s: float = parameter(0.0, "Seconds for which more instances must have been right before a pool grows.")
     flip_s: float = parameter(
-        30.0, "Seconds for which other roles must have been right before instances change theirs."
+        60.0, "Seconds for which other roles must have been right before instances change theirs."
     )
 
     def __post_init__(self) -> None:
@@ -106,7 +108,8 @@ class BallastScaling:
         chosen, predicted, why = self._choose(proposal, counted)
         right = proposal.candidates[chosen].layout
         fitter = self._fitter(inputs, proposal.demand)
-        overloaded = fitter.cover(inputs.wanted) < min(_OVERLOADED, fitter.cover(right))
+        cover = fitter.cover(inputs.wanted)
+        overloaded = cover < _OVERLOADED and fitter.cover(right) > _WORTH * cover
         windows = Windows(self.down_s, self.up_s, 0.0 if overloaded else self.flip_s)
         steadied = steady(inputs, right, windows, fitter, shrinks=not misses(inputs))
         return conclude(proposal, steadied, chosen, why, rehearsals=tuple(rehearsals), predicted=predicted)
