@@ -42,7 +42,7 @@ class ApiServer:
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_GET = do_POST = do_PATCH = do_DELETE = _answer  # noqa: N815
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 """Quiet."""
@@ -163,3 +163,17 @@ def test_the_catalogue_asks_for_optional_kinds_and_again_after_a_while(server: A
     assert catalogue.available([HTTP_ROUTE]) == frozenset()
     now[0] = 30.0
     assert catalogue.available([HTTP_ROUTE, INFERENCE_POOL]) == {HTTP_ROUTE}
+
+
+def test_a_lease_is_made_and_written_as_it_is(server: ApiServer, cluster: Cluster) -> None:
+    """Not applied: of two writers of one version the second gets 409."""
+    path = "/apis/coordination.k8s.io/v1/namespaces/sys/leases"
+    metadata = {"name": "ballast", "namespace": "sys", "resourceVersion": "7"}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+    server.answers = {path: (201, lease), f"{path}/ballast": (409, {"reason": "Conflict", "message": "modified"})}
+    cluster.create(lease)
+    with pytest.raises(ApiFailure, match="modified") as caught:
+        cluster.replace(lease)
+    assert caught.value.status == 409
+    sent = [(method, where, kind, body) for method, where, _, kind, body in server.requests]
+    assert sent == [("POST", path, "application/json", lease), ("PUT", f"{path}/ballast", "application/json", lease)]
