@@ -165,6 +165,14 @@ def test_without_rehearsals_that_count_the_equilibrium_decides_and_says_so() -> 
         assert decision.rehearsals == tuple(tried)
 
 
+def test_traffic_that_has_just_ceased_still_needs_one_instance_of_each_stage() -> None:
+    for bins in range(2, 12):
+        ceased = replace(traffic(1.0), arrivals=(90_000, *[0] * bins))
+        decision = decided(POLICY, inputs(flexible(3, 3), ceased))
+        assert decision.chosen == 0
+    assert decision.proposal.candidates[0].layout == (Counts(1, 1),)
+
+
 def test_requests_that_decode_now_keep_their_instances() -> None:
     """Arrivals have become few, but as many requests as ten instances hold are still decoding."""
     few, many = (

@@ -36,7 +36,7 @@ class Scales:
     price: Annotated[str, typer.Option(help="Cost of an instance and hour: PROFILE=COST,...")] = ""
     rehearse: Annotated[
         bool, typer.Option(help="Try candidates on the last minutes of arrivals before a round decides.")
-    ] = True
+    ] = False
 
     def autoscaling(self, gpus: int) -> "Autoscaling | None":
         """None without a policy; `gpus` are those of the fleet. Raises SettingError."""

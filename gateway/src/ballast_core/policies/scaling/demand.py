@@ -40,7 +40,7 @@ def demand_of(inputs: Inputs, reserves: Reserves) -> Demand | Refusal:
         return refusal
     rates = [count / traffic.bin_s for count in traffic.arrivals]
     level, ahead = holt_damped(rates, inputs.startup_s / traffic.bin_s)
-    planned = max(level, ahead)
+    planned = max(level, ahead, 1 / (len(rates) * traffic.bin_s))  # a fall may be forecast to no request at all
     tpot_s = tightest_tpot_s(inputs.objectives)
     return Demand(
         rate_rps=level,
