@@ -56,7 +56,8 @@ def test_a_placement_depends_on_its_own_modules() -> None:
 
 def test_what_all_runs_share_holds_no_placement_and_no_tools_around_the_simulator() -> None:
     common = closure(ENTRY_MODULES)
-    assert {"ballast_core.directing.director", "ballast_sim.engine.vllm.scheduler", "ballast_sim.capacity"} <= common
+    shared = ("ballast_core.directing.director", "ballast_core.profiles.capacity", "ballast_sim.engine.vllm.scheduler")
+    assert set(shared) <= common
     placements = {build_placement(name).__module__ for name in ("ballast", "sibyl", "least-requests", "lmetric")}
     assert not common & placements
     assert not any(module.startswith(("ballast_sim.engine_sim", "ballast_sim.calibration")) for module in common)

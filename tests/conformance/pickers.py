@@ -124,6 +124,9 @@ class Honest:
     def on_response_trailers(self, message: Any) -> list[Any]:
         return [self.neutral("response_trailers")]
 
+    async def on_open(self) -> None:
+        """The stream has begun; nothing of it is read before this returns."""
+
     async def on_half_close(self) -> None:
         """The proxy has said all."""
 
@@ -241,6 +244,7 @@ async def running(kind: Callable[[Shared], Honest], credentials: Any = None) -> 
         stream = kind(shared)
         shared.open += 1
         try:
+            await stream.on_open()
             async for message in requests:
                 for reply in stream.take(message):
                     await context.write(reply)
