@@ -121,6 +121,8 @@ class Rollout:
         self._old = old
         self.seen: list[dict[str, Counter[str]]] = []
         """Ready pods by revision, by pool; under the empty name all that do not end."""
+        self._served: set[str] = set()
+        """Pods that were ready: one that stays and misses a probe on a busy machine was taken away by nobody."""
 
     def look(self) -> bool:
         """Whether all pods are ready, and none is of the old revision."""
@@ -129,8 +131,11 @@ class Rollout:
         for pod in pods:
             labels = pod["metadata"]["labels"]
             counts = now[labels["serving.ballast.dev/pool"]]
-            counts[""] += "deletionTimestamp" not in pod["metadata"]
-            counts[labels["serving.ballast.dev/kv-revision"]] += is_ready(pod)
+            name, stays = pod["metadata"]["name"], "deletionTimestamp" not in pod["metadata"]
+            counts[""] += stays
+            if is_ready(pod):
+                self._served.add(name)
+            counts[labels["serving.ballast.dev/kv-revision"]] += is_ready(pod) or (stays and name in self._served)
         self.seen.append(now)
         return not any(each[self._old] for each in now.values()) and all(map(is_ready, pods))
 

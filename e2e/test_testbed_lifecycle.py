@@ -110,7 +110,7 @@ def test_down_leaves_nothing_and_the_machine_is_untouched(name: str) -> None:
     """No process, mount, cgroup, namespace or file stays; the machine's network and settings are as before."""
     network, settings = _host_network(), _host_settings()
     output = _testbed("up", name, "--nodes", "none")
-    kubeconfig = output.rsplit("KUBECONFIG=", 1)[1].strip()
+    kubeconfig = output.rsplit("KUBECONFIG=", 1)[1].splitlines()[0]
     assert settings == _host_settings()
     assert network == _host_network()
     assert _leftovers(name, _processes(name)) != []

@@ -14,12 +14,16 @@ from typing import Any
 
 import httpx
 
+from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE
+
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".tools" / "vllm" / "bin"
 START_S = 420.0
 BLOCK_SIZE = 32  # the smallest that the CPU backend takes
 MAX_MODEL_LEN = 2048
 LEASE_S = 90  # an engine that holds KV polls without a pause: with few cores, others then wait for theirs
+
+_HANDSHAKES = 5
 
 PATIENT: dict[str, Any] = {"scrape": {"intervalS": 1.0, "timeoutS": 30.0}, "ready_s": 2 * LEASE_S}
 """Engines that hold KV poll without a pause: with few cores, one may be silent for long, and then goes on."""
@@ -49,6 +53,24 @@ def flexible_pair(folder: Path) -> AbstractContextManager[tuple[RealVllm, RealVl
     extra = {"bidirectional_kv_xfer": True, "kv_lease_duration": LEASE_S}
     config = {"kv_role": "kv_both", "kv_connector_extra_config": extra}
     return _pair(folder, {"first": config, "second": config})
+
+
+def warm_up(first: RealVllm, second: RealVllm) -> None:
+    """A first request compiles, and a first hand-off shakes hands, which vLLM gives up with a 500 after some seconds if
+    both are busy: then once more. Call it for each way on its own."""
+    with httpx.Client(timeout=300, trust_env=False) as client:
+
+        def generate(server: RealVllm, **more: object) -> httpx.Response:
+            body = {"model": "tiny", "prompt": list(range(1600, 1700)), "max_tokens": 2, **more}
+            return client.post(f"{server.url}/v1/completions", json=body)
+
+        generate(second, prompt=list(range(1700, 1800))).raise_for_status()
+        for _ in range(_HANDSHAKES):
+            handle = generate(first, kv_transfer_params=ASK_FOR_HANDLE).raise_for_status().json()["kv_transfer_params"]
+            handed = generate(second, kv_transfer_params=handle)
+            if handed.status_code == 200:
+                return
+        handed.raise_for_status()
 
 
 @contextmanager

@@ -15,10 +15,9 @@ import pytest
 from ballast_gateway.podapi.messages import Ended, LegFailed, Moved, MoveFailed, Progressed
 from ballast_gateway.podapi.plan import Plan
 from ballast_gateway.proxy import cutting
-from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE
 from tests.support.agents import RunningAgent, agents, cut_at, plan, plan_header
 from tests.support.pod_api_calls import listening
-from tests.support.real_vllm import LEASE_S, RealVllm, flexible_pair
+from tests.support.real_vllm import LEASE_S, RealVllm, flexible_pair, warm_up
 
 COMPLETIONS = "/v1/completions"
 ATTEMPTS = 8
@@ -33,7 +32,7 @@ def flexible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealVll
     """Two that hand KV, and parts of prompts, to each other."""
     with flexible_pair(tmp_path_factory.mktemp("vllm-agents")) as (first, second):
         for one, other in ((first, second), (second, first)):
-            _warm_up(one, other)
+            warm_up(one, other)
         yield first, second
 
 
@@ -41,18 +40,6 @@ def flexible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealVll
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents wait as long as these engines keep KV, less what they do by default."""
     monkeypatch.setattr(cutting, "FIRST_TOKEN_DUE_S", LEASE_S - 10.0)
-
-
-def _warm_up(first: RealVllm, second: RealVllm) -> None:
-    """A first request compiles, and a first hand-off shakes hands."""
-    with httpx.Client(timeout=300, trust_env=False) as client:
-
-        def generate(server: RealVllm, **more: object) -> Any:
-            body = {"model": "tiny", "prompt": list(range(1600, 1700)), "max_tokens": 2, **more}
-            return client.post(f"{server.url}{COMPLETIONS}", json=body).raise_for_status().json()
-
-        generate(second, prompt=list(range(1700, 1800)))
-        generate(second, kv_transfer_params=generate(first, kv_transfer_params=ASK_FOR_HANDLE)["kv_transfer_params"])
 
 
 def request(prompt: list[int], tokens: int) -> dict[str, Any]:

@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from ballast_gateway.proxy import cutting
-from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE
 from tests.support.cuts import CUTTING, cut_at
 from tests.support.gateway_kit import running_gateway
-from tests.support.real_vllm import BLOCK_SIZE, LEASE_S, PATIENT, RealVllm, flexible_pair
+from tests.support.real_vllm import BLOCK_SIZE, LEASE_S, PATIENT, RealVllm, flexible_pair, warm_up
 from tests.support.streams import heard
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -29,8 +28,8 @@ TEXT = "The harbour is quiet at night, and the ships lie still. "
 def flexible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealVllm, RealVllm]]:
     """Two that read parts of prompts from each other."""
     with flexible_pair(tmp_path_factory.mktemp("vllm-flexible")) as (first, second):
-        _warm_up(first, second)
-        _warm_up(second, first)
+        warm_up(first, second)
+        warm_up(second, first)
         yield first, second
 
 
@@ -38,21 +37,6 @@ def flexible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealVll
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway waits as long as these engines keep KV, less what it does by default."""
     monkeypatch.setattr(cutting, "FIRST_TOKEN_DUE_S", LEASE_S - 10.0)
-
-
-def _warm_up(first: RealVllm, second: RealVllm) -> None:
-    """A first request compiles, and a first hand-off shakes hands, which vLLM gives up after some seconds.
-
-    Each way on its own: with both engines busy it would take longer than that.
-    """
-    with httpx.Client(timeout=300, trust_env=False) as client:
-
-        def generate(server: RealVllm, **more: object) -> Any:
-            body = {"model": "tiny", "prompt": list(range(1600, 1700)), "max_tokens": 2, **more}
-            return client.post(f"{server.url}{COMPLETION}", json=body).raise_for_status().json()
-
-        generate(second, prompt=list(range(1700, 1800)))  # compiles
-        generate(second, kv_transfer_params=generate(first, kv_transfer_params=ASK_FOR_HANDLE)["kv_transfer_params"])
 
 
 def new_client() -> httpx.AsyncClient:
