@@ -10,6 +10,7 @@ UV_VERSION := 0.13.8
 ENVOY_VERSION := 1.40.0
 STAMP := $(VENV)/.installed
 ENVOY := .tools/envoy/bin/envoy
+CHROMIUM := /usr/bin/chromium
 H2SPEC_VERSION := v2.2.1+incompatible
 H2SPEC := .cache/h2spec/h2spec
 VLLM_VERSION := 0.32.0
@@ -53,6 +54,15 @@ $(ENVOY): | $(BIN)/uv
 
 envoy: $(ENVOY) ## Install the real Envoy that the picker's tests use
 
+# Debian's own, for the tests of the live page: with CI=true they must run, elsewhere they are skipped without it.
+chromium: ## Install Debian's Chromium, which the live page's tests and pictures use (root)
+	@test -x $(CHROMIUM) || { echo "==> installing Chromium"; \
+	  apt-get -o DPkg::Lock::Timeout=600 update -qq && \
+	  apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends chromium fonts-noto-core >/dev/null; }
+
+pictures: $(STAMP) ## Take the pictures of the live page for docs/ anew (Chromium; 1 minute)
+	@nice $(BIN)/python tools/live_pictures.py docs/pictures
+
 $(H2SPEC):
 	@echo "==> building h2spec $(H2SPEC_VERSION) into .cache/h2spec (Go)"
 	@command -v go >/dev/null || { echo "h2spec needs Go to be built"; exit 1; }
@@ -84,8 +94,8 @@ golden: $(VLLM_STAMP) ## Record vLLM's own scheduling decisions into tests/golde
 test-vllm: $(STAMP) $(VLLM_STAMP) ## Compare golden files, engine-sim and gateway with the real vLLM (5 minutes, 6 GB of memory)
 	@nice $(BIN)/python -m pytest tests/vllm -m "vllm$(if $(filter 1 2 3,$(shell nproc)), and not four_cores)" --timeout 900 $(PYTEST_ARGS)
 
-demo: $(STAMP) ## Serve a small fleet on this machine and compare two policies (DURATION=60 TRACE=FILE)
-	@$(BIN)/ballast demo --duration $(or $(DURATION),60) $(if $(TRACE),--trace $(TRACE))
+demo: $(STAMP) ## Serve a small fleet on this machine under three policies (DEMO=quiet DURATION=60 TRACE=FILE; 3 minutes)
+	@$(BIN)/ballast demo --case $(or $(DEMO),busy) $(if $(DURATION),--duration $(DURATION)) $(if $(TRACE),--trace $(TRACE))
 
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
@@ -112,7 +122,7 @@ lint: $(STAMP) ## ruff, formatting and import contracts
 type: $(STAMP) ## mypy --strict over sources and tests
 	@$(BIN)/mypy
 
-bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of the pod agent, of reading prompts, and of the picker behind Envoy, beside grpc.aio
+bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a request costs the Director, the queue, of cutting requests and of rescheduling rounds, engine model and engine-sim, simulator, recommend, cost of the proxy, of the pod agent, of reading prompts, of the live page, and of the picker behind Envoy, beside grpc.aio
 	@$(BIN)/python -m bench.decision_bench --against bench/recorded/decision.json
 	@$(BIN)/python -m bench.request_bench
 	@$(BIN)/python -m bench.queue_bench --against bench/recorded/queue.json
@@ -126,6 +136,7 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python bench/prompt_bench.py
 	@$(BIN)/python -m bench.transport_bench
 	@$(BIN)/python -m bench.kv_events_bench
+	@$(BIN)/python -m bench.live_bench
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
 # For `python -m bench.peers_bench` alone: what they pin must not meet what we pin.
@@ -163,11 +174,18 @@ reproduce-full: $(STAMP) ## All of it into docs/reproduction.md; goes on where i
 reproduce-render: $(STAMP) ## Write docs/reproduction.md and its plots anew from the record, compute nothing
 	@$(REPRODUCE).render
 
-generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models
+generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models, dashboards and rules
 	@$(BIN)/python -m ballast_api.generate
+	@$(DASHBOARDS)
+
+DASHBOARDS := PYTHONPATH=tools $(BIN)/python -m dashboards
+
+dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the chart, from tools/dashboards
+	@$(DASHBOARDS)
 
 verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
+	@$(DASHBOARDS) --check
 	@$(REPRODUCE).render --check
 	@PYTHONPATH=. $(BIN)/python -m bench.choosing --check
 
@@ -208,6 +226,6 @@ endif
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
-.PHONY: testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: peers gie help setup envoy h2spec demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

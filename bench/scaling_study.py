@@ -1,7 +1,7 @@
 """Does the scaling policy pay? Its figures beside fixed splits of the same GPUs and two autoscalers that others use.
 
 Three kinds of traffic, scaled to a fleet of six H200: a mix that shifts from short answers to long ones to long
-prompts and back (azure23, servegen_r1, mooncake, azure23), a diurnal day in half an hour, and a flash crowd. The
+prompts and back (azure23, servegen_r1, mooncake, azure23), a diurnal day in 900 s, and a flash crowd. The
 simulator runs the production policy in its loop, three seeds each. `python -m bench.scaling_study` runs what is missing
 and prints the tables; `--write` puts them into docs/scaling.md. The traces are those of `../shared/traces`.
 """
@@ -43,8 +43,6 @@ SLO = Objective(ttft_s=6.0, tpot_s=0.05)
 ATTAINMENT = 0.9
 STARTUP_S = 60.0
 SEEDS = (0, 1, 2)
-REHEARSED = ("shifting mix",)
-"""Where candidates are also rehearsed: it takes several times as long."""
 
 AZURE, REASONING, MOONCAKE = "azure23_conv_w1.csv.gz", "servegen_r1_w1.csv.gz", "mooncake_conversation_w1.jsonl.gz"
 
@@ -78,10 +76,9 @@ class Phases(WorkloadSource):
             rows = _rows(phase.trace)
             row = (seed * len(rows)) // len(SEEDS) + number * 17
             at_s = start_s
-            most = phase.rate_rps * rate_scale * _PEAK.get(self.shape, 1.0)
+            most = phase.rate_rps * rate_scale
             while (at_s := at_s + rng.expovariate(most)) < start_s + phase.lasts_s:
-                share = _RATES[self.shape]((at_s - start_s) / phase.lasts_s) / _PEAK.get(self.shape, 1.0)
-                if rng.random() < share:
+                if rng.random() < _RATES[self.shape]((at_s - start_s) / phase.lasts_s):
                     made.append(_moved(rows[row % len(rows)], at_s, number))
                     row += 1
             start_s += phase.lasts_s
@@ -101,7 +98,6 @@ def _flash(share: float) -> float:
 
 
 _RATES: Mapping[str, Callable[[float], float]] = {"steps": lambda share: 1.0, "diurnal": _diurnal, "flash": _flash}
-_PEAK: Mapping[str, float] = {}
 
 
 @functools.lru_cache(maxsize=4)
@@ -153,6 +149,7 @@ def contenders() -> list[Contender]:
         Contender("ballast, roles only", f"{GPUS}F", BallastScaling(rehearse=False), least=GPUS),
         Contender("ballast, roles only, rehearsed", f"{GPUS}F", BallastScaling(), least=GPUS, rehearses=True),
         Contender("ballast", f"{GPUS}F", BallastScaling(rehearse=False)),
+        Contender("ballast, rehearsed", f"{GPUS}F", BallastScaling(), rehearses=True),
         Contender("ballast, down after 180 s", f"{GPUS}F", BallastScaling(rehearse=False, down_s=180.0)),
         Contender("ballast, roles fixed", "3P3D", BallastScaling(rehearse=False)),
     ]
@@ -203,7 +200,6 @@ def run_missing(rows: dict[tuple[str, str, int], dict[str, Any]], wanted: argpar
         if wanted.only in scenario
         and any(part in contender.name for part in wanted.contender.split("+"))
         and not any(part in contender.name for part in wanted.skip.split("+") if part)
-        and (contender.rehearses is False or scenario in REHEARSED)
         and (scenario, contender.name, seed) not in rows
     ]
     with ProcessPoolExecutor(wanted.jobs) as pool:

@@ -98,6 +98,7 @@ def test_the_quickstart_is_accepted(cluster: Cluster, definitions: None) -> None
     assert said.count("serverside-applied (server dry run)") == 5
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("traffic", ["chat", *RECOMMENDED_TRACES])
 def test_what_recommend_answers_is_accepted_and_its_figures_come_again(
     cluster: Cluster, definitions: None, tmp_path: Path, traffic: str

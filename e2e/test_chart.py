@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,36 @@ def test_who_may_reach_the_admin_port_reaches_the_operator(cluster: Cluster) -> 
     assert named == json.loads(peers)[0]
     assert own["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "here"}
     assert own["podSelector"]["matchLabels"].items() <= operator["spec"]["template"]["metadata"]["labels"].items()
+
+
+_APIS = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/PrometheusRule")
+_GRAFANA = "grafana.integreatly.org/v1beta1/GrafanaDashboard"
+
+
+@pytest.mark.parametrize("apis", [(), (*_APIS, _GRAFANA)], ids=["plain", "operators"])
+def test_what_is_observed_with_is_there_where_its_apis_are(cluster: Cluster, apis: tuple[str, ...]) -> None:
+    """Dashboards always; PodMonitors in place of annotations, rules and GrafanaDashboards where those kinds are."""
+    values = (
+        "--set=crds.enabled=false",
+        "--set=monitoring.runbooks=https://wiki/ballast",
+        *(f"-a={api}" for api in apis),
+    )
+    text = cluster.helm.run("template", "ballast", str(CHART), *values).stdout
+    objects = [each for each in yaml.safe_load_all(text) if each]
+    boards = [each for each in objects if each["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    assert [json.loads(body)["tags"] for each in boards for body in each["data"].values()] == [["ballast"]] * 5
+    kinds = Counter(each["kind"] for each in objects)
+    wanted = {"PodMonitor": 2, "PrometheusRule": 1, "GrafanaDashboard": 5} if apis else {}
+    assert {kind: kinds[kind] for kind in ("PodMonitor", "PrometheusRule", "GrafanaDashboard")} == {
+        "PodMonitor": 0, "PrometheusRule": 0, "GrafanaDashboard": 0, **wanted,
+    }  # fmt: skip
+    assert ("--gateway-scrape-annotations" in text) is not bool(apis)
+    assert ("prometheus.io/scrape" in text) is not bool(apis)
+    for each in objects:
+        if each["kind"] == "PrometheusRule":
+            (_, alerts) = each["spec"]["groups"]
+            urls = [rule["annotations"]["runbook_url"] for rule in alerts["rules"]]
+            assert all(url.startswith("https://wiki/ballast#ballast") for url in urls)
 
 
 @pytest.mark.parametrize(

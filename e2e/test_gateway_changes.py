@@ -50,9 +50,10 @@ def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator
         entry["replicas"] = {"prefill": 1, "decode": 2}[entry["name"]]
     kubectl.apply(*found)
     wait_serving(kubectl, prefill=1, decode=2)
+    wait_until(lambda: len(ready_gateways(kubectl)) == 2 == len(gateways(kubectl)), 60, "both gateways are ready")
     yield kubectl
     for name in profiles:
-        cluster.kubectl.delete("hardwareprofile", f"{name}-{module_namespace}")
+        cluster.kubectl.delete_named("hardwareprofile", f"{name}-{module_namespace}")
 
 
 def gateways(fleet: Kubectl) -> dict[str, dict[str, Any]]:

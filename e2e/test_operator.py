@@ -79,7 +79,7 @@ def referred(kubectl: Kubectl, cluster: Cluster) -> Iterator[dict[str, Any]]:
     yield pool
     for item in others:
         if item["kind"] == "HardwareProfile":
-            cluster.kubectl.delete("hardwareprofile", item["metadata"]["name"])
+            cluster.kubectl.delete_named("hardwareprofile", item["metadata"]["name"])
 
 
 def _with_profiles_of_its_own(found: list[dict[str, Any]], suffix: str) -> list[dict[str, Any]]:

@@ -180,9 +180,15 @@ def test_a_change_of_the_block_size_rolls_prefill_and_decode_in_step(cluster: Cl
 
 
 def test_a_broken_reference_is_said_and_heals(fleet: Kubectl) -> None:
-    """A missing policy is a False condition that names it; serving goes on; with the policy it is True again."""
+    """A missing policy is a False condition that names it; serving goes on; with the policy it is True again.
+
+    It does not go missing by mistake: the API server refuses to delete what a ServingPool names, and says which.
+    """
     policy = fleet.get("schedulingpolicy", NAME)
-    fleet.delete("schedulingpolicy", NAME)
+    refused = fleet.run("delete", "schedulingpolicy", NAME, check=False)
+    assert f"is named by ServingPool {fleet.namespace}/{NAME}" in refused.stderr
+    assert "allow-deletion=true" in refused.stderr
+    fleet.delete_named("schedulingpolicy", NAME)
 
     def said() -> bool:
         found = condition(fleet.get("servingpool", NAME), "ResolvedRefs")

@@ -17,7 +17,7 @@ from testbed import build, packages
 from testbed.processes import ProcessRecord, command_line, pids_in_namespace, running_pids
 from testbed.spec import ClusterPaths
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.rotating(3)]
 
 _PACKAGES = Path(__file__).parent
 

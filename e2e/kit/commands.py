@@ -88,6 +88,11 @@ class Kubectl:
         found: list[dict[str, Any]] = json.loads(self.text("get", kind, *chosen, "-o", "json"))["items"]
         return found
 
+    def items_everywhere(self, kind: str) -> list[dict[str, Any]]:
+        """The objects of a kind in all namespaces."""
+        found: list[dict[str, Any]] = json.loads(self.text("get", kind, "--all-namespaces", "-o", "json"))["items"]
+        return found
+
     def apply(self, *manifests: Manifest | str, server_side: bool = True) -> str:
         """Apply objects (as mappings, or YAML text); returns what kubectl said."""
         mode = ["--server-side", "--force-conflicts"] if server_side else []
@@ -106,6 +111,12 @@ class Kubectl:
     def delete(self, kind: str, name: str, timeout_s: float = 120.0) -> None:
         """Delete an object and wait until it is gone; fine when it is not there."""
         self.run("delete", kind, name, "--ignore-not-found", f"--timeout={timeout_s:.0f}s", timeout_s=timeout_s + 10)
+
+    def delete_named(self, kind: str, name: str) -> None:
+        """Delete an object that a ServingPool may name: the chart's admission policy is told to let it go."""
+        if self.find(kind, name) is not None:
+            self.text("annotate", kind, name, "--overwrite", "serving.ballast.dev/allow-deletion=true")
+            self.delete(kind, name)
 
     def exec(self, target: str, *command: str, stdin: str | None = None, timeout_s: float = 60.0) -> str:
         """Output of a command in a pod (`pod/NAME`, `deploy/NAME`)."""

@@ -33,6 +33,7 @@ PACKAGES = (
     Package("procps", "sysctl"),
     Package("buildah", "buildah"),
     Package("debootstrap", "debootstrap"),
+    Package("prometheus", "promtool"),
 )
 
 # Debian keeps administrators' programs where a user's PATH may not look.

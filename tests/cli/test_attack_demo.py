@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from ballast_api.loading import load_manifest_files
-from ballast_cli.demo import quickstart
+from ballast_cli.demo import cases
+from ballast_cli.demo.cases import quickstart_folder
 from ballast_cli.demo.plan import plan_fleet
 from ballast_cli.demo.processes import ProcessGroup
-from ballast_cli.demo.quickstart import quickstart_folder
 from ballast_cli.demo.report import load_words
 from ballast_sim.capacity import Capacity
 
@@ -78,7 +78,7 @@ def test_a_wheel_carries_the_quickstart_as_the_package_data_that_is_looked_for(
     shutil.copy(ROOT / "cli/src/ballast_cli/__init__.py", tmp_path / "ballast_cli")
     installed = importlib.util.spec_from_file_location("ballast_cli", tmp_path / "ballast_cli/__init__.py")
     assert installed is not None
-    monkeypatch.setattr(quickstart, "ballast_cli", importlib.util.module_from_spec(installed))
+    monkeypatch.setattr(cases, "ballast_cli", importlib.util.module_from_spec(installed))
     found = quickstart_folder()
     assert found.is_relative_to(tmp_path)
     assert plan_fleet(load_manifest_files(found)).shape == "2P4D"
@@ -98,10 +98,11 @@ async def served_port(temp: Path) -> int:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_ends_every_process_and_removes_every_file(tmp_path: Path, number: signal.Signals) -> None:
     """A closed terminal or `timeout` must not leave six engines behind."""
-    process = demo("--duration", "60", temp=tmp_path)
+    process = demo("--case", "quiet", "--duration", "60", temp=tmp_path)
     try:
         port = await served_port(tmp_path)
         process.send_signal(number)

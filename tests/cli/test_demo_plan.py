@@ -8,8 +8,8 @@ import pytest
 
 from ballast_api.common import ApiModel
 from ballast_api.loading import load_manifest_files, parse_resource
+from ballast_cli.demo.cases import quickstart_folder
 from ballast_cli.demo.plan import DemoError, plan_fleet
-from ballast_cli.demo.quickstart import quickstart_folder
 
 
 def manifests(refs: list[str], **objectives: dict[str, Any]) -> list[ApiModel]:

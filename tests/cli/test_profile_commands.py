@@ -149,6 +149,7 @@ async def scrapes_of_a_served_engine(profile: HardwareProfile, seconds: float, s
     return "".join(scrapes)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("seed", [1, 3])
 async def test_scrapes_of_a_served_engine_give_its_profile(tmp_path: Path, seed: int) -> None:
     """Over HTTP; what is fitted predicts the steps of the profile that it serves with, from another base."""

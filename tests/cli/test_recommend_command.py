@@ -132,3 +132,32 @@ def test_input_that_cannot_work_names_option_and_fix(arguments: list[str], words
     assert result.exit_code == 2, result.output
     assert all(word in result.output for word in words), result.output
     assert "Traceback" not in result.output
+
+
+def test_the_smallest_fleet_is_answered_with_its_price_and_its_headroom() -> None:
+    asked = ["--workload", "chat", "--rate", "2", "--limit", "60", "--seed", "0", "--jobs", "1", "--budget", "h20=4"]
+    slo = ["--slo", "ttft=6,tpot=0.2", "--attainment", "0.9"]
+    result = recommend(*asked, *slo, "--minimize", "cost", "--price", "h20=4")
+    assert result.exit_code == 0, result.output
+    assert "cost /h" in result.stderr
+    assert "Headroom: 1.1 times " in result.stderr
+    assert [item["kind"] for item in yaml.safe_load_all(result.stdout)][-1] == "ServingPool"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--minimize", "money"], ("--minimize", "gpus or cost")),
+        (["--minimize", "cost"], ("--price", "a100-qwen3-32b=4.2")),
+        (["--price", "h20=1"], ("--price, --minimize",)),
+        (["--growth", "0"], ("--growth", "above 0")),
+        (["--attainment", "99"], ("--attainment", "write 0.99 for 99 %")),
+    ],
+)
+def test_a_smallest_fleet_that_cannot_be_asked_for_names_the_option(
+    arguments: list[str], words: tuple[str, ...]
+) -> None:
+    result = recommend(*SMALL, *arguments)
+    assert result.exit_code == 2
+    for word in words:
+        assert word in result.output

@@ -285,10 +285,6 @@ BAD = {
         [*SHORT, "--policy", "ils,product"],
         "--policy: product is made of other policies; write them into",
     ),
-    "no policy": (
-        SHORT,
-        "--policy: name one or more, such as ballast,least-requests, or give --policy-file; 17 are known, see",
-    ),
     "no policy file": ([*SHORT, "--policy-file", "/nowhere.yaml"], "--policy-file: /nowhere.yaml: cannot be read"),
     "both rates": (
         [*SHORT, "--policy", "round-robin", "--load", "1", "--rate-scale", "1"],
@@ -378,6 +374,7 @@ def wait_until_at_work(process: subprocess.Popen[str], jobs: int) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.timeout(300)  # it waits for processor time, which a busy machine gives late
 @pytest.mark.skipif(not HAS_PROC, reason="needs /proc to see that the processes are at work")
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -510,3 +507,18 @@ def test_an_unknown_physics_is_refused() -> None:
     result = CliRunner().invoke(app, ["simulate", *SHORT, "--policy", "sibyl", "--physics", "sibyl"])
     assert result.exit_code == 2
     assert "--physics: unknown physics 'sibyl'; known: ares-linear" in result.output.replace("\n", " ")
+
+
+def test_many_rows_fit_80_columns_and_none_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal, too; without --policy three are compared."""
+    names = "round-robin,least-requests,least-tokens,ils,sibyl,ballast,lmetric/least-requests"
+    for asked, wanted in (
+        ([], "round-robin/round-robin,least-requests/least-requests,ballast"),
+        (["--policy", names], names),
+    ):
+        done = CliRunner().invoke(app, ["simulate", *SHORT, *asked, "--limit", "5", "--jobs", "1"])
+        assert done.exit_code == 0, done.output
+        lines = done.stdout.splitlines()
+        assert max(map(len, lines)) <= 80
+        heads = [name for line in lines if line.startswith("policy ") for name in line.split()[1:]]
+        assert heads == wanted.split(",")

@@ -15,6 +15,7 @@ from ballast_core.model.events import (
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointRestored,
     EndpointsScraped,
     Event,
     FirstToken,
@@ -222,6 +223,30 @@ def test_draining_endpoints_get_nothing_new_until_they_are_lost_and_return() -> 
     assert only_dispatch(d.on_event(RequestArrived(request("b")), 2.0)).decode.id == "d0"
 
 
+def test_a_drain_that_is_taken_back_leaves_no_trace() -> None:
+    """It is placed on at once, and what runs there stays. A second word, or one of a lost endpoint, changes nothing."""
+    d = director(names=("f0",))
+    assert only_dispatch(d.on_event(RequestArrived(request("a")), 0.0)).decode.id == "f0"
+    d.on_event(EndpointDraining(EndpointId("f0")), 0.1)
+    (effect,) = d.on_event(RequestArrived(request("b")), 0.2)
+    assert isinstance(effect, Reject)
+    for _ in range(2):
+        assert d.on_event(EndpointRestored(EndpointId("f0")), 0.3) == []
+    assert only_dispatch(d.on_event(RequestArrived(request("c")), 0.4)).decode.id == "f0"
+    assert d.ledger.requests[Stage.DECODE].sum() == 2
+    d.on_event(EndpointLost(EndpointId("f0")), 0.5)
+    d.on_event(EndpointRestored(EndpointId("f0")), 0.6)
+    assert isinstance(d.on_event(RequestArrived(request("e")), 0.7)[0], Reject)
+
+
+def test_what_waits_goes_to_an_endpoint_that_takes_requests_again() -> None:
+    """A hold ends as soon as the drain is taken back."""
+    d = director(names=("f0",), hold_s=60.0)
+    d.on_event(EndpointDraining(EndpointId("f0")), 0.0)
+    assert not [one for one in d.on_event(RequestArrived(request()), 1.0) if isinstance(one, Reject)]
+    assert only_dispatch(d.on_event(EndpointRestored(EndpointId("f0")), 2.0)).decode.id == "f0"
+
+
 def test_a_failed_leg_is_tried_elsewhere_and_never_again_on_the_same_endpoint() -> None:
     """Two retries by default; then the client is told what was tried."""
     d = director(names=("p0", "d0", "d1", "d2", "d3"))
@@ -326,6 +351,7 @@ def test_every_event_is_understood_and_one_of_a_request_that_is_over_changes_not
         EndpointObserved: EndpointObserved(endpoint("d0")),
         EndpointsScraped: EndpointsScraped(empty),
         EndpointDraining: EndpointDraining(EndpointId("nobody")),
+        EndpointRestored: EndpointRestored(EndpointId("nobody")),
         EndpointLost: EndpointLost(EndpointId("nobody")),
         TimerFired: TimerFired(),
     }

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from ballast_core.directing.director import Director
 from ballast_core.directing.rescheduler import Rescheduler
 from ballast_core.directing.settings import DirectorSettings
-from ballast_core.model import EndpointId, Outcome, RequestId, Role, Stage
+from ballast_core.model import EndpointId, Observation, Outcome, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch, Effect, Migrate, WakeAt
 from ballast_core.model.events import (
     ClientGone,
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointRestored,
     Event,
     FirstToken,
     LengthPredicted,
@@ -238,6 +240,76 @@ def test_a_draining_endpoint_is_emptied() -> None:
     assert moves(d.on_event(TimerFired(), 4.0)) == []
 
 
+def emptier(names: tuple[str, ...] = ("p0", "d0", "d1", "d2"), **more: Any) -> Director:
+    """Without a rescheduling policy."""
+    least = LeastRequests()
+    made = Director(
+        DirectorSettings(prefill=least, decode=least, empties_draining=True, profiles=SHIPPED_PROFILES, **more)
+    )
+    for name in names:
+        made.on_event(EndpointObserved(endpoint(name)), 0.0)
+    return made
+
+
+def test_without_a_policy_nothing_moves_until_an_endpoint_drains() -> None:
+    """Not a timer is asked for; then what can move leaves, and the Director counts what became of all."""
+    d = emptier()
+    for k in range(3):
+        start(d, f"r{k}", 0.0, on="d0", movable=k != 2)
+    assert not [e for e in d.on_event(TimerFired(), 1.0) if isinstance(e, (WakeAt, Migrate))]
+    (wake,) = d.on_event(EndpointDraining(EndpointId("d0")), 1.5)
+    assert isinstance(wake, WakeAt)
+    ordered = moves(d.on_event(TimerFired(), wake.at_s))
+    assert {move.request_id for move in ordered} == {"r0", "r1"}
+    for move in ordered:
+        d.on_event(Migrated(move.request_id, move.target.id), 2.5)
+    assert moves(d.on_event(TimerFired(), 3.0)) == []
+    d.on_event(RequestEnded(RequestId("r2"), Outcome.COMPLETED, 500), 4.0)
+    assert (d.departures.moved_out, d.departures.finished, d.departures.lost) == (2, 1, 0)
+
+
+def test_a_drain_that_is_taken_back_ends_the_moves_out_of_it() -> None:
+    """Moves under way come to their end; no further one is ordered."""
+    d = emptier()
+    for k in range(10):
+        start(d, f"r{k}", 0.0, on="d0")
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+    ordered = moves(d.on_event(TimerFired(), 1.0))
+    assert len(ordered) == 8  # at once
+    d.on_event(EndpointRestored(EndpointId("d0")), 1.1)
+    for move in ordered:
+        d.on_event(Migrated(move.request_id, move.target.id), 1.2)
+    assert [e for k in range(4) for e in d.on_event(TimerFired(), 2.0 + k) if isinstance(e, Migrate)] == []
+
+
+def test_moves_out_are_bounded_by_the_room_that_targets_report() -> None:
+    """d1 says that it is full, though nothing is booked there: all go to d2, as far as it has room."""
+    d = emptier()
+    for k in range(6):
+        start(d, f"r{k}", 0.0, on="d0", output=40_000.0)
+    d.on_event(EndpointObserved(endpoint("d1"), Observation(0.1, 5, 0, 0.95)), 0.1)
+    d.on_event(EndpointObserved(endpoint("d2"), Observation(0.1, 0, 0, 0.3)), 0.1)
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+    ordered = moves(d.on_event(TimerFired(), 1.0))
+    size = float(d.beliefs.hardware.kv_tokens(np.array([slot_of(d, "d2")]))[0])
+    most = int((0.9 - 0.3) * size // (4100 + 39_900))
+    assert {move.target.id for move in ordered} == {"d2"}
+    assert len(ordered) == min(most, 6)
+
+
+def test_one_that_fails_on_a_draining_endpoint_is_counted_as_lost() -> None:
+    """Also when the endpoint has gone meanwhile; not one that its client gives up."""
+    d = emptier()
+    for k in range(3):
+        start(d, f"r{k}", 0.0, on="d0", movable=False)
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+    d.on_event(RequestEnded(RequestId("r0"), Outcome.FAILED, 5), 1.0)
+    d.on_event(EndpointLost(EndpointId("d0")), 1.5)
+    d.on_event(RequestEnded(RequestId("r1"), Outcome.FAILED, 5), 2.0)
+    d.on_event(ClientGone(RequestId("r2")), 2.0)
+    assert (d.departures.moved_out, d.departures.finished, d.departures.lost) == (0, 0, 2)
+
+
 def test_moves_go_where_admission_has_a_place() -> None:
     """d1 is full and d2 takes one more: one move of a round goes there, and to d1 when one of its own has ended."""
     least = LeastRequests()
@@ -281,7 +353,7 @@ NAMES = ("p0", "d0", "d1", "d2")
 REQUESTS = tuple(f"r{k}" for k in range(6))
 WHAT = (
     *("arrive", "arrive", "handed", "tokens", "tokens", "timer", "timer", "done", "failed", "end", "gone"),
-    *("drain", "lose", "observe", "predict"),
+    *("drain", "restore", "lose", "observe", "predict"),
 )
 
 
@@ -315,6 +387,7 @@ def test_the_books_balance_while_requests_move(script: list[tuple[str, str, str,
             "end": RequestEnded(request_id, Outcome.COMPLETED),
             "gone": ClientGone(request_id),
             "drain": EndpointDraining(endpoint_id),
+            "restore": EndpointRestored(endpoint_id),
             "lose": EndpointLost(endpoint_id),
             "observe": EndpointObserved(endpoint(place)),
             "predict": LengthPredicted(request_id, float(tokens - 5)),

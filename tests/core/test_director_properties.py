@@ -39,6 +39,7 @@ from ballast_core.model.events import (
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointRestored,
     EndpointsScraped,
     Event,
     FirstToken,
@@ -240,7 +241,7 @@ class WellBehaved(RuleBasedStateMachine):
         self.feed((MigrationFailed if fails else Migrated)(life.request.id, life.moving_to))
 
     @rule(
-        kind=st.sampled_from([*[EndpointDraining] * 2, EndpointLost, *[EndpointObserved] * 3]),
+        kind=st.sampled_from([*[EndpointDraining] * 2, EndpointRestored, EndpointLost, *[EndpointObserved] * 3]),
         name=names,
         seen=st.none() | observations,
     )
@@ -249,6 +250,8 @@ class WellBehaved(RuleBasedStateMachine):
             self.feed(EndpointObserved(endpoint(name), seen))
         elif kind is EndpointDraining:
             self.feed(EndpointDraining(EndpointId(name)))
+        elif kind is EndpointRestored:
+            self.feed(EndpointRestored(EndpointId(name)))
         else:
             self.feed(EndpointLost(EndpointId(name)))
 

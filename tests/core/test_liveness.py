@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_core.model import EndpointId
-from ballast_core.model.events import EndpointDraining, EndpointLost
+from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointRestored
 from ballast_core.state.liveness import Liveness, news
 
 D0 = EndpointId("d0")
@@ -65,3 +65,17 @@ def test_what_the_director_learns_of_discovery() -> None:
     assert news(draining, draining.drained(), D0) is None
     assert news(draining, draining.gone(), D0) == EndpointLost(D0)
     assert news(Liveness(), Liveness().gone(), D0) is None
+    assert news(draining, draining.restored(), D0) == EndpointRestored(D0)
+    assert news(FOUND, FOUND.restored(), D0) is None
+
+
+@given(scrapes=st.lists(st.booleans(), max_size=12), after=st.lists(st.booleans(), max_size=12))
+def test_one_whose_drain_is_taken_back_is_as_if_it_had_never_drained(scrapes: list[bool], after: list[bool]) -> None:
+    """But for the time in which it was lost and drained: the next success brings it back."""
+    drained = states(scrapes, 2, FOUND.drained())[-1].restored()
+    plain = states(scrapes, 2)[-1]
+    assert not drained.draining
+    for one, other in zip(states([*after, True], 2, drained), states([*after, True], 2, plain), strict=True):
+        assert one.usable <= other.usable
+        assert one.failures == other.failures
+    assert one == other

@@ -39,13 +39,14 @@ PROMPT_TOKENS = 4000
 SERVICE = Service(prefill_tokens_per_s=1000.0, decode_tokens_per_s=50.0)
 
 
-def overloaded(admission: Admission | None = None, names: tuple[str, ...] = ("f0",)) -> Director:
+def overloaded(admission: Admission | None = None, names: tuple[str, ...] = ("f0",), hold_s: float = 0.0) -> Director:
     d = Director(
         DirectorSettings(
             prefill=LeastUncachedTokens(),
             decode=LeastRequests(),
             admission=admission or ExpectedTtft(),
             profiles=SHIPPED_PROFILES,
+            hold_s=hold_s,
         )
     )
     for name in names:
@@ -179,6 +180,18 @@ def test_what_served_slowly_holds_fewer() -> None:
         arrive(d, now_s, *(ask(f"s{now_s}-{number}") for number in range(20)))
     assert 1 <= len(d.queue) < before / 2
     assert {each.cause for each in cut} <= {ShedCause.BACKLOG, ShedCause.WAITED}
+
+
+def test_time_without_endpoints_is_no_sign_of_slow_ones() -> None:
+    """As many as may come together to an endpoint that is there may have been held until one appears."""
+    many = [ask(f"r{number}", tokens=1000) for number in range(200)]
+    most = next(count for count in range(200, 0, -8) if not shed(arrive(overloaded(), 0.0, *many[:count])))
+    woken = overloaded(names=(), hold_s=300.0)
+    for number, each in enumerate(many[:most]):
+        assert isinstance(arrive(woken, float(number), each)[0], Hold)
+    effects = woken.on_event(EndpointObserved(endpoint("f0"), observation(at_s=150.0)), 150.0)
+    assert sent(effects)
+    assert not shed(effects)
 
 
 def test_what_has_waited_for_the_whole_bound_is_late_and_rejected() -> None:

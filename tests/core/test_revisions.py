@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_core.directing.director import Director
+from ballast_core.directing.settings import SettingsChanged
 from ballast_core.model import Binding, Endpoint, EndpointId, Fault, RequestId, Stage
+from ballast_core.model.canary import Canary
 from ballast_core.model.effects import Dispatch, Effect, Handoff
 from ballast_core.model.events import (
     DispatchFailed,
@@ -158,3 +160,42 @@ def test_no_dispatch_pairs_two_revisions(kinds: list[tuple[str, str]], steps: li
         elif left:
             gone = EndpointId(left.pop())
             on.on_event(EndpointDraining(gone) if step == "drain" else EndpointLost(gone), float(k))
+
+
+PAIRS = {"p0": "new", "d0": "new", "p1": "old", "d1": "old"}
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1, 0.5, 1.0])
+def test_a_canary_serves_the_requests_that_its_rule_gives_it(weight: float) -> None:
+    """Each request by its id alone, whatever the load: a tenth of them within the noise of as many coins."""
+    canary = Canary("new", weight)
+    dispatches = arrive(fleet(PAIRS, canary=canary), range(1000))
+    assert all(len(revisions_of(each)) == 1 for each in dispatches)
+    served = [each.decode.revision == "new" for each in dispatches]
+    assert served == [canary.takes(f"r{k}") for k in range(1000)]
+    assert abs(sum(served) - 1000 * weight) <= 4 * (1000 * weight * (1 - weight)) ** 0.5
+
+
+def test_without_the_one_side_the_other_serves_all() -> None:
+    """Before the canary is ready, where it lacks a stage, and where nothing else is left."""
+    canary = Canary("new", 0.5)
+    for endpoints in ({"p1": "old", "d1": "old"}, {"p0": "new", "p1": "old", "d1": "old"}):
+        assert {each.decode.revision for each in arrive(fleet(endpoints, canary=canary), range(20))} == {"old"}
+    alone = fleet({"p0": "new", "d0": "new"}, canary=Canary("new", 0.0))
+    assert {each.decode.revision for each in arrive(alone, range(20))} == {"new"}
+
+
+def test_a_request_that_fails_on_the_canary_is_retried_elsewhere() -> None:
+    """Its only pair is avoided by then."""
+    on = fleet(PAIRS, canary=Canary("new", 1.0))
+    (first,) = arrive(on, [0])
+    assert first.prefill is not None
+    again = only_dispatch(on.on_event(DispatchFailed(RequestId("r0"), Stage.DECODE, first.decode.id), 1.0))
+    assert again.decode.revision == "old"
+
+
+def test_new_settings_change_the_weight() -> None:
+    """A pause takes effect at the next decision."""
+    on = fleet(PAIRS, canary=Canary("new", 1.0))
+    on.on_event(SettingsChanged(replace(on.settings, canary=Canary("new", 0.0))), 0.0)
+    assert {each.decode.revision for each in arrive(on, range(20))} == {"old"}

@@ -258,6 +258,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("ratio", [0.3, 1.0])
 @pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.parametrize("rescue", [True, False])

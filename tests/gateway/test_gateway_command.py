@@ -61,6 +61,7 @@ def test_it_serves_until_a_signal_and_exits_with_0(tmp_path: Path, number: signa
     assert [(entry["outcome"], entry["status"]) for entry in logged] == [("answered", 200), ("rejected", 503)]
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize(
     ("settings", "arguments", "expected"),
     [

@@ -91,6 +91,7 @@ async def endpoints(gateway: RunningGateway, client: httpx.AsyncClient) -> dict[
     return {one["name"]: one["health"] for one in answer["endpoints"]}
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("bad", ["p0", "d0"], ids=["prefill", "decode"])
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 async def test_a_misconfigured_engine_costs_no_client_its_answer(

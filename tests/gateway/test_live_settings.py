@@ -307,6 +307,10 @@ def test_a_text_is_read_whole_and_once(tmp_path: Path) -> None:
     assert news is not None
     assert news.settings is None
     assert "cannot be read" in news.problem
+    mounted.path.write_text(now.to_yaml())
+    back = file.news(now)
+    assert back is not None
+    assert back.settings == now, "what was refused is in force again"
 
 
 @pytest.mark.parametrize("port", [0, 9002])

@@ -121,6 +121,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 async def test_a_stream_that_moves_all_the_time_is_the_stream_of_one_engine(
@@ -138,6 +139,7 @@ async def test_a_stream_that_moves_all_the_time_is_the_stream_of_one_engine(
     await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("path", PATHS)
 async def test_under_load_every_stream_is_whole_however_often_it_moves(line: Line, path: str) -> None:
     """Twenty streams at once over three decode engines that take their time."""
@@ -157,6 +159,7 @@ async def test_under_load_every_stream_is_whole_however_often_it_moves(line: Lin
     assert gateway.gateway.driver.director.ledger.decoding_tokens.sum() == 0
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shuffle_s", [None, 0.05], ids=["still", "moving"])
 async def test_a_decode_engine_that_dies_takes_no_stream_with_it(
@@ -267,6 +270,7 @@ def outcomes(gateway: RunningGateway) -> dict[str, float]:
     }
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_target_that_fails_in_its_warm_up_costs_nothing(line: Line, path: str) -> None:
     """The stream stays, and each order is reported as failed."""
@@ -280,6 +284,7 @@ async def test_a_target_that_fails_in_its_warm_up_costs_nothing(line: Line, path
     assert "rescues" not in gateway.requests()[0]
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_target_that_fails_after_the_cut_sends_the_stream_back(line: Line, path: str) -> None:
     """Its source has the tokens in its cache; the client sees nothing of it."""

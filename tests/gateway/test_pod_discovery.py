@@ -13,7 +13,7 @@ from kubernetes.aio import client as kubernetes
 
 from ballast_api.gateway_settings import KubernetesDiscovery
 from ballast_core.model import Endpoint, EndpointId, Role
-from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, Event
+from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, EndpointRestored, Event
 from ballast_gateway.observe import watch
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.pods import PodChange, PodDraining, PodGone, PodReady, read_pod
@@ -129,6 +129,26 @@ async def test_a_pod_that_stops_being_ready_is_lost_and_comes_back() -> None:
         watched.api.put(pod("a"))
         await until(lambda: watched.ids() == {"a"})
         assert [type(event) for event in watched.events] == [EndpointObserved, EndpointLost, EndpointObserved]
+
+
+async def test_a_mark_drains_a_pod_until_it_is_taken_back() -> None:
+    """The operator's word on the pod. One that is found with it drains from the start, and a deletion is final."""
+    marked = {"serving.ballast.dev/draining-since": "2026-11-23T16:00:00Z"}
+    async with watching("a") as watched:
+        api, fleet = watched.api, watched.fleet
+        api.put(pod("a", annotations=marked))
+        await until(lambda: fleet.members[A].state == "draining")
+        api.put(pod("a"))
+        await until(lambda: fleet.members[A].state == "ready")
+        api.put(pod("b", ip="10.0.0.2", annotations=marked))
+        await until(lambda: "b" in watched.ids())
+        assert fleet.members[EndpointId("b")].state == "draining"
+        api.put(pod("a", deleting=True))
+        await until(lambda: fleet.members[A].state == "draining")
+        assert [type(event) for event in watched.events] == [
+            *(EndpointObserved, EndpointDraining, EndpointRestored),
+            *(EndpointObserved, EndpointDraining, EndpointDraining),
+        ]
 
 
 async def test_after_410_it_lists_again() -> None:

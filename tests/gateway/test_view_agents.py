@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ballast_api.attainment_report import read_report, summed
+from ballast_api.load_report import EndpointLoad, by_endpoint
+from ballast_api.load_report import read_report as read_load
 from ballast_core.attainment import Counts, Threshold
 from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Migrate
 from ballast_gateway.app import Gateway
+from ballast_gateway.draining import load_report
 from tests.gateway.test_agent_engine_sim import Fleet, ids_of, stream
 from tests.support.agents import RunningAgent
 from tests.support.gateway_kit import post, raw_exchange, until
@@ -135,5 +138,42 @@ async def test_the_leader_moves_a_stream_that_another_picker_dispatched(tmp_path
             ids, _ = await asking
             assert ids == await engines.alone("d1", stream(300))
             await until(lambda: not any(len(one.driver.director.ledger) for one in gateways))
+        finally:
+            await fleet.close()
+
+
+async def test_a_draining_pod_is_emptied_by_the_leaders_orders_to_its_agent(tmp_path: Path) -> None:
+    """Without a rescheduling policy: the stream that another picker dispatched goes on elsewhere, token by token."""
+    async with Fleet(tmp_path) as engines:
+        running = await engines.start("p0", "d0", "d1", options=("--time-scale", "6"))
+        fleet = fleet_of(tmp_path, running)
+        try:
+            gateways = [await fleet.start(), await fleet.start()]
+            await until(lambda: sum(view_of(one).leads for one in gateways) == 1)
+            leader, other = sorted(gateways, key=lambda one: not view_of(one).leads)
+            await until(lambda: view_of(other).everywhere)  # else the request is taken for one that cannot move
+            plan, asking = await through(other, running, "r", stream(300))
+            entries = leader.driver.director.ledger.entries
+            key = RequestId(f"{view_of(other).me}/r")
+            await until(lambda: key in entries and entries[key].generated_tokens > 0)
+            source = EndpointId(plan.decode.id)
+
+            def load() -> EndpointLoad:
+                reports = [
+                    read_load(load_report(one.driver.director, one.fleet, now_s=one.driver.now_s(), unix_s=0.0))
+                    for one in gateways
+                ]
+                return by_endpoint(reports)[source]
+
+            assert (load().requests, load().draining) == (1, False)
+            for one in gateways:
+                one.fleet.draining(source)
+            theirs = other.driver.director.ledger.entries[RequestId("r")]
+            target = EndpointId("d1" if source == "d0" else "d0")
+            await until(lambda: theirs.decode_slot == other.driver.director.inventory.slot_of(target), 40.0)
+            await until(lambda: (load().requests, load().draining) == (0, True))
+            ids, _ = await asking
+            assert ids == await engines.alone("d1", stream(300))
+            assert other.driver.director.departures.moved_out == 1
         finally:
             await fleet.close()

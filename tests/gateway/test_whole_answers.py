@@ -69,6 +69,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("shuffle_s", [None, 0.05], ids=["still", "moving"])
@@ -204,6 +205,7 @@ BAD: dict[str, tuple[bytes, ...]] = {
 }
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("end", [b"", b"0\r\n\r\n"], ids=["cut", "ended"])
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 async def test_garbage_is_made_good_elsewhere(tmp_path: Path, bad: tuple[bytes, ...], end: bytes) -> None:

@@ -24,8 +24,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
 from ballast_api.attainment_report import ATTAINMENT, read_report, summed
+from ballast_api.demand_report import DEMAND, read_demand
 from ballast_api.recorded_traffic import TRAFFIC
 from ballast_core.attainment import Threshold
+from ballast_gateway.live.page import page
+from ballast_gateway.live.rows import EVENTS, PAGE, WORKERS
 from ballast_gateway.logs import LineWriter
 from ballast_gateway.workers.admin import merged
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, settings, until
@@ -122,7 +125,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_attainment_and_traffic_are_those_of_all_workers_together(tmp_path: Path) -> None:
+async def test_attainment_demand_and_traffic_are_those_of_all_workers_together(tmp_path: Path) -> None:
     """Each request once, and shared prefixes shared; `?worker=N` asks one alone. Strangers get neither."""
     (tmp_path / "token").write_text("admin-token\n")
     more: dict[str, Any] = {
@@ -143,6 +146,8 @@ async def test_attainment_and_traffic_are_those_of_all_workers_together(tmp_path
             parts = [await requests(worker="0"), await requests(worker="1")]
             assert min(parts) > 0
             assert (await requests(), sum(parts)) == (40, 40)
+            demand = read_demand((await admin.get(DEMAND)).content)
+            assert (sum(demand.arrivals), len(demand.requests)) == (40, 40)
             rows = [json.loads(line) for line in (await admin.get(TRAFFIC)).text.splitlines()]
             assert len(rows) == 40
             assert {tuple(row["hash_ids"]) for row in rows} == {(0,), (1,)}
@@ -322,7 +327,23 @@ async def test_the_admin_api_of_each_worker_is_to_be_had(tmp_path: Path) -> None
             assert (answer.status_code, answer.json()) == (200, {"endpoints": []})
         assert (await client.get(url, params={"worker": "2"}, headers=mine)).status_code == 404
         assert (await client.post(url, headers=mine)).status_code == 405
+        await watched(client, at.admin_url, mine)
         assert (await client.get(f"{at.admin_url}/healthz")).status_code == 200
+
+
+async def watched(client: httpx.AsyncClient, url: str, mine: dict[str, str]) -> None:
+    """The live page is for everybody; its stream is that of the worker that is asked for, as it comes."""
+    assert (await client.get(f"{url}{PAGE}")).content == page().body
+    assert (await client.get(f"{url}{EVENTS}")).status_code == 401
+    assert (await client.get(f"{url}{EVENTS}", params={"worker": "2"}, headers=mine)).status_code == 404
+    async with client.stream("GET", f"{url}{EVENTS}", params={"worker": "1"}, headers=mine) as answer:
+        assert (answer.status_code, answer.headers[WORKERS]) == (200, "2")
+        lines = answer.aiter_lines()
+        event = [await anext(lines) for _ in range(3)]
+        assert event[:2] == ["event: all", "id: 0"]
+        assert json.loads(event[2].removeprefix("data: "))["about"]["whose"] == "worker 1"
+        while await anext(lines) != "event: delta":
+            pass
 
 
 async def test_without_a_token_only_loopback_is_answered(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from kubernetes import client
 
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.cluster import Catalogue, Cluster
-from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, HTTP_ROUTE, INFERENCE_POOL, SERVICE, SERVING_POOL
+from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, HTTP_ROUTE, INFERENCE_POOL, POD, SERVICE, SERVING_POOL
 from tests.support.operator_builders import deployment, profile
 
 
@@ -95,6 +95,18 @@ def test_a_status_is_applied_to_this_very_object(server: ApiServer, cluster: Clu
         "metadata": {"name": "h20", "uid": "profile-h20"},
         "status": {"observedGeneration": 1},
     }
+
+
+def test_labels_are_set_on_this_very_object(server: ApiServer, cluster: Cluster) -> None:
+    """With the uid: a pod of the same name that came after it keeps its own."""
+    path = "/api/v1/namespaces/team/pods/chat-flex-0"
+    server.answers[path] = (200, {})
+    metadata = {"name": "chat-flex-0", "namespace": "team", "uid": "u", "labels": {"role": "decode"}}
+    cluster.relabel(POD, metadata, "us")
+    [(method, asked, query, content_type, body)] = server.requests
+    assert (method, asked, query["fieldManager"]) == ("PATCH", path, ["us"])
+    assert content_type == "application/apply-patch+yaml"
+    assert body == {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
 
 
 def test_delete_is_of_this_very_object_and_gone_already_is_fine(server: ApiServer, cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ from ballast_operator.handlers import registry_for
 from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind
 from ballast_operator.reconcile import Result
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.users import Users
 from tests.support.operator_builders import DEFAULTS
 
 CHAT = Key(SERVING_POOL, "team", "chat")
@@ -109,7 +110,7 @@ async def test_no_two_workers_look_at_one_object_at_once() -> None:
 
 def test_handlers_leave_no_trace_of_kopf_in_the_cluster() -> None:
     """No handler that would make kopf write finalizers or annotations: only events, an index and activities."""
-    registry = registry_for(lambda: Controller(Looks(), SETTINGS))
+    registry = registry_for(lambda: Controller(Looks(), SETTINGS), Users())
     assert not registry._changing.get_all_handlers()
     assert not registry._spawning.get_all_handlers()
     assert len(registry._indexing.get_all_handlers()) == 1

@@ -62,7 +62,7 @@ def test_the_chart_grants_what_the_table_needs_where_serving_pools_are() -> None
         (LEASE.group, LEASE.plural): {"get", "create", "patch", "update"},
         **needed(BUILT_IN_CHILDREN, WRITE | {"watch"}),
         **needed(OPTIONAL_CHILDREN, WRITE),
-        **needed((POD,), READ),
+        **needed((POD,), READ | {"patch"}),
         **needed((EVENT,), {"create"}),
     }
     assert granted == expected

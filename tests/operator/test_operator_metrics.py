@@ -12,6 +12,7 @@ from ballast_operator.reconcile import Reconciler, Result
 from ballast_operator.settings import OperatorSettings
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import DEFAULTS, FRESH_TOKEN, NAMESPACE, NOW, profile, serving_pool
+from tests.support.scaled_fleet import Fleet
 
 
 def test_conditions_and_instances_are_those_of_the_last_look_and_go_with_the_serving_pool() -> None:
@@ -75,3 +76,25 @@ async def test_looks_are_counted_by_result_with_their_times() -> None:
         labels = {"kind": "ServingPool", "result": result}
         assert (metrics.registry.get_sample_value("ballast_operator_looks_total", labels) or 0) >= 1
     assert metrics.registry.get_sample_value("ballast_operator_look_seconds_count", {"kind": "ServingPool"})
+
+
+def test_what_was_decided_is_a_metric_until_it_is_decided_no_more() -> None:
+    """Counts by pool and stage for other scalers to follow, and rounds by reason."""
+    metrics = OperatorMetrics()
+    fleet = Fleet()
+    fleet.scaler.told = metrics.decided
+    fleet.rate_rps = 40.0
+    fleet.round(3)
+
+    def value(pool: str, stage: str) -> float | None:
+        labels = {"namespace": "team", "serving_pool": "chat", "pool": pool, "stage": stage}
+        return metrics.registry.get_sample_value("ballast_operator_scaling_instances", labels)
+
+    assert value("prefill", "prefill") == fleet.counts()["prefill"]
+    assert (value("prefill", "decode"), value("decode", "prefill")) == (0, 0)
+    rounds = {"namespace": "team", "serving_pool": "chat", "reason": "ScaledUp"}
+    assert metrics.registry.get_sample_value("ballast_operator_scaling_decisions_total", rounds) == 1
+    fleet.edit(ratio={"mode": "Off"})
+    fleet.look()
+    fleet.round(1)
+    assert value("prefill", "prefill") is None

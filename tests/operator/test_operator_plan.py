@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from ballast_operator.planned import Plan
 from ballast_operator.verdict import verdict
 from ballast_sim.engine_sim.options import KvEventsConfig, kv_events_config
 from tests.support.operator_builders import (
+    DEFAULTS,
     NAMESPACE,
     UID,
     all_ready,
@@ -240,6 +242,16 @@ def test_weights_come_from_a_volume(
         (mount,) = [each for each in container["volumeMounts"] if each["name"] == "model"]
         assert (mount["mountPath"], mount.get("readOnly")) == (source.get("mountPath", "/models"), read_only)
         assert {each["name"]: each.get("value") for each in container["env"]}.get("HF_HOME") == home
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_gateways_are_annotated_for_a_prometheus_without_pod_monitors(wanted: bool) -> None:
+    """As the administrator says; the port is the admin port."""
+    situation = observed(gateway_defaults=replace(DEFAULTS, scrape_annotations=wanted))
+    annotations = find(plan(situation), "Deployment", "chat-gateway")["spec"]["template"]["metadata"]["annotations"]
+    scraped = {key: value for key, value in annotations.items() if key.startswith("prometheus.io/")}
+    expected = {"prometheus.io/scrape": "true", "prometheus.io/port": "9090", "prometheus.io/path": "/metrics"}
+    assert scraped == (expected if wanted else {})
 
 
 def test_the_admin_port_is_for_whom_the_administrator_names() -> None:
@@ -658,7 +670,7 @@ CONDITIONS: list[tuple[str, Observed, dict[str, tuple[str, str]]]] = [
     (
         "several-nodes",
         observed(serving_pool(pool("it", "Flexible", nodesPerInstance=2))),
-        {"Degraded": ("True", "Unsupported"), "Progressing": ("False", "Unsupported")},
+        {"Degraded": ("True", "APINotInstalled"), "Progressing": ("False", "APINotInstalled")},
     ),
     (
         "not-a-spec",

@@ -96,7 +96,9 @@ SENTENCES: list[tuple[str, Observed, tuple[Refusal, ...], str]] = [
         "several-nodes",
         observed(serving_pool(pool("it", "Flexible", nodesPerInstance=2))),
         (),
-        "spec.pools[0].nodesPerInstance: an instance of pool it spans 2 nodes, this release supports one; set it to 1",
+        "spec.pools[0].nodesPerInstance: pool it waits: an instance on 2 nodes is a group of a LeaderWorkerSet, and "
+        "the cluster does not have LeaderWorkerSet (leaderworkerset.x-k8s.io/v1); install LeaderWorkerSet (helm "
+        "install lws oci://registry.k8s.io/lws/charts/lws --namespace lws-system --create-namespace), or set it to 1",
     ),
     (
         "name-of-the-gateways",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_operator.canary import has_room, pods_of
 from ballast_operator.kinds import Manifest
 from ballast_operator.rollout import Counts, Rolling, allowance, next_counts
 from ballast_operator.specs.revision import kv_revision
@@ -54,10 +56,10 @@ class Pool:
     unavailable: int
     revisions: dict[str, Controller]
 
-    def rolling(self, name: str, target: str) -> Rolling:
+    def rolling(self, name: str, target: str, canary: int | None = None) -> Rolling:
         old = tuple(c.counts(f"{name}-{r}") for r, c in self.revisions.items() if r != target)
         new = self.revisions.setdefault(target, Controller()).counts(f"{name}-{target}")
-        return Rolling(self.wanted, self.surge, self.unavailable, new, old)
+        return Rolling(self.wanted, self.surge, self.unavailable, new, old, canary)
 
     def share(self, revision: str) -> float:
         return sum(self.revisions[revision].pods) / self.wanted if revision in self.revisions else 0.0
@@ -67,11 +69,17 @@ def settled(wanted: int, surge: int, unavailable: int) -> Pool:
     return Pool(wanted, surge, unavailable, {"a": Controller(wanted, [True] * wanted)})
 
 
-def look(pools: dict[str, Pool], target: str, skew: float) -> None:
-    counts = next_counts([pool.rolling(name, target) for name, pool in pools.items()], skew)
+def look(pools: dict[str, Pool], target: str, skew: float, drains: random.Random | None = None) -> None:
+    """`drains`: pods that are to go are emptied first, so a Deployment may ask for more than it should for long."""
+    act_on(pools, next_counts([pool.rolling(name, target) for name, pool in pools.items()], skew), drains)
+
+
+def act_on(pools: dict[str, Pool], counts: Mapping[str, int], drains: random.Random | None) -> None:
     for name, pool in pools.items():
         for revision, controller in pool.revisions.items():
-            controller.asked = counts[f"{name}-{revision}"]
+            wanted = counts[f"{name}-{revision}"]
+            empty = max(controller.asked - wanted, 0) if drains is None else drains.choice([0, 0, 1])
+            controller.asked = max(wanted, controller.asked - empty)
 
 
 def check(pools: dict[str, Pool], target: str, skew: float) -> None:
@@ -88,12 +96,19 @@ def check(pools: dict[str, Pool], target: str, skew: float) -> None:
 
 
 def roll(
-    pools: dict[str, Pool], target: str, skew: float, chance: random.Random, *, steps: int, starts: bool = True
+    pools: dict[str, Pool],
+    target: str,
+    skew: float,
+    chance: random.Random,
+    *,
+    steps: int,
+    starts: bool = True,
+    drains: bool = False,
 ) -> bool:
     """Whether all pods are of the target in the end."""
     for _ in range(steps):
         if chance.random() < 0.3:
-            look(pools, target, skew)
+            look(pools, target, skew, chance if drains else None)
         controller = chance.choice([each for pool in pools.values() for each in pool.revisions.values()])
         controller.act(chance, starts=starts)
         check(pools, target, skew)
@@ -108,10 +123,12 @@ POOL = st.builds(settled, st.integers(1, 8), st.integers(0, 2), st.integers(0, 2
 
 
 @settings(max_examples=60, deadline=None)
-@given(POOL, POOL, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), st.integers(0, 1 << 30))
-def test_the_bounds_hold_at_every_instant_and_the_rollout_ends(p: Pool, d: Pool, skew: float, seed: int) -> None:
-    """Whatever the controllers do between two looks."""
-    assert roll({"p": p, "d": d}, "b", skew, random.Random(seed), steps=3000)
+@given(POOL, POOL, st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), st.booleans(), st.integers(0, 1 << 30))
+def test_the_bounds_hold_at_every_instant_and_the_rollout_ends(
+    p: Pool, d: Pool, skew: float, drains: bool, seed: int
+) -> None:
+    """Whatever the controllers do between two looks, and however long pods take to be emptied."""
+    assert roll({"p": p, "d": d}, "b", skew, random.Random(seed), steps=4000, drains=drains)
 
 
 @settings(max_examples=40, deadline=None)
@@ -126,6 +143,33 @@ def test_the_old_spec_rolls_back_from_any_point(p: Pool, d: Pool, after: int, st
         chance.choice([c for pool in pools.values() for c in pool.revisions.values()]).act(chance, starts=True)
     assert all(len(pool.revisions["a"].pods) == pool.wanted for pool in pools.values())
     assert not any(c.pods for pool in pools.values() for r, c in pool.revisions.items() if r == "b")
+
+
+@settings(max_examples=30, deadline=None)
+@given(POOL, POOL, st.integers(1, 50), st.tuples(st.integers(1, 8), st.booleans()), st.integers(0, 1 << 30))
+def test_a_canary_stays_at_its_number_and_a_pause_gives_it_back(
+    p: Pool, d: Pool, weight: int, growth: tuple[int, bool], seed: int
+) -> None:
+    """The bounds hold all the time, old pods go on to serve and grow with their pool; what room there is for the canary
+    it gets; paused, all pods are old ones again."""
+    (scaled, drains), chance, pools = growth, random.Random(seed), {"p": p, "d": d}
+    fits = all(has_room(pool.wanted, pool.surge) for pool in pools.values())
+    least = {name: pods_of(weight, pool.wanted) if fits else 0 for name, pool in pools.items()}
+    for step in range(2000):
+        if step == 800 and p.wanted < scaled:  # scaled up while it is watched
+            p.wanted = scaled
+            least["p"] = pods_of(weight, scaled) if fits else 0
+        if chance.random() < 0.3:
+            rolling = [pool.rolling(name, "b", least[name]) for name, pool in pools.items()]
+            act_on(pools, next_counts(rolling, 1.0), chance if drains else None)
+        chance.choice([c for pool in pools.values() for c in pool.revisions.values()]).act(chance, starts=True)
+        if step < 800:
+            check(pools, "b", 1.0)
+        assert all(len(pool.revisions["a"].pods) >= 1 for pool in pools.values())
+        assert all(sum(len(c.pods) for c in pool.revisions.values()) <= pool.wanted + pool.surge for pool in (p, d))
+    assert {name: sum(pool.revisions["b"].pods) for name, pool in pools.items()} == least
+    assert all(sum(sum(c.pods) for c in pool.revisions.values()) >= pool.wanted for pool in pools.values())
+    assert roll(pools, "a", 1.0, chance, steps=4000, drains=drains)
 
 
 def test_pods_that_never_start_stop_the_rollout_at_its_first_step() -> None:

@@ -14,6 +14,7 @@ from ballast_operator.observed import Observed
 from ballast_operator.plan import plan
 from ballast_operator.planned import Plan
 from ballast_operator.settings import GatewayDefaults
+from ballast_operator.settings_reports import settings_hash
 from tests.support.operator_builders import (
     all_ready,
     judged,
@@ -52,6 +53,13 @@ def test_a_policy_or_a_profile_reaches_gateways_by_their_settings_and_restarts_n
     numbers = plan(observed(profiles={**profiles("a100"), "h20": profile("h20", aMs=17.0)}))
     assert "Deployment/chat-gateway" not in changed(plan(observed()), numbers)
     assert "ConfigMap/chat-gateway" in changed(plan(observed()), numbers)
+
+
+def test_the_settings_are_found_wherever_they_stand_among_other_config_maps() -> None:
+    """HardwareProfiles' numbers are one, too."""
+    objects = plan(observed()).apply
+    assert sum(item["kind"] == "ConfigMap" for item in objects) > 1
+    assert settings_hash(objects) == settings_hash(objects[::-1]) is not None
 
 
 @pytest.mark.parametrize(

@@ -12,24 +12,31 @@ from ballast_core.model import Role
 from ballast_core.policies.scaling.ballast import BallastScaling
 from ballast_core.policies.scaling.baselines import FixedScaling, UtilisationScaling
 from ballast_core.policies.scaling.protocol import (
+    Candidate,
     Clamps,
     Counts,
     Decision,
+    Demand,
     Inputs,
     Layout,
     Proposal,
     Rehearsal,
     Scaling,
+    Traffic,
 )
+from ballast_core.profiles.capacity import LengthStatistics
 from ballast_sim.settings import SettingError
 from ballast_sim.simulation.autoscaling.controller import Autoscaler
+from ballast_sim.simulation.autoscaling.rehearsal import Recorded, Rehearser
 from ballast_sim.simulation.autoscaling.settings import Autoscaling, Rehearsing, parse_prices, parse_scaling
 from ballast_sim.simulation.fleet.fleet import Fleet
+from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.inputs.shapes import parse_shape
-from ballast_sim.simulation.inputs.source import WorkloadSource
+from ballast_sim.simulation.inputs.source import Load, WorkloadSource
 from ballast_sim.simulation.policies.choice import parse_policies
 from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet, director_settings, run
+from ballast_sim.workloads import WorkloadRequest
 
 H200 = "h200-qwen3-32b"
 OBJECTIVE = Objective(ttft_s=2.0, tpot_s=0.05)
@@ -176,13 +183,72 @@ def test_more_machines_meet_an_objective_that_the_first_ones_miss() -> None:
 
 
 def test_runs_with_rehearsals_are_the_same_every_time() -> None:
-    spec = spec_of("3F", BallastScaling(), rate_rps=10.0, rehearsing=Rehearsing(requests=100))
+    limits = Rehearsing(window_s=5.0, trial_s=5.0)
+    spec = spec_of("2F", BallastScaling(candidates=2), rate_rps=16.0, duration_s=24.0, rehearsing=limits)
     once, again = (run(spec).figures for _ in range(2))
     assert once["autoscaling"] == again["autoscaling"]
     assert once["e2e_s"] == again["e2e_s"]
     scaled: Any = once["autoscaling"]
     tried = [each["attainment"] for record in scaled["decisions"] for each in record["candidates"]]
     assert any(each is not None for each in tried)
+
+
+def test_a_rehearsal_begins_with_what_runs_and_waits_and_instances_take_their_time_to_start() -> None:
+    now_s, mean = 200.0, LengthStatistics(1000.0, 300.0, 500_000.0, 1150.0)
+    pool = Autoscaling(policy=BallastScaling()).pools(parse_shape("2F", H200))[0]
+    director = director_settings(spec_of("2F", BallastScaling()))
+    inputs = Inputs(now_s=now_s, pools=(pool,), traffic=Traffic(bin_s=10.0), startup_s=20.0)
+    demand = Demand(rate_rps=4.0, forecast_rps=4.0, lengths=mean, prefill_rps=5.0, decode_rps=5.0)
+    layouts = ((Counts(1, 1),), (Counts(3, 3),))
+    proposal = Proposal(
+        inputs=inputs, demand=demand, candidates=tuple(Candidate(each, "equilibrium", 1.0, 1.0) for each in layouts)
+    )
+    recorded = [
+        Recorded(arrival_s=each, input_tokens=1000, output_tokens=300, running=False, completed=True)
+        for each in (now_s - 30 + k / 4 for k in range(120))
+    ]
+    crowd = [replace(each, input_tokens=40_000, output_tokens=0, running=True, completed=False) for each in recorded]
+
+    def tried(among: list[Recorded], trial_s: float) -> list[Rehearsal]:
+        limits = Rehearsing(window_s=30.0, trial_s=trial_s)
+        return Rehearser(director, FleetSettings(), OBJECTIVE, limits)(proposal, among)
+
+    calm = tried(recorded, 10.0)
+    assert [each.attainment for each in calm] == [1.0, 1.0]
+    assert calm[0].requests > 40 + 5, "those in flight count, too"
+    swamped = tried(crowd, 10.0)
+    assert swamped[0] == replace(swamped[1], candidate=0), "before any instance has started all layouts are alike"
+    assert swamped[0].attainment < 0.1, "what waits is there from the beginning"
+
+
+def test_what_cannot_be_rehearsed_within_its_bounds_is_decided_by_the_equilibrium_which_says_so() -> None:
+    spec = spec_of("2F", BallastScaling(), rate_rps=16.0, duration_s=24.0, rehearsing=Rehearsing(requests=100))
+    _, scaler = ran(spec)
+    changes = [decision for _, decision in scaler.decisions if decision.changes]
+    assert changes
+    assert all("not rehearsed: 100 requests" in decision.message for decision in changes)
+    assert not any(decision.rehearsals for decision in changes)
+
+
+def test_a_fleet_scales_to_zero_and_the_request_that_wakes_it_is_held_until_it_can_be_served() -> None:
+    requests = [
+        WorkloadRequest(arrival_s=at_s, input_tokens=500, output_tokens=50) for at_s in (1.0, 2.0, 200.0, 205.0)
+    ]
+    spec = spec_of("1P1D", BallastScaling(rehearse=False), least=0, zero_after_s=60.0, startup_s=20.0)
+    fleet = build_fleet(spec, Load(tuple(requests), {}))
+    assert spec.setup.autoscaling is not None
+    scaler = Autoscaler.of(fleet, spec.setup.autoscaling, OBJECTIVE, director_settings(spec))
+    gpus: list[int] = []
+    fleet.every(10.0, lambda: gpus.append(scaler.instances.gpus))
+    fleet.run()
+    assert all(record.completed for record in fleet.records)
+    assert [decision.reason for _, decision in scaler.decisions if decision.changes] == ["ScaledToZero", "Woken"]
+    assert (gpus[0], min(gpus), gpus[-1]) == (2, 0, 2)
+    woken_s = fleet.records[2].ttft_s
+    assert woken_s is not None
+    assert 20.0 < woken_s < 20.0 + 10.0 + 2.0 + 1.0, "start-up, a round, its delay, and the prompt"
+    with pytest.raises(SettingError, match="0 instances at least"):
+        Autoscaling(policy=BallastScaling(), zero_after_s=60.0)
 
 
 def test_a_round_goes_by_what_was_measured_before() -> None:

@@ -113,6 +113,7 @@ def test_littles_law_holds_on_the_whole_fleet() -> None:
     assert mean_number == pytest.approx(arrivals_per_s * sum(times_s) / len(times_s), rel=1e-3)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("policy", sorted(PLACEMENTS))
 def test_the_same_workload_gives_the_same_log(policy: str) -> None:
     """Deterministic: decisions and token times are equal to the last bit."""
@@ -123,6 +124,7 @@ def test_the_same_workload_gives_the_same_log(policy: str) -> None:
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("policy", sorted(PLACEMENTS))
 def test_leaps_and_silence_change_nothing(policy: str) -> None:
     """Engines that jump, and Directors that hear of tokens only where they ask: each step told gives the same run."""

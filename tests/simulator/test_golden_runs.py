@@ -29,6 +29,7 @@ def test_our_own_recordings_bite() -> None:
     assert sum(path.stat().st_size for path in OWN) <= 600_000
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.shared
 @pytest.mark.skipif(not FILES, reason="no golden runs beside this checkout (../shared/golden)")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".jsonl.gz"))

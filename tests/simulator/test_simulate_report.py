@@ -69,11 +69,20 @@ def test_a_page_survives_names_that_look_like_markup() -> None:
     )
     named = replace(least_requests(), name="<script>alert(1)</script>")
     outcomes = [run(RunSpec(setup=setup, policy=policy, curves=True)) for policy in (least_requests(), named)]
-    page = render(setup, outcomes)
+    page = render(setup, outcomes, command="ballast simulate '<b>'", date="today")
+    assert "No difference: " in page
+    assert "<pre>ballast simulate &#x27;&lt;b&gt;&#x27;</pre>" in page
+    assert '<td class="best">' not in page  # two runs of one policy: neither wins
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         ET.fromstring(drawing)
+
+
+def test_a_difference_of_two_in_a_thousand_looks_like_none() -> None:
+    """The axis is wide enough, whatever the values."""
+    axis = linear("P99 TTFT, s", [1.000, 1.002], from_zero=False, least_span=0.25)
+    assert axis.share(1.002) - axis.share(1.0) < 0.01
 
 
 def test_a_report_needs_a_run() -> None:

@@ -230,6 +230,7 @@ def test_policies_see_output_lengths_only_where_asked(exact: bool) -> None:
 # --- runs and processes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("policy", sorted(PLACEMENTS))
 def test_every_registered_placement_runs_and_repeats(policy: str) -> None:
     """As decode placement, on mixed hardware, both bindings; the same figures twice."""

@@ -170,11 +170,23 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
         "spec.pools[0].autoscaling.minReplicas",
         "minReplicas must not be above maxReplicas",
     ),
-    _serving_pool(
-        "autoscaling-from-zero",
+    _rule(
+        "autoscaling-to-zero-never",
         _pool("autoscaling", {"minReplicas": 0, "maxReplicas": 2}, replicas=ABSENT),
+        "spec.pools",
+        "minReplicas 0 needs ratio.scaleToZeroAfterS",
+    ),
+    _rule(
+        "zero-above-the-least",
+        {"spec.ratio": {"mode": "Auto", "scaleToZeroAfterS": 600}},
+        "spec.ratio.scaleToZeroAfterS",
+        "scaling to zero needs autoscaling with minReplicas 0",
+    ),
+    _serving_pool(
+        "autoscaling-below-zero",
+        _pool("autoscaling", {"minReplicas": -1, "maxReplicas": 2}, replicas=ABSENT),
         "spec.pools[0].autoscaling.minReplicas",
-        "must be 1 or more",
+        "must be 0 or more",
     ),
     _serving_pool(
         "autoscaling-without-max",

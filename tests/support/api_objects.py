@@ -125,6 +125,7 @@ _FULL_SPECS: Mapping[str, Object] = {
             ],
         },
         "rollout": {"maxSurge": "25%", "maxUnavailable": 0, "maxSkew": 0.25},
+        "scaleDown": {"drainTimeoutS": 60.0},
         "gpuBudget": 100,
     },
     "SchedulingPolicy": {

@@ -229,6 +229,7 @@ ANY: Mapping[type, st.SearchStrategy[ev.Event]] = {
     ev.EndpointObserved: st.builds(ev.EndpointObserved, endpoints, st.none() | observations),
     ev.EndpointsScraped: _scrapes.map(lambda answers: ev.EndpointsScraped(Observations.of(answers))),
     ev.EndpointDraining: st.builds(ev.EndpointDraining, endpoint_ids),
+    ev.EndpointRestored: st.builds(ev.EndpointRestored, endpoint_ids),
     ev.EndpointLost: st.builds(ev.EndpointLost, endpoint_ids),
     ev.EndpointsHeard: st.lists(_signs, max_size=5).map(ev.EndpointsHeard),
     ev.CacheReportsBegun: st.builds(

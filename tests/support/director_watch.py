@@ -36,6 +36,7 @@ from ballast_core.model.events import (
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointRestored,
     EndpointsHeard,
     EndpointsScraped,
     Event,
@@ -123,7 +124,7 @@ class Watch:
         """False once an event has broken something: what would follow is of no interest."""
         self._given: list[object] = []
         """Effects of each event of the log, as plain values."""
-        self._draining: set[EndpointId] = set()
+        self._draining: dict[EndpointId, Endpoint] = {}
         self._was_ready: dict[EndpointId, Endpoint] = {}
         self._excess: Counter[EndpointId] = Counter()
 
@@ -155,7 +156,7 @@ class Watch:
     def _take_event(self, event: Event | SettingsChanged) -> Life | None:
         """Bring the account up to what has happened. Returns the life of the event's request, ended or not."""
         match event:
-            case EndpointObserved() | EndpointsScraped() | EndpointDraining() | EndpointLost():
+            case EndpointObserved() | EndpointsScraped() | EndpointDraining() | EndpointRestored() | EndpointLost():
                 self._take_endpoints(event)
                 return None
             case RequestArrived(request=request):
@@ -218,15 +219,20 @@ class Watch:
                 if there != life.decode:
                     life.decode, life.moving_to = there, None
 
-    def _take_endpoints(self, event: EndpointObserved | EndpointsScraped | EndpointDraining | EndpointLost) -> None:
+    def _take_endpoints(
+        self, event: EndpointObserved | EndpointsScraped | EndpointDraining | EndpointRestored | EndpointLost
+    ) -> None:
         self._was_ready = dict(self.ready)
         match event:
             case EndpointDraining(endpoint_id=endpoint_id):
-                if self.ready.pop(endpoint_id, None) is not None:
-                    self._draining.add(endpoint_id)
+                if (drains := self.ready.pop(endpoint_id, None)) is not None:
+                    self._draining[endpoint_id] = drains
+            case EndpointRestored(endpoint_id=endpoint_id):
+                if (restored := self._draining.pop(endpoint_id, None)) is not None:
+                    self.ready[endpoint_id] = restored
             case EndpointLost(endpoint_id=endpoint_id):
                 self.ready.pop(endpoint_id, None)
-                self._draining.discard(endpoint_id)
+                self._draining.pop(endpoint_id, None)
                 del self._excess[endpoint_id]
             case EndpointObserved(endpoint=endpoint):
                 self._see(endpoint)
@@ -235,8 +241,7 @@ class Watch:
                     self._see(endpoint)
 
     def _see(self, endpoint: Endpoint) -> None:
-        if endpoint.id not in self._draining:
-            self.ready[endpoint.id] = endpoint
+        (self._draining if endpoint.id in self._draining else self.ready)[endpoint.id] = endpoint
 
     def _take_request_event(self, life: Life, event: Event | SettingsChanged) -> None:
         match event:

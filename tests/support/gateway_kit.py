@@ -67,11 +67,12 @@ def _is_scrape(entry: Mapping[str, Any]) -> bool:
     return entry.get("reason") == "not-found" and "/metrics" in entry.get("detail", "")
 
 
-def endpoints_text(addresses: Mapping[str, str]) -> str:
-    """An endpoints file; roles follow from names: p* prefill, f* flexible, else decode."""
+def endpoints_text(addresses: Mapping[str, str], revisions: Mapping[str, str] | None = None) -> str:
+    """An endpoints file; roles follow from names: p* prefill, f* flexible, else decode. `revisions`: by name."""
     roles = {"p": "prefill", "f": "flexible"}
     entries = [
         {"name": name, "address": address, "role": roles.get(name[0], "decode"), "pool": f"pool-{name[0]}"}
+        | ({"revision": revisions[name]} if revisions else {})
         for name, address in addresses.items()
     ]
     return json.dumps({"endpoints": entries})
@@ -92,11 +93,17 @@ def settings(endpoints_file: Path, **more: Any) -> GatewaySettings:
 
 @asynccontextmanager
 async def running_gateway(
-    tmp_path: Path, addresses: Mapping[str, str], *, wait: bool = True, ready_s: float = 20.0, **more: Any
+    tmp_path: Path,
+    addresses: Mapping[str, str],
+    *,
+    wait: bool = True,
+    ready_s: float = 20.0,
+    revisions: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these endpoints, all of them ready, which may take them up to `ready_s`."""
     file = tmp_path / "endpoints.yaml"
-    file.write_text(endpoints_text(addresses))
+    file.write_text(endpoints_text(addresses, revisions))
     out = io.StringIO()
     gateway = Gateway(settings(file, **more), out=out)
     try:

@@ -101,6 +101,15 @@ class ObjectStore:
         live["status"] = copy.deepcopy(status)
         return live
 
+    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> None:
+        """Set labels of this very object."""
+        self._write("relabel", kind.kind, metadata["name"])
+        del manager
+        live = self.objects.get((kind.kind, metadata["namespace"], metadata["name"]))
+        if live is None or live["metadata"]["uid"] != metadata["uid"]:
+            raise ApiFailure(409, "Conflict", "uid mismatch")
+        live["metadata"]["labels"] = {**(live["metadata"].get("labels") or {}), **metadata["labels"]}
+
     def delete(self, manifest: Manifest) -> None:
         """Delete an object, if it is still the same."""
         self._write("delete", manifest["kind"], manifest["metadata"]["name"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ballast_operator.board import Board
 from ballast_operator.kinds import Manifest
+from ballast_operator.loads import Loads
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
 from ballast_operator.plan import plan
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import GatewayDefaults, OperatorSettings
+from ballast_operator.users import Users
 from ballast_operator.verdict import Verdict, verdict
 from tests.support.object_store import ObjectStore
 
@@ -151,10 +154,18 @@ def pod(name: str, *, pool_name: str = "decode", waiting: tuple[str, str] | None
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
 
 
-def reconciler(store: ObjectStore, *, now: str = NOW, board: Board | None = None) -> Reconciler:
+def reconciler(
+    store: ObjectStore,
+    *,
+    now: str = NOW,
+    board: Board | None = None,
+    users: Users | None = None,
+    namespaces: tuple[str, ...] = (),
+    ask: Callable[[Sequence[Manifest], bytes], Loads] | None = None,
+) -> Reconciler:
     """The real one, against a store."""
-    settings = OperatorSettings(gateway=DEFAULTS)
-    return Reconciler(store, store, settings, lambda: now, lambda: FRESH_TOKEN, board=board)
+    settings = OperatorSettings(gateway=DEFAULTS, namespaces=namespaces)
+    return Reconciler(store, store, settings, lambda: now, lambda: FRESH_TOKEN, board=board, users=users, ask=ask)
 
 
 def stored_condition(store: ObjectStore, kind: str, *, name: str = "chat") -> Manifest:

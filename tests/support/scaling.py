@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ballast_core.attainment import Objective
 from ballast_core.model import Role
 from ballast_core.policies.scaling.protocol import (
     Clamps,
@@ -12,7 +13,6 @@ from ballast_core.policies.scaling.protocol import (
     Inputs,
     Pool,
     Scaling,
-    ScalingObjective,
     Traffic,
 )
 from ballast_core.profiles import SHIPPED_PROFILES
@@ -21,7 +21,7 @@ from ballast_core.profiles.capacity import LengthStatistics
 H200 = SHIPPED_PROFILES["h200-qwen3-32b"]
 CHAT = LengthStatistics(1200.0, 300.0, 1200.0**2 / 2, 1350.0)
 REASONING = LengthStatistics(1000.0, 2800.0, 1000.0**2 / 2, 2400.0)
-SLO = ScalingObjective(ttft_s=5.0, tpot_s=0.05, attainment=0.95)
+SLO = Objective("default", ttft_s=5.0, tpot_s=0.05, target=0.95)
 
 
 def pool(role: Role, *, prefill: int = 0, decode: int = 0, least: int = 1, most: int = 16, name: str = "") -> Pool:

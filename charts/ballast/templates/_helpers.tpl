@@ -22,6 +22,11 @@
 {{- printf "%s:%s" .Release.Namespace (include "ballast.fullname" .) }}
 {{- end }}
 
+{{/* Likewise, where names have no colon. */}}
+{{- define "ballast.admissionName" -}}
+{{- printf "%s.%s.serving.ballast.dev" (include "ballast.fullname" .) .Release.Namespace }}
+{{- end }}
+
 {{- define "ballast.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "ballast.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -82,6 +87,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]
 # Written only where these APIs exist.
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, create, patch, delete]
@@ -91,11 +99,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [gateway.envoyproxy.io]
   resources: [envoyextensionpolicies, backendtrafficpolicies]
   verbs: [get, list, create, patch, delete]
-# Why pods are not ready; and the gateways' own right, which the operator must hold to grant it.
+# Why pods are not ready; marks of those that are to go and roles of flexible ones (patch); and the gateways' own
+# right, which the operator must hold to grant it.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- end }}
+
+{{/* Whether an optional kind is wanted: Always, or Auto and the cluster has it. Takes root, wanted, kind; "" is no. */}}
+{{- define "ballast.wants" -}}
+{{- if or (eq .wanted "Always") (and (eq .wanted "Auto") (.root.Capabilities.APIVersions.Has .kind)) }}yes{{ end }}
+{{- end }}
+
+{{- define "ballast.podMonitors" -}}
+{{- include "ballast.wants" (dict "root" . "wanted" .Values.monitoring.podMonitors "kind" "monitoring.coreos.com/v1/PodMonitor") }}
+{{- end }}
+
+{{/* Whether pods are annotated for a Prometheus that looks at annotations; "" is no. */}}
+{{- define "ballast.scrapeAnnotations" -}}
+{{- if and .Values.monitoring.annotations (not (include "ballast.podMonitors" .)) }}yes{{ end }}
 {{- end }}

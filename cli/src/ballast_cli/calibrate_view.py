@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ballast_cli.simulate_view import PIPE_WIDTH
-
+PIPE_WIDTH = 220
+"""Columns of a table that does not go to a terminal: these tables are wide."""
 SURFACE_CELLS = 8
 _DEFAULT_ESTIMATOR = "censoring-aware"
 

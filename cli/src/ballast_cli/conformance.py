@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -61,6 +60,8 @@ def epp_command(
 
     Exit status: 0 when no MUST failed, 1 when one did, 2 for options that cannot work and pickers that do not answer.
     """
+    import asyncio
+
     from ballast_conformance import finding, report
     from ballast_conformance.bench import Plan
     from ballast_conformance.suite import chosen

@@ -1,7 +1,5 @@
 """`ballast engine-sim serve`: a vLLM-compatible server without a GPU."""
 
-import asyncio
-import logging
 import sys
 
 import typer
@@ -24,6 +22,9 @@ BALLAST_TIME_SCALE; 2 is twice as slow), --misbehave JSON (a fault to have from 
 )
 def serve_command(context: typer.Context, model: str = typer.Argument(help="Model name, as for `vllm serve`.")) -> None:
     """Serve until SIGTERM."""
+    import asyncio
+    import logging
+
     import uvloop
 
     from ballast_sim.engine_sim.options import OptionError, parse_options

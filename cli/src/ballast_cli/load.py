@@ -1,8 +1,6 @@
 """`ballast load`: replay a workload against an OpenAI-compatible server and report what it did."""
 
-import asyncio
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +79,9 @@ def load_command(
 
 
 def _run(settings: "LoadSettings", requests: "Sequence[WorkloadRequest]") -> "LoadReport":
+    import asyncio
+    import signal
+
     import uvloop
 
     from ballast_sim.load import run_load

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from ballast_cli import (
+    adopt,
     agent,
     calibrate,
     conformance,
@@ -23,6 +24,7 @@ from ballast_cli import (
     profile,
     recommend,
     simulate,
+    top,
     traffic,
     validate,
 )
@@ -51,9 +53,25 @@ class _Commands(TyperGroup):
             if sys.stdout is not None:
                 sys.stdout.flush()  # at the interpreter's end it would be too late for a message
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Every command with the whole first sentence of its help, wrapped: nothing ends in dots."""
+        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, _sentence(command.help or "")) for name, command in known if command and not command.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _sentence(text: str) -> str:
+    """The first one; a full stop inside a name ends none."""
+    return f"{' '.join(text.split()).split('. ')[0].rstrip('.')}."
+
 
 app = typer.Typer(
-    name="ballast", cls=_Commands, help="Keeps a fleet of prefill/decode vLLM pods in balance.", no_args_is_help=True
+    name="ballast",
+    cls=_Commands,
+    help="Keeps a fleet of prefill/decode vLLM pods in balance.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # drawing help with rich takes longer than all else that --help does
 )
 
 app.add_typer(engine_sim.app, name="engine-sim")
@@ -65,10 +83,12 @@ app.command("load")(load.load_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("recommend")(recommend.recommend_command)
 app.command("calibrate")(calibrate.calibrate_command)
+app.command("top")(top.top_command)
 app.command("traffic")(traffic.traffic_command)
 app.command("workloads")(listings.workloads_command)
 app.command("policies")(listings.policies_command)
 app.command("profiles")(listings.profiles_command)
+app.command("adopt")(adopt.adopt_command)
 app.command("validate")(validate.validate_command)
 app.command()(gateway.gateway)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)(

@@ -69,6 +69,13 @@ def operator(
             help="Secret, in each ServingPool's namespace, for its registry; may be given again.",
         ),
     ] = None,
+    gateway_scrape_annotations: Annotated[
+        bool,
+        typer.Option(
+            envvar="BALLAST_GATEWAY_SCRAPE_ANNOTATIONS",
+            help="Annotate gateway pods with prometheus.io/scrape, for a Prometheus without PodMonitors.",
+        ),
+    ] = False,
     namespace: Annotated[
         list[str] | None,
         typer.Option(envvar="BALLAST_NAMESPACES", help="Namespace to serve; may be given again. Default: all."),
@@ -116,6 +123,7 @@ def operator(
             image=gateway_image,
             image_pull_policy=gateway_image_pull_policy.value if gateway_image_pull_policy else None,
             image_pull_secrets=tuple(gateway_image_pull_secret or ()),
+            scrape_annotations=gateway_scrape_annotations,
         ),
         network_policies=network_policies,
         admin_from=_peers(gateway_admin_from),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ballast_sim.recommend.search import Answer
 
 ASSUMED_BUDGET = "a100=4,h20=8"
+ASSUMED_MARKET = "a100=64,h20=64"
 ASSUMED_SLO = "ttft=2,tpot=0.05"
 ASSUMED_WORKLOAD = "chat"
 ASSUMED_REQUESTS = 2000
@@ -51,6 +52,17 @@ class Wishes:
     profiles: Annotated[
         list[Path] | None, typer.Option(help="HardwareProfile manifests of your own, for --budget; repeatable.")
     ] = None
+    minimize: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead, the smallest fleet that meets the SLO: with the fewest gpus, or of the lowest cost. "
+            f"--budget is then the most there may be; assumed: {ASSUMED_MARKET}."
+        ),
+    ] = None
+    price: Annotated[str, typer.Option(help="Cost of an engine and hour: PROFILE=COST,... For --minimize cost.")] = ""
+    growth: Annotated[float, typer.Option(help="Multiply the traffic: 1.5 asks for a fleet that has room to grow.")] = (
+        1.0
+    )
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0
     seed: Annotated[str, typer.Option(help="Seeds: 0,1. Each candidate runs once for each.")] = "0,1"
     max_tokens: Annotated[int | None, typer.Option(help="The max_tokens that your clients send, if they do.")] = None
@@ -85,6 +97,7 @@ def recommend_command(
     from ballast_sim.recommend.manifests import resources, to_yaml
     from ballast_sim.recommend.runner import Stopped
     from ballast_sim.recommend.search import search
+    from ballast_sim.recommend.smallest import enough, minimize
     from ballast_sim.simulation.runs.pool import WorkerDied
 
     view = View()
@@ -93,13 +106,17 @@ def recommend_command(
         check_outputs({"--output": output, "--json": json_out}, [traffic.trace, *profiles])
         _check_name(name)
         question, assumed = _question(traffic, wishes)
+        prices = _prices(wishes, question)
         with stop_on_interrupt() as stop:
             try:
-                answer = search(question, at_a_time, stop, view.progress)
+                if prices is None:
+                    answer = search(question, at_a_time, stop, view.progress)
+                else:
+                    answer = minimize(enough(question), prices or None, at_a_time, stop, view.progress)
             except Stopped:
                 view.note("interrupted: nothing is recommended")
                 raise typer.Exit(INTERRUPTED) from None
-        view.table(answer)
+        view.table(answer, prices)
         heading = [
             *_heading(answer),
             *(f"Assumed: {line}" for line in assumed),
@@ -147,14 +164,16 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
 
     assumed: list[str] = []
     budget, slo = wishes.budget, wishes.slo
+    if not 0 < wishes.growth < math.inf:
+        raise SettingError("growth", f"must be above 0 and finite, not {wishes.growth:g}")
     if traffic.trace is None and traffic.workload is None:
         traffic = replace(traffic, workload=ASSUMED_WORKLOAD)
         assumed.append(
             f"traffic like the built-in workload {ASSUMED_WORKLOAD} at its own rate (--trace, --workload, --rate)"
         )
     if budget is None:
-        budget = ASSUMED_BUDGET
-        assumed.append(f"a budget of {budget} GPUs (--budget)")
+        budget = ASSUMED_BUDGET if wishes.minimize is None else ASSUMED_MARKET
+        assumed.append(f"{'a budget of' if wishes.minimize is None else 'at most'} {budget} GPUs (--budget)")
     if slo is None:
         slo = ASSUMED_SLO
         assumed.append(f"an SLO of {slo} seconds (--slo)")
@@ -165,7 +184,8 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
         but = "" if traffic.trace is None else " but those of the trace"
         assumed.append(f"that requests carry no max_tokens{but} (--max-tokens)")
     if not 0 < wishes.attainment <= 1:
-        raise SettingError("attainment", f"must be above 0 and 1 at most, not {wishes.attainment:g}")
+        share = f"; write {wishes.attainment / 100:g} for {wishes.attainment:g} %" if wishes.attainment > 1 else ""
+        raise SettingError("attainment", f"must be above 0 and 1 at most, not {wishes.attainment:g}{share}")
     objective = Objective.parse(slo)
     if objective == Objective():
         raise SettingError("slo", "names no threshold; write such as ttft=2,tpot=0.05")
@@ -181,7 +201,7 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
         hardware=hardware,
         objective=objective,
         attainment=wishes.attainment,
-        rate_scale=wishes.rate_scale,
+        rate_scale=wishes.rate_scale * wishes.growth,
         seeds=parse_seeds(wishes.seed),
         max_tokens=wishes.max_tokens,
         full_length=wishes.full_length,
@@ -190,6 +210,24 @@ def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[
     machines = parse_shape(every, None, {each.profile.name: each.profile for each in hardware})
     check_fits(machines, question.source, question.seeds[0])
     return question, assumed
+
+
+def _prices(wishes: Wishes, question: "Question") -> dict[str, float] | None:
+    """By profile; empty to count GPUs, None where no smallest fleet is asked for. Raises SettingError."""
+    from ballast_sim.settings import SettingError
+    from ballast_sim.simulation.autoscaling.settings import parse_prices
+
+    if wishes.minimize not in (None, "gpus", "cost"):
+        raise SettingError("minimize", f"must be gpus or cost, not {wishes.minimize!r}")
+    prices = parse_prices(wishes.price)
+    if prices and wishes.minimize != "cost":
+        raise SettingError(("price", "minimize"), "prices count with --minimize cost only")
+    if wishes.minimize != "cost":
+        return None if wishes.minimize is None else {}
+    missing = [each.profile.name for each in question.hardware if each.profile.name not in prices]
+    if missing:
+        raise SettingError("price", f"none for {', '.join(missing)}; write such as {missing[0]}=4.2, for each engine")
+    return prices
 
 
 def _heading(answer: "Answer") -> list[str]:
@@ -206,6 +244,8 @@ def _heading(answer: "Answer") -> list[str]:
         f"({verdict} {question.attainment:.1%}), P99 TTFT {best.mean('ttft_s', 'p99'):.2f} s, "
         f"P99 TPOT {1e3 * best.mean('tpot_s', 'p99'):.1f} ms",
     ]
+    if len(answer.growth) > 2:
+        lines.append("Headroom: " + ", ".join(f"{growth:g} times {attained:.1%}" for growth, attained in answer.growth))
     if answer.reach is not None:
         most = ", the most that was tried" if answer.reach == MOST_GROWTH else ""
         lines.append(f"It still does at {answer.reach:g} times this traffic{most}")

@@ -195,7 +195,13 @@ def _write(
         text = json.dumps([outcome.figures for outcome in outcomes], indent=1, allow_nan=False)
         write_output("--json", json_out, text + "\n")
     if html_out is not None and outcomes:
+        import shlex
+        import sys
+        from datetime import UTC, datetime
+
         from ballast_sim.simulation.report import render
 
-        write_output("--html", html_out, render(asked.setup, outcomes))
+        command = shlex.join(["ballast", *sys.argv[1:]])
+        date = f"{datetime.now(UTC):%d %B %Y, %H:%M} UTC"
+        write_output("--html", html_out, render(asked.setup, outcomes, command=command, date=date))
         view.note(f"report: {html_out}")

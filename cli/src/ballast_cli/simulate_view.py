@@ -1,5 +1,6 @@
 """What `ballast simulate` shows to people: progress, the search for the capacity, and the table."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,10 +9,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-PIPE_WIDTH = 220
-"""Columns of a table that does not go to a terminal."""
+PIPE_WIDTH = 80
+"""Columns of a table that does not go to a terminal, where COLUMNS says nothing else."""
 
 Figures = Mapping[str, Any]
+
+
+def table_console(*, stderr: bool) -> Console:
+    """As wide as the terminal; elsewhere as COLUMNS says, or `PIPE_WIDTH`."""
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(stderr=stderr, highlight=False, markup=False, width=PIPE_WIDTH)
 
 
 class View:
@@ -20,8 +29,7 @@ class View:
     def __init__(self, plain_stdout: bool) -> None:
         """`plain_stdout`: whether standard output may carry the table."""
         self._errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-        tables = Console(stderr=not plain_stdout)
-        self._tables = tables if tables.is_terminal else Console(stderr=not plain_stdout, width=PIPE_WIDTH)
+        self._tables = table_console(stderr=not plain_stdout)
 
     def error(self, message: str) -> None:
         """Print why nothing was run."""
@@ -86,21 +94,38 @@ class View:
         if first["engine_scheduler"] != "fcfs":
             title += f", engines by {first['engine_scheduler']}"
         columns = [column for column in COLUMNS if column.shown(rows)]
-        cells = [[column.title for column in columns], *([column.text(row) for column in columns] for row in rows)]
-        across, down = _table(title, cells), _table(title, [list(line) for line in zip(*cells, strict=True)])
+        heads = [column.title for column in columns]
+        cells = [[column.text(row) for column in columns] for row in rows]
+        self._tables.print(title, soft_wrap=True)
+        across = _table([heads, *cells])
         if self._needs(across) <= self._tables.width:
             self._tables.print(across)
-        else:
+            return
+        for start, count in self._blocks(heads, cells):
+            down = _table(list(map(list, zip(heads, *cells[start : start + count], strict=True))))
             self._tables.print(down, width=max(self._tables.width, self._needs(down)), crop=False)
+
+    def _blocks(self, heads: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[tuple[int, int]]:
+        """Tables that stand on end, one beside each other as far as there is room: (first row, rows), one at least."""
+        first = 0
+        while first < len(cells):
+            count = 1
+            while first + count < len(cells):
+                wider = _table(list(map(list, zip(heads, *cells[first : first + count + 1], strict=True))))
+                if self._needs(wider) > self._tables.width:
+                    break
+                count += 1
+            yield first, count
+            first += count
 
     def _needs(self, table: Table) -> int:
         """Columns of the terminal without which figures would be cut."""
         return self._tables.measure(table, options=self._tables.options.update(max_width=10_000)).maximum
 
 
-def _table(title: str, cells: Sequence[Sequence[str]]) -> Table:
+def _table(cells: Sequence[Sequence[str]]) -> Table:
     """The first line is the header."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for index, name in enumerate(cells[0]):
         table.add_column(name, justify="right" if index else "left", no_wrap=True)
     for line in cells[1:]:

@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from prometheus_client import CollectorRegistry
 
 from ballast_api.attainment_report import ATTAINMENT
+from ballast_api.demand_report import DEMAND
 from ballast_api.gateway_settings import GatewaySettings, KubernetesPeers, PickerTls, ProxyTls, TlsMode
+from ballast_api.load_report import LOAD
+from ballast_api.profile_report import PROFILES
 from ballast_core import kernel
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
@@ -29,16 +32,24 @@ from ballast_core.state.health import HealthChange, HealthState
 from ballast_gateway.admin_server import AdminServer
 from ballast_gateway.attainment import Attainment
 from ballast_gateway.attainment_metrics import AttainmentMetrics
+from ballast_gateway.canary_counts import CanaryCounts
 from ballast_gateway.decisions import DecisionLog
+from ballast_gateway.demand import Demand
+from ballast_gateway.draining import DrainMetrics, load_report
 from ballast_gateway.driver import Driver
+from ballast_gateway.endpoint_metrics import EndpointMetrics
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.kv_metrics import KvMetrics
 from ballast_gateway.labelled import Labelled
+from ballast_gateway.learned_profiles import profiles_report
+from ballast_gateway.live.serving import Live
+from ballast_gateway.live.taking import Taking
 from ballast_gateway.logs import ALONE, LineWriter, RequestLog, Whose
 from ballast_gateway.metrics import Metrics
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.scrape import Scraper
+from ballast_gateway.placement_metrics import PlacementMetrics
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.carrying import carries
@@ -120,30 +131,42 @@ class Gateway:
         self.metrics = Metrics(self.registry, in_flight=lambda: len(director.ledger))
         self.metrics.watch_queue(director)
         self.metrics.watch_health(director, now_s=time.monotonic)
+        DrainMetrics(director.departures, self.registry)
         director.health.on_change = self._health_changed
+        self._classes = ServiceClasses(settings.objectives)
+        placements = PlacementMetrics(director, self.registry, now_s=time.monotonic, objectives=self._classes.names)
         self.driver = Driver(
             director,
             clock=time.monotonic,  # uvloop's own clock moves in whole milliseconds: too coarse for gaps of tokens
             listeners=(
                 self.decisions,
                 self.metrics.effect,
+                placements.effect,
                 StandIns(director.inventory, self.registry).effect,
                 _tell_of_watch,
             ),
             on_decision_s=self.metrics.decision,
         )
-        self._classes = ServiceClasses(settings.objectives)
         self.attainment = Attainment(self._classes, now_s=self.driver.now_s, unix_s=unix_s)
         AttainmentMetrics(self.attainment, self.registry)
+        self._watch_canary(settings)
         self.traffic = TrafficRecorder(
             _bounds(settings),
             now_s=self.driver.now_s,
             unix_s=unix_s,
             running=lambda: (entry for entry in director.ledger if not entry.adopted),
         )
+        self.demand = Demand(
+            lambda: (entry for entry in director.ledger if not entry.adopted),
+            lambda slot: director.inventory.endpoint(slot).id,
+            now_s=self.driver.now_s,
+            unix_s=unix_s,
+        )
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.limits.connect_timeout_s)
         self.fleet = Fleet(self.driver.feed, failures_until_lost=settings.scrape.failures_until_lost)
         self.metrics.watch_fleet(self.fleet, self.driver.now_s)
+        endpoints = EndpointMetrics(self.fleet, director, self.registry)
+        self.driver.listen(endpoints.effect)
         self._served = ServedNames.of(settings, self.fleet.loaded_adapters)
         self._scraper = Scraper(
             self.fleet,
@@ -163,6 +186,19 @@ class Gateway:
         self._lines = LineWriter(out, loop, shared=settings.workers > 1)
         self._request_log = RequestLog(self._lines, unix_s=unix_s, whose=whose)
         self.pod_api = PodApi(settings, self.driver, self.pool) if settings.pod_api.token_file is not None else None
+        self.live = Live(
+            Taking(
+                director=director,
+                fleet=self.fleet,
+                decisions=self.decisions,
+                attainment=self.attainment,
+                now_s=self.driver.now_s,
+                unix_s=unix_s,
+                whose=whose,
+                models=lambda: self._served,
+                view=None if self.pod_api is None else self._view_in_short,
+            )
+        )
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
 
@@ -200,6 +236,13 @@ class Gateway:
             now_s, kv_ratio = self.driver.now_s(), engine.kv_usage_ratio
             seen = Observation(now_s, engine.running, engine.waiting, kv_ratio, engine.preemptions)
             self.fleet.scraped(member, seen)
+
+    def _view_in_short(self) -> tuple[str, bool, int, int]:
+        """For the live page."""
+        if self.pod_api is None or not self.pod_api.started:
+            return "", False, 0, 0
+        view = self.pod_api.view
+        return view.me, view.leads, *view.connected()
 
     def _asked_to_drain(self, on: bool) -> None:
         self._draining = on
@@ -311,6 +354,7 @@ class Gateway:
         self.pool.connect_timeout_s = settings.limits.connect_timeout_s
         self.traffic.bounds = _bounds(settings)
         self.attainment.adopt(settings.objectives)
+        self._watch_canary(settings)
         if self.pod_api is not None:
             self.pod_api.view.max_retries = settings.limits.max_retries
         self._listen()
@@ -411,6 +455,16 @@ class Gateway:
             self._closing.enter_context(opening.pop_all())
         return file
 
+    def _watch_canary(self, settings: GatewaySettings) -> None:
+        """Counts go on as long as it is the same revision, whatever its weight."""
+        canary, counts = settings.canary, self.attainment.canary
+        if canary is None:
+            self.attainment.canary = None
+        elif counts is None or counts.canary.revision != canary.revision:
+            self.attainment.canary = CanaryCounts(canary.to_core(), self.driver.director.inventory)
+        else:
+            counts.canary = canary.to_core()
+
     def _health_changed(self, change: HealthChange) -> None:
         self.metrics.health_changed(change)
         level = logging.WARNING if change.state is HealthState.EJECTED else logging.INFO
@@ -425,6 +479,8 @@ class Gateway:
         self.attainment(record)
         self.metrics.request(record)
         self.traffic(record)
+        self.demand(record)
+        self.live.taking.ended(record)
         if self.settings.logs.requests:
             self._request_log(record)
 
@@ -500,11 +556,20 @@ class Gateway:
         signature = None if self.pod_api is None else self.pod_api.guard().check
         who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file), signature)
         exposed = Labelled(self.registry, self.whose) if self.whose else self.registry
-        light = {ATTAINMENT: self.attainment.report}
-        probes = Probes(exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build, light=light)
+        director, unix_s = self.driver.director, time.time() - self.driver.now_s()
+        light = {
+            ATTAINMENT: self.attainment.report,
+            DEMAND: self.demand.report,
+            PROFILES: lambda: profiles_report(director, now_s=self.driver.now_s(), unix_s=unix_s),
+            LOAD: lambda: load_report(director, self.fleet, now_s=self.driver.now_s(), unix_s=unix_s),
+        }
+        probes = Probes(
+            exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build, light=light, live=self.live
+        )
         server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port
         self._closing.push_async_callback(server.aclose)
+        self._closing.callback(self.live.watchers.close)
 
 
 def _naming_key(said: str) -> bytes:

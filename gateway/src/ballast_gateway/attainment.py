@@ -11,14 +11,14 @@ picker face. So the sums of all gateways count each request of the fleet once. W
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from ballast_api.attainment_report import AttainmentReport, ObjectiveReport
 from ballast_api.gateway_settings import ClassObjective
-from ballast_core.attainment import Ended, Objective, Seen, Threshold, Windows, judge
+from ballast_core.attainment import Counts, Ended, Objective, Seen, Threshold, Windows, judge
+from ballast_gateway.canary_counts import CanaryCounts
 from ballast_gateway.errors import cancelled
 from ballast_gateway.records import HOLDER_LOST, RequestRecord
 from ballast_gateway.service_classes import ServiceClasses
@@ -42,18 +42,22 @@ class Attainment:
         self._unix_s = unix_s
         self._since_s = now_s()
         self._windows = {objective: Windows() for objective in classes.objectives}
+        self.canary: CanaryCounts | None = None
+        """Counts both sides of a canary apart, while there is one."""
 
     def adopt(self, objectives: Iterable[ClassObjective]) -> None:
         """Go by these from now on. Counts of an objective stay as long as its name and thresholds do."""
         self._classes.adopt(objectives)
-        before = {_counted(objective): windows for objective, windows in self._windows.items()}
+        before = {objective.rule: windows for objective, windows in self._windows.items()}
         now = self._classes.objectives
-        self._windows = {objective: before.get(_counted(objective)) or Windows() for objective in now}
+        self._windows = {objective: before.get(objective.rule) or Windows() for objective in now}
 
     def __call__(self, record: RequestRecord) -> None:
         """Count a request that has ended, and note on its record whether it met its objective."""
         objective = record.objective
         ended = None if objective is None else _end_of(record)
+        if self.canary is not None:
+            self.canary.served(record)
         if objective is None or ended is None:
             return
         windows = self._windows.get(objective)
@@ -62,14 +66,25 @@ class Attainment:
         record.met = judgement[Threshold.JOINT]
         if windows is not None:
             windows.count(judgement, record.ended_s)
+        if self.canary is not None:
+            self.canary.judged(record, objective, judgement)
 
     def report(self) -> bytes:
         """The answer of `/ballast/v1/attainment`, in JSON."""
         now_s = self._now_s()
-        counted = [ObjectiveReport.of(each, windows.over(now_s)) for each, windows in self._windows.items()]
+        counted = [ObjectiveReport.of(*each) for each in self.over(now_s)]
         since_s, unix_s = self._since_s + self._unix_s, now_s + self._unix_s
-        report = AttainmentReport(unix_s=round(unix_s, 3), since_unix_s=round(since_s, 3), objectives=tuple(counted))
+        report = AttainmentReport(
+            unix_s=round(unix_s, 3),
+            since_unix_s=round(since_s, 3),
+            objectives=tuple(counted),
+            canary=None if self.canary is None else self.canary.report(now_s),
+        )
         return msgspec.json.encode(report)
+
+    def over(self, now_s: float) -> list[tuple[Objective, Mapping[int, Mapping[Threshold, Counts]]]]:
+        """Each objective with what was counted in its windows, as `Windows.over`."""
+        return [(objective, windows.over(now_s)) for objective, windows in self._windows.items()]
 
     def totals(self) -> Iterable[tuple[Objective, list[int]]]:
         """Each objective with all that was counted since the beginning, as `Windows.totals`."""
@@ -81,8 +96,3 @@ def _end_of(record: RequestRecord) -> Ended | None:
     if record.reason == _BY_ORDER:
         return None
     return Ended.UNSEEN if record.reason == HOLDER_LOST else _ENDS.get(record.outcome)
-
-
-def _counted(objective: Objective) -> Objective:
-    """The objective without what does not change how requests are judged."""
-    return replace(objective, target=1.0, priority=0)

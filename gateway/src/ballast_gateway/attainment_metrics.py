@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ballast_api.metric_making import counters, gauges
 from ballast_gateway.attainment import Attainment
 
 _RESULTS: Final = ("within", "outside", "unknown")
@@ -23,16 +24,8 @@ class AttainmentMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All of them."""
-        requests = CounterMetricFamily(
-            "ballast_gateway_objective_requests",
-            "Requests that have ended, by what they were against the objective of their class.",
-            labels=("objective", "threshold", "result"),
-        )
-        targets = GaugeMetricFamily(
-            "ballast_gateway_objective_target_ratio",
-            "Share of requests that must meet every threshold.",
-            labels=("objective",),
-        )
+        requests = counters("ballast_gateway_objective_requests_total")
+        targets = gauges("ballast_gateway_objective_target_ratio")
         for objective, totals in self._attainment.totals():
             targets.add_metric((objective.name,), objective.target)
             for threshold in objective.thresholds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import TextIO, TypeAlias
 
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Migrate, Reject
@@ -19,9 +20,12 @@ class DecisionLog:
         self._decisions: deque[tuple[float, Decision]] = deque(maxlen=kept)
         self._unix_s = unix_s
         self._file = file
+        self.count = 0
+        """Decisions, ever."""
 
     def __call__(self, effect: Effect, now_s: float) -> None:
         if isinstance(effect, (Dispatch, Handoff, Migrate, Reject)):
+            self.count += 1
             self._decisions.append((now_s, effect))
             if self._file is not None:
                 line = as_dict(effect, now_s + self._unix_s)
@@ -36,6 +40,10 @@ class DecisionLog:
             if request_id is None or decision.request_id == request_id:
                 found.append(as_dict(decision, now_s + self._unix_s))
         return found
+
+    def newest(self, most: int) -> list[Decision]:
+        """The last ones, `most` at most, in the order in which they were taken."""
+        return [decision for _, decision in islice(self._newest(), most)][::-1]
 
     def _newest(self) -> Iterable[tuple[float, Decision]]:
         return reversed(self._decisions)

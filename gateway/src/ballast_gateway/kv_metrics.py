@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ballast_api.metric_making import counters, gauges
 from ballast_core.beliefs.reported_prefixes import ReportedPrefixes
 from ballast_gateway.observe.fleet import Fleet
 from ballast_gateway.observe.kv_counts import KvCounts
@@ -24,28 +25,24 @@ class KvMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         counts = self._counts
-        yield _counter("kv_batches", "Batches of KV events that were taken.", counts.batches)
-        yield _counter("kv_unreadable", "Messages that are no batch of KV events.", counts.unreadable)
-        gaps = CounterMetricFamily(
-            "ballast_gateway_kv_gaps", "Times that KV events were missed, by what came of it.", labels=("outcome",)
-        )
+        yield _counter("ballast_gateway_kv_batches_total", counts.batches)
+        yield _counter("ballast_gateway_kv_unreadable_total", counts.unreadable)
+        gaps = counters("ballast_gateway_kv_gaps_total")
         gaps.add_metric(("filled",), counts.gaps_filled)
         gaps.add_metric(("unfilled",), counts.gaps_unfilled)
         yield gaps
         known = [self._reported.known(endpoint_id) for endpoint_id in self._fleet.members]
-        caches = GaugeMetricFamily(
-            "ballast_gateway_kv_endpoints", "Endpoints by what is known of their caches.", labels=("knowledge",)
-        )
+        caches = gauges("ballast_gateway_kv_endpoints")
         complete = sum(each is not None and each.complete for each in known)
         caches.add_metric(("complete",), complete)
         caches.add_metric(("partial",), len(known) - complete)
         yield caches
-        blocks = GaugeMetricFamily("ballast_gateway_kv_blocks", "Blocks that endpoints report as cached.")
+        blocks = gauges("ballast_gateway_kv_blocks")
         blocks.add_metric((), sum(each.blocks for each in known if each is not None))
         yield blocks
 
 
-def _counter(name: str, about: str, value: int) -> Metric:
-    made = CounterMetricFamily(f"ballast_gateway_{name}", about)
+def _counter(name: str, value: int) -> Metric:
+    made = counters(name)
     made.add_metric((), value)
     return made

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway. docs/gateway.md explains what it means when each of them moves."""
+"""Prometheus metrics of requests and of what the gateway does for them. `ballast_api.metrics` declares them all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ballast_api.metric_making import counter, gauge, gauges, histogram
 from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, Fault, RejectReason, ShedCause, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Leave, PulseChanged, Reject
@@ -29,100 +30,43 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, *, in_flight: Callable[[], int]) -> None:
         self.registry = registry
-        self._requests = Counter(
-            "ballast_gateway_requests", "Requests that have ended.", ("model", "outcome", "reason"), registry=registry
+        self._requests = counter("ballast_gateway_requests_total", registry)
+        self._ttft = histogram("ballast_gateway_time_to_first_token_seconds", registry, _SECONDS)
+        parts = histogram("ballast_gateway_time_to_first_token_part_seconds", registry, _SECONDS)
+        self._wait, self._prefill, self._decode = (parts.labels(part) for part in ("wait", "prefill", "decode"))
+        self._tpot = histogram("ballast_gateway_time_per_output_token_seconds", registry, _GAPS)
+        self._e2e = histogram("ballast_gateway_request_duration_seconds", registry, _SECONDS)
+        self._prompt = counter("ballast_gateway_prompt_tokens_total", registry)
+        self._output = counter("ballast_gateway_output_tokens_total", registry)
+        self._decisions = histogram("ballast_gateway_decision_seconds", registry, _DECISIONS)
+        self._dispatches = counter("ballast_gateway_dispatches_total", registry)
+        self._handoffs = counter("ballast_gateway_handoffs_total", registry)
+        self._retries = counter("ballast_gateway_retries_total", registry)
+        self._failed_legs = counter("ballast_gateway_failed_legs_total", registry)
+        self._ejections = counter("ballast_gateway_ejections_total", registry)
+        self._migrations = counter("ballast_gateway_migrations_total", registry)
+        self._pauses = histogram("ballast_gateway_migration_pause_seconds", registry, _GAPS)
+        self._rescues = counter("ballast_gateway_rescues_total", registry)
+        self._cuts = counter("ballast_gateway_cuts_total", registry)
+        self._rejections = counter("ballast_gateway_rejections_total", registry)
+        self._shed = counter("ballast_gateway_shed_total", registry)
+        self._pulses = counter("ballast_gateway_watch_changes_total", registry)
+        self._left = counter("ballast_gateway_legs_left_total", registry)
+        self._scrape_failures = counter("ballast_gateway_scrape_failures_total", registry)
+        known: tuple[tuple[Counter, Iterable[str]], ...] = (
+            (self._failed_legs, Fault),
+            (self._ejections, EJECTED_BY),
+            (self._migrations, MoveOutcome),
+            (self._cuts, ("planned", "used")),
+            (self._rejections, set(RejectReason) - {RejectReason.UPSTREAM_REFUSED}),
+            (self._shed, ShedCause),
+            (self._pulses, Pulse),
         )
-        self._ttft = _histogram(registry, "time_to_first_token", "Arrival to first token of streams.", _SECONDS)
-        self._tpot = _histogram(
-            registry, "time_per_output_token", "Mean gap between tokens after the first, by stream.", _GAPS
-        )
-        self._e2e = _histogram(registry, "request_duration", "Arrival to end of completed requests.", _SECONDS)
-        self._prompt = Counter(
-            "ballast_gateway_prompt_tokens", "Prompt tokens, estimated for text.", ("model",), registry=registry
-        )
-        self._output = Counter("ballast_gateway_output_tokens", "Output tokens.", ("model",), registry=registry)
-        self._decisions = Histogram(
-            "ballast_gateway_decision_seconds",
-            "Wall time of the Director for an event that had effects.",
-            buckets=_DECISIONS,
-            registry=registry,
-        )
-        self._dispatches = Counter(
-            "ballast_gateway_dispatches", "Legs placed on an endpoint.", ("stage", "role", "pool"), registry=registry
-        )
-        self._handoffs = Counter(
-            "ballast_gateway_handoffs",
-            "Second looks at the decode endpoint when prefill had ended (late binding).",
-            registry=registry,
-        )
-        self._retries = Counter(
-            "ballast_gateway_retries", "Requests sent to another endpoint after a leg failed.", registry=registry
-        )
-        self._failed_legs = Counter(
-            "ballast_gateway_failed_legs", "Legs that failed, by what the engine did.", ("fault",), registry=registry
-        )
-        for fault in Fault:
-            self._failed_legs.labels(str(fault))
-        self._ejections = Counter(
-            "ballast_gateway_ejections",
-            "Endpoints that were ejected, by what showed it.",
-            ("cause",),
-            registry=registry,
-        )
-        for cause in EJECTED_BY:
-            self._ejections.labels(cause)
-        self._migrations = Counter(
-            "ballast_gateway_migrations",
-            "Orders to move a running decode, by outcome.",
-            ("outcome",),
-            registry=registry,
-        )
-        for outcome in MoveOutcome:
-            self._migrations.labels(str(outcome))
-        self._pauses = Histogram(
-            "ballast_gateway_migration_pause_seconds",
-            "From the cut of a stream to the target's first token.",
-            buckets=_GAPS,
-            registry=registry,
-        )
-        self._rescues = Counter(
-            "ballast_gateway_rescues",
-            "Streams that went on at another endpoint after theirs failed.",
-            registry=registry,
-        )
-        self._rejections = Counter(
-            "ballast_gateway_rejections", "Requests that got no endpoint.", ("reason",), registry=registry
-        )
-        for reason in set(RejectReason) - {RejectReason.UPSTREAM_REFUSED}:
-            self._rejections.labels(str(reason))  # a series must exist, at zero, before an alert can count its increase
-        self._shed = Counter(
-            "ballast_gateway_shed",
-            "Requests rejected as saturated, by what made them one too many.",
-            ("cause",),
-            registry=registry,
-        )
-        for cause in ShedCause:
-            self._shed.labels(str(cause))
-        self._pulses = Counter(
-            "ballast_gateway_watch_changes",
-            "Endpoints that the progress watch began to think otherwise of.",
-            ("pulse",),
-            registry=registry,
-        )
-        for pulse in Pulse:
-            self._pulses.labels(str(pulse))
-        self._left = Counter(
-            "ballast_gateway_legs_left", "Legs that were left because their engine was silent.", registry=registry
-        )
-        self._scrape_failures = Counter(
-            "ballast_gateway_scrape_failures", "Failed scrapes of endpoints.", ("pool", "role"), registry=registry
-        )
-        Gauge("ballast_gateway_requests_in_flight", "Requests in the ledger.", registry=registry).set_function(
-            in_flight
-        )
-        Gauge("ballast_gateway_build_info", "Always 1.", ("version",), registry=registry).labels(
-            version("ballast")
-        ).set(1)
+        for each, values in known:  # a series must exist, at zero, before an alert can count its increase
+            for value in values:
+                each.labels(str(value))
+        gauge("ballast_gateway_requests_in_flight", registry, in_flight)
+        gauge("ballast_gateway_build_info", registry).labels(version("ballast")).set(1)
         ProcessCollector(registry=registry)
         self._children: dict[tuple[str, ...], Counter] = {}
         self._by_model: dict[str, tuple[Histogram, Histogram, Histogram, Counter, Counter]] = {}
@@ -130,7 +74,9 @@ class Metrics:
     def effect(self, effect: Effect, now_s: float) -> None:
         """An effect listener of the driver."""
         match effect:
-            case Dispatch(prefill=prefill, decode=decode):
+            case Dispatch(prefill=prefill, decode=decode, segments=segments):
+                if segments:
+                    self._child(self._cuts, "planned").inc()
                 if prefill is not None:
                     self._dispatched(Stage.PREFILL, prefill)
                 self._dispatched(Stage.DECODE, decode)
@@ -167,6 +113,8 @@ class Metrics:
                 self._pauses.observe(move.pause_s)
         if record.rescues:
             self._rescues.inc(record.rescues)
+        if record.cut_tokens:
+            self._child(self._cuts, "used").inc()
         if not record.dispatches:
             return
         ttft, tpot, e2e, prompt, output = self._of_model(model)
@@ -174,10 +122,23 @@ class Metrics:
         output.inc(record.output_tokens)
         if record.ttft_s is not None:
             ttft.observe(record.ttft_s)
+            self._taken_apart(record)
         if record.outcome == "completed":
             e2e.observe(record.e2e_s)
             if record.tpot_s is not None:
                 tpot.observe(record.tpot_s)
+
+    def _taken_apart(self, record: RequestRecord) -> None:
+        """The parts of its time to first token."""
+        dispatched_s, first_token_s = record.dispatched_s, record.first_token_s
+        if dispatched_s is None or first_token_s is None:
+            return
+        self._wait.observe(dispatched_s - record.arrived_s)
+        decodes_from_s = dispatched_s
+        if record.prefilled_s is not None and record.prefilled_s <= first_token_s:
+            self._prefill.observe(record.prefilled_s - dispatched_s)
+            decodes_from_s = record.prefilled_s
+        self._decode.observe(first_token_s - decodes_from_s)
 
     def scrape_failed(self, member: Member) -> None:
         """Count a failed scrape."""
@@ -194,32 +155,24 @@ class Metrics:
 
     def watch_queue(self, director: Director) -> None:
         """Export what waits, read anew at each export."""
-        Gauge(
-            "ballast_gateway_requests_waiting", "Requests that wait for capacity.", registry=self.registry
-        ).set_function(lambda: len(director.queue))
-        Gauge(
-            "ballast_gateway_expected_wait_seconds",
-            "Expected time until what waits now has been dispatched.",
-            registry=self.registry,
-        ).set_function(lambda: director.expected_wait_s)
+        gauge("ballast_gateway_requests_waiting", self.registry, lambda: len(director.queue))
+        gauge("ballast_gateway_expected_wait_seconds", self.registry, lambda: director.expected_wait_s)
 
     def watch_health(self, director: Director, now_s: Callable[[], float]) -> None:
         """Export the health of endpoints and the retry budget, read anew at each export."""
         self.registry.register(_HealthCollector(director.health))
-        Gauge(
-            "ballast_gateway_retry_budget", "Retries that are allowed at the moment.", registry=self.registry
-        ).set_function(lambda: director.outcomes.retries_left(now_s()))
+        gauge("ballast_gateway_retry_budget", self.registry, lambda: director.outcomes.retries_left(now_s()))
 
     def watch_view(self, view: FleetView) -> None:
         """Export what this gateway sees of its fleet, read anew at each export."""
-        gauges = {
-            "leads": ("Whether this gateway runs the rounds of moves of its fleet.", lambda: float(view.leads)),
-            "agents": ("Agents of pods that are heard.", lambda: float(view.connected()[0])),
-            "peers": ("Other gateways that are heard.", lambda: float(view.connected()[1])),
-            "oldest_source_seconds": ("Age of what the most silent source said last.", view.oldest_s),
+        reads: dict[str, Callable[[], float]] = {
+            "leads": lambda: float(view.leads),
+            "agents": lambda: float(view.connected()[0]),
+            "peers": lambda: float(view.connected()[1]),
+            "oldest_source_seconds": view.oldest_s,
         }
-        for name, (text, read) in gauges.items():
-            Gauge(f"ballast_gateway_view_{name}", text, registry=self.registry).set_function(read)
+        for name, read in reads.items():
+            gauge(f"ballast_gateway_view_{name}", self.registry, read)
 
     def _dispatched(self, stage: Stage, endpoint: Endpoint) -> None:
         self._child(self._dispatches, str(stage), str(endpoint.role), endpoint.pool).inc()
@@ -251,11 +204,7 @@ class _HealthCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         counts = Tally(self._health.states())
-        found = GaugeMetricFamily(
-            "ballast_gateway_endpoint_health",
-            "Ready endpoints by the outcomes of their legs.",
-            labels=("role", "state"),
-        )
+        found = gauges("ballast_gateway_endpoint_health")
         for (role, state), count in sorted(counts.items()):
             found.add_metric((str(role), str(state)), count)
         return [found]
@@ -269,9 +218,7 @@ class _FleetCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         members = list(self._fleet.members.values())
         counts = Tally((m.endpoint.pool, str(m.endpoint.role), m.state) for m in members)
-        endpoints = GaugeMetricFamily(
-            "ballast_gateway_endpoints", "Endpoints that discovery knows.", labels=("pool", "role", "state")
-        )
+        endpoints = gauges("ballast_gateway_endpoints")
         for labels, count in sorted(counts.items()):
             endpoints.add_metric(labels, count)
         now_s = self._now_s()
@@ -280,15 +227,7 @@ class _FleetCollector(Collector):
             if member.observation is not None:
                 key = (member.endpoint.pool, str(member.endpoint.role))
                 oldest[key] = max(oldest.get(key, 0.0), now_s - member.observation.observed_at_s)
-        ages = GaugeMetricFamily(
-            "ballast_gateway_observation_age_seconds",
-            "Age of the oldest last observation.",
-            labels=("pool", "role"),
-        )
+        ages = gauges("ballast_gateway_observation_age_seconds")
         for labels_, age_s in sorted(oldest.items()):
             ages.add_metric(labels_, age_s)
         return [endpoints, ages]
-
-
-def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-    return Histogram(f"ballast_gateway_{name}_seconds", text, ("model",), buckets=buckets, registry=registry)

@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from ballast_api.signatures import PROOF
+from ballast_gateway.live.serving import OPEN, Live, serve_page
 from ballast_gateway.who_may_ask import Refusal, WhoMayAsk
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -26,7 +27,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 class Probes:
     """An ASGI application. `not_ready` returns why the gateway is not ready. The rest is for those who may ask: `build`
-    makes what answers it, but for the paths of `light`, which are JSON.
+    makes what answers it, but for the paths of `light`, which are JSON, and for those of `live`. The live page itself
+    is for everybody: it holds no data, and a browser sends no token with it.
     """
 
     def __init__(
@@ -37,19 +39,24 @@ class Probes:
         who_may_ask: WhoMayAsk,
         build: Callable[[], App],
         light: Mapping[str, Callable[[], bytes]],
+        live: Live,
     ) -> None:
         self._registry = registry
         self._not_ready = not_ready
         self._who_may_ask = who_may_ask
         self._build = build
         self._light = light
+        self._live = live
         self._rest: asyncio.Task[App] | None = None
         self._answers = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        answer = self._answers.get(scope.get("path", ""))
-        if answer is None:
+        path = scope.get("path", "")
+        answer = self._answers.get(path)
+        if answer is None and path in OPEN and scope["method"] == "GET":
+            await serve_page(scope, receive, send)
+        elif answer is None:
             refusal = self._judge(scope)
             if isinstance(refusal, str):
                 await self._tell(scope, receive, _proving(refusal, send))
@@ -77,11 +84,14 @@ class Probes:
 
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer who may ask."""
-        light = self._light.get(scope["path"]) if scope["method"] == "GET" else None
-        if light is None:
-            await (await self._others())(scope, receive, send)
-        else:
+        path, reads = scope["path"], scope["method"] == "GET"
+        light = self._light.get(path) if reads else None
+        if light is not None:
             await _respond(send, 200, "application/json", light())
+        elif reads and self._live.answers(path):
+            await self._live(scope, receive, send)
+        else:
+            await (await self._others())(scope, receive, send)
 
     async def _others(self) -> App:
         if self._rest is None:

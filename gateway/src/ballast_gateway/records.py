@@ -52,6 +52,8 @@ class RequestRecord:
     """Prompt tokens whose KV the decode endpoint was to pull from there; 0 unless the prompt was cut."""
     decode: str = ""
     dispatches: int = 0
+    dispatched_s: float | None = None
+    """Of the last dispatch before the first token."""
     prefilled_s: float | None = None
     first_token_s: float | None = None
     ended_s: float = 0.0

@@ -40,6 +40,10 @@ class ServiceClasses:
         """All of them."""
         return tuple(each.objective for each in self._classes)
 
+    def names(self) -> tuple[str, ...]:
+        """Of all objectives."""
+        return tuple(each.objective.name for each in self._classes)
+
     def objective(self, model: str, header: Callable[[str], str | None]) -> Objective | None:
         """That of the first class that a request belongs to; None if it belongs to none.
 

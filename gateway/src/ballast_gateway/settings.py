@@ -24,15 +24,22 @@ def director_settings(settings: GatewaySettings) -> DirectorSettings:
         health=HealthSettings(**dict(settings.health)),
         hold_s=settings.limits.hold_s,
         watch=_watch(settings),
+        empties_draining=_holds_streams(settings) and settings.streams.rescue,
         fallbacks=settings.picker.fallbacks if settings.face.serves_picker else 0,
+        canary=None if settings.canary is None else settings.canary.to_core(),
         profiles={**SHIPPED_PROFILES, **own},
     )
 
 
+def _holds_streams(settings: GatewaySettings) -> bool:
+    """Whether the proxy face does, or agents that tell this gateway."""
+    return settings.face.serves_proxy or settings.pod_api.token_file is not None
+
+
 def _watch(settings: GatewaySettings) -> WatchSettings | None:
-    """Only who holds streams sees what engines send: the proxy face, and agents."""
+    """Only who holds streams sees what engines send."""
     watch = settings.watch
-    if not (watch.enabled and (settings.face.serves_proxy or settings.pod_api.token_file is not None)):
+    if not (watch.enabled and _holds_streams(settings)):
         return None
     return WatchSettings(
         patience=watch.patience,

@@ -75,7 +75,10 @@ class SettingsFile:
                 problems = [Problem(each.field, f"{each.message}, until a restart") for each in explain(error)]
                 raise InvalidInput(str(self.path), problems) from error
         except InvalidInput as error:
-            return News(self.hash, None, str(error))
+            refused = News(self.hash, None, str(error))
+            if self.hash == before:  # it could not be read: the next text is news, also if it is the one before
+                self.hash = ""
+            return refused
 
     async def follow(self, running: Callable[[], GatewaySettings], tell: Callable[[News], None]) -> None:
         """Tell each change, for ever. The file is read on a thread, since YAML takes its time."""

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from ballast_api.gateway_settings import GatewaySettings
+from ballast_api.metric_making import counter, gauge
 from ballast_gateway.logs import timestamp
 from ballast_gateway.settings_file import News
 
@@ -29,22 +30,9 @@ class SettingsState:
         self._applied_unix_s = time.time()
         self._refused: News | None = None
         self._waits: tuple[str, ...] = ()
-        Gauge(
-            "ballast_gateway_settings_generation",
-            "Texts of the settings file that were taken, the one at the start included.",
-            registry=registry,
-        ).set_function(lambda: self.generation)
-        Gauge(
-            "ballast_gateway_settings_refused",
-            "Whether the settings file has a text that is refused: the settings before are in force.",
-            registry=registry,
-        ).set_function(lambda: self._refused is not None)
-        self._texts = Counter(
-            "ballast_gateway_settings_texts",
-            "Changes of the settings file, by what became of them.",
-            ["result"],
-            registry=registry,
-        )
+        gauge("ballast_gateway_settings_generation", registry, lambda: self.generation)
+        gauge("ballast_gateway_settings_refused", registry, lambda: self._refused is not None)
+        self._texts = counter("ballast_gateway_settings_texts_total", registry)
         for result in ("taken", "refused"):
             self._texts.labels(result)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
+from ballast_api.metric_making import counter
 from ballast_core.model import Role
 from ballast_core.model.effects import Dispatch, Effect
 from ballast_core.state.inventory import Inventory
@@ -26,13 +27,8 @@ class StandIns:
 
     def __init__(self, inventory: Inventory, registry: CollectorRegistry) -> None:
         self._inventory = inventory
-        counter = Counter(
-            "ballast_gateway_fallback_dispatches",
-            "Requests that an endpoint of one role served whole, as no endpoint of the missing role was left for them.",
-            ("missing",),
-            registry=registry,
-        )
-        self._counts = {role: counter.labels(str(missing)) for role, missing in _MISSING.items()}
+        requests = counter("ballast_gateway_fallback_dispatches_total", registry)
+        self._counts = {role: requests.labels(str(missing)) for role, missing in _MISSING.items()}
         self._gone: frozenset[Role] = frozenset()
         """The roles whose absence has been logged."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ballast_api.metric_making import counters, gauges
 from ballast_gateway.tls.certificates import Tls
 
 
@@ -19,19 +20,9 @@ class TlsMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        reloads = CounterMetricFamily(
-            "ballast_gateway_tls_reloads",
-            "Changes of certificate files, by what came of them.",
-            labels=("face", "outcome"),
-        )
-        refused = CounterMetricFamily(
-            "ballast_gateway_tls_refused", "Connections that came to nothing, by reason.", labels=("face", "reason")
-        )
-        expiry = GaugeMetricFamily(
-            "ballast_gateway_tls_certificate_expiry_timestamp_seconds",
-            "When the certificate that is shown to clients expires.",
-            labels=("face",),
-        )
+        reloads = counters("ballast_gateway_tls_reloads_total")
+        refused = counters("ballast_gateway_tls_refused_total")
+        expiry = gauges("ballast_gateway_tls_certificate_expiry_timestamp_seconds")
         for face, tls in self._faces.items():
             shown = tls.certificates
             for outcome, count in shown.reloads.items():

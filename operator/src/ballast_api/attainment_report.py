@@ -56,13 +56,30 @@ class ObjectiveReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def measures(self, objective: Objective) -> bool:
         """Whether its counts are about the thresholds of this objective."""
-        said = (self.name, self.ttft_s, self.tpot_s, self.e2e_s)
-        return said == (objective.name, objective.ttft_s, objective.tpot_s, objective.e2e_s)
+        return (self.name, self.ttft_s, self.tpot_s, self.e2e_s) == objective.rule
 
     def counts(self, window_s: int, threshold: Threshold) -> Counts:
         """Of one window; none where the gateway has no such window, or the objective no such threshold."""
         tally = self.windows.get(str(window_s), {}).get(threshold.name.lower())
         return Counts() if tally is None else Counts(tally.within, tally.outside, tally.unknown)
+
+
+class SideReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one side of a canary, over the longest window."""
+
+    served: Tally
+    """Within: those that their first endpoints served. Outside: those of which a leg failed, and those that failed."""
+    objectives: dict[str, Tally] = {}
+    """Joint counts by name of the objective."""
+
+
+class CanaryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway has counted since it weighs this revision."""
+
+    revision: str
+    canary: SideReport
+    others: SideReport
+    """All other revisions together."""
 
 
 class AttainmentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +89,8 @@ class AttainmentReport(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: float
     """When it began to count: windows that reach back further are of a part of their time."""
     objectives: tuple[ObjectiveReport, ...] = ()
+    canary: CanaryReport | None = None
+    """Both sides of the settings' canary; left out without one."""
 
 
 def read_report(body: bytes) -> AttainmentReport:
@@ -97,8 +116,41 @@ def together(reports: Sequence[AttainmentReport]) -> bytes:
             for window_s, tallies in first.windows.items()
         }
         objectives.append(msgspec.structs.replace(first, windows=windows))
+    canaries = [each.canary for each in reports if each.canary is not None]
     newest_s, since_s = max(each.unix_s for each in reports), max(each.since_unix_s for each in reports)
-    return msgspec.json.encode(AttainmentReport(unix_s=newest_s, since_unix_s=since_s, objectives=tuple(objectives)))
+    return msgspec.json.encode(
+        AttainmentReport(
+            unix_s=newest_s,
+            since_unix_s=since_s,
+            objectives=tuple(objectives),
+            canary=canaries_together(canaries, canaries[0].revision) if canaries else None,
+        )
+    )
+
+
+def canaries_together(reports: Sequence[CanaryReport], revision: str) -> CanaryReport:
+    """The sums of those that are about this revision."""
+    about = [each for each in reports if each.revision == revision]
+    return CanaryReport(
+        revision=revision,
+        canary=_sides_together([each.canary for each in about]),
+        others=_sides_together([each.others for each in about]),
+    )
+
+
+def _sides_together(sides: Sequence[SideReport]) -> SideReport:
+    named = sorted({name for side in sides for name in side.objectives})
+    return SideReport(
+        served=_tallied(side.served for side in sides),
+        objectives={
+            name: _tallied(side.objectives[name] for side in sides if name in side.objectives) for name in named
+        },
+    )
+
+
+def _tallied(tallies: Iterable[Tally]) -> Tally:
+    found = list(tallies)
+    return Tally(*(sum(getattr(each, field) for each in found) for field in _TALLIED))
 
 
 def summed(reports: Iterable[ObjectiveReport], window_s: int, threshold: Threshold) -> Counts:

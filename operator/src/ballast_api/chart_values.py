@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, PositiveInt, Seq, StringMap
+from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, Port, PositiveInt, Seq, StringMap
+from ballast_api.names import PORT_ENGINE
 
 Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 FreeObject = dict[str, Any]
@@ -32,6 +33,17 @@ class CrdValues(ApiModel):
     """Whether they, and with them every ServingPool, stay when the chart is uninstalled."""
 
 
+class AdmissionValues(ApiModel):
+    """A ValidatingAdmissionPolicy: what is said of deletions that take something away from ServingPools."""
+
+    enabled: bool = True
+    """Whether the chart installs the policy. It takes Kubernetes 1.30; the chart leaves it out of older clusters."""
+    action: Literal["Deny", "Warn"] = "Deny"
+    """What happens to the deletion of a SchedulingPolicy, ServiceLevelObjective or HardwareProfile that ServingPools
+    name: it is refused (Deny), or done with a warning to whoever asked (Warn). The annotation
+    `serving.ballast.dev/allow-deletion: "true"` on the object lets it go."""
+
+
 class ServiceAccountValues(ApiModel):
     """The operator's identity."""
 
@@ -43,15 +55,71 @@ class ServiceAccountValues(ApiModel):
     """Annotations of the ServiceAccount, such as those for cloud identities."""
 
 
+class GatewayOnlyValues(ApiModel):
+    """A gateway in front of vLLM pods that are there already, in place of the operator."""
+
+    enabled: bool = False
+    """Whether the chart installs that gateway and nothing else: no operator, no CustomResourceDefinitions."""
+    selector: str = ""
+    """Label selector of the vLLM pods in the release's namespace, as `kubectl get pods -l` has it. Roles come from the
+    label `llm-d.ai/role` or `serving.ballast.dev/role`; pods with neither are left out. Required."""
+    port: Port = PORT_ENGINE
+    """Port of the pods' HTTP API."""
+    served_names: Seq[NonEmptyStr] = ()
+    """Names of the model, as clients send them. At least one."""
+    replicas: PositiveInt = 2
+    """Gateway pods. Each decides by what it sees itself and by the pods' metrics."""
+    settings: FreeObject = Field(default_factory=dict)
+    """More settings of the gateway (docs/reference/gateway-settings.md), such as `policy`, `profiles` and `limits`."""
+
+
 class GatewayValues(ApiModel):
     """Defaults for the gateways that the operator creates."""
 
     image: str = ""
     """Image of the gateways whose ServingPool names none. Empty takes the operator's image."""
+    only: GatewayOnlyValues = Field(default_factory=GatewayOnlyValues)
+    """A gateway in front of vLLM pods that are there already (docs/start/existing-pods.md)."""
     admin_from: Seq[FreeObject] = ()
     """Who may reach the gateways' port 9090 with its metrics and its admin API, as `from` of a NetworkPolicy has it,
     such as the namespace of Prometheus; the operator may, too. It takes a network that enforces policies, and
     `networkPolicies`. Empty leaves the port open to every pod."""
+
+
+Where = Literal["Auto", "Always", "Never"]
+
+
+def _sidecar() -> dict[str, str]:
+    return {"grafana_dashboard": "1"}
+
+
+class MonitoringValues(ApiModel):
+    """What Prometheus and Grafana find by themselves. `Auto`: where the cluster has that kind when Helm renders."""
+
+    pod_monitors: Where = "Auto"
+    """PodMonitors for the operator and for all gateways that it serves (Prometheus Operator)."""
+    prometheus_rules: Where = "Auto"
+    """A PrometheusRule with recording rules and alerts (Prometheus Operator)."""
+    labels: StringMap = Field(default_factory=dict)
+    """Labels of PodMonitors and PrometheusRule, by which your Prometheus selects them, such as
+    `release: kube-prometheus-stack`."""
+    interval: NonEmptyStr = "15s"
+    """How often PodMonitors are scraped."""
+    annotations: bool = True
+    """Whether the pods of operator and gateways say `prometheus.io/scrape` where there are no PodMonitors. A change
+    restarts gateways, one after another."""
+    runbooks: str = ""
+    """Address of the page of runbooks, to which alerts add `#` and their name. Empty: its path in the repository."""
+    dashboards: bool = True
+    """Whether dashboards are installed, as ConfigMaps that Grafana's sidecar finds."""
+    dashboard_labels: StringMap = Field(default_factory=_sidecar)
+    """Labels of those ConfigMaps."""
+    dashboard_annotations: StringMap = Field(default_factory=dict)
+    """Annotations of those ConfigMaps, such as `grafana_folder: Ballast`."""
+    grafana_dashboards: Where = "Auto"
+    """GrafanaDashboards that refer to those ConfigMaps (Grafana Operator)."""
+    grafana_selector: FreeObject = Field(default_factory=dict)
+    """`instanceSelector` of GrafanaDashboards. Empty: every Grafana of their namespace."""
 
 
 def _away_from_gpus() -> FreeObject:
@@ -97,9 +165,13 @@ class ChartValues(ApiModel):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 8081
     """Port of the operator's metrics, at /metrics: looks by result and time, conditions, and wanted and ready instances
     by pool. 0 serves none."""
+    monitoring: MonitoringValues = Field(default_factory=MonitoringValues)
+    """Dashboards, scrapes and alerts."""
     aggregate_roles: bool = True
     """Whether Kubernetes' own ClusterRoles get rights on Ballast's resources: view reads them, edit and admin write
     ServingPools, SchedulingPolicies and ServiceLevelObjectives. HardwareProfiles stay with cluster admins."""
+    admission: AdmissionValues = Field(default_factory=AdmissionValues)
+    """Guards what ServingPools name against deletion."""
     service_account: ServiceAccountValues = Field(default_factory=ServiceAccountValues)
     """The operator's identity in the cluster."""
     resources: FreeObject = Field(default_factory=_small_resources)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from ballast_api.common import ApiModel, DateTime, KeyedBy, NonNegativeInt, Seq
+from ballast_api.common import ApiModel, DateTime, KeyedBy, NonEmptyStr, NonNegativeInt, Seq
 
 
 class ConditionType(StrEnum):
@@ -17,6 +17,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     SLO_MET = "SLOMet"
+    SCALING_ACTIVE = "ScalingActive"
     RESOLVED_REFS = "ResolvedRefs"
     ACCEPTED = "Accepted"
 
@@ -31,6 +32,7 @@ CONDITION_SENTENCES: dict[ConditionType, str] = {
     ConditionType.PROGRESSING: "Pods start, stop or are replaced on the way to the spec.",
     ConditionType.DEGRADED: "Something keeps the pool from its spec; reason and message name it.",
     ConditionType.SLO_MET: "The share of requests that meet their ServiceLevelObjective is at or above its target.",
+    ConditionType.SCALING_ACTIVE: "The traffic and the bounds let the operator decide on the number of instances.",
     ConditionType.RESOLVED_REFS: "Every object that the spec names exists and is usable.",
     ConditionType.ACCEPTED: "Ballast can use this object as it is.",
 }
@@ -45,7 +47,12 @@ class Reason(StrEnum):
     GATEWAY_NOT_READY = "GatewayNotReady"
     SCALED_TO_ZERO = "ScaledToZero"
     ROLLING_OUT = "RollingOut"
+    CANARY_PROGRESSING = "CanaryProgressing"
+    CANARY_PAUSED = "CanaryPaused"
     SCALING = "Scaling"
+    DRAINING = "Draining"
+    DRAINED = "Drained"
+    DRAIN_TIMED_OUT = "DrainTimedOut"
     APPLYING_SETTINGS = "ApplyingSettings"
     DELETING = "Deleting"
     COMPLETE = "Complete"
@@ -59,7 +66,6 @@ class Reason(StrEnum):
     GPU_BUDGET_EXCEEDED = "GPUBudgetExceeded"
     SETTINGS_REFUSED = "SettingsRefused"
     INVALID_SPEC = "InvalidSpec"
-    UNSUPPORTED = "Unsupported"
     REFS_RESOLVED = "RefsResolved"
     POLICY_NOT_FOUND = "PolicyNotFound"
     POLICY_INVALID = "PolicyInvalid"
@@ -78,6 +84,15 @@ class Reason(StrEnum):
     NOT_MEASURED = "NotMeasured"
     TOO_FEW_REQUESTS = "TooFewRequests"
     OUTPUTS_UNSEEN = "OutputsUnseen"
+    STEERED = "Steered"
+    ADVISED = "Advised"
+    NO_LENGTHS = "NoLengths"
+    NO_OBJECTIVE = "NoObjective"
+    NO_POOLS = "NoPools"
+    CLAMPS_CONTRADICT = "ClampsContradict"
+    BUDGET_TOO_SMALL = "BudgetTooSmall"
+    OBJECTIVE_OUT_OF_REACH = "ObjectiveOutOfReach"
+    GATEWAYS_SILENT = "GatewaysSilent"
     ACCEPTED = "Accepted"
 
     @property
@@ -94,7 +109,12 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.GATEWAY_NOT_READY: "No gateway pod is ready.",
     Reason.SCALED_TO_ZERO: "A needed role is asked to have no endpoint.",
     Reason.ROLLING_OUT: "Pods of an older revision are being replaced.",
+    Reason.CANARY_PROGRESSING: "A new KV revision gets a share of the requests and is watched.",
+    Reason.CANARY_PAUSED: "A new KV revision was clearly worse; the old one has all pods and requests again.",
     Reason.SCALING: "Pods are being added or removed.",
+    Reason.DRAINING: "Instances that are to go are being emptied.",
+    Reason.DRAINED: "An instance that is to go is empty. Of Events only.",
+    Reason.DRAIN_TIMED_OUT: "An instance goes although requests are still there. Of Events only.",
     Reason.APPLYING_SETTINGS: "Gateways have not all taken the newest settings yet.",
     Reason.DELETING: "The resource is being deleted.",
     Reason.COMPLETE: "All pods are of the wanted revision, in the wanted number, and ready.",
@@ -108,7 +128,6 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.GPU_BUDGET_EXCEEDED: "The pools together ask for more GPUs than spec.gpuBudget.",
     Reason.SETTINGS_REFUSED: "The gateway's settings do not go together, or a gateway refuses them; the old ones stay.",
     Reason.INVALID_SPEC: "The spec does not pass validation; nothing was changed.",
-    Reason.UNSUPPORTED: "The spec asks for something that this release of Ballast does not do.",
     Reason.REFS_RESOLVED: "Every object that the spec names was found and is usable.",
     Reason.POLICY_NOT_FOUND: "The SchedulingPolicy of spec.policyRef does not exist.",
     Reason.POLICY_INVALID: "The SchedulingPolicy of spec.policyRef is not usable.",
@@ -122,10 +141,19 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.SLO_MET: "The interval of each class's attainment was at or above its target; nothing speaks against it.",
     Reason.SLO_MISSED: "The interval of a class's attainment was below its target; nothing speaks against it.",
     Reason.NO_SLO: "The spec names no ServiceLevelObjective.",
-    Reason.NO_TRAFFIC: "No request ended in the window that is measured.",
+    Reason.NO_TRAFFIC: "No request arrived, or none ended, in the window that is measured.",
     Reason.NOT_MEASURED: "No gateway has reported counts yet.",
     Reason.TOO_FEW_REQUESTS: "The target is within the interval of the attainment: too few requests to say.",
     Reason.OUTPUTS_UNSEEN: "Of most requests no gateway sees the output: pods behind a picker need their agent.",
+    Reason.STEERED: "The operator sets the number of instances by the traffic.",
+    Reason.ADVISED: "The operator says how many instances the traffic needs, and changes nothing.",
+    Reason.NO_LENGTHS: "Requests arrived, but none told how long its prompt and output are; nothing is scaled.",
+    Reason.NO_OBJECTIVE: "No ServiceLevelObjective has a threshold to scale for; nothing is scaled.",
+    Reason.NO_POOLS: "No pool may have an instance for a stage; nothing is scaled.",
+    Reason.CLAMPS_CONTRADICT: "No numbers of instances are within all bounds together; nothing is scaled.",
+    Reason.BUDGET_TOO_SMALL: "The least that the bounds ask for exceeds spec.gpuBudget; nothing is scaled.",
+    Reason.OBJECTIVE_OUT_OF_REACH: "A mean request misses its objective on an idle instance; nothing is scaled.",
+    Reason.GATEWAYS_SILENT: "A gateway does not say what its traffic is; nothing is scaled.",
     Reason.ACCEPTED: "The object is valid and known to the operator.",
 }
 
@@ -152,6 +180,10 @@ class Condition(ApiModel):
 Conditions: TypeAlias = Annotated[Seq[Condition], KeyedBy("type")]
 
 
+MAX_USED_BY: Final = 64
+"""Users that a status names at most."""
+
+
 class AcceptedStatus(ApiModel):
     """Status of the resources that others refer to."""
 
@@ -159,3 +191,6 @@ class AcceptedStatus(ApiModel):
     """The `metadata.generation` of the spec that this status is about."""
     conditions: Conditions = ()
     """`Accepted` is False when Ballast cannot use the object; its message names field and fix."""
+    used_by: Annotated[Seq[NonEmptyStr], Field(max_length=MAX_USED_BY)] = ()
+    """ServingPools that name the object, as `NAMESPACE/NAME`: the first 64 of them. While there are any, the API server
+    refuses to delete it (the chart's `admission`)."""

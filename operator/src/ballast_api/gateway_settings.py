@@ -39,6 +39,7 @@ from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.service_level_objective import ServiceLevelObjectiveSpec
 from ballast_api.settings_changes import RESTARTS
 from ballast_core.model import Endpoint, EndpointId, Role
+from ballast_core.model.canary import Canary
 
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
 LAST_BYTES_S = 2.0
@@ -259,8 +260,9 @@ class Streams(ApiModel):
     """Streams of the proxy face."""
 
     rescue: bool = True
-    """Whether a stream whose engine fails after the first token goes on at another one, from its tokens. Only streams
-    with all of their state in their tokens can."""
+    """Whether a stream whose engine fails after the first token goes on at another one, from its tokens, and leaves an
+    endpoint that drains where no rescheduling policy moves it. Only streams with all of their state in their tokens
+    can."""
 
 
 class Watch(ApiModel):
@@ -467,6 +469,20 @@ class ClassObjective(ServiceLevelObjectiveSpec):
     """Names the class in metrics, recorded traffic and the admin API."""
 
 
+class CanarySettings(ApiModel):
+    """A new revision of the engines that gets a share of the requests while it is watched."""
+
+    revision: str
+    """Of its endpoints: `revision` in an endpoints file, the label serving.ballast.dev/kv-revision of pods."""
+    weight: ShareRatio
+    """Share of the requests that it serves, from 0 to 1, chosen by a hash of the request's id. The others serve the
+    rest. Where one side has no ready endpoints for both stages, the other serves all."""
+
+    def to_core(self) -> Canary:
+        """The core's value."""
+        return Canary(self.revision, self.weight)
+
+
 class GatewayTuning(ApiModel):
     """What may be set of a gateway by hand: in its file, and in a ServingPool under `gateway.settings`."""
 
@@ -521,6 +537,8 @@ class GatewaySettings(GatewayTuning):
     objectives: Annotated[Seq[ClassObjective], Field(max_length=16), KeyedBy("name")] = ()
     """What requests are measured against, and what their priority is if they say none. A request belongs to the first
     one whose `match` it meets; one that meets none is not measured."""
+    canary: CanarySettings | None = None
+    """Weighs one revision against all others, and counts both sides apart. Left out, the least busy revision serves."""
     connector: Annotated[Literal["NixlConnector"], RESTARTS] = "NixlConnector"
     """KV connector of the engines: decides how a prefill is handed to a decode."""
     discovery: Annotated[Discovery, RESTARTS]

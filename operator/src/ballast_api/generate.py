@@ -58,12 +58,14 @@ class _Dumper(yaml.SafeDumper):
 
 
 def as_chart_template(crd_text: str) -> str:
-    """A CRD as a template: left out by `crds.enabled`, kept on uninstall by `crds.keep`."""
+    """A CRD as a template: left out by `crds.enabled` and `gateway.only`, kept on uninstall by `crds.keep`."""
     if "{{" in crd_text:
         raise ValueError("a description holds '{{', which Helm would take for an action; reword it")
     keep = "  {{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n  {{- end }}\n"
     body = crd_text.replace("\nspec:\n", f"\n{keep}spec:\n", 1)
-    return f"{HEADER}\n{{{{- if .Values.crds.enabled }}}}\n{body}{{{{- end }}}}\n"
+    return (
+        f"{HEADER}\n{{{{- if and .Values.crds.enabled (not .Values.gateway.only.enabled) }}}}\n{body}{{{{- end }}}}\n"
+    )
 
 
 def values_schema() -> str:
@@ -124,6 +126,7 @@ def reference_pages() -> dict[str, str]:
         ChartValues,
         "`helm install --values FILE`, or `--set NAME=VALUE`; `values.schema.json` checks them.",
     )
+    pages["metrics.md"] = reference.metrics_page()
     pages["conditions.md"] = reference.conditions_page()
     pages["policies.md"] = reference.policies_page()
     index = reference.index_page({name: reference.page_title(page) for name, page in pages.items()})

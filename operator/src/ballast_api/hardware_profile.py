@@ -98,7 +98,8 @@ class HardwareProfileSpec(EngineProfile):
     """An engine's speed and capacity, and where in the cluster such engines run."""
 
     cost_per_hour: NonNegativeFloat | None = None
-    """Cost of one engine for an hour, in any one currency. No effect in this release; left out, the cost is unknown."""
+    """Cost of one engine for an hour, in any one currency. Scaling takes the cheapest pool for what is needed; left out
+    in one profile of a ServingPool, GPUs are compared instead."""
     node_selector: LabelMap = Field(default_factory=dict)
     """Labels of the nodes that have this hardware, set as the pods' nodeSelector. Left out, pods may run on any node
     that has the GPUs."""

@@ -37,6 +37,11 @@ def load_manifest(text: str, *, source: str = "") -> tuple[AnyResource, ...]:
     return tuple(resources)
 
 
+def load_documents(text: str, *, source: str = "") -> tuple[Any, ...]:
+    """Every document of a YAML text, of any kind, as plain data. Raises `InvalidInput`."""
+    return tuple(_documents(text, source))
+
+
 def load_manifest_files(*paths: Path) -> tuple[AnyResource, ...]:
     """`load_manifest` of files, and of the `*.yaml` and `*.yml` of folders, in the order of their names."""
     resources: list[AnyResource] = []

@@ -20,6 +20,12 @@ MANAGER: Final = "ballast-operator"
 ROLLOUT_MANAGER: Final = "ballast-operator-rollout"
 """Field manager of the numbers of pods of older revisions during a coupled rollout."""
 
+SCALING_MANAGER: Final = "ballast-operator-scaling"
+"""Field manager of decisions on instances, and of the roles of flexible pods."""
+
+DRAIN_MANAGER: Final = "ballast-operator-drain"
+"""Field manager of the marks of pods that are to go."""
+
 LABEL_SERVING_POOL: Final = f"{GROUP}/serving-pool"
 """On every object of a ServingPool: its name."""
 LABEL_POOL: Final = f"{GROUP}/pool"
@@ -38,6 +44,23 @@ ANNOTATION_CONFIG_HASH: Final = f"{GROUP}/config-hash"
 """On gateway pods: a hash of the settings that they do not reload; a change rolls them."""
 ANNOTATION_REVISION: Final = f"{GROUP}/revision"
 """On engine pods: the revision of the pool's template."""
+ANNOTATION_ALLOW_DELETION: Final = f"{GROUP}/allow-deletion"
+"""On a SchedulingPolicy, ServiceLevelObjective or HardwareProfile, by people: `true` lets it be deleted although
+ServingPools name it."""
+
+ANNOTATION_DRAINING: Final = f"{GROUP}/draining-since"
+"""On engine pods that the operator is about to take away: since when, RFC 3339 in UTC. Gateways send such a pod nothing
+new and move out what can move; taking the annotation off takes that back."""
+ANNOTATION_DRAINS: Final = f"{GROUP}/drains"
+"""On engine Deployments: pods that are marked, or are about to be; empty when none is."""
+ANNOTATION_CANARY: Final = f"{GROUP}/canary"
+"""On engine Deployments of a new KV revision: how far its canary is."""
+ANNOTATION_CANARY_SINCE: Final = f"{GROUP}/canary-since"
+"""Beside it: when its pods were ready, RFC 3339 in UTC; empty until then."""
+ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""Kubernetes' own: of a Deployment's ready pods those with the lowest go first."""
+LOWEST_DELETION_COST: Final = "-2000000000"
+"""A 32-bit number."""
 
 ANNOTATION_POD_API: Final = f"{GROUP}/pod-api-port"
 """On pods whose agent or gateway speaks the pod API: its port."""
@@ -140,6 +163,11 @@ def gateway_object_name(serving_pool: str) -> str:
 def profiles_name(serving_pool: str) -> str:
     """ConfigMap with the numbers of the HardwareProfiles, for engine-sims."""
     return child_name(serving_pool, "profiles")
+
+
+def scaling_name(serving_pool: str) -> str:
+    """ConfigMap with what the operator decided on instances, and why."""
+    return child_name(serving_pool, "scaling")
 
 
 def gateway_token_name(serving_pool: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
@@ -13,6 +13,7 @@ from ballast_api.common import API_VERSION, Resource
 from ballast_api.conditions import CONDITION_SENTENCES, REASON_SENTENCES
 from ballast_api.crds import resource_schema
 from ballast_api.gateway_settings import GatewayTuning
+from ballast_api.metrics import AGENT, GATEWAY, LABELS, OPERATOR, Metric
 from ballast_api.settings_changes import restarting_fields
 from ballast_api.structural import Schema, json_schema_of, paragraph, rewrite
 from ballast_core.policies.parameters import Parameter, Takes, parameters_of, part_numbers
@@ -69,6 +70,41 @@ def conditions_page() -> str:
             "\n".join(f"- `{reason}`: {sentence}" for reason, sentence in REASON_SENTENCES.items()),
         ]
     )
+
+
+def metrics_page() -> str:
+    """Every metric, with what bounds the number of its series."""
+    names = sorted({label for metric in (*GATEWAY, *OPERATOR, *AGENT) for label in metric.labels} | {"le"})
+    intro = (
+        "What Ballast exports for Prometheus, and what to do when it moves. Dashboards, alerts and how to install "
+        "them: [observe](../observe.md)."
+    )
+    return _page(
+        [
+            _head("Metrics", intro),
+            "## Gateway\n\nAt `/metrics` of the admin port (9090). With [workers](../gateway.md#workers) each series "
+            "has the label `worker`, of several gateways in one process the label `gateway`; sums are the reader's to "
+            "make.",
+            _metrics_table(GATEWAY),
+            "## Operator\n\nAt `/metrics` of the port that the chart's `metricsPort` names (8081). Of operators that "
+            "wait for the Lease the page is empty.",
+            _metrics_table(OPERATOR),
+            "## Agent\n\nAt `/ballast/v1/metrics` of the [pod API](../pod-api.md), for the fleet's own.",
+            _metrics_table(AGENT),
+            "## Labels\n\nNo label has a value that a client chooses. A gateway has some 400 series and 14 for each "
+            "endpoint (500 endpoints at most, the first ones by id, have series of their own), 12 for each objective "
+            "and 60 for each model.",
+            "\n".join(["| label | values |", "| --- | --- |", *(f"| `{name}` | {LABELS[name]} |" for name in names)]),
+        ]
+    )
+
+
+def _metrics_table(metrics: Iterable[Metric]) -> str:
+    lines = ["| metric | type | unit | labels | what it is | when it moves |", "| --- | --- | --- | --- | --- | --- |"]
+    for each in metrics:
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        lines.append(f"| `{each.name}` | {each.kind} | {each.unit} | {labels} | {each.about} | {each.advice} |")
+    return "\n".join(lines)
 
 
 def policies_page() -> str:

@@ -36,7 +36,7 @@ from ballast_api.common import (
 )
 from ballast_api.conditions import Conditions
 from ballast_api.faces import Face, FaceField
-from ballast_api.gateway_settings import GatewayTuning
+from ballast_api.gateway_settings import GatewayTuning, Limits
 from ballast_api.pod_template import OpenModel, PodTemplateOverlay
 from ballast_api.service_level_objective import HeaderMatch
 from ballast_api.serving_pool_rules import (
@@ -150,19 +150,23 @@ class EngineSpec(ApiModel):
 
 
 class AutoscalingSpec(ApiModel):
-    """Bounds on a pool's number of instances. This release scales no pool: it keeps the number that another scaler has
-    set, within these bounds."""
+    """Who sets a pool's number of instances, and its bounds. With `ratio.mode: Auto` the operator sets it; otherwise it
+    keeps the number that another scaler has set, within these bounds."""
 
     rules: ClassVar[tuple[Rule, ...]] = autoscaling_rules()
 
-    min_replicas: PositiveInt
-    """Instances at least, and the number that a new pool starts with."""
+    min_replicas: NonNegativeInt
+    """Instances at least, and the number that a new pool starts with. 0 where the fleet may scale to zero
+    (`ratio.scaleToZeroAfterS`), or with `by: External`."""
     max_replicas: PositiveInt
     """Instances at most. A higher number that another scaler sets is set back to this one."""
+    by: Literal["Ballast", "External"] = "Ballast"
+    """Who sets the number: Ballast does with `ratio.mode: Auto`; External leaves it to another scaler, such as an
+    HorizontalPodAutoscaler of the pool's Deployment, in every mode. Ballast's advice is a metric that it can follow."""
 
 
 class PoolSpec(ApiModel):
-    """Instances of one role on one kind of hardware: one Deployment."""
+    """Instances of one role on one kind of hardware: one Deployment, or one LeaderWorkerSet."""
 
     rules: ClassVar[tuple[Rule, ...]] = pool_rules()
 
@@ -176,7 +180,7 @@ class PoolSpec(ApiModel):
     replicas: NonNegativeInt | None = None
     """Number of instances; 0 keeps the pool without pods. Set either this or `autoscaling`."""
     autoscaling: AutoscalingSpec | None = None
-    """Bounds within which another scaler may set the number of instances. Set either this or `replicas`."""
+    """Bounds within which the number of instances follows the traffic. Set either this or `replicas`."""
     tensor_parallel_size: PositiveInt | None = None
     """GPUs of one node that one engine uses (vLLM's --tensor-parallel-size). Left out, the `gpus` of the
     HardwareProfile."""
@@ -188,7 +192,8 @@ class PoolSpec(ApiModel):
     env: Annotated[Seq[EnvVar], Field(max_length=128), KeyedBy("name")] = ()
     """Environment of the engines of this pool; of a name that `engine` or Ballast sets, this one counts."""
     nodes_per_instance: PositiveInt = 1
-    """Nodes that one instance spans. This release supports 1 only and does not act on a spec with more."""
+    """Nodes that one instance spans. With more than 1 an instance is a group of a LeaderWorkerSet, whose API the
+    cluster must have; vLLM's tensor parallel ranks are spread over `tensorParallelSize` GPUs of each node."""
     template: PodTemplateOverlay | None = None
     """Merged over the generated pods, for resources, tolerations, volumes and the like; the container `engine` is the
     engine. Left out, the pods stay as generated."""
@@ -207,20 +212,25 @@ class PoolSpec(ApiModel):
 
 
 class RatioSpec(ApiModel):
-    """Proportion of prefill to decode, in prefill instances for each decode instance. It has no effect in this
-    release."""
+    """Who decides how many instances each stage has, and within which proportion: prefill instances for each decode
+    instance. An instance of a Flexible pool counts for the stage that it has."""
 
     rules: ClassVar[tuple[Rule, ...]] = ratio_rules()
 
     mode: Literal["Auto", "Advisory", "Off"] = "Off"
-    """What a ratio controller may do: act (Auto), advise (Advisory) or nothing (Off). No mode has an effect in this
-    release. Write "Off" in quotes: YAML takes a bare Off for false."""
+    """Auto: the operator sets the instances of pools with `autoscaling` and the roles of Flexible ones, so that the
+    objectives are met at the least cost. Advisory: it says what it would do, and changes nothing. Off: neither. Write
+    "Off" in quotes: YAML takes a bare Off for false."""
     min_ratio: PositiveFloat | None = None
-    """Prefill instances for each decode instance, at least. No effect in this release; left out, there is no lower
+    """Prefill instances for each decode instance, at least, in decisions and advice. Left out, there is no lower
     bound."""
     max_ratio: PositiveFloat | None = None
-    """Prefill instances for each decode instance, at most. No effect in this release; left out, there is no upper
+    """Prefill instances for each decode instance, at most, in decisions and advice. Left out, there is no upper
     bound."""
+    scale_to_zero_after_s: PositiveFloat | None = None
+    """Seconds without a request after which all pools stop together, with mode Auto, where every pool has
+    `autoscaling.minReplicas` 0. The next request is held by the gateway while instances start, for its `limits.holdS`
+    (300 s unless it is set). Left out, an instance of each stage stays."""
 
 
 class ParentRef(ApiModel):
@@ -292,6 +302,20 @@ class GatewaySpec(ApiModel):
     """Merged over the gateway's pods; the container `gateway` is the gateway. Left out, the pods stay as generated."""
 
 
+class CanarySpec(ApiModel):
+    """A trial of each new KV revision before it replaces the old one: it gets a share of the requests, and both sides
+    are counted apart. Where the canary is clearly worse, it gets no more requests, the old revision has all its pods
+    again, and the rollout is paused. Going back to a revision that still has pods takes none."""
+
+    weight: Annotated[int, Field(ge=1, le=50)] = 10
+    """Percent of the requests, by a hash of their ids. Each pool starts as many pods as carry it, at least one."""
+    observe_s: Annotated[float, Field(ge=1, le=3600)] = 300.0
+    """Seconds for which the canary is watched once its pods are ready."""
+    min_requests: PositiveInt = 100
+    """Requests that the canary must have had before it is judged fit; until then the rollout waits. What is clearly
+    worse is paused earlier."""
+
+
 class RolloutSpec(ApiModel):
     """How engine pods are replaced when their template changes. A change that KV blocks depend on, such as another
     image, replaces those of all pools in step; any other those of its pool alone."""
@@ -306,6 +330,23 @@ class RolloutSpec(ApiModel):
     max_skew: ShareRatio = 0.25
     """How far the share of new pods may differ between pools while all are replaced in step, from 0 to 1. Where whole
     pods do not allow that, the step that leaves the least difference is taken."""
+    canary: CanarySpec | None = None
+    """Tries a new revision on a part of the traffic first, where all pools are replaced in step. Left out, the rollout
+    watches only whether its pods get ready."""
+
+
+class ScaleDownSpec(ApiModel):
+    """When decisions let a pool have fewer instances, and how instances go, by a decision, by an edit or in a rollout:
+    each is emptied first."""
+
+    stabilization_s: Annotated[NonNegativeFloat, Field(le=86_400)] | None = None
+    """Seconds for which fewer instances must have been right before a decision of `ratio` takes one away, as an
+    HorizontalPodAutoscaler's stabilizationWindowSeconds. A shorter time costs fewer GPU-hours, and more requests are
+    late when traffic comes back. Left out, 300."""
+
+    drain_timeout_s: NonNegativeFloat | None = None
+    """Seconds until an instance goes although requests are still there. These have the drain time of the engine then
+    (`gateway.settings.limits.drainTimeoutS`). 0 empties none before. Left out, as long as that drain time."""
 
 
 class ServingPoolSpec(ApiModel):
@@ -320,7 +361,7 @@ class ServingPoolSpec(ApiModel):
     pools: Annotated[Seq[PoolSpec], Field(min_length=1, max_length=16), KeyedBy("name")]
     """Groups of engines, by role and hardware. At least one must be able to prefill and one to decode."""
     ratio: RatioSpec = Field(default_factory=RatioSpec)
-    """Proportion of prefill to decode instances. It has no effect in this release."""
+    """Who decides how many instances prefill and decode have. Left out, nobody: counts stay as they are set."""
     policy_ref: LocalRef | None = None
     """Name of the SchedulingPolicy in the same namespace that the gateway follows. Left out, least-uncached-tokens
     places prefills and ballast places decodes."""
@@ -336,13 +377,26 @@ class ServingPoolSpec(ApiModel):
     rollout: RolloutSpec = Field(default_factory=RolloutSpec)
     """How engine pods are replaced when their template changes. Left out, up to 25% more pods start before old ones
     end."""
+    scale_down: ScaleDownSpec = Field(default_factory=ScaleDownSpec)
+    """How instances go when a pool is to have fewer. Left out, each is emptied first, for as long as engines drain."""
     gpu_budget: NonNegativeInt | None = None
-    """GPUs that all instances together may use. Above it no engine Deployment is changed. Left out, there is no
-    limit."""
+    """GPUs that all instances together may use. No decision of `ratio` goes beyond it, ending instances included; where
+    the spec itself does, no engine Deployment is changed. Left out, there is no limit."""
 
     def has_agent(self, pool: PoolSpec) -> bool:
         """Whether the pods of `pool` get the agent: it holds the streams that end there."""
         return self.engine.agent == "Auto" and self.gateway.face.serves_picker and pool.role != "Prefill"
+
+    @property
+    def drain_deadline_s(self) -> float:
+        """Seconds that an instance has to become empty before it goes."""
+        limits = Limits() if self.gateway.settings is None else self.gateway.settings.limits
+        chosen = self.scale_down.drain_timeout_s
+        return limits.drain_timeout_s if chosen is None else chosen
+
+    def steers(self, pool: PoolSpec) -> bool:
+        """Whether Ballast's decisions set the number of this pool's instances."""
+        return self.ratio.mode == "Auto" and pool.autoscaling is not None and pool.autoscaling.by == "Ballast"
 
     @property
     def objective_names(self) -> tuple[str, ...]:
@@ -353,6 +407,17 @@ class ServingPoolSpec(ApiModel):
     def least_gpus(self) -> int:
         """GPUs that all pools together need at least."""
         return sum(pool.least_gpus for pool in self.pools)
+
+
+class DrainStatus(ApiModel):
+    """One instance that is being emptied."""
+
+    name: str
+    """Name of the pod."""
+    requests: NonNegativeInt | None = None
+    """Requests that are still there; left out if gateways have not said."""
+    tied: NonNegativeInt = 0
+    """Those of them that cannot move: they end in place."""
 
 
 class PoolStatus(ApiModel):
@@ -370,6 +435,8 @@ class PoolStatus(ApiModel):
     """Number of instances of the newest revision of the pod template."""
     unavailable_replicas: NonNegativeInt = 0
     """Number of wanted instances that are missing or not ready."""
+    draining: Annotated[Seq[DrainStatus], KeyedBy("name")] = ()
+    """Instances that are being emptied before they go."""
 
 
 class RoleStatus(ApiModel):
@@ -457,7 +524,8 @@ class ServingPoolStatus(ApiModel):
     observed_generation: NonNegativeInt | None = None
     """The `metadata.generation` of the spec that this status is about."""
     conditions: Conditions = ()
-    """Available, Progressing, Degraded, SLOMet and ResolvedRefs, each with a reason and a message."""
+    """Available, Progressing, Degraded, SLOMet and ResolvedRefs, and ScalingActive unless `ratio.mode` is Off, each
+    with a reason and a message."""
     pools: Annotated[Seq[PoolStatus], KeyedBy("name")] = ()
     """Counts of each pool."""
     prefill: RoleStatus | None = None
@@ -476,7 +544,8 @@ class ServingPoolStatus(ApiModel):
     objectives: Annotated[Seq[ObjectiveStatus], KeyedBy("name")] = ()
     """Attainment of each objective of the spec."""
     last_scaling: ScalingDecision | None = None
-    """The last decision about the number of instances. Absent in this release, which takes none."""
+    """The last decision about the number of instances that said something new. Absent with `ratio.mode: "Off"`, and
+    until the first one."""
     display: DisplayStatus | None = None
     """Texts of the columns of `kubectl get`."""
 

@@ -146,6 +146,36 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             holds=lambda self: any(pool.role in ("Decode", "Flexible") for pool in self.pools),
         ),
         Rule(
+            field="ratio.scaleToZeroAfterS",
+            cel=(
+                "!has(self.ratio.scaleToZeroAfterS) || self.pools.all(p, has(p.autoscaling) && "
+                "p.autoscaling.minReplicas == 0 && p.autoscaling.by == 'Ballast')"
+            ),
+            message="scaling to zero needs autoscaling with minReplicas 0, by Ballast, in every pool",
+            holds=lambda self: (
+                self.ratio.scale_to_zero_after_s is None
+                or all(
+                    p.autoscaling and not p.autoscaling.min_replicas and p.autoscaling.by == "Ballast"
+                    for p in self.pools
+                )
+            ),
+        ),
+        Rule(
+            field="pools",
+            cel=(
+                "has(self.ratio.scaleToZeroAfterS) || !self.pools.exists(p, has(p.autoscaling) && "
+                "p.autoscaling.minReplicas == 0 && p.autoscaling.by == 'Ballast')"
+            ),
+            message="minReplicas 0 needs ratio.scaleToZeroAfterS, or autoscaling by External",
+            holds=lambda self: (
+                self.ratio.scale_to_zero_after_s is not None
+                or not any(
+                    p.autoscaling and not p.autoscaling.min_replicas and p.autoscaling.by == "Ballast"
+                    for p in self.pools
+                )
+            ),
+        ),
+        Rule(
             field="sloRefs",
             cel="!has(self.sloRef) || !has(self.sloRefs) || self.sloRefs.size() == 0",
             message="set one of sloRef and sloRefs, not both",

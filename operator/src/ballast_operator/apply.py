@@ -25,6 +25,10 @@ CONFLICT: Final = 409
 """HTTP status of a precondition that no longer holds."""
 
 
+_GONE: Final = (404, 409, 422)
+"""Of a write to a pod: it has gone, it is another one, or it would have to be made."""
+
+
 class Writer(Protocol):
     """What applying needs of the API server."""
 
@@ -49,6 +53,7 @@ def apply(writer: Writer, observed: Observed, plan: Plan) -> Outcome:
     """
     results = [_ensure(writer, observed, manifest, names.MANAGER) for manifest in plan.apply]
     results += [_ensure(writer, observed, manifest, names.ROLLOUT_MANAGER) for manifest in plan.resize]
+    results += [_mark(writer, observed, manifest) for manifest in plan.marks]
     results += [_remove(writer, manifest) for manifest in plan.prune]
     return Outcome(
         written=frozenset(result for result in results if isinstance(result, ObjectKey)),
@@ -70,6 +75,19 @@ def _ensure(writer: Writer, observed: Observed, manifest: Manifest, manager: str
     except ApiFailure as error:
         return _refusal(manifest, error)
     return _written("applied", manifest)
+
+
+def _mark(writer: Writer, observed: Observed, manifest: Manifest) -> Refusal | None:
+    """Marks of a pod that has gone meanwhile, or is another one, are no longer wanted."""
+    live = next((pod for pod in observed.pods if pod["metadata"]["name"] == manifest["metadata"]["name"]), None)
+    if live is None or not differs(manifest, live, names.DRAIN_MANAGER):
+        return None
+    try:
+        writer.apply(manifest, names.DRAIN_MANAGER)
+    except ApiFailure as error:
+        return None if error.status in _GONE else _refusal(manifest, error)
+    _written("marked", manifest)
+    return None
 
 
 def _conflict(writer: Writer, observed: Observed, manifest: Manifest) -> str | None:

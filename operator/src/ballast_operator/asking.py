@@ -11,7 +11,10 @@ from typing import Final
 
 import httpx
 
+from ballast_api import load_report
 from ballast_api.attainment_report import ATTAINMENT, read_report
+from ballast_api.demand_report import DEMAND, DemandReport, read_demand
+from ballast_api.load_report import LoadReport
 from ballast_api.recorded_traffic import TRAFFIC
 from ballast_api.signatures import PROOF, Signed
 from ballast_operator.measured import Answer
@@ -43,6 +46,22 @@ class Asker:
             return Answer(gateway, read_report(body))
         except (NoAnswer, ValueError) as error:
             return Answer(gateway, problem=str(error))
+
+    async def demand(self, address: str, token: bytes) -> DemandReport:
+        """What a gateway's clients ask for. Raises `NoAnswer`."""
+        body = await self._get(address, DEMAND, token, ANSWER_S, _MOST_REPORT_BYTES)
+        try:
+            return read_demand(body)
+        except ValueError as error:
+            raise NoAnswer(str(error)) from error
+
+    async def load(self, address: str, token: bytes) -> LoadReport:
+        """What it would take to empty each endpoint. Raises `NoAnswer`."""
+        body = await self._get(address, load_report.LOAD, token, ANSWER_S, _MOST_REPORT_BYTES)
+        try:
+            return load_report.read_report(body)
+        except ValueError as error:
+            raise NoAnswer(str(error)) from error
 
     async def traffic(self, address: str, token: bytes, *, names: str, minutes: float) -> bytes:
         """Named rows of the last minutes, for `ballast_api.recorded_traffic.merged`. Raises `NoAnswer`."""

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from ballast_api.conditions import ConditionType, Reason
 from ballast_api.serving_pool import ObjectiveStatus
-from ballast_core.attainment import Counts, Objective, Standing, Threshold, Why, standing
+from ballast_core.attainment import Counts, Objective, Standing, Why, standing
 from ballast_operator.conditions import Finding, joined, known_conditions
 from ballast_operator.kinds import SECRET
 from ballast_operator.measured import ClassCounts, Followed, Measured
@@ -50,7 +50,7 @@ def following(observed: Observed, plan: Plan) -> Followed | None:
     objectives = () if plan.target is None else plan.target.objectives
     secret = next((item for item in plan.apply if item["kind"] == SECRET.kind), None)
     tokens = tokens_of(secret)
-    if not objectives or not tokens:
+    if not (objectives or plan.canary is not None) or not tokens:
         return None
     return Followed(str(observed.pool["metadata"].get("uid", "")), objectives, tokens[0].encode())
 
@@ -187,10 +187,9 @@ def _text(one: _Class, *, by_threshold: bool) -> str:
 
 def _thresholds(one: _Class) -> str:
     objective, counts = one.objective, one.counts.by_window[one.standing.window_s]
-    limits = {Threshold.TTFT: objective.ttft_s, Threshold.TPOT: objective.tpot_s, Threshold.E2E: objective.e2e_s}
     parts = [
         f"{threshold.name} {100 * share:.1f} %"
-        for threshold, limit in limits.items()
-        if limit is not None and (share := counts[threshold].share) is not None
+        for threshold in objective.limits
+        if (share := counts[threshold].share) is not None
     ]
     return f" (each alone: {', '.join(parts)})" if len(parts) > 1 else ""

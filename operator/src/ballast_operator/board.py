@@ -24,6 +24,7 @@ Name: TypeAlias = tuple[str, str]
 class _Entry:
     followed: Followed
     shown: Measured | None = None
+    newest: Measured | None = None
     since_s: float = 0.0
 
 
@@ -56,13 +57,19 @@ class Board:
             entry = self._entries.get((namespace, name))
             return None if entry is None else entry.shown
 
+    def newest(self, namespace: str, name: str) -> Measured | None:
+        """What came of the last round of asking; None if nothing has been asked yet."""
+        with self._lock:
+            entry = self._entries.get((namespace, name))
+            return None if entry is None else entry.newest
+
     def answered(self, name: Name, of: Followed, measured: Measured, now_s: float) -> bool:
         """A round of asking is over. Returns whether a status has something new to say."""
         with self._lock:
             entry = self._entries.get(name)
             if entry is None or entry.followed.uid != of.uid:
                 return False
-            shown = entry.shown
+            entry.newest, shown = measured, entry.shown
             if shown is not None and _says(shown) == _says(measured):
                 due = now_s - entry.since_s >= SHOW_S and _figures(shown) != _figures(measured)
                 if not due:
@@ -78,7 +85,7 @@ def _says(measured: Measured) -> object:
 
 
 def _figures(measured: Measured) -> object:
-    return [_figure(each) for each in measured.classes]
+    return [_figure(each) for each in measured.classes], measured.canaries
 
 
 def _figure(one: ClassCounts) -> object:

@@ -37,6 +37,16 @@ def load_credentials() -> None:
             raise ApiFailure(0, "NoCredentials", message) from error
 
 
+def context_namespace() -> str:
+    """The namespace of KUBECONFIG's context; `default` where it names none, and in a pod."""
+    load: Any = config  # ships no types
+    try:
+        _, context = load.list_kube_config_contexts()
+    except (config.ConfigException, OSError, TypeError, ValueError, KeyError, AttributeError, YAMLError):
+        return "default"
+    return str((context.get("context") or {}).get("namespace") or "default")
+
+
 class Cluster:
     """Reads and writes objects. Safe to use from several threads."""
 
@@ -84,6 +94,11 @@ class Cluster:
         metadata = {key: of["metadata"][key] for key in ("name", "namespace", "uid") if key in of["metadata"]}
         body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "status": status}
         return self._apply(kind.path(metadata.get("namespace"), metadata["name"], "status"), body, manager)
+
+    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> None:
+        """Set the labels of `metadata` on the very object that it names (by uid); 404 or 409 where it is gone."""
+        body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+        self._apply(kind.path(metadata["namespace"], metadata["name"]), body, manager)
 
     def delete(self, manifest: Manifest) -> None:
         """Delete this very object (by uid), its own children after it. Gone already is fine."""

@@ -7,12 +7,10 @@ should answer while it is ready; one that ends still counts if it does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -22,6 +20,7 @@ from ballast_api.recorded_traffic import merged
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.asking import NoAnswer, asker
 from ballast_operator.board import Board, Name
+from ballast_operator.gateway_pods import GatewayPod, gateway_pods
 from ballast_operator.kinds import POD, Kind, Manifest
 from ballast_operator.measured import Answer, Followed, measured
 
@@ -38,16 +37,6 @@ class Lists(Protocol):
     def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
         """Objects of one kind; of all namespaces without one. Raises `ApiFailure`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayPod:
-    """A gateway pod that has an address."""
-
-    name: str
-    address: str
-    """Of its admin API."""
-    ready: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +131,7 @@ class Collector:
             self._stopping.wait(max(0.0, began_s + self._round_s - time.monotonic()))
 
     def _pods(self, followed: Mapping[Name, Followed]) -> Mapping[Name, list[GatewayPod]]:
-        found: defaultdict[Name, list[GatewayPod]] = defaultdict(list)
-        for manifest in self._listed(followed):
-            metadata, status = manifest["metadata"], manifest.get("status") or {}
-            owner, ip = (metadata.get("labels") or {}).get(names.LABEL_SERVING_POOL), status.get("podIP")
-            if owner and ip and status.get("phase") == "Running":
-                address = f"[{ip}]:{self._admin_port}" if ":" in ip else f"{ip}:{self._admin_port}"
-                ready = _is_ready(status) and not metadata.get("deletionTimestamp")
-                found[metadata["namespace"], owner].append(GatewayPod(metadata["name"], address, ready))
-        return found
+        return gateway_pods(self._listed(followed), self._admin_port)
 
     def _listed(self, followed: Mapping[Name, Followed]) -> Iterator[Manifest]:
         served: Iterable[str | None] = self._namespaces or (None,)
@@ -171,9 +152,3 @@ async def _recordings(pods: Sequence[GatewayPod], token: bytes, minutes: float) 
     async with asker() as ask:
         asking = [ask.traffic(pod.address, token, names=secret, minutes=minutes) for pod in pods]
         return await asyncio.gather(*asking, return_exceptions=True)
-
-
-def _is_ready(status: Manifest) -> bool:
-    with contextlib.suppress(KeyError, TypeError):
-        return any(item["type"] == "Ready" and item["status"] == "True" for item in status["conditions"])
-    return False

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from ballast_api import names
-from ballast_api.conditions import ConditionType
-from ballast_operator.kinds import Manifest
+from ballast_api.conditions import ConditionType, Reason
+from ballast_api.serving_pool import ScalingDecision
+from ballast_operator.drain_notices import Notice
+from ballast_operator.kinds import SERVING_POOL, Manifest
+from ballast_operator.specs.meta import Owner
 
 MAX_NOTE = 1000
 """Characters of an Event's message; the API allows 1024."""
@@ -25,9 +28,27 @@ def event_for(manifest: Manifest, condition: Manifest, now: str) -> Manifest | N
     """
     if condition["status"] == "Unknown":
         return None
-    metadata = manifest["metadata"]
-    warning = _BAD_WHEN.get(condition["type"]) == condition["status"]
+    paused = condition["reason"] == Reason.CANARY_PAUSED
+    warning = paused or _BAD_WHEN.get(condition["type"]) == condition["status"]
     message = f"{condition['type']} is {condition['status']}: {condition['message'] or condition['reason']}"
+    return _event(manifest, condition["reason"], message, now, warning=warning)
+
+
+def scaling_event(owner: Owner, said: ScalingDecision) -> Manifest:
+    """The Event for other counts of instances, asked for or advised."""
+    metadata = {"name": owner.name, "namespace": owner.namespace, "uid": owner.uid}
+    pool = {"apiVersion": SERVING_POOL.api_version, "kind": SERVING_POOL.kind, "metadata": metadata}
+    message = said.message if said.applied else f"advice: {said.message}"
+    return _event(pool, said.reason, message, str(said.time), warning=False)
+
+
+def notice_event(manifest: Manifest, notice: Notice, now: str) -> Manifest:
+    """The Event for something that is no condition."""
+    return _event(manifest, notice.reason, notice.message, now, warning=notice.warning)
+
+
+def _event(manifest: Manifest, reason: str, message: str, now: str, *, warning: bool) -> Manifest:
+    metadata = manifest["metadata"]
     namespace = metadata.get("namespace", "default")
     involved = {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "name": metadata["name"]}
     if "namespace" in metadata:
@@ -38,7 +59,7 @@ def event_for(manifest: Manifest, condition: Manifest, now: str) -> Manifest | N
         "metadata": {"generateName": f"{metadata['name']}-", "namespace": namespace},
         "involvedObject": {**involved, "uid": metadata["uid"]},
         "type": "Warning" if warning else "Normal",
-        "reason": condition["reason"],
+        "reason": reason,
         "message": message[:MAX_NOTE],
         "source": {"component": names.MANAGER},
         "reportingComponent": names.MANAGER,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ballast_api.conditions import ConditionType, Reason
 from ballast_api.names import RoleName
 from ballast_api.serving_pool import ServingPoolSpec
+from ballast_operator.canary import Phase
 from ballast_operator.conditions import Finding, joined
 from ballast_operator.planned import Plan
 from ballast_operator.problems.problem import Problem
@@ -62,14 +63,25 @@ def progressing(fleet: Fleet, plan: Plan) -> Finding:
         return Finding(kind, "False", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
     if plan.held:
         return Finding(kind, "False", plan.problems[0].reason, "objects wait for what Degraded names")
+    canary = plan.canary
+    if canary is not None and canary.memory.phase is Phase.PAUSED:
+        return Finding(kind, "False", Reason.CANARY_PAUSED, canary.told)
     unfinished = [item for item in fleet.workloads() if not item.complete]
     if not unfinished and plan.behind:
         message = f"{', '.join(plan.behind)}: the newest settings are on their way; kubelets take up to 90 s"
         return Finding(kind, "True", Reason.APPLYING_SETTINGS, message)
     if not unfinished:
         return Finding(kind, "False", Reason.COMPLETE, "all pods are of the wanted revision and ready")
-    reason = Reason.ROLLING_OUT if any(item.replacing for item in unfinished) else Reason.SCALING
+    drains = sorted(victim.name for step in plan.drains.values() for victim in step.victims)
+    scaling = Reason.DRAINING if drains else Reason.SCALING
+    reason = Reason.ROLLING_OUT if any(item.replacing for item in unfinished) else scaling
+    if canary is not None and canary.memory.phase is not Phase.PROMOTED:
+        reason = Reason.CANARY_PROGRESSING
     parts = [f"{item.name}: {item.ready} of {item.wanted} ready, {item.updated} updated" for item in unfinished]
+    if drains:
+        parts.append(f"being emptied before they go: {', '.join(drains)}; status.pools says what they have left")
+    if reason is Reason.CANARY_PROGRESSING and canary is not None:
+        parts.insert(0, canary.told)
     return Finding(kind, "True", reason, joined(parts))
 
 
@@ -79,6 +91,8 @@ def foremost(found: Sequence[Finding]) -> Finding:
     available = by_type[ConditionType.AVAILABLE]
     if available.status != "True":
         return available
+    if by_type[ConditionType.PROGRESSING].reason is Reason.CANARY_PAUSED:
+        return by_type[ConditionType.PROGRESSING]
     others = (by_type[ConditionType.DEGRADED], by_type[ConditionType.PROGRESSING])
     return next((each for each in others if each.status == "True"), available)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -13,7 +13,6 @@ from ballast_operator import settings_reports
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
-    DEPLOYMENT,
     GATEWAY,
     GATEWAY_CLASS,
     HARDWARE_PROFILE,
@@ -24,14 +23,18 @@ from ballast_operator.kinds import (
     SCHEDULING_POLICY,
     SECRET,
     SERVING_POOL,
+    WORKLOADS,
     Kind,
     Manifest,
 )
+from ballast_operator.loads import Loads
 from ballast_operator.measured import Measured
 from ballast_operator.observed import Observed
 from ballast_operator.ownership import child_selector, is_child
 from ballast_operator.references import named_objects, parse_pool
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.specs.token_secret import tokens_of
+from ballast_operator.workloads import may_shrink
 
 
 class Reader(Protocol):
@@ -64,11 +67,12 @@ def gather(
     fresh_token: str,
     settings: OperatorSettings,
     measured: Measured | None = None,
+    ask: Callable[[Sequence[Manifest], bytes], Loads] | None = None,
 ) -> Observed | None:
     """Everything about one ServingPool, or None if none of that name exists. Raises what `reader` raises.
 
     `now`: RFC 3339 in UTC. `fresh_token`: one that nobody knows, should a token be needed. `measured`: what its
-    gateways have counted.
+    gateways have counted. `ask`: asks gateways, given the pods of a ServingPool and a token that signs; None: nobody.
     """
     pool = reader.get(SERVING_POOL, namespace, name)
     if pool is None:
@@ -79,6 +83,10 @@ def gather(
     token, lease = _named_children(reader, namespace, name)
     named_children = (item for item in (token, lease) if item is not None and is_child(item, pool))
     children = (*_children(reader, pool, available), *named_children)
+    shrinks = _may_shrink(pool, children)
+    listed = shrinks or not _all_ready(children) or settings_reports.differ(children)
+    pods = reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}") if listed else ()
+    tokens = tokens_of(token) if token is not None and is_child(token, pool) else []
     return Observed(
         pool=pool,
         now=now,
@@ -92,9 +100,18 @@ def gather(
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
         admin_from=settings.admin_from,
-        pods=()
-        if _all_ready(children) and not settings_reports.differ(children)
-        else reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}"),
+        pods=pods,
+        marked_s={
+            pod["metadata"]["name"]: max(_age_s(pod, names.ANNOTATION_DRAINING, now) or 0.0, 0.0)
+            for pod in pods
+            if names.ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {})
+        },
+        loads=ask(pods, tokens[0].encode()) if shrinks and ask is not None and tokens else None,
+        canary_ages_s={
+            str(each["metadata"]["annotations"][names.ANNOTATION_CANARY_SINCE]): age
+            for each in children
+            if (age := _age_s(each, names.ANNOTATION_CANARY_SINCE, now)) is not None
+        },
         optional_kinds=available,
         missing_parents=tuple(parent for parent, found in parents if found is None),
         controllers=_controllers(reader, [found for _, found in parents if found is not None]),
@@ -179,11 +196,20 @@ def _readable(reader: Reader, kind: Kind, namespace: str | None, name: str) -> M
         raise
 
 
+def _may_shrink(pool: Manifest, children: Sequence[Manifest]) -> bool:
+    try:
+        parsed = parse_pool(pool)
+    except InvalidInput:
+        return False
+    return may_shrink(parsed.name, parsed.spec, children)
+
+
 def _all_ready(children: Iterable[Manifest]) -> bool:
-    deployments = [child for child in children if child["kind"] == DEPLOYMENT.kind]
-    return bool(deployments) and all(_ready(deployment) for deployment in deployments)
+    kinds = {kind.kind for kind in WORKLOADS}
+    workloads = [child for child in children if child["kind"] in kinds]
+    return bool(workloads) and all(_ready(workload) for workload in workloads)
 
 
-def _ready(deployment: Manifest) -> bool:
-    wanted, status = deployment["spec"].get("replicas", 1), deployment.get("status") or {}
+def _ready(workload: Manifest) -> bool:
+    wanted, status = workload["spec"].get("replicas", 1), workload.get("status") or {}
     return bool(wanted == status.get("readyReplicas", 0) == status.get("updatedReplicas", 0))

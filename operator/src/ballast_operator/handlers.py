@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import kopf
@@ -19,13 +19,15 @@ from ballast_operator.kinds import BUILT_IN_CHILDREN, REFERRED, SERVING_POOL, Ki
 from ballast_operator.leading import Election, lead
 from ballast_operator.references import named_objects
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.users import Referred, Users
 
 
 def registry_for(
-    make_controller: Callable[[], Controller], make_election: Callable[[], Election | None] = lambda: None
+    make_controller: Callable[[], Controller], users: Users, make_election: Callable[[], Election | None] = lambda: None
 ) -> kopf.OperatorRegistry:
     """All handlers. Both functions are called when kopf starts: credentials are there by then. Without an election the
-    controller works at once; with one what is watched waits in its queue until this process leads."""
+    controller works at once; with one what is watched waits in its queue until this process leads. `users` is kept by
+    what the watches say."""
     registry = kopf.OperatorRegistry()
     holder: list[Controller] = []
     elections: list[Election] = []
@@ -62,38 +64,43 @@ def registry_for(
         return "running" if all(each.started for each in holder) else "waiting for the Lease"
 
     kopf.on.login(registry=registry)(kopf.login_via_client)
-    _watch_resources(registry, lambda: holder[0])
+    _watch_resources(registry, lambda: holder[0], users)
     _watch_children(registry, lambda: holder[0])
     return registry
 
 
-def _watch_resources(registry: kopf.OperatorRegistry, controller: Callable[[], Controller]) -> None:
+def _watch_resources(registry: kopf.OperatorRegistry, controller: Callable[[], Controller], users: Users) -> None:
     group, version = SERVING_POOL.group, SERVING_POOL.version
 
+    def named_by(namespace: str, name: str, named: Collection[tuple[Kind, str]]) -> None:
+        for each in users.put(namespace, name, named):
+            controller().touch(Key(each.kind, each.namespace, each.name))
+
+    # kopf fills its indices with all objects before it calls any handler, so no look finds some of the users only.
     @kopf.index(group, version, SERVING_POOL.plural, registry=registry, id="users")
-    async def users(body: kopf.Body, **_: Any) -> dict[tuple[str, str | None, str], Key]:
-        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
-        return {
-            (kind.plural, namespace if kind.namespaced else None, referred): Key(SERVING_POOL, namespace, name)
-            for kind, referred in named_objects(dict(body))
-        }
+    async def names(body: kopf.Body, **_: Any) -> None:
+        named_by(body["metadata"]["namespace"], body["metadata"]["name"], named_objects(dict(body)))
 
     @kopf.on.event(group, version, SERVING_POOL.plural, registry=registry, id="serving-pool")
     async def serving_pool(event: kopf.RawEvent, namespace: str | None, name: str, **_: Any) -> None:
-        controller().seen(Key(SERVING_POOL, namespace, name), deleted=event["type"] == "DELETED")
+        deleted = event["type"] == "DELETED"
+        if deleted and namespace is not None:
+            named_by(namespace, name, ())
+        controller().seen(Key(SERVING_POOL, namespace, name), deleted=deleted)
 
     for kind in REFERRED:
-        _watch_referred(registry, controller, kind)
+        _watch_referred(registry, controller, kind, users)
 
 
-def _watch_referred(registry: kopf.OperatorRegistry, controller: Callable[[], Controller], kind: Kind) -> None:
+def _watch_referred(
+    registry: kopf.OperatorRegistry, controller: Callable[[], Controller], kind: Kind, users: Users
+) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=registry, id=f"referred-{kind.plural}")
-    async def referred(event: kopf.RawEvent, namespace: str | None, name: str, **kwargs: Any) -> None:
-        users: kopf.Index[Any, Key] = kwargs["users"]
+    async def referred(event: kopf.RawEvent, namespace: str | None, name: str, **_: Any) -> None:
         key = Key(kind, namespace if kind.namespaced else None, name)
         controller().seen(key, deleted=event["type"] == "DELETED")
-        for user in users.get((kind.plural, key.namespace, key.name), ()):
-            controller().touch(user)
+        for user in users.of(Referred(kind, key.namespace, key.name)):
+            controller().touch(Key(SERVING_POOL, *user))
 
 
 def _watch_children(registry: kopf.OperatorRegistry, controller: Callable[[], Controller]) -> None:

@@ -80,6 +80,7 @@ INFERENCE_POOL: Final = Kind("inference.networking.k8s.io/v1", "InferencePool", 
 HTTP_ROUTE: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 GATEWAY: Final = Kind("gateway.networking.k8s.io/v1", "Gateway", "gateways")
 GATEWAY_CLASS: Final = Kind("gateway.networking.k8s.io/v1", "GatewayClass", "gatewayclasses", namespaced=False)
+LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 EXTENSION_POLICY: Final = Kind("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies")
 TRAFFIC_POLICY: Final = Kind("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies")
 
@@ -99,16 +100,18 @@ BUILT_IN_CHILDREN: Final = (
     DEPLOYMENT,
 )
 """Other children whose kind every cluster has, in the order of writing: what a pod needs comes before the pod."""
-OPTIONAL_CHILDREN: Final = (INFERENCE_POOL, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY)
+OPTIONAL_CHILDREN: Final = (LEADER_WORKER_SET, INFERENCE_POOL, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY)
 """Children whose kind exists only where its CRD is installed, in the order of writing, after the built-in ones."""
+WORKLOADS: Final = (DEPLOYMENT, LEADER_WORKER_SET)
+"""Children that make pods; their counts have the same names."""
 CHILDREN: Final = NAMED_CHILDREN + BUILT_IN_CHILDREN + OPTIONAL_CHILDREN
 """Every kind of child in the order of writing. Pruning goes the other way: consumers go before what they use."""
 
-_BY_NAME: Final = {(kind.api_version, kind.kind): kind for kind in CHILDREN}
+_BY_NAME: Final = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, POD)}
 
 
 def kind_of(manifest: Manifest) -> Kind:
-    """The kind of a child. Raises KeyError for a kind of no child."""
+    """The kind of a child, or of a pod. Raises KeyError for any other."""
     return _BY_NAME[manifest["apiVersion"], manifest["kind"]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ballast_api.attainment_report import AttainmentReport, summed
+from ballast_api.attainment_report import AttainmentReport, CanaryReport, canaries_together, summed
 from ballast_core.attainment import WINDOWS_S, Counts, Objective, Threshold
 
 
@@ -54,11 +54,12 @@ class Measured:
     """Gateway pods that should answer."""
     problems: tuple[str, ...] = ()
     """Of those that did not, or that go by other objectives."""
+    canaries: Mapping[str, CanaryReport] = field(default_factory=dict)
+    """What was counted of a canary, by its revision."""
 
     def of(self, objective: Objective) -> ClassCounts | None:
         """The counts that are about these thresholds."""
-        wanted = _thresholds(objective)
-        return next((each for each in self.classes if _thresholds(each.objective) == wanted), None)
+        return next((each for each in self.classes if each.objective.rule == objective.rule), None)
 
 
 def measured(objectives: Sequence[Objective], answers: Sequence[Answer]) -> Measured:
@@ -74,8 +75,6 @@ def measured(objectives: Sequence[Objective], answers: Sequence[Answer]) -> Meas
         if parts:
             windows = {window_s: {each: summed(parts, window_s, each) for each in Threshold} for window_s in WINDOWS_S}
             classes.append(ClassCounts(objective, windows))
-    return Measured(tuple(classes), len(answers), tuple(problems))
-
-
-def _thresholds(objective: Objective) -> tuple[str, float | None, float | None, float | None]:
-    return objective.name, objective.ttft_s, objective.tpot_s, objective.e2e_s
+    said = [report.canary for report in reports if report.canary is not None]
+    canaries = {each: canaries_together(said, each) for each in {one.revision for one in said}}
+    return Measured(tuple(classes), len(answers), tuple(problems), canaries)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 
+from ballast_api.metric_making import counter, gauge, histogram
+from ballast_core.policies.scaling.protocol import Decision
 from ballast_operator.kinds import Manifest
+from ballast_operator.steered import Steered
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _INSTANCES = {"wanted": "replicas", "ready": "readyReplicas", "updated": "updatedReplicas"}
@@ -17,28 +20,14 @@ class OperatorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._looks = Counter(
-            "ballast_operator_looks_total",
-            "Looks by kind and result: done, refused (an object could not be written), failed (tried again as a whole)",
-            ["kind", "result"],
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "ballast_operator_look_seconds", "Time of one look", ["kind"], buckets=_SECONDS, registry=self.registry
-        )
-        self._conditions = Gauge(
-            "ballast_operator_condition",
-            "1 for the status that a condition of a ServingPool has",
-            ["namespace", "serving_pool", "type", "status", "reason"],
-            registry=self.registry,
-        )
-        self._instances = Gauge(
-            "ballast_operator_instances",
-            "Instances of a pool: wanted, ready, and updated to the newest revision",
-            ["namespace", "serving_pool", "pool", "count"],
-            registry=self.registry,
-        )
+        self._looks = counter("ballast_operator_looks_total", self.registry)
+        self._seconds = histogram("ballast_operator_look_seconds", self.registry, _SECONDS)
+        self._conditions = gauge("ballast_operator_condition", self.registry)
+        self._instances = gauge("ballast_operator_instances", self.registry)
+        self._asked = gauge("ballast_operator_scaling_instances", self.registry)
+        self._decisions = counter("ballast_operator_scaling_decisions_total", self.registry)
         self._lock = threading.Lock()
+        self._advised: dict[tuple[str, str], set[tuple[str, ...]]] = {}
         self._shown: dict[tuple[str, str], tuple[set[tuple[str, ...]], set[tuple[str, ...]]]] = {}
         """Labels of conditions and instances that a ServingPool has."""
 
@@ -66,8 +55,27 @@ class OperatorMetrics:
             before = self._shown.pop((namespace, name), (set(), set()))
             if status is not None:
                 self._shown[namespace, name] = (set(conditions), set(instances))
-            for gauge, now, old in ((self._conditions, conditions, before[0]), (self._instances, instances, before[1])):
+            for shown, now, old in ((self._conditions, conditions, before[0]), (self._instances, instances, before[1])):
                 for labels in old - now.keys():
-                    gauge.remove(*labels)
+                    shown.remove(*labels)
                 for labels, value in now.items():
-                    gauge.labels(*labels).set(value)
+                    shown.labels(*labels).set(value)
+
+    def decided(self, name: tuple[str, str], of: Steered | None, decision: Decision | None) -> None:
+        """A round of scaling is over, without a decision where a gateway was silent. `of` is None when it is over for
+        good."""
+        if of is not None:
+            self._decisions.labels(*name, "Waiting" if decision is None else decision.reason).inc()
+            if decision is None:
+                return
+        asked = {
+            (*name, pool.name, stage): float(count)
+            for pool, counts in (() if of is None or decision is None else zip(of.pools, decision.target, strict=True))
+            for stage, count in (("prefill", counts.prefill), ("decode", counts.decode))
+        }
+        with self._lock:
+            for labels in self._advised.get(name, set()) - asked.keys():
+                self._asked.remove(*labels)
+            self._advised[name] = set(asked)
+            for labels, value in asked.items():
+                self._asked.labels(*labels).set(value)

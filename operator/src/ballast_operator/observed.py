@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ballast_api.serving_pool import ParentRef
 from ballast_operator.kinds import Kind, Manifest, ObjectKey, key_of
+from ballast_operator.loads import Loads
 from ballast_operator.measured import Measured
 from ballast_operator.settings import GatewayDefaults
 
@@ -40,8 +41,14 @@ class Observed:
     admin_from: tuple[Mapping[str, object], ...] = ()
     """Who may reach gateways' admin port; empty: everybody."""
     pods: tuple[Manifest, ...] = ()
-    """Its pods while a Deployment is not ready, or a gateway says that it has other settings than it should. Empty
-    otherwise: only problems of pods are read from them, and which gateways are there."""
+    """Its pods while a Deployment is not ready, or may lose some, or a gateway says that it has other settings than it
+    should. Empty otherwise: only problems of pods are read from them, and which gateways are there."""
+    marked_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since each pod was marked as draining, by its name; 0 where that is not to be believed."""
+    loads: Loads | None = None
+    """What it takes to empty pods, where some may have to go; None if no gateway could be asked."""
+    canary_ages_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since canaries were ready, by the time that their Deployments say."""
     optional_kinds: frozenset[Kind] = frozenset()
     """Those optional kinds that the cluster has."""
     missing_parents: tuple[ParentRef, ...] = ()

@@ -22,7 +22,9 @@ from ballast_api.errors import InvalidInput
 from ballast_api.serving_pool import ServingPool, ServingPoolSpec
 from ballast_core.model import Role
 from ballast_core.policies.composing import remarks
-from ballast_operator.engines import engines, wanted_instances
+from ballast_operator import scaling
+from ballast_operator.canary import Canary
+from ballast_operator.engines import engines, wanted_engines, wanted_instances
 from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, HTTP_ROUTE, Manifest, ObjectKey, key_of, writing_order
 from ballast_operator.observed import Observed
 from ballast_operator.ownership import owner_conflict
@@ -35,6 +37,7 @@ from ballast_operator.references import References, parse_pool, resolve
 from ballast_operator.routing import by_envoy_gateway, routing
 from ballast_operator.settings_reports import Report, reports, settings_hash
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
+from ballast_operator.specs.drain_marks import drain_marks
 from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
@@ -45,6 +48,10 @@ from ballast_operator.specs.token_secret import Found, TokenSecret, token_secret
 
 SETTINGS_LOOK_S: Final = 5.0
 """Seconds until the next look while a gateway has not seen its newest settings."""
+
+
+DRAIN_LOOK_S: Final = 2.0
+"""Seconds until the next look while pods are emptied."""
 
 
 def plan(observed: Observed) -> Plan:
@@ -71,10 +78,14 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     excess = over_budget(spec.gpu_budget, _gpus(spec, instances, references))
     routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents, controllers=observed.controllers)
     token = _token(owner, observed)
-    gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit))
-    fleet = engines(owner, spec, instances, references.profiles, observed, hold=bool(excess))
+    wanted = wanted_engines(owner, spec, instances, references.profiles, observed)
+    gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit), canary=wanted.canary)
+    newest = settings_hash(gateway.objects)
+    told = _told(observed, newest)
+    behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
+    fleet = engines(owner, spec, wanted, observed, hold=bool(excess), informed=not behind)
     objectives = tuple(each.to_core(each.name) for each in references.objectives or ())
-    target = Target(spec, instances, objectives, fleet.deployments)
+    target = Target(spec, instances, objectives, fleet.workloads, references.profiles)
     missing = references.missing_profiles(pool.hardware for pool in spec.pools)
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
     around = list(_around_engines(owner, spec, observed))
@@ -82,15 +93,16 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         around.append(profiles_config_map(owner, references.profiles))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
     held = gateway.held | fleet.held | ({numbers} if missing else set())
-    kept = held.union(key_of(item) for item in (*objects, *fleet.resize))
-    newest = settings_hash(gateway.objects)
-    told = _told(observed, newest)
-    behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
-    due_s = [each for each in (token.next_step_s, SETTINGS_LOOK_S if behind else None) if each is not None]
+    kept = held.union((key_of(item) for item in (*objects, *fleet.resize)), scaling.kept_objects(spec, owner.name))
+    drains = {name: step for name, step in fleet.steps.items() if step.victims or step.released}
+    dues = (token.next_step_s, SETTINGS_LOOK_S if behind else None, DRAIN_LOOK_S if drains else None)
+    due_s = [each for each in dues if each is not None]
     return Plan(
         apply=tuple(sorted(objects, key=writing_order)),
         resize=fleet.resize,
         prune=_surplus(observed, kept),
+        marks=drain_marks(observed, fleet.steps),
+        drains=drains,
         held=held,
         target=target,
         problems=(
@@ -99,17 +111,19 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
             *gateway.problems,
             *refused_by(told, newest),
             *routes.problems,
+            *fleet.problems,
             *_route_problems(owner, observed),
             *excess,
         ),
         remarks=(
             *routes.remarks,
             *_policy_remarks(target, references),
-            *_inert_fields(spec),
+            *scaling.remarks(spec),
             *filter(None, [token.remark]),
         ),
         settings_hash=newest,
         behind=behind,
+        canary=wanted.canary,
         look_again_s=min(due_s, default=None),
     )
 
@@ -149,7 +163,13 @@ class _Part:
 
 
 def _gateway_objects(
-    owner: Owner, spec: ServingPoolSpec, references: References, observed: Observed, *, hold: bool
+    owner: Owner,
+    spec: ServingPoolSpec,
+    references: References,
+    observed: Observed,
+    *,
+    hold: bool,
+    canary: Canary | None,
 ) -> _Part:
     objects = (
         gateway_rbac.gateway_lease(owner),
@@ -169,7 +189,13 @@ def _gateway_objects(
     fallbacks = FALLBACKS if by_envoy_gateway(spec, observed.optional_kinds, observed.controllers) else None
     try:
         settings = gateway_settings(
-            owner, spec, references.policy, references.profiles, objectives=references.objectives, fallbacks=fallbacks
+            owner,
+            spec,
+            references.policy,
+            references.profiles,
+            objectives=references.objectives,
+            fallbacks=fallbacks,
+            canary=None if canary is None else canary.settings(),
         )
     except ValidationError as error:
         return _Part(objects, held, contradictory(error))
@@ -197,9 +223,9 @@ def _surplus(observed: Observed, keep: Collection[ObjectKey]) -> tuple[Manifest,
 
 
 def _gpus(spec: ServingPoolSpec, instances: Mapping[str, int], references: References) -> Mapping[str, int]:
-    """GPUs that each pool asks for, of those pools whose HardwareProfile is known."""
+    """GPUs that each pool asks for on all nodes, of those pools whose HardwareProfile is known."""
     return {
-        pool.name: instances[pool.name] * gpus_of(pool, references.profiles[pool.hardware])
+        pool.name: instances[pool.name] * pool.nodes_per_instance * gpus_of(pool, references.profiles[pool.hardware])
         for pool in spec.pools
         if pool.hardware in references.profiles
     }
@@ -213,14 +239,3 @@ def _policy_remarks(target: Target, references: References) -> tuple[str, ...]:
     for pool in target.spec.pools:
         endpoints[names.core_role(pool.role)] += target.instances[pool.name]
     return tuple(f"{each.part} {each.reason}" for each in remarks(references.policy.build(), endpoints))
-
-
-def _inert_fields(spec: ServingPoolSpec) -> tuple[str, ...]:
-    """What the spec asks for without effect in this release."""
-    found = []
-    if spec.ratio.mode != "Off":
-        found.append(f"ratio.mode {spec.ratio.mode} has no effect in this release")
-    autoscaled = [pool.name for pool in spec.pools if pool.autoscaling is not None]
-    if autoscaled:
-        found.append(f"autoscaling of {', '.join(autoscaled)} is left to others in this release, within its bounds")
-    return tuple(found)

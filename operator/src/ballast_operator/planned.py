@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_core.attainment import Objective
+from ballast_operator.canary import Canary
+from ballast_operator.draining import Step
 from ballast_operator.kinds import Manifest, ObjectKey
 from ballast_operator.problems.problem import Problem
 
@@ -20,8 +23,10 @@ class Target:
     """Instances by name of the pool."""
     objectives: tuple[Objective, ...] = ()
     """What requests are measured against; empty also while one of them is not usable."""
-    deployments: Mapping[str, str] = field(default_factory=dict)
-    """Name of the Deployment of the wanted revision, by name of the pool."""
+    workloads: Mapping[str, ObjectKey] = field(default_factory=dict)
+    """The Deployment or LeaderWorkerSet of the wanted revision, by name of the pool."""
+    profiles: Mapping[str, HardwareProfileSpec] = field(default_factory=dict)
+    """The usable HardwareProfiles that the spec names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,15 @@ class Plan:
     """What keeps the cluster from the spec, the first one first in the status."""
     remarks: tuple[str, ...] = ()
     """What a reader of the status should know although nothing is wrong."""
+    marks: tuple[Manifest, ...] = ()
+    """Pods that get marks, or lose them: their drains, as `specs.drain_marks` has them."""
+    drains: Mapping[str, Step] = field(default_factory=dict)
+    """Deployments that pods are to go from, by name."""
     settings_hash: str | None = None
     """Of the gateway's settings; None while they are held."""
     behind: tuple[str, ...] = ()
     """Gateway pods that have not seen these settings yet."""
+    canary: Canary | None = None
+    """Of the KV revision that replaces another one."""
     look_again_s: float | None = None
     """Seconds until something is due although nothing changes; None if nothing is."""

@@ -6,23 +6,29 @@ Blocking; level-based; safe to repeat, and to kill between any two writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ballast_api import names
-from ballast_operator.accepted import accepted_status
+from ballast_operator.accepted import accepted_status, used_by_of
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.apply import Writer, apply
 from ballast_operator.attainment import following
 from ballast_operator.board import Board
 from ballast_operator.conditions import transitions
-from ballast_operator.events import event_for
+from ballast_operator.drain_notices import drain_notices
+from ballast_operator.events import event_for, notice_event
 from ballast_operator.gather import OptionalKinds, Reader, gather
+from ballast_operator.helm import Helm
 from ballast_operator.kinds import SERVING_POOL, Kind, Manifest
+from ballast_operator.loads import Loads
 from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.plan import plan
+from ballast_operator.references import named_objects
+from ballast_operator.scaling import steered
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.users import Referred, Users
 from ballast_operator.verdict import verdict
 
 logger = logging.getLogger(__name__)
@@ -65,17 +71,25 @@ class Reconciler:
         token: Callable[[], str],
         *,
         board: Board | None = None,
+        users: Users | None = None,
+        helm: Helm | None = None,
         said: Callable[[str, str, Manifest | None], None] = lambda *_: None,
+        ask: Callable[[Sequence[Manifest], bytes], Loads] | None = None,
     ) -> None:
-        """`board`: what gateways have counted, where they are asked. `said`: is told of each ServingPool that was
-        looked at, by namespace and name, with its status; None when it is gone."""
+        """`board`: what gateways have counted, where they are asked. `users`: which ServingPools name an object, where
+        that is known. `helm`: for who decides on instances. `said`: is told of each ServingPool that was looked at, by
+        namespace and name, with its status; None when it is gone. `ask`: asks gateways what it takes to empty pods,
+        given the pods of a ServingPool and a token that signs; None: nobody is asked."""
         self._api = api
         self._optional = optional
         self._settings = settings
         self._now = now
         self._token = token
         self._board = Board() if board is None else board
+        self._users = users
+        self._helm = Helm() if helm is None else helm
         self._said = said
+        self._ask = ask
 
     def serving_pool(self, namespace: str, name: str) -> Result:
         """Bring one ServingPool's objects and status in line.
@@ -91,13 +105,21 @@ class Reconciler:
             fresh_token=self._token(),
             settings=self._settings,
             measured=self._board.shown(namespace, name),
+            ask=self._ask,
         )
+        if self._users is not None:
+            self._users.put(namespace, name, () if observed is None else named_objects(observed.pool))
         if observed is None:
             self._board.follow(namespace, name, None)
+            self._helm.steer(namespace, name, None)
             self._said(namespace, name, None)
             return Result()
         planned = plan(observed)
-        self._board.follow(namespace, name, following(observed, planned))
+        followed = following(observed, planned)
+        self._board.follow(namespace, name, followed)
+        self._helm.steer(namespace, name, steered(observed, planned, b"" if followed is None else followed.token))
+        for notice in drain_notices(planned):
+            self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
         outcome = apply(self._api, observed, planned)
         found = verdict(observed, planned, outcome)
         if found.status is not None:
@@ -109,8 +131,17 @@ class Reconciler:
         """Write into a SchedulingPolicy, ServiceLevelObjective or HardwareProfile whether it is accepted."""
         manifest = self._api.get(kind, namespace, name)
         if manifest is not None and not manifest["metadata"].get("deletionTimestamp"):
-            self._write_status(kind, manifest, accepted_status(manifest, self._now()))
+            self._write_status(kind, manifest, accepted_status(manifest, self._now(), self._used_by(kind, manifest)))
         return Result()
+
+    def _used_by(self, kind: Kind, manifest: Manifest) -> list[str] | None:
+        """The ServingPools that name it; those of namespaces that another operator serves stay as it has written."""
+        if self._users is None:
+            return None
+        referred = Referred(kind, manifest["metadata"].get("namespace"), manifest["metadata"]["name"])
+        ours = {f"{namespace}/{name}" for namespace, name in self._users.of(referred)}
+        served = self._settings.namespaces
+        return sorted(ours.union(each for each in used_by_of(manifest) if served and each.split("/")[0] not in served))
 
     def _write_status(self, kind: Kind, manifest: Manifest, status: Manifest) -> None:
         before = manifest.get("status")
@@ -133,8 +164,10 @@ class Reconciler:
             extra=log_fields(manifest, condition=condition["type"], status=condition["status"]),
         )
         event = event_for(manifest, condition, self._now())
-        if event is None:
-            return
+        if event is not None:
+            self._post(manifest, event)
+
+    def _post(self, manifest: Manifest, event: Manifest) -> None:
         try:
             self._api.create_event(event)
         except ApiFailure as error:

@@ -9,6 +9,9 @@ every instant and whatever the Deployments do in between:
 3. the share of new pods of one pool at most `max_skew` above that of any other pool that still has old ones. Where
    whole pods do not allow that, the one step that leaves the least difference is made alone.
 
+While a canary is watched, a pool has as many new pods as the canary is to have, the others are old, and at least one
+is.
+
 New pods count as soon as they are asked for, where they are to be few, and once they are ready, where they are to be
 many.
 """
@@ -25,9 +28,10 @@ _EPSILON: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Pods of one Deployment."""
+    """Pods of one Deployment, or instances of one LeaderWorkerSet."""
 
     name: str
+    """Kind and name."""
     asked: int
     """Those that its spec asks for."""
     pods: int = 0
@@ -55,6 +59,14 @@ class Rolling:
     unavailable: int
     new: Counts
     old: tuple[Counts, ...] = ()
+    """Those that are to lose their pods first stand first."""
+    canary: int | None = None
+    """New pods that it may have for now; None: all."""
+
+    @property
+    def most_new(self) -> int:
+        """New pods that it may have now. Those that were asked for already stay."""
+        return self.wanted if self.canary is None else min(max(self.canary, self.new.asked), self.wanted)
 
     @property
     def replaces(self) -> bool:
@@ -76,7 +88,7 @@ def allowance(value: int | str, wanted: int, *, up: bool) -> int:
 
 
 def next_counts(pools: Sequence[Rolling], max_skew: float) -> Mapping[str, int]:
-    """Pods to ask for now, by name of the Deployment."""
+    """Pods to ask for now, by name of the counts."""
     goals = _goals(pools, max_skew)
     found: dict[str, int] = {}
     for pool, goal in zip(pools, goals, strict=True):
@@ -89,7 +101,7 @@ def _goals(pools: Sequence[Rolling], max_skew: float) -> list[int]:
     rolling = [pool for pool in pools if pool.replaces and pool.wanted]
     goals = [_goal(pool, rolling, max_skew) if pool in rolling else pool.wanted for pool in pools]
     stuck = all(goal <= pool.new.asked for pool, goal in zip(pools, goals, strict=True) if pool in rolling)
-    behind = [at for at, pool in enumerate(pools) if pool in rolling and pool.new.asked < pool.wanted]
+    behind = [at for at, pool in enumerate(pools) if pool in rolling and pool.new.asked < pool.most_new]
     if stuck and behind and all(pool.steady for pool in rolling):
         best = min(behind, key=lambda at: (_skew_after(pools[at], rolling), pools[at].new.asked / pools[at].wanted, at))
         goals[best] = pools[best].new.asked + 1
@@ -100,7 +112,7 @@ def _goal(pool: Rolling, rolling: Sequence[Rolling], max_skew: float) -> int:
     others = [other.new.kept / other.wanted for other in rolling if other is not pool]
     share = min(others, default=1.0) + max_skew
     allowed = math.floor(min(share, 1.0) * pool.wanted + _EPSILON)
-    return min(max(allowed, pool.new.asked), pool.wanted)
+    return min(max(allowed, pool.new.asked), pool.most_new)
 
 
 def _skew_after(pool: Rolling, rolling: Sequence[Rolling]) -> float:
@@ -117,9 +129,20 @@ def _within_bounds(pool: Rolling, goal: int) -> Mapping[str, int]:
     needed = max(pool.wanted - unavailable - pool.new.kept, 0)
     kept = min(sum(each.kept for each in pool.old), needed)
     left = min(asked, max(kept, pool.wanted - goal))
-    room = pool.wanted + surge - sum(each.most for each in pool.old)
+    if pool.canary is not None and pool.replaces and pool.wanted:
+        # The old revision goes on to serve, so it may grow, too.
+        left = max(left, min(max(pool.wanted - goal, 1), pool.wanted + surge - max(pool.new.most, goal)))
+    room = pool.wanted + surge - max(sum(each.most for each in pool.old), left)
     new = min(goal, max(room, min(pool.new.asked, pool.wanted)))
-    return {pool.new.name: new, **_lowered(pool.old, asked - left)}
+    return {
+        pool.new.name: new,
+        **(_lowered(pool.old, asked - left) if left <= asked else _raised(pool.old, left - asked)),
+    }
+
+
+def _raised(old: Sequence[Counts], by: int) -> Mapping[str, int]:
+    """More pods of the old revision that keeps its pods longest."""
+    return {each.name: each.asked + (by if each is old[-1] else 0) for each in old}
 
 
 def _lowered(old: Sequence[Counts], by: int) -> Mapping[str, int]:

@@ -18,11 +18,15 @@ from ballast_operator.cluster import Catalogue, Cluster, load_credentials
 from ballast_operator.collecting import Collector
 from ballast_operator.controller import Controller, Key
 from ballast_operator.handlers import kopf_settings, registry_for
+from ballast_operator.helm import Helm
 from ballast_operator.kinds import SERVING_POOL
 from ballast_operator.leading import Election
 from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
+from ballast_operator.steering import Scaler
+from ballast_operator.surveying import ask_loads
+from ballast_operator.users import Users
 
 LogFormat = Literal["text", "json"]
 _TOKEN_BYTES: Final = 32
@@ -36,14 +40,27 @@ def run(settings: OperatorSettings) -> None:
     # kopf names itself by this, or else by the user's name, which the bare uid of a container does not have.
     os.environ.setdefault("POD_ID", socket.gethostname())
 
+    users = Users()
+
     def make_controller() -> Controller:
-        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 1)
+        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 2)
         catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
-        board = Board()
+        board, helm = Board(), Helm()
         metrics = OperatorMetrics()
         if settings.metrics_port:
             metrics.serve(settings.metrics_port)
-        reconciler = Reconciler(cluster, catalogue, settings, _now, _token, board=board, said=metrics.said)
+        reconciler = Reconciler(
+            cluster,
+            catalogue,
+            settings,
+            _now,
+            _token,
+            board=board,
+            users=users,
+            helm=helm,
+            said=metrics.said,
+            ask=ask_loads,
+        )
         controller = Controller(reconciler, settings, metrics.looked)
         loop = asyncio.get_running_loop()
 
@@ -51,6 +68,7 @@ def run(settings: OperatorSettings) -> None:
             loop.call_soon_threadsafe(controller.touch, Key(SERVING_POOL, *pool))
 
         controller.beside(Collector(cluster, board, changed, namespaces=settings.namespaces))
+        controller.beside(Scaler(cluster, board, helm, changed, told=metrics.decided, namespaces=settings.namespaces))
         return controller
 
     def make_election() -> Election | None:
@@ -64,7 +82,7 @@ def run(settings: OperatorSettings) -> None:
 
     asyncio.run(
         kopf.operator(
-            registry=registry_for(make_controller, make_election),
+            registry=registry_for(make_controller, users, make_election),
             settings=kopf_settings(settings),
             standalone=True,
             clusterwide=not settings.namespaces,

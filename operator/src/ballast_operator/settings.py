@@ -16,6 +16,8 @@ class GatewayDefaults:
     """As in a container; None leaves it to Kubernetes."""
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in each ServingPool's namespace, for the registry of the image."""
+    scrape_annotations: bool = False
+    """Whether their pods say `prometheus.io/scrape`, for a Prometheus without PodMonitors."""
 
 
 @dataclass(frozen=True, slots=True)

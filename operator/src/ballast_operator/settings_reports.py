@@ -42,7 +42,8 @@ def settings_hash(objects: Iterable[Manifest]) -> str | None:
     for item in objects:
         if item["kind"] == CONFIG_MAP.kind:
             text = (item.get("data") or {}).get(names.GATEWAY_CONFIG_FILE)
-            return None if text is None else text_hash(text.encode())
+            if text is not None:
+                return text_hash(text.encode())
     return None
 
 

@@ -10,13 +10,14 @@ from ballast_api.conditions import ConditionType, Reason
 from ballast_api.names import RoleName
 from ballast_api.serving_pool import (
     DisplayStatus,
+    DrainStatus,
     GatewayStatus,
     PoolSpec,
     PoolStatus,
     RoleStatus,
     ServingPoolStatus,
 )
-from ballast_operator import findings
+from ballast_operator import findings, scaling
 from ballast_operator.attainment import Attained, attained
 from ballast_operator.conditions import Finding, conditions, joined, known_conditions
 from ballast_operator.kinds import HTTP_ROUTE, Manifest
@@ -26,7 +27,7 @@ from ballast_operator.planned import Plan, Target
 from ballast_operator.problems import cluster
 from ballast_operator.problems.references import accepts_none
 from ballast_operator.specs.routes import http_route_name
-from ballast_operator.workloads import Fleet, Workload, fleet_of
+from ballast_operator.workloads import Fleet, Workload, fleet_of, workloads_of
 
 REQUEUE_S: Final = 10.0
 """Seconds until the next look at a ServingPool that is not where it should be, if no event comes first."""
@@ -49,7 +50,7 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     if plan.target is None:
         return Verdict(status=_not_acted_on(observed, plan))
     target = plan.target
-    fleet = fleet_of(observed, target.spec, target.instances, target.deployments, outcome.outdated())
+    fleet = fleet_of(observed, target.spec, target.instances, target.workloads, outcome.outdated())
     problems = (
         *plan.problems,
         *(cluster.refused(refusal) for refusal in outcome.refusals),
@@ -63,6 +64,7 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
         attainment.finding,
+        *scaling.scaling_active(observed, target),
         findings.resolved_refs(plan),
     )
     settled = not plan.problems and not outcome.refusals and all(item.complete for item in fleet.workloads())
@@ -70,7 +72,7 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     if not settled:
         due_s.append(REQUEUE_S)
     return Verdict(
-        status=_status(observed, target, fleet, found, attainment=attainment, newest=plan.settings_hash),
+        status=_status(observed, target, fleet, found, attainment=attainment, plan=plan),
         requeue_s=min(due_s, default=None),
     )
 
@@ -82,23 +84,24 @@ def _status(
     found: Sequence[Finding],
     *,
     attainment: Attained,
-    newest: str | None,
+    plan: Plan,
 ) -> Manifest:
     prefill, decode, flexible = (_role_status(fleet, role) for role in ("Prefill", "Decode", "Flexible"))
     ready_p, ready_d = (role.ready_replicas if role else 0 for role in (prefill, decode))
     return ServingPoolStatus(
         observed_generation=observed.generation,
         conditions=conditions(observed.pool, found, observed.now),
-        pools=tuple(_pool_status(pool, item) for pool, item in fleet.pools),
+        pools=tuple(_pool_status(pool, item, _drains(observed, pool, plan)) for pool, item in fleet.pools),
         prefill=prefill,
         decode=decode,
         flexible=flexible,
         gateway=GatewayStatus(
-            replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready, settings_hash=newest or ""
+            replicas=fleet.gateway.wanted, ready_replicas=fleet.gateway.ready, settings_hash=plan.settings_hash or ""
         ),
         ratio=round(ready_p / ready_d, 4) if ready_d else None,
         attainment=attainment.attainment,
         objectives=attainment.objectives,
+        last_scaling=scaling.last_scaling(observed, target.spec),
         display=DisplayStatus(
             prefill=_counts(prefill),
             decode=_counts(decode),
@@ -142,7 +145,13 @@ def _kept(observed: Observed, *found: Finding) -> Manifest:
     return {**before, "conditions": merged, **generation, **display}
 
 
-def _pool_status(pool: PoolSpec, item: Workload) -> PoolStatus:
+def _drains(observed: Observed, pool: PoolSpec, plan: Plan) -> tuple[DrainStatus, ...]:
+    steps = [plan.drains.get(each["metadata"]["name"]) for each in workloads_of(observed, pool.name)]
+    victims = [victim for step in steps if step is not None for victim in step.victims]
+    return tuple(DrainStatus(name=each.name, requests=each.left, tied=each.tied) for each in victims)
+
+
+def _pool_status(pool: PoolSpec, item: Workload, drains: tuple[DrainStatus, ...]) -> PoolStatus:
     return PoolStatus(
         name=pool.name,
         role=pool.role,
@@ -150,6 +159,7 @@ def _pool_status(pool: PoolSpec, item: Workload) -> PoolStatus:
         ready_replicas=item.ready,
         updated_replicas=item.updated,
         unavailable_replicas=max(item.wanted - item.ready, 0),
+        draining=drains,
     )
 
 

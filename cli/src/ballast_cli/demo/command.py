@@ -8,29 +8,48 @@ import typer
 
 def demo(
     *,
+    case: Annotated[
+        str, typer.Option(help="busy: a mixed fleet at high load. quiet: a fleet where any placement will do.")
+    ] = "busy",
     manifests: Annotated[
         Path | None,
-        typer.Option(help="Folder with a ServingPool and what it refers to. Default: the quickstart's manifests."),
+        typer.Option(help="Folder with a ServingPool of yours and what it refers to, in place of the case's."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="Placements to compare, such as round-robin,least-requests.")
+        str | None,
+        typer.Option(
+            help="Placements to compare, each for both stages and without limits or queue, as a plain router has it. "
+            "Default: round-robin, least-requests and the manifests' whole policy."
+        ),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Trace file to replay instead of the workload.")] = None,
     workload: Annotated[str, typer.Option(help="Built-in workload.")] = "chat",
-    duration: Annotated[float, typer.Option(help="Seconds of the workload, for each policy.")] = 60.0,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds of the workload, for each policy. Default: 30.")
+    ] = None,
     rate_scale: Annotated[float, typer.Option(help="Multiply the rate of arrivals.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of arrivals, lengths and prompts.")] = 0,
 ) -> None:
-    """Serve a small fleet on this machine and compare placement policies. No cluster, no GPU, no data file."""
-    from ballast_cli.demo.quickstart import quickstart_folder
+    """Serve a small fleet on this machine and compare placement policies. No cluster, no GPU, no data file.
+
+    Engines are simulated (vLLM's scheduler with the timing of a hardware profile); the gateway, its decisions and
+    every stream are real. The last line is the verdict, or says that this machine was too slow for one.
+    """
+    from ballast_cli.demo.cases import CASES
     from ballast_cli.demo.session import DemoOptions, run_demo
 
+    if case not in CASES:
+        raise typer.BadParameter(f"must be {' or '.join(CASES)}, not {case!r}", param_hint="--case")
+    chosen = CASES[case]
+    own = trace is not None or workload != "chat"
     options = DemoOptions(
-        manifests=manifests or quickstart_folder(),
+        says=chosen.says if manifests is None and not own else "",
+        manifests=chosen.manifests if manifests is None else (manifests,),
         policy=policy,
         trace=trace,
         workload=workload,
-        duration_s=duration,
+        rate_rps=None if manifests is not None or own else chosen.rate_rps,
+        duration_s=chosen.duration_s if duration is None else duration,
         rate_scale=rate_scale,
         seed=seed,
     )

@@ -12,10 +12,13 @@ from shutil import which
 from rich.table import Table
 
 from ballast_sim.capacity import Capacity
+from ballast_sim.comparing import NO_DIFFERENCE, attained, waited
 from ballast_sim.load import LoadReport
 from ballast_sim.simulation.inputs.objective import Objective
 
-_PERCENTILES = ("p50", "p90", "p99")
+MOST_LATE_S = 0.1
+"""A twentieth of the usual TTFT objective."""
+_PERCENTILES = ("p50", "p99")
 
 
 def comparison(reports: Mapping[str, LoadReport], objective: Objective, *, planned: int) -> Table:
@@ -39,9 +42,30 @@ def comparison(reports: Mapping[str, LoadReport], objective: Objective, *, plann
             values = [figures.get(percentile) for figures in found]
             row(f"{label} {percentile}, ms", ["-" if v is None else f"{v * 1e3:,.1f}" for v in values])
     row("output tokens/s", [f"{r.throughput_tok_s:,.0f}" for r in reports.values()])
-    row(f"goodput, requests/s ({describe(objective)})", [_number(r.goodput_rps) for r in reports.values()])
-    row("attainment", ["-" if r.attainment is None else f"{r.attainment:.1%}" for r in reports.values()])
+    row("goodput, requests/s", [_number(r.goodput_rps) for r in reports.values()])
+    row("within the SLO", ["-" if r.attainment is None else f"[bold]{r.attainment:.1%}[/]" for r in reports.values()])
+    table.caption, table.caption_justify = f"SLO: {describe(objective)}", "left"
     return table
+
+
+def verdict(reports: Mapping[str, LoadReport], objective: Objective) -> tuple[str, str]:
+    """The sentence to remember, and its style on a terminal. No verdict from a machine that did not keep time."""
+    late_s = max((report.late_s.get("p99", 0.0) for report in reports.values()), default=0.0)
+    if late_s > MOST_LATE_S:
+        words = (
+            f"No verdict: this machine was too slow. Requests left up to {late_s * 1e3:,.0f} ms late (P99; "
+            f"{MOST_LATE_S * 1e3:.0f} may be), so waits are partly its own. Close other programs and try again; "
+            "`ballast simulate` shows the same on a clock of its own."
+        )
+        return words, "bold yellow"
+    if any(report.interrupted or report.failed for report in reports.values()):
+        return "No verdict: not every request was answered.", "bold yellow"
+    if objective == Objective():
+        times_s = {name: report.ttft_s["p99"] for name, report in reports.items() if report.ttft_s}
+        return waited(times_s, "P99 TTFT"), "bold"
+    shares = {name: [report.attainment or 0.0] for name, report in reports.items()}
+    words = attained(shares)
+    return words, "bold green" if len(shares) > 1 and not words.startswith(NO_DIFFERENCE) else "bold"
 
 
 def _number(value: float | None) -> str:
@@ -79,6 +103,7 @@ def next_steps(manifests: Path) -> str:
     beside = Path(os.path.relpath(Path(sys.executable).parent / "ballast"))
     ballast = "ballast" if which("ballast") or not beside.exists() else str(beside)
     return f"""What to try next
+  a quiet fleet:   {ballast} demo --case quiet (make demo DEMO=quiet)
   more load:       {ballast} demo --rate-scale 1.2
   a trace:         {ballast} demo --trace FILE (CSV or JSONL, see docs/engine-sim.md)
   other hardware:  copy {manifests}, edit its servingpool.yaml, then {ballast} demo --manifests COPY

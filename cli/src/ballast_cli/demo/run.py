@@ -26,9 +26,12 @@ async def run_policy(
     folder: Path,
     *,
     on_progress: Callable[[Progress], None],
-    on_ready: Callable[[], None],
+    on_ready: Callable[[str], None],
 ) -> LoadReport:
-    """Serve the workload under one policy. Raises `DemoError` when a process does not start or dies."""
+    """Serve the workload under one policy. `on_ready` gets the address of the gateway's live page.
+
+    Raises `DemoError` when a process does not start or dies.
+    """
     ports = free_ports(2 * len(fleet.engines) + 2)
     engine_ports, side_ports, (proxy_port, admin_port) = (
         ports[: len(fleet.engines)],
@@ -51,7 +54,7 @@ async def run_policy(
         )
         processes.start("gateway", ["gateway", "--config", str(config)])
         await processes.ready({"gateway": f"http://127.0.0.1:{admin_port}/readyz"})
-        on_ready()
+        on_ready(f"http://127.0.0.1:{admin_port}/ballast/live")
         return await _replay(fleet, requests, proxy_port, processes, on_progress)
 
 

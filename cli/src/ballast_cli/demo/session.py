@@ -13,11 +13,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from ballast_api.common import ApiModel
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_manifest_files
-from ballast_api.scheduling_policy import PlacementSpec, SchedulingPolicySpec
+from ballast_api.scheduling_policy import AdmissionSpec, PlacementSpec, SchedulingPolicySpec
+from ballast_api.serving_pool import ServingPool
 from ballast_cli.demo.plan import DemoError, Fleet, plan_fleet
-from ballast_cli.demo.report import comparison, load_words, next_steps
+from ballast_cli.demo.report import comparison, load_words, next_steps, verdict
 from ballast_cli.demo.run import GRACE_S, objective_of, run_policy
 from ballast_core.policies.placement.registry import PLACEMENTS
 from ballast_sim import capacity
@@ -34,10 +36,15 @@ FITTING_SHARE = 0.8
 class DemoOptions:
     """The values of the command line."""
 
-    manifests: Path
+    says: str
+    """What there is to see, in words; empty where that is not known."""
+    manifests: tuple[Path, ...]
+    """Of several ServingPools the last one counts."""
     policy: str | None
     trace: Path | None
     workload: str
+    rate_rps: float | None
+    """None is the trace's or the workload's own."""
     duration_s: float
     rate_scale: float
     seed: int
@@ -52,13 +59,12 @@ def run_demo(options: DemoOptions) -> int:
     """The whole demo; returns the exit status: 0, 1 when requests failed, 2 when it cannot run, 130 when stopped."""
     console = Console()
     try:
-        if not options.manifests.exists():
-            raise DemoError(f"--manifests: there is no {options.manifests}; name a folder that exists, or none")
-        fleet = plan_fleet(load_manifest_files(options.manifests))
+        fleet = plan_fleet(resources_of(options.manifests))
         policies = _policies(fleet, options.policy)
         requests = load_workload(
             trace=options.trace,
             workload=options.workload,
+            rate_rps=options.rate_rps,
             duration_s=options.duration_s,
             rate_scale=options.rate_scale,
             seed=options.seed,
@@ -83,8 +89,23 @@ def run_demo(options: DemoOptions) -> int:
             )
         for failure in report.failures[:3]:
             console.print(f"{name}: {failure.request_id} failed: {failure.reason}", style="red", markup=False)
-    console.print(next_steps(options.manifests), highlight=False, markup=False)
+    console.print(next_steps(options.manifests[0]), highlight=False, markup=False)
+    words, style = verdict(reports, objective_of(fleet))
+    console.print(f"\n{words}", style=style, markup=False, highlight=False)
     return int(any(report.failed or report.interrupted for report in reports.values()))
+
+
+def resources_of(folders: Sequence[Path]) -> list[ApiModel]:
+    """What the folders hold. A ServingPool takes the place of one in a folder before. Raises `DemoError`."""
+    found: list[ApiModel] = []
+    for folder in folders:
+        if not folder.exists():
+            raise DemoError(f"--manifests: there is no {folder}; name a folder that exists, or none")
+        held = load_manifest_files(folder)
+        if any(isinstance(resource, ServingPool) for resource in held):
+            found = [resource for resource in found if not isinstance(resource, ServingPool)]
+        found += held
+    return found
 
 
 def _stop_on_signals() -> None:
@@ -96,22 +117,22 @@ def _stop_on_signals() -> None:
 
 
 def _policies(fleet: Fleet, names: str | None) -> dict[str, SchedulingPolicySpec]:
-    """By name: those asked for, or round-robin beside the policy of the manifests."""
+    """By name: those asked for, or what routers usually do beside the policy of the manifests."""
     if names is None:
-        chosen = {"round-robin": _both_stages("round-robin")}
-        own = fleet.policy
-        label = own.decode.type if own.prefill == own.decode else f"{own.prefill.type}/{own.decode.type}"
-        return chosen | {f"{label} ({fleet.policy_name})": own}
+        usual = {name: _plain(name) for name in ("round-robin", "least-requests")}
+        return usual | {fleet.policy.decode.type: fleet.policy}
     unknown = [name for name in names.split(",") if name not in PLACEMENTS]
     if unknown:
         raise DemoError(
             f"--policy: unknown placement {unknown[0]!r}; " + known_names(unknown[0], PLACEMENTS, "ballast policies")
         )
-    return {name: _both_stages(name) for name in names.split(",")}
+    return {name: _plain(name) for name in names.split(",")}
 
 
-def _both_stages(name: str) -> SchedulingPolicySpec:
-    return SchedulingPolicySpec(prefill=PlacementSpec(type=name), decode=PlacementSpec(type=name))
+def _plain(name: str) -> SchedulingPolicySpec:
+    """Placement alone, as a router has it that holds no request back."""
+    placement = PlacementSpec(type=name)
+    return SchedulingPolicySpec(prefill=placement, decode=placement, admission=AdmissionSpec(type="open"))
 
 
 def _introduce(
@@ -122,6 +143,8 @@ def _introduce(
     options: DemoOptions,
 ) -> None:
     hardware = {engine.profile.metadata.name: engine.profile.spec.hardware for engine in fleet.engines}
+    if options.says:
+        console.print(f"[bold cyan]{options.says}[/]")
     console.print(
         f"[bold]{fleet.pool.metadata.name}[/]: {fleet.pool.spec.model.name} on {fleet.shape}, "
         + ", ".join(f"{name} ({what})" if what else name for name, what in hardware.items())
@@ -161,7 +184,8 @@ async def _compare(
                     note=f"{progress.in_flight} in flight, {progress.failed} failed",
                 )
 
-            def ready(task_id: TaskID = task) -> None:
+            def ready(page: str, task_id: TaskID = task) -> None:
+                bars.console.print(f"watch it live: {page}", highlight=False, markup=False)
                 bars.update(task_id, note="serving")
 
             with tempfile.TemporaryDirectory(prefix="ballast-demo-") as folder:

@@ -11,12 +11,21 @@ if TYPE_CHECKING:
     from ballast_sim.simulation.policies.choice import PolicyChoice
 
 
+COMPARED = "round-robin/round-robin,least-requests/least-requests,ballast"
+"""Where nothing is named: what most routers do, the usual better choice, and our default."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policies:
     """Names, a manifest, and the parts that all of them get."""
 
     policy: Annotated[
-        str | None, typer.Option(help="Policies to compare: NAME places decodes, PREFILL/DECODE names both.")
+        str | None,
+        typer.Option(help=f"Policies to compare: NAME places decodes, PREFILL/DECODE names both. Default: {COMPARED}."),
+    ] = None
+    policy_module: Annotated[
+        list[str] | None,
+        typer.Option(help="A placement of your own as package.module:Class, for --policy by its type; repeatable."),
     ] = None
     policy_file: Annotated[Path | None, typer.Option(help="Compare the SchedulingPolicies of a manifest.")] = None
     queue: Annotated[
@@ -31,22 +40,19 @@ class Policies:
 
     def choices(self) -> "tuple[PolicyChoice, ...]":
         """In the order of the rows. Raises SettingError."""
-        from ballast_core.policies.placement.registry import PLACEMENTS
         from ballast_sim.settings import SettingError
         from ballast_sim.simulation.policies.choice import parse_policies, read_policy_file, with_parts
+        from ballast_sim.simulation.policies.own import load_placement
 
-        named = parse_policies(self.policy) if self.policy is not None else ()
+        own = {placement.type: placement for placement in map(load_placement, self.policy_module or ())}
+        named = parse_policies(self.policy, own) if self.policy is not None else ()
         written = read_policy_file(self.policy_file) if self.policy_file else ()
         names = [choice.name for choice in (*named, *written)]
         for name in names:
             if names.count(name) > 1:
                 raise SettingError(("policy", "policy_file"), f"{name!r} is named twice; its rows would look alike")
         if not names:
-            raise SettingError(
-                "policy",
-                "name one or more, such as ballast,least-requests, or give --policy-file; "
-                f"{len(PLACEMENTS)} are known, see `ballast policies`",
-            )
+            named = parse_policies(",".join((*(f"{name}/{name}" for name in own), COMPARED)), own)
         parts = {part: getattr(self, part) for part in ("queue", "admission", "partition", "rescheduling")}
         return with_parts((*named, *written), parts)
 

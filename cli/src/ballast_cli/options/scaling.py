@@ -33,6 +33,11 @@ class Scales:
     scale_interval: Annotated[
         float, typer.Option(help="Seconds between two rounds of the scaling policy."), Sets("interval_s")
     ] = 15.0
+    scale_to_zero_after: Annotated[
+        float | None,
+        typer.Option(help="Seconds without a request after which all instances stop, with --min-replicas 0."),
+        Sets("zero_after_s"),
+    ] = None
     price: Annotated[str, typer.Option(help="Cost of an instance and hour: PROFILE=COST,...")] = ""
     rehearse: Annotated[
         bool, typer.Option(help="Try candidates on the last minutes of arrivals before a round decides.")
@@ -57,6 +62,7 @@ class Scales:
             attainment=self.attainment,
             startup_s=self.startup,
             interval_s=self.scale_interval,
+            zero_after_s=self.scale_to_zero_after,
             prices=parse_prices(self.price),
             rehearsing=Rehearsing() if self.rehearse else None,
         )

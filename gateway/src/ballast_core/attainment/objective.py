@@ -34,10 +34,20 @@ class Objective:
     """Of its requests that bring none; lower first."""
 
     @property
+    def limits(self) -> dict[Threshold, float]:
+        """Seconds of those that are set."""
+        limits = {Threshold.TTFT: self.ttft_s, Threshold.TPOT: self.tpot_s, Threshold.E2E: self.e2e_s}
+        return {each: limit for each, limit in limits.items() if limit is not None}
+
+    @property
     def thresholds(self) -> tuple[Threshold, ...]:
         """Those that are set, and the joint one."""
-        limits = {Threshold.TTFT: self.ttft_s, Threshold.TPOT: self.tpot_s, Threshold.E2E: self.e2e_s}
-        return (*(each for each, limit in limits.items() if limit is not None), Threshold.JOINT)
+        return (*self.limits, Threshold.JOINT)
+
+    @property
+    def rule(self) -> tuple[str, float | None, float | None, float | None]:
+        """What counts are about: two objectives with the same one judge every request alike."""
+        return self.name, self.ttft_s, self.tpot_s, self.e2e_s
 
 
 class Ended(StrEnum):

@@ -44,6 +44,8 @@ class Admitter:
         self._capacity = capacity
         self._timers = timers
         self._returns = Returns()
+        self._had_endpoints = True
+        """At the last count of time."""
         self.use(admission, hold_s=hold_s)
 
     def use(self, admission: Admission, *, hold_s: float) -> None:
@@ -72,6 +74,7 @@ class Admitter:
         until_s = self._may_wait_until_s(entry, now_s)
         if until_s <= now_s:
             return self._give_up(entry, now_s)
+        self._time_passes(now_s)
         self._queue.add(entry, until_s, now_s)
         shed = self._shed(entry, now_s)
         if entry.request.id not in self._queue:
@@ -83,7 +86,7 @@ class Admitter:
         effects: list[Effect] = []
         queue = self._queue
         if len(queue):
-            queue.backlog.passes(now_s)
+            self._time_passes(now_s)
             if self._any_free():
                 for entry in queue.in_turn(now_s):
                     dispatch = self._dispatcher.dispatch(entry, now_s)
@@ -175,6 +178,12 @@ class Admitter:
         elif cause is ShedCause.WAITED:
             message += f"; it waited {now_s - entry.arrived_s:.1f} s itself"
         return self.rejected(entry.request, RejectReason.SATURATED, f"{message}; retry later", now_s, cause)
+
+    def _time_passes(self, now_s: float) -> None:
+        """Count the time since the last call for the rate of dispatches, if there was an endpoint then."""
+        backlog = self._queue.backlog
+        (backlog.passes if self._had_endpoints else backlog.stands)(now_s)
+        self._had_endpoints = self._placer.exist()
 
     def _any_free(self) -> bool:
         """Whether a waiting request may be dispatched now, as far as that is known without placing it."""

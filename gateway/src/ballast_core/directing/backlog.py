@@ -143,6 +143,10 @@ class Backlog:
                 self._measured_s = kept * self._measured_s + seconds
             self._now_s = now_s
 
+    def stands(self, now_s: float) -> None:
+        """The time up to now says nothing of the rate: no endpoint was there to dispatch to."""
+        self._now_s = max(self._now_s, now_s)
+
     def dispatched(self, work: int) -> None:
         """Waiting work was dispatched."""
         self._measured_tokens += work

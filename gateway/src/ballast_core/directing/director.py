@@ -40,6 +40,7 @@ from ballast_core.model.events import (
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
+    EndpointRestored,
     EndpointsHeard,
     EndpointsScraped,
     Event,
@@ -64,6 +65,7 @@ from ballast_core.model.events import (
 )
 from ballast_core.policies.admission import Open
 from ballast_core.policies.queue.orders import Fcfs
+from ballast_core.state.departures import Departures
 from ballast_core.state.health import Health
 from ballast_core.state.inventory import Inventory
 from ballast_core.state.ledger import Entry, Ledger, Phase
@@ -93,6 +95,7 @@ class Director:
         self.placer = placer = Placer(
             placements, inventory, ledger, self.beliefs, capacity=self.capacity, health=health
         )
+        placer.canary = settings.canary
         self.outcomes = outcomes = Outcomes(
             settings.health, settings.max_retries, inventory, ledger, health=health, placer=placer
         )
@@ -101,6 +104,7 @@ class Director:
             settings.partition, settings.binding, inventory=inventory, ledger=ledger, learner=learner, placer=placer
         )
         self._leads = True
+        self.departures = Departures()
         self.rescheduler = self._rescheduling()
         self._bookings = Bookings(
             inventory, ledger, learner=learner, placer=placer, partitioner=self.partitioner, outcomes=outcomes
@@ -172,6 +176,7 @@ class Director:
             EndpointObserved: self._observed,
             EndpointsScraped: self._scraped,
             EndpointDraining: self._drain,
+            EndpointRestored: self._restore,
             EndpointLost: self._lost,
             EndpointsHeard: self._heard,
             CacheReportsBegun: self._reports_begun,
@@ -184,7 +189,7 @@ class Director:
         }
 
     def _rescheduling(self) -> NoRescheduler | Rescheduler:
-        policy = self.settings.rescheduling
+        policy = self.settings.moves
         if policy is None:
             return NoRescheduler(self.inventory, self.ledger, self.partitioner)
         return Rescheduler(
@@ -196,6 +201,7 @@ class Director:
             timers=self._timers,
             partitioner=self.partitioner,
             models=self.placer.models,
+            draining_only=self.settings.rescheduling is None,
         )
 
     def on_event(self, event: Event | SettingsChanged, now_s: float) -> list[Effect]:
@@ -245,7 +251,10 @@ class Director:
         return self.rescheduler.wake(now_s)
 
     def _moved(self, entry: Entry, event: RequestMoved, now_s: float) -> list[Effect]:
+        left = entry.decode_slot
         if self._adoption.moved(entry, event, now_s):
+            if left in self.inventory.leaving:
+                self.departures.moved(entry)
             self.rescheduler.moved(entry, now_s)
         return []
 
@@ -295,6 +304,8 @@ class Director:
         return []
 
     def _settled(self, entry: Entry, event: Migrated | MigrationFailed, now_s: float) -> list[Effect]:
+        if type(event) is Migrated and entry.decode_slot in self.inventory.leaving:
+            self.departures.moved(entry)
         self.rescheduler.settled(entry, event, now_s)
         self._bookings.release_lost()
         return []
@@ -333,7 +344,16 @@ class Director:
             self.queue.completed(entry, output_tokens, now_s)
         if self.health.probes:
             self.health.left(entry.request.id)
+        if self.inventory.leaving and self._ends_leaving(entry):
+            self.departures.ended(entry, outcome)
         self._bookings.ended(entry, outcome, output_tokens, now_s)
+
+    def _ends_leaving(self, entry: Entry) -> bool:
+        """Whether it runs on an endpoint that drains, or ran there until its leg failed and runs nowhere now."""
+        slots = {entry.decode_slot}
+        if entry.decode_slot is None:
+            slots = {self.inventory.slot_of(endpoint_id) for endpoint_id in entry.avoid}
+        return not self.inventory.leaving.isdisjoint(slots)
 
     def _timer_fired(self, event: TimerFired, now_s: float) -> list[Effect]:
         again = self._timers.fired(now_s)
@@ -356,12 +376,13 @@ class Director:
         if (new.partition, new.profiles) != (old.partition, old.profiles):  # planners remember what profiles predict
             self.partitioner.use(new.partition)
         self._dispatcher.fallbacks = new.fallbacks
+        self.placer.canary = new.canary
         self._admitter.use(new.admission or Open(), hold_s=new.hold_s)
         self._serves = self._admitter.serves
         if self.watch is not None and new.watch is not None:
             self.watch.use(new.watch, self.beliefs, max_retries=new.max_retries, follows_progress=new.follows_progress)
         effects = self._admitter.serve(now_s)
-        if new.rescheduling != old.rescheduling:
+        if new.moves != old.moves:
             self.rescheduler = self._rescheduling()
             effects += self.rescheduler.leads(self._leads, now_s)
         return effects
@@ -426,7 +447,14 @@ class Director:
         if slot is not None:
             self.inventory.drain(slot)
             self.health.keep_share()
-        return []
+        return self.rescheduler.wake(now_s)
+
+    def _restore(self, event: EndpointRestored, now_s: float) -> list[Effect]:
+        slot = self.inventory.slot_of(event.endpoint_id)
+        if slot is None or not self.inventory.restore(slot):
+            return []
+        self.health.keep_share()
+        return self._admitter.serve(now_s)
 
     def _lost(self, event: EndpointLost, now_s: float) -> list[Effect]:
         slot = self.inventory.slot_of(event.endpoint_id)

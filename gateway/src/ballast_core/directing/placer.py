@@ -13,6 +13,7 @@ from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.capacity import Capacity
 from ballast_core.model import Endpoint, EndpointId, Request, Role, Stage
+from ballast_core.model.canary import Canary
 from ballast_core.model.traces import PlacementTrace
 from ballast_core.policies.placement.adapters import Affinity, preferred
 from ballast_core.policies.placement.protocol import Placement
@@ -55,6 +56,7 @@ class Placer:
         self.use(placements)
         self._capacity = capacity
         self._health = health
+        self.canary: Canary | None = None
         self.models = Models()
         """Which endpoint serves what."""
         self._turns: dict[Stage, IntArray] = {stage: np.zeros(inventory.capacity, np.int64) for stage in Stage}
@@ -137,7 +139,7 @@ class Placer:
         return Placed(int(candidates.slots[best]), best, view, trace)
 
     def revisions(self, entry: Entry) -> list[str]:
-        """Those in which a request has endpoints for both stages, the least busy first.
+        """Those in which a request has endpoints for both stages, the least busy first; a canary alone, or all others.
 
         How busy: requests for each endpoint, with this one, in the stage that has more of them.
         """
@@ -151,7 +153,8 @@ class Placer:
                     for stage, here in zip(_STAGES, slots, strict=True)
                 ]
                 found.append((max(loads), revision))
-        return [revision for _, revision in sorted(found)]
+        by_load = [revision for _, revision in sorted(found)]
+        return by_load if self.canary is None else self.canary.among(by_load, entry.request.id)
 
     def next_best(self, placed: Placed, most: int, *, other_than: int | None = None) -> tuple[Endpoint, ...]:
         """The candidates that cost least after the one that was chosen, best first; ties as in `place`.

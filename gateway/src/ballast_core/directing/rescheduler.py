@@ -115,8 +115,11 @@ class Rescheduler:
         timers: Timers,
         partitioner: Partitioner,
         models: Models,
+        draining_only: bool = False,
     ) -> None:
-        """`partitioner`: its requests are not moved before their last segment."""
+        """`partitioner`: its requests are not moved before their last segment. `draining_only`: the policy has nothing
+        to do while no endpoint drains."""
+        self._draining_only = draining_only
         self._models = models
         self.policy = policy
         self.rounds: deque[RoundTrace] = deque(maxlen=_KEPT_ROUNDS)
@@ -140,17 +143,22 @@ class Rescheduler:
     def wake(self, now_s: float) -> list[Effect]:
         """A request may have arrived: schedule a round unless one is due. A timer that never fired is set again."""
         interval_s = self.policy.interval_s
-        if not (self._leads and len(self._ledger)) or (self._next_s is not None and now_s <= self._next_s + interval_s):
+        if self._is_idle or (self._next_s is not None and now_s <= self._next_s + interval_s):
             return []
         self._next_s = now_s + interval_s
         return [self._timers.ask(self._next_s)]
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether a round would have nothing to decide, or another Director decides it."""
+        return (self._draining_only and not self._inventory.leaving) or not self._leads or not len(self._ledger)
 
     def on_timer(self, now_s: float) -> list[Effect]:
         """Run the next round if it is due."""
         if self._next_s is None or now_s < self._next_s - _EARLY_S:
             return []
         self._next_s = None
-        if not self._leads:
+        if not self._leads or (self._draining_only and not self._inventory.leaving):
             return []
         return [*self._round(now_s), *self.wake(now_s)]
 
@@ -263,6 +271,7 @@ class Rescheduler:
             migration_s=self._link_s(slots),
             migration_setup_s=float(self._beliefs.hardware.link_setup_s(slots).max(initial=0.0)),
             moves_under_way=len(self._moving),
+            reported_tokens=self._reported_tokens(slots) if self._draining_only else None,
             free_decodes=self._capacity.free_decodes(slots),
         )
         endpoints = (*ready.endpoints, *(self._inventory.endpoint(slot) for slot in draining))
@@ -277,6 +286,9 @@ class Rescheduler:
         reported = self._inventory.kv_usage_ratio[slots] * self._beliefs.hardware.kv_tokens(slots)
         beyond = np.maximum(reported - self._ledger.decoding_tokens[slots], 0.0)
         return np.where(self._ledger.foreign[slots] > 0, beyond, 0.0)
+
+    def _reported_tokens(self, slots: IntArray) -> FloatArray:
+        return np.asarray(self._inventory.kv_usage_ratio[slots] * self._beliefs.hardware.kv_tokens(slots), np.float64)
 
     def _link_s(self, slots: IntArray) -> FloatArray:
         """Seconds to copy one token's KV between two slots over the slower link; inf between incompatible caches."""

@@ -9,8 +9,11 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.survival_book import SurvivalSettings
 from ballast_core.directing.watch import WatchSettings
 from ballast_core.model import Binding, Stage
+from ballast_core.model.canary import Canary
 from ballast_core.policies.admission import Open
 from ballast_core.policies.placement.protocol import Placement
+from ballast_core.policies.rescheduling.emptying import Emptying
+from ballast_core.policies.rescheduling.protocol import Rescheduling
 from ballast_core.policies.suite import Suite
 from ballast_core.profiles import HardwareProfile
 from ballast_core.state.health import HealthSettings
@@ -47,8 +50,13 @@ class DirectorSettings(Suite):
     """Seconds that a request waits for an endpoint to appear if there is none; 0 rejects at once."""
     profiles: Mapping[str, HardwareProfile]
     """Hardware profiles by name (`Endpoint.profile`); for an unknown name, learning starts from a guess."""
+    empties_draining: bool = False
+    """Whether decodes move out of draining endpoints where there is no rescheduling policy."""
     fallbacks: int = 0
     """How many further endpoints of each stage a dispatch names at most; 0: none, at no cost."""
+    canary: Canary | None = None
+    """The revision that gets a share of the requests, while endpoints of others are ready; None: the least busy
+    revision serves."""
     learn: Belief = Belief.NONE
     """Beliefs to learn beyond those that the policies read."""
     lengths: SurvivalSettings = field(default_factory=SurvivalSettings)
@@ -67,15 +75,20 @@ class DirectorSettings(Suite):
         return bool(self.beliefs & _FROM_PROGRESS)
 
     @property
+    def moves(self) -> Rescheduling | None:
+        """What decides which running decodes move; None if none ever does."""
+        return Emptying() if self.rescheduling is None and self.empties_draining else self.rescheduling
+
+    @property
     def reads_kv_usage(self) -> bool:
         """Whether any decision may depend on the KV usage that endpoints report. If not, a driver may leave it out."""
-        return self.rescheduling is not None or not isinstance(self.admission or Open(), Open)
+        return self.moves is not None or not isinstance(self.admission or Open(), Open)
 
     @property
     def abilities(self) -> Abilities:
         """What a face must be able to do."""
         return Abilities(
-            moves=self.rescheduling is not None,
+            moves=self.moves is not None,
             cuts=self.partition is not None,
             sets_priority=self.queue is not None and self.queue.engine_priority,
             beliefs=self.beliefs,

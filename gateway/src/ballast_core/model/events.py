@@ -220,6 +220,13 @@ class EndpointDraining:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointRestored:
+    """An endpoint that was draining takes new requests again."""
+
+    endpoint_id: EndpointId
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointLost:
     """An endpoint is gone or not ready. Its requests end by events of their own."""
 
@@ -307,6 +314,7 @@ Event: TypeAlias = (
     | EndpointObserved
     | EndpointsScraped
     | EndpointDraining
+    | EndpointRestored
     | EndpointLost
     | EndpointsHeard
     | CacheReportsBegun

@@ -50,6 +50,8 @@ class Request:
     """Whether its decode may migrate to another endpoint. False if its state cannot be carried over."""
     ttft_objective_s: float | None = None
     """Seconds from arrival in which the first token is due; None: no objective."""
+    objective: str = ""
+    """Name of the objective of its class, for those who look on; empty: none."""
     divisible: bool = True
     """Whether its prompt may be cut. False if its driver cannot identify the tokens of a part."""
     tenant: str = ""

@@ -76,6 +76,8 @@ class Inventory:
         """Slots that are half-open: they get one request at a time, and no moves."""
         self.suspected: set[int] = set()
         """Slots that the progress watch suspects or has lost: the same, but for those on trial."""
+        self.leaving: set[int] = set()
+        """Slots of endpoints that drain, or that drained when they were lost."""
         self._asked: tuple[Endpoint, ...] | None = None
         """What `slots_as` was last asked for, while its answer holds."""
         self._asked_slots: IntArray = np.zeros(0, np.int64)
@@ -118,7 +120,7 @@ class Inventory:
     def put(self, endpoint: Endpoint) -> tuple[int, bool]:
         """Add or refresh a ready endpoint. Returns its slot, and whether the candidates changed.
 
-        A draining endpoint stays draining until it is lost.
+        A draining endpoint stays draining until it is lost or restored.
         """
         slot = self._slots.get(endpoint.id)
         if slot is None:
@@ -132,6 +134,7 @@ class Inventory:
         self._endpoints[slot] = endpoint
         if readiness is not Readiness.DRAINING:
             self._readiness[slot] = Readiness.READY
+            self.leaving.discard(slot)
         if changed:
             self._changed()
         return slot, changed
@@ -189,7 +192,17 @@ class Inventory:
         """Remove the endpoint from the candidates; its requests continue."""
         if self._readiness[slot] is Readiness.READY:
             self._readiness[slot] = Readiness.DRAINING
+            self.leaving.add(slot)
             self._changed()
+
+    def restore(self, slot: int) -> bool:
+        """A draining endpoint is a candidate again. Returns whether it drained."""
+        if self._readiness[slot] is not Readiness.DRAINING:
+            return False
+        self._readiness[slot] = Readiness.READY
+        self.leaving.discard(slot)
+        self._changed()
+        return True
 
     def lose(self, slot: int) -> None:
         """The endpoint is gone or not ready."""
@@ -206,6 +219,7 @@ class Inventory:
         self.shunned.discard(slot)
         self.on_trial.discard(slot)
         self.suspected.discard(slot)
+        self.leaving.discard(slot)
 
     def candidates(self, stage: Stage) -> Candidates:
         """The ready endpoints whose role may serve the stage, without shunned ones unless there are no others."""

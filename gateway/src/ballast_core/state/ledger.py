@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -216,6 +217,10 @@ class Ledger:
     def prepared(self) -> PreparedLedger:
         """The same for the compiled kernel, with its other arguments; maintained from the first use on."""
         return PreparedLedger(self)
+
+    def newest(self, most: int) -> Iterator[Entry]:
+        """The requests in flight, the last to come first, `most` at most."""
+        return islice(reversed(self._entries.values()), most)
 
     @property
     def entries(self) -> Mapping[RequestId, Entry]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ballast_core.model import EndpointId
-from ballast_core.model.events import EndpointDraining, EndpointLost
+from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointRestored
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Liveness:
     usable: bool = False
     """The Director has been given the endpoint, and it has not been taken back."""
     draining: bool = False
-    """It gets no new requests, and once lost it stays lost."""
+    """It gets no new requests, and once lost it stays lost, unless the drain is taken back."""
     failures: int = 0
     """Failed scrapes in a row."""
 
@@ -42,15 +42,23 @@ class Liveness:
         """Discovery wants it to finish its requests and take no new ones."""
         return replace(self, draining=True)
 
+    def restored(self) -> Liveness:
+        """The drain is taken back. One that was lost meanwhile is usable from its next sign of life."""
+        return replace(self, draining=False)
+
     def gone(self) -> Liveness:
         """Discovery no longer has it."""
         return replace(self, usable=False)
 
 
-def news(before: Liveness, after: Liveness, endpoint_id: EndpointId) -> EndpointLost | EndpointDraining | None:
+def news(
+    before: Liveness, after: Liveness, endpoint_id: EndpointId
+) -> EndpointLost | EndpointDraining | EndpointRestored | None:
     """The event for the Director after this change; None if there is none, or if an observation reports it."""
     if before.usable and not after.usable:
         return EndpointLost(endpoint_id)
     if after.draining and not before.draining:
         return EndpointDraining(endpoint_id)
+    if before.draining and not after.draining and after.usable:
+        return EndpointRestored(endpoint_id)
     return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
+from ballast_api.metrics import METRICS, Metric
 from ballast_gateway.records import MoveOutcome, RequestRecord
 
 
@@ -47,27 +49,33 @@ def exposition(counts: Counts, *, held: int, passing: int, readers: int, cut_off
     moves = {str(outcome): counts.moves[str(outcome)] for outcome in MoveOutcome}
     return "".join(
         [
-            _metric("requests_held", "gauge", "Requests that are held now.", held),
-            _metric("requests_passing", "gauge", "Requests that are passed to the engine as they are, now.", passing),
-            _metric("requests_passed_total", "counter", "Requests that were passed on as they are.", counts.passed),
-            _by("requests_total", "Held requests that are over.", "outcome", counts.ends),
-            _by("refusals_total", "Requests that were refused.", "reason", counts.refusals),
-            _by("leg_failures_total", "Legs that failed.", "fault", counts.faults),
-            _by("migrations_total", "Moves of running decodes.", "outcome", moves),
-            _metric("migration_pause_seconds_total", "counter", "Silence in moved streams.", round(counts.pause_s, 6)),
-            _metric("rescues_total", "counter", "Streams that went on after their engine had failed.", counts.rescues),
-            _metric("output_tokens_total", "counter", "Output tokens of held requests.", counts.output_tokens),
-            _metric("pod_api_readers", "gauge", "Gateways that listen to events.", readers),
-            _metric("pod_api_readers_cut_off_total", "counter", "Readers of events that were too slow.", cut_off),
-            _metric("pod_api_refused_total", "counter", "Calls that were not signed as they must be.", refused_calls),
+            _metric("requests_held", held),
+            _metric("requests_passing", passing),
+            _metric("requests_passed_total", counts.passed),
+            _by("requests_total", counts.ends),
+            _by("refusals_total", counts.refusals),
+            _by("leg_failures_total", counts.faults),
+            _by("migrations_total", moves),
+            _metric("migration_pause_seconds_total", round(counts.pause_s, 6)),
+            _metric("rescues_total", counts.rescues),
+            _metric("output_tokens_total", counts.output_tokens),
+            _metric("pod_api_readers", readers),
+            _metric("pod_api_readers_cut_off_total", cut_off),
+            _metric("pod_api_refused_total", refused_calls),
         ]
     ).encode()
 
 
-def _metric(name: str, kind: str, what: str, value: float) -> str:
-    return f"# HELP ballast_agent_{name} {what}\n# TYPE ballast_agent_{name} {kind}\nballast_agent_{name} {value}\n"
+def _metric(name: str, value: float) -> str:
+    metric = METRICS[f"ballast_agent_{name}"]
+    return f"{_head(metric)}{metric.name} {value}\n"
 
 
-def _by(name: str, what: str, label: str, values: dict[str, int]) -> str:
-    lines = [f'ballast_agent_{name}{{{label}="{each}"}} {count}\n' for each, count in sorted(values.items())]
-    return f"# HELP ballast_agent_{name} {what}\n# TYPE ballast_agent_{name} counter\n{''.join(lines)}"
+def _by(name: str, values: Mapping[str, int]) -> str:
+    metric = METRICS[f"ballast_agent_{name}"]
+    (label,) = metric.labels
+    return _head(metric) + "".join(f'{metric.name}{{{label}="{each}"}} {values[each]}\n' for each in sorted(values))
+
+
+def _head(metric: Metric) -> str:
+    return f"# HELP {metric.name} {metric.about}\n# TYPE {metric.name} {metric.kind}\n"

@@ -130,6 +130,12 @@ class Fleet:
         if member is not None:
             self._change(member, member.liveness.drained())
 
+    def restored(self, endpoint_id: EndpointId) -> None:
+        """It takes new requests again, if it drained."""
+        member = self.members.get(endpoint_id)
+        if member is not None and member.liveness.draining:
+            self._change(member, member.liveness.restored())
+
     def gone(self, endpoint_id: EndpointId) -> None:
         """Discovery no longer reports it, or reports it as not ready."""
         member = self.members.pop(endpoint_id, None)

@@ -20,6 +20,8 @@ class PodReady:
     uid: str
     pod_api: str = ""
     """Address of its agent; empty if it has none."""
+    draining: bool = False
+    """The operator is about to take it away: it finishes what it has, unless that is taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def read_pod(pod: Pod, *, port: int) -> PodChange:
     name = endpoint_id(pod)
     if metadata.get("deletionTimestamp"):
         return PodDraining(name)
-    labels = metadata.get("labels") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     role = _role(labels)
     if role is None:
         given = labels.get(names.LABEL_ROLE, labels.get(names.LABEL_LLMD_ROLE))
@@ -74,11 +76,12 @@ def read_pod(pod: Pod, *, port: int) -> PodChange:
             address=_address(ip, port),
             role=role,
             pool=labels.get(names.LABEL_POOL, ""),
-            profile=(metadata.get("annotations") or {}).get(names.ANNOTATION_HARDWARE, ""),
+            profile=annotations.get(names.ANNOTATION_HARDWARE, ""),
             revision=labels.get(names.LABEL_REVISION, ""),
         ),
         uid=str(metadata.get("uid", "")),
         pod_api=pod_api(pod),
+        draining=bool(annotations.get(names.ANNOTATION_DRAINING)),
     )
 
 

@@ -182,6 +182,10 @@ class PodDiscovery(PodWatch):
         match change:
             case PodReady():
                 self._fleet.ready(change.endpoint, incarnation=change.uid, proven=True, pod_api=change.pod_api)
+                if change.draining:
+                    self._fleet.draining(change.endpoint.id)
+                else:
+                    self._fleet.restored(change.endpoint.id)
             case PodDraining():
                 self._fleet.draining(change.endpoint_id)
             case PodGone():

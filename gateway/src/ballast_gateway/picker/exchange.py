@@ -15,7 +15,7 @@ How each body mode is served (`_RULES`), after Envoy's `processing_mode.proto`:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Final
 
@@ -60,7 +60,7 @@ class ExchangeSettings:
     """Names that clients may ask for; empty accepts any."""
     trusted: Trusted = Trusted(Trust())  # noqa: RUF009
     """What is believed of clients."""
-    classes: ServiceClasses = ServiceClasses()  # noqa: RUF009
+    classes: ServiceClasses = field(default_factory=ServiceClasses)
     """Whose objective a request has."""
     prompts: PromptReader | None = None
     """Reads as much of a prompt as the policies need; None where they need nothing."""

@@ -278,7 +278,7 @@ class _StreamSession:
 
     def _routed(self, dispatch: Dispatch, body: BodyFacts) -> list[Action]:
         record = self._record
-        record.dispatches, record.decode = 1, dispatch.decode.id
+        record.dispatches, record.decode, record.dispatched_s = 1, dispatch.decode.id, self._face.driver.now_s()
         prefill = None
         if dispatch.prefill is not None:
             record.prefill, prefill = dispatch.prefill.id, dispatch.prefill.address
@@ -323,6 +323,7 @@ class _StreamSession:
             tenant=query.tenant,
             priority=query.priority,
             ttft_objective_s=None if query.objective is None else query.objective.ttft_s,
+            objective="" if query.objective is None else query.objective.name,
             subset=None if query.subset is None else allowed(query.subset, self._face.driver.addresses()),
             movable=holders is None or (holders.everywhere and body.movable),
             divisible=holders is None or (holders.everywhere and body.divisible),

@@ -403,6 +403,7 @@ class ProxyFace:
                 header, generation.priority, 0 if objective is None else objective.priority
             ),
             ttft_objective_s=None if objective is None else objective.ttft_s,
+            objective="" if objective is None else objective.name,
             tenant=self._trusted.tenant(header) if tenant is None else tenant.name,
             movable=movable,
             divisible=self._cuts and is_divisible(generation),

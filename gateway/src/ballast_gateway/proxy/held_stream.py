@@ -125,7 +125,7 @@ class HeldStream:
 
     __slots__ = (
         *("_asked_ids", "_generation", "_head", "_output", "_parsed", "_unseen"),
-        *("done", "finished", "leg", "lost", "unfit"),
+        *("done", "finished", "leg", "lost", "moves", "unfit"),
     )
 
     def __init__(self, generation: Generation, *, unseen: bool = False) -> None:
@@ -135,6 +135,8 @@ class HeldStream:
         self._unseen = unseen
         self.unfit = False
         """Unseen alone: what comes is no plain text with its token ids, so it says too little for a whole answer."""
+        self.moves = False
+        """A move is under way: its holder wants to know where events end."""
         self.start_over()
 
     def start_over(self) -> None:

@@ -54,6 +54,7 @@ class Orders:
 
     def _warm_up(self) -> None:
         resources = self._resources
+        self._held.moves = True
         self.move = Move(
             *(resources.pool, resources.loop, self._job, self._held),
             target=self._order.target,
@@ -100,6 +101,7 @@ class Orders:
 
     def _end_move(self) -> Move:
         move, self.move = self._moving, None
+        self._held.moves = False
         move.close()
         return move
 

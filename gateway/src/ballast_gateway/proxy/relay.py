@@ -192,7 +192,7 @@ class Relay(Collect):
 class HeldRelay(Relay):
     """A leg of a stream whose tokens are kept: whole events go to the client."""
 
-    __slots__ = ("_held", "_movable", "_unheld", "_until_token")
+    __slots__ = ("_held", "_unheld", "_until_token")
 
     def __init__(
         self,
@@ -206,12 +206,8 @@ class HeldRelay(Relay):
         due_s: float,
         idle_timeout_s: float,
         until_token: bool,
-        movable: bool,
     ) -> None:
-        """`until_token`: `due_s` holds until the leg's first token, whatever comes before it.
-
-        `movable`: report the end of each event to the holder.
-        """
+        """`until_token`: `due_s` holds until the leg's first token, whatever comes before it."""
         super().__init__(
             holder, client, loop, signs, streams=True, continues=continues, due_s=due_s, idle_timeout_s=idle_timeout_s
         )
@@ -219,7 +215,6 @@ class HeldRelay(Relay):
         self._unheld = held.lost
         """The engine gives no token ids: this is a plain relay from now on."""
         self._until_token = until_token
-        self._movable = movable
 
     @property
     def tokens(self) -> int:
@@ -239,7 +234,7 @@ class HeldRelay(Relay):
         self._pass_on(leg, leg.tokens, self._held.feed(data))
         if leg.broken:
             raise UpstreamError(leg.broken, said=leg.said)
-        if self._movable and not self._unheld:
+        if self._held.moves and not self._unheld:
             self._holder.between_events()
 
     def _pass_on(self, leg: Leg, had_tokens: int, shown: bytes) -> None:

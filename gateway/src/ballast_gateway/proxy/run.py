@@ -58,7 +58,6 @@ class Run:
         self._resources = resources
         self._job = job
         self._ticket = ticket
-        self._movable = movable
         self._on_over = on_over
         if movable:
             ticket.mover = self.order_move
@@ -294,7 +293,10 @@ class Run:
         if dispatch is None:
             self._ticket.when_arrived(self._arrived)
             return None
-        self._job.record.dispatches += 1
+        record = self._job.record
+        record.dispatches += 1
+        if record.first_token_s is None:
+            record.dispatched_s = self._ticket.now_s()
         self._course = Course(dispatch, dispatch.decode)
         if dispatch.prefill is None:
             return Event.DISPATCHED
@@ -427,7 +429,6 @@ class Run:
             due_s=due_s,
             idle_timeout_s=idle_timeout_s,
             until_token=state is State.CROSSING,
-            movable=self._movable,
         )
 
     def _may_leave(self) -> bool:
@@ -490,7 +491,6 @@ class Run:
         assert whole is not None
         resources.unfit.note(whole.asked, resources.loop.time())
         self._job = self._job.as_asked()
-        self._movable = False
 
     def _report_prefilled(self) -> None:
         self._handoff = self._ticket.prefill_done(computed=self._job.generation.can_hand_off)

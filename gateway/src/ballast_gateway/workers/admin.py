@@ -1,27 +1,40 @@
 """The admin port of a gateway with workers: metrics of all, ready if all are, the rest by one that is named.
 
-`/metrics` has every series of every worker with the label `worker`; sums are the reader's to make. Attainment and
-recorded traffic are those of all together. Other routes are those of one worker, 0 if it is not said; `?worker=N` names
-it, for these two as well.
+The live page and its events are passed on as they come, from the worker that is asked for.
+
+`/metrics` has every series of every worker with the label `worker`; sums are the reader's to make. Attainment,
+demand, loads and recorded traffic are those of all together. Other routes are those of one worker, 0 if it is not said;
+`?worker=N` names it, for these, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from ballast_api.attainment_report import ATTAINMENT, read_report, together
+from ballast_api.demand_report import DEMAND, read_demand
+from ballast_api.demand_report import together as demand_together
+from ballast_api.load_report import LOAD
+from ballast_api.load_report import read_report as read_load
+from ballast_api.load_report import together as loads_together
+from ballast_api.profile_report import PROFILES, read_profiles
+from ballast_api.profile_report import together as profiles_together
 from ballast_api.recorded_traffic import TRAFFIC
 from ballast_api.recorded_traffic import merged as traces_merged
+from ballast_gateway.live.rows import EVENTS, WORKERS
+from ballast_gateway.live.serving import OPEN, serve_page, stream
 from ballast_gateway.probes import Receive, Scope, Send
 from ballast_gateway.who_may_ask import WhoMayAsk
 
@@ -29,7 +42,7 @@ if TYPE_CHECKING:
     import httpx
 
 _JSON: Final = "application/json"
-_TOGETHER: Final = frozenset({ATTAINMENT, TRAFFIC})
+_TOGETHER: Final = frozenset({ATTAINMENT, DEMAND, LOAD, PROFILES, TRAFFIC})
 _WAIT_S: Final = 2.0
 """For a worker's metrics, or for its word that it is ready."""
 _ADMIN_WAIT_S: Final = 30.0
@@ -59,6 +72,10 @@ class Admin:
             await _respond(send, *await self._readiness())
         elif path == "/metrics":
             await _respond(send, *await self._metrics())
+        elif path in OPEN:
+            await serve_page(scope, receive, send)
+        elif path == EVENTS:
+            await self._events(scope, receive, send)
         else:
             await _respond(send, *await self._forwarded(scope, path))
 
@@ -83,14 +100,31 @@ class Admin:
 
     async def _forwarded(self, scope: Scope, path: str) -> tuple[int, str, bytes]:
         """Asked on loopback, a worker answers whoever asks; who may is decided here."""
-        peer, _ = scope.get("client") or (None, 0)
-        refusal = self._who_may_ask.refusal(peer, scope["headers"])
-        if refusal is not None:
-            return refusal.status, _JSON, _detail(refusal.message)
-        query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-        given = {name: value for name, value in scope["headers"] if name == b"authorization"}
+        refused = self._refused(scope)
+        if refused is not None:
+            return refused
+        query = _query(scope)
+        given = _authorization(scope)
         if "worker" not in query and path in _TOGETHER:
             return await self._together(path, query, given)
+        url = self._url(path, query)
+        if not isinstance(url, str):
+            return url
+        import httpx
+
+        try:
+            answer = await self._http().get(url, headers=given, timeout=_ADMIN_WAIT_S)
+        except httpx.HTTPError as error:
+            return 502, _JSON, _detail(f"the worker does not answer: {type(error).__name__}")
+        return answer.status_code, answer.headers.get("content-type", _JSON), answer.content
+
+    def _refused(self, scope: Scope) -> tuple[int, str, bytes] | None:
+        peer, _ = scope.get("client") or (None, 0)
+        refusal = self._who_may_ask.refusal(peer, scope["headers"])
+        return None if refusal is None else (refusal.status, _JSON, _detail(refusal.message))
+
+    def _url(self, path: str, query: dict[str, str]) -> str | tuple[int, str, bytes]:
+        """Of the worker that is asked for; or why there is none."""
         number = query.pop("worker", "0")
         workers = self._workers()
         if number not in workers:
@@ -98,19 +132,31 @@ class Admin:
         port = workers[number]
         if port is None:
             return 503, _JSON, _detail("this worker does not serve now")
+        return f"http://127.0.0.1:{port}{path}?{urlencode(query)}"
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One worker's stream, until it or the client ends it."""
+        refused = self._refused(scope)
+        url = self._url(EVENTS, _query(scope)) if refused is None else refused
+        if not isinstance(url, str):
+            await _respond(send, *url)
+            return
         import httpx
 
-        url = f"http://127.0.0.1:{port}{path}?{urlencode(query)}"
         try:
-            answer = await self._http().get(url, headers=given, timeout=_ADMIN_WAIT_S)
+            timeout = httpx.Timeout(_ADMIN_WAIT_S)
+            async with self._http().stream("GET", url, headers=_authorization(scope), timeout=timeout) as answer:
+                if answer.status_code != 200:
+                    await _respond(send, answer.status_code, _JSON, await answer.aread())
+                    return
+                await stream(_parts(answer), receive, send, {WORKERS: str(len(self._workers()))})
         except httpx.HTTPError as error:
-            return 502, _JSON, _detail(f"the worker does not answer: {type(error).__name__}")
-        return answer.status_code, answer.headers.get("content-type", _JSON), answer.content
+            await _respond(send, 502, _JSON, _detail(f"the worker does not answer: {type(error).__name__}"))
 
     async def _together(
         self, path: str, query: Mapping[str, str], given: Mapping[bytes, bytes]
     ) -> tuple[int, str, bytes]:
-        """Attainment or recorded traffic of all workers that answer."""
+        """Attainment, demand, loads or recorded traffic of all workers that answer."""
         asked = dict(query)
         if path == TRAFFIC:
             asked.setdefault("names", secrets.token_hex(16))
@@ -123,6 +169,12 @@ class Admin:
             return wrong.status_code, wrong.headers.get("content-type", _JSON), wrong.content
         if path == ATTAINMENT:
             return 200, _JSON, together([read_report(each.content) for each in answers])
+        if path == DEMAND:
+            return 200, _JSON, msgspec.json.encode(demand_together([read_demand(each.content) for each in answers]))
+        if path == LOAD:
+            return 200, _JSON, loads_together([read_load(each.content) for each in answers])
+        if path == PROFILES:
+            return 200, _JSON, profiles_together([read_profiles(each.content) for each in answers])
         rows = [each.content for each in answers]
         lines = b"".join(rows).splitlines(keepends=True) if "names" in query else list(traces_merged(rows))
         newest = int(query.get("limit", len(lines)))
@@ -155,6 +207,23 @@ class Admin:
 
             self._client = httpx.AsyncClient(trust_env=False)
         return self._client
+
+
+async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """What a worker sends, until it ends or breaks off."""
+    import httpx
+
+    with contextlib.suppress(httpx.HTTPError):
+        async for part in answer.aiter_raw():
+            yield part
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    return dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+
+
+def _authorization(scope: Scope) -> dict[bytes, bytes]:
+    return {name: value for name, value in scope["headers"] if name == b"authorization"}
 
 
 class _Families(Collector):

@@ -8,7 +8,8 @@ from typing import Final
 from ballast_api import names
 from ballast_api.conditions import Reason
 from ballast_api.faces import Face
-from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, Kind, Manifest
+from ballast_api.serving_pool import PoolSpec
+from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, LEADER_WORKER_SET, Kind, Manifest
 from ballast_operator.outcome import Refusal
 from ballast_operator.problems.problem import Problem
 from ballast_operator.workloads import Workload
@@ -37,6 +38,18 @@ def no_picker_api(face: Face) -> Problem:
         f"or by {name_of_api(EXTENSION_POLICY)}; the cluster has neither",
         field="spec.gateway.face",
         fix="install one of them, or set face: Proxy",
+    )
+
+
+def no_group_api(index: int, pool: PoolSpec) -> Problem:
+    """The cluster has no LeaderWorkerSet, which instances on several nodes need."""
+    return Problem(
+        Reason.API_NOT_INSTALLED,
+        f"pool {pool.name} waits: an instance on {pool.nodes_per_instance} nodes is a group of a LeaderWorkerSet, and "
+        f"the cluster does not have {name_of_api(LEADER_WORKER_SET)}",
+        field=f"spec.pools[{index}].nodesPerInstance",
+        fix="install LeaderWorkerSet (helm install lws oci://registry.k8s.io/lws/charts/lws --namespace lws-system "
+        "--create-namespace), or set it to 1",
     )
 
 

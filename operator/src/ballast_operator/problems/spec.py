@@ -19,21 +19,7 @@ def invalid(error: InvalidInput) -> tuple[Problem, ...]:
 
 def impossible(pool: ServingPool, taken: Collection[str]) -> tuple[Problem, ...]:
     """A valid spec that cannot be acted on. `taken`: names of the gateway's own objects."""
-    spanning = tuple(
-        Problem(
-            Reason.UNSUPPORTED,
-            f"an instance of pool {entry.name} spans {entry.nodes_per_instance} nodes, this release supports one",
-            field=f"spec.pools[{index}].nodesPerInstance",
-            fix="set it to 1",
-        )
-        for index, entry in enumerate(pool.spec.pools)
-        if entry.nodes_per_instance > 1
-    )
-    return spanning or _name_clashes(pool, taken)
-
-
-def _name_clashes(pool: ServingPool, taken: Collection[str]) -> tuple[Problem, ...]:
-    """A pool named like one of the gateway's objects would fight with it over the name."""
+    # A pool named like one of the gateway's objects would fight with it over the name.
     objects = [names.pool_object_name(pool.name, entry.name) for entry in pool.spec.pools]
     counts = Counter(objects)
     return tuple(

@@ -104,7 +104,7 @@ def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpe
         *("--host", host),
         *("--port", str(port)),
         *("--served-model-name", *model.all_served_names()),
-        *("--tensor-parallel-size", str(gpus_of(pool, profile))),
+        *("--tensor-parallel-size", str(gpus_of(pool, profile) * pool.nodes_per_instance)),
         *engine_limits(profile),
         *("--kv-transfer-config", kv_transfer_config(spec, pool)),
         *("--shutdown-timeout", str(shutdown_timeout_s(spec))),

@@ -55,10 +55,10 @@ def engine_deployment(
     return with_labels(deployment, labels | mark)
 
 
-def resized(deployment: Manifest, replicas: int) -> Manifest:
-    """What to apply to a Deployment of an older revision: its number of pods, and nothing else of it."""
-    metadata = {key: deployment["metadata"][key] for key in ("name", "namespace", "uid")}
-    kind = {"apiVersion": DEPLOYMENT.api_version, "kind": DEPLOYMENT.kind}
+def resized(workload: Manifest, replicas: int) -> Manifest:
+    """What to apply to a workload of an older revision: its number of instances, and nothing else of it."""
+    metadata = {key: workload["metadata"][key] for key in ("name", "namespace", "uid")}
+    kind = {key: workload[key] for key in ("apiVersion", "kind")}
     return {**kind, "metadata": metadata, "spec": {"replicas": replicas}}
 
 

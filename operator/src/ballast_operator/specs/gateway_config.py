@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import yaml
 
 from ballast_api import names
 from ballast_api.gateway_settings import (
+    CanarySettings,
     ClassObjective,
     Discovery,
     GatewaySettings,
     KubernetesDiscovery,
     KubernetesPeers,
+    Limits,
     Peers,
     Picker,
     PodApi,
@@ -26,6 +29,9 @@ from ballast_operator.specs.meta import Owner, child
 from ballast_operator.specs.profiles import numbers_of
 from ballast_operator.specs.token_mount import TOKEN_FILE
 
+WAKING_HOLD_S: Final = 300.0
+"""How long a request waits for instances to start where a fleet may scale to zero, unless that is set."""
+
 
 def gateway_settings(
     owner: Owner,
@@ -35,14 +41,22 @@ def gateway_settings(
     *,
     objectives: tuple[ClassObjective, ...] = (),
     fallbacks: int | None = None,
+    canary: CanarySettings | None = None,
 ) -> GatewaySettings:
-    """What the gateway of this ServingPool needs to know. `fallbacks`: what its proxy follows, unless it is set."""
+    """What the gateway of this ServingPool needs to know. `fallbacks`: what its proxy follows, unless it is set.
+    `canary`: the revision that is weighed."""
     tuning = spec.gateway.settings
     tuned = {} if tuning is None else {name: getattr(tuning, name) for name in tuning.model_fields_set}
     if fallbacks is not None and "fallbacks" not in (tuned["picker"].model_fields_set if "picker" in tuned else ()):
         tuned["picker"] = Picker(fallbacks=fallbacks)
+    if spec.ratio.scale_to_zero_after_s is not None:
+        limits = tuned.get("limits", Limits())
+        if "hold_s" not in limits.model_fields_set:
+            tuned["limits"] = limits.model_copy(update={"hold_s": WAKING_HOLD_S})
     if objectives:
         tuned["objectives"] = objectives
+    if canary is not None:
+        tuned["canary"] = canary
     return GatewaySettings(
         **tuned,
         model=ServedModel(served_names=spec.model.all_served_names()),

@@ -23,6 +23,12 @@ PRE_STOP_S: Final = 5
 SLACK_S: Final = 8
 """Seconds for all else before the kubelet kills what is left."""
 
+_SCRAPED: Final = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(names.PORT_ADMIN),
+    "prometheus.io/path": "/metrics",
+}
+
 
 def gateway_deployment(
     owner: Owner,
@@ -43,6 +49,7 @@ def gateway_deployment(
             "annotations": {
                 names.ANNOTATION_CONFIG_HASH: content_hash(restarting_part(settings)),
                 names.ANNOTATION_POD_API: str(names.PORT_POD_API),
+                **(_SCRAPED if defaults.scrape_annotations else {}),
             },
         },
         "spec": {

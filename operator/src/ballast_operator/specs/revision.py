@@ -32,6 +32,7 @@ _HARMLESS: Final = frozenset(
         *("enable-prefix-caching", "prefix-caching-hash-algo", "max-loras", "max-cpu-loras"),
         # NixlConnector reads caches of another tensor parallel size
         *("tensor-parallel-size", "data-parallel-size"),
+        *("nnodes", "node-rank", "master-addr", "master-port", "headless"),
         # what it says, and how answers are worded
         *("kv-events-config", "disable-log-stats", "enable-log-requests", "disable-log-requests", "max-log-len"),
         *("uvicorn-log-level", "disable-uvicorn-access-log", "otlp-traces-endpoint", "collect-detailed-traces"),

@@ -96,7 +96,7 @@ def search(question: Question, jobs: int, stop: threading.Event, report: Report)
             ("trace", "workload"), "its requests arrive at one instant and have no rate; take more of them"
         )
     lengths = LengthStatistics.of(load.requests)
-    shared = _shares_prefixes(load.requests)
+    shared = shares_prefixes(load.requests)
     every = layouts(question.hardware, lengths, load.rate_rps, question.objective.tpot_s)
     listed, hopeless = shortlist(every)
     stretch = None if question.full_length else busiest(load.requests, question, lengths)
@@ -165,7 +165,7 @@ def _below(layout: Layout) -> str:
     return f"carries {layout.headroom:.2g} times this traffic by arithmetic"
 
 
-def _shares_prefixes(requests: Sequence[WorkloadRequest]) -> bool:
+def shares_prefixes(requests: Sequence[WorkloadRequest]) -> bool:
     """Whether at least a twentieth of the prompts begin as another one does."""
     seen: set[int] = set()
     again = 0

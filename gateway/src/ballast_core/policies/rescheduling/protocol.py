@@ -40,6 +40,8 @@ class Decodes:
     migration_setup_s: float = 0.0
     """Seconds before the first byte of a copy."""
     moves_under_way: int = 0
+    reported_tokens: FloatArray | None = None
+    """KV tokens in use by each endpoint's own last report, 0 without one; shape (endpoints,). None: nobody asked."""
     free_decodes: IntArray | None = None
     """How many more decodes admission lets each endpoint take, shape (endpoints,); None: any number."""
 

@@ -19,12 +19,13 @@ from ballast_core.policies.scaling.protocol import (
     Refusal,
     Rehearsal,
 )
+from ballast_core.policies.scaling.sleeping import settled, sleeping
 from ballast_core.policies.scaling.steadying import Windows, steady
 from ballast_core.policies.scaling.telling import conclude, refuse
 
 _LEAST_COVER = 0.75
 """A candidate that by arithmetic carries less than this share of what is needed is not tried beside one that carries
-more: a short rehearsal begins on idle instances, and does not show them fill up."""
+more: it fills up over minutes, longer than a rehearsal lasts."""
 
 _OVERLOADED = 0.8
 """Where the present layout covers less than this share of the needs, it cannot carry the traffic at all, and roles flip
@@ -40,19 +41,21 @@ class BallastScaling:
     Propose: prefill and decode each get the least instances whose capacity, by the step-time law of their profiles,
     covers the forecast rate with room to spare (throughput equilibrium). Requests that decode now count until they end,
     and prompts that wait are to be computed within `backlog_s`.
-    Rehearse: neighbours of the proposal and the present layout. Choose: the cheapest that reached the objective with
-    `margin`, or else the one that reached most; without rehearsals the equilibrium. Act: within clamps, budget and
-    windows; flexible pools change roles before instances start or end. Nothing shrinks while a class misses its
-    objective.
+    Rehearse: the equilibrium, the present layout and neighbours. Choose: the equilibrium, unless it misses the
+    objective in rehearsal and another one does better, by `margin` beyond the interval; of these the cheapest that
+    reaches the objective, or else the one that reached most. Act: within clamps, budget and windows; flexible pools
+    change roles before instances start or end. Nothing shrinks while a class misses its objective.
     """
 
     type: ClassVar[str] = "ballast"
     prefill_load: float = parameter(0.75, "Share of the prefill capacity that the forecast may take, above 0 to 1.")
     decode_load: float = parameter(0.85, "Share of the decode capacity that the forecast may take, above 0 to 1.")
     backlog_s: float = parameter(30.0, "Seconds in which waiting prompts are to be computed, 1 to 3600.")
-    margin: float = parameter(0.005, "Attainment that a rehearsal must show beyond the objective's, 0 to 1.")
+    margin: float = parameter(
+        0.005, "Attainment by which a candidate must surely do better than the equilibrium in rehearsal, 0 to 1."
+    )
     rehearse: bool = parameter(True, "Whether candidates are tried on recorded traffic, where there is any.")
-    candidates: int = parameter(6, "Layouts to try in a round at most, 1 to 64.")
+    candidates: int = parameter(4, "Layouts to try in a round at most, 1 to 64.")
     least_requests: int = parameter(50, "Requests without which a rehearsal does not count.")
     down_s: float = parameter(300.0, "Seconds for which fewer instances must have been right before a pool shrinks.")
     up_s: float = parameter(0.0, "Seconds for which more instances must have been right before a pool grows.")
@@ -82,8 +85,11 @@ class BallastScaling:
 
     def propose(self, inputs: Inputs) -> Proposal:
         """The equilibrium, and what is near it."""
+        asleep = sleeping(inputs)
+        if asleep is not None:
+            return asleep
         refusal = refusal_of(inputs)
-        if refusal is None and tightest(inputs) is None:
+        if refusal is None and not any(each.limits for each in inputs.objectives):
             refusal = Refusal("NoObjective", "no objective has a threshold in seconds; set one")
         if refusal is not None:
             return Proposal(inputs=inputs, refusal=refusal)
@@ -102,6 +108,9 @@ class BallastScaling:
     def decide(self, proposal: Proposal, rehearsals: Sequence[Rehearsal] = ()) -> Decision:
         """The cheapest candidate that is good enough, as far as windows let it."""
         inputs = proposal.inputs
+        asleep = settled(proposal)
+        if asleep is not None:
+            return asleep
         if proposal.refusal is not None or proposal.demand is None:
             return refuse(proposal)
         counted = [each for each in rehearsals if each.requests >= self.least_requests]
@@ -143,26 +152,26 @@ class BallastScaling:
 
     def _choose(self, proposal: Proposal, rehearsals: Sequence[Rehearsal]) -> tuple[int, float | None, str]:
         """The index of the right candidate, the attainment to expect of it, and why it is right."""
-        if not rehearsals:
+        own = next((each for each in rehearsals if each.candidate == 0), None)
+        if own is None:
             why = "equilibrium, not rehearsed" if not self.rehearse else "equilibrium, without a rehearsal that counts"
             return 0, None, why
         wanted = proposal.inputs.wanted
-        target = max(each.attainment for each in proposal.inputs.objectives)
+        target = max(each.target for each in proposal.inputs.objectives)
+        if own.attainment >= target:
+            return 0, own.attainment, f"it reached {target:.1%} in rehearsal"
 
         def rank(each: Rehearsal) -> tuple[float, bool, float, int]:
             candidate = proposal.candidates[each.candidate]
             return candidate.price, candidate.layout != wanted, -each.attainment, each.candidate
 
-        good = [each for each in rehearsals if each.attainment >= min(1.0, target + self.margin)]
-        if good:
-            best = min(good, key=rank)
-            return best.candidate, best.attainment, f"the cheapest that reached {target:.1%} with margin in rehearsal"
-        most = max(each.attainment for each in rehearsals)
-        best = min((each for each in rehearsals if each.attainment >= most - self.margin), key=rank)
-        return best.candidate, best.attainment, f"none reached {target:.1%} in rehearsal; it reached most"
-
-
-def tightest(inputs: Inputs) -> float | None:
-    """The least threshold of any kind; None where no objective has one."""
-    limits = [limit for each in inputs.objectives for limit in (each.ttft_s, each.tpot_s, each.e2e_s)]
-    return min((limit for limit in limits if limit is not None), default=None)
+        better = [each for each in rehearsals if each.surely > own.attainment + self.margin]
+        if not better:
+            return 0, own.attainment, f"{own.attainment:.1%} in rehearsal, and none did surely better"
+        most = max(each.attainment for each in better)
+        best = min((each for each in better if each.attainment >= min(target, most - self.margin)), key=rank)
+        return (
+            best.candidate,
+            best.attainment,
+            f"in rehearsal surely better than the equilibrium's {own.attainment:.1%}",
+        )

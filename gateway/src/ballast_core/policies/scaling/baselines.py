@@ -161,7 +161,7 @@ class MeansScaling:
             means.output_tokens,
             means.input_tokens**2 / 2,
             means.input_tokens + means.output_tokens / 2,
-        ).uncached(traffic.prefix_hit_ratio)
+        ).uncached(min(max(traffic.prefix_hit_ratio, 0.0), 0.99))
         tpot_s = tightest_tpot_s(inputs.objectives)
         layout = [
             _of_role(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ballast_core.attainment import Objective
 from ballast_core.model import Stage
 from ballast_core.policies.scaling.fitting import serves
 from ballast_core.policies.scaling.forecast import holt_damped
-from ballast_core.policies.scaling.protocol import Demand, Inputs, Pool, Refusal, ScalingObjective, Traffic
+from ballast_core.policies.scaling.protocol import Demand, Inputs, Pool, Refusal, Traffic
 from ballast_core.profiles.capacity import LengthStatistics, decode_batch, prefill_rps
 
 
@@ -22,7 +23,7 @@ class Reserves:
     """Seconds in which the prompts that wait should be computed, beside what arrives."""
 
 
-def tightest_tpot_s(objectives: tuple[ScalingObjective, ...]) -> float | None:
+def tightest_tpot_s(objectives: tuple[Objective, ...]) -> float | None:
     """The TPOT threshold that every class's decodes must keep; None without one."""
     return min((each.tpot_s for each in objectives if each.tpot_s is not None), default=None)
 
@@ -63,8 +64,8 @@ def _held_rps(pools: tuple[Pool, ...], traffic: Traffic, lengths: LengthStatisti
 
 def misses(inputs: Inputs) -> bool:
     """Whether a class misses its objective for certain: the upper end of its interval is below it."""
-    allowed = {each.name: each.attainment for each in inputs.objectives}
-    return any(each.high_ratio < allowed.get(each.name, 0.0) for each in inputs.traffic.attained)
+    allowed = {each.name: each.target for each in inputs.objectives}
+    return any(each.counts.interval()[1] < allowed.get(each.name, 0.0) for each in inputs.traffic.attained)
 
 
 def _out_of_reach(inputs: Inputs, lengths: LengthStatistics) -> Refusal | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ballast_core.attainment import Objective
 from ballast_core.model import STAGE_ROLES, Stage
 from ballast_core.policies.scaling.protocol import Clamps, Counts, Demand, Inputs, Layout, Pool, Refusal
-from ballast_core.profiles.capacity import decode_rps, prefill_rps
+from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
 
 _STAGES = (Stage.PREFILL, Stage.DECODE)
 _ENOUGH = 1 - 1e-9
@@ -52,7 +54,8 @@ def within(pools: Sequence[Pool], layout: Layout, clamps: Clamps) -> bool:
 class Fitter:
     """Fits layouts to what prefill and decode must carry, in requests a second.
 
-    `rates`: what one instance of each pool carries, prefill and decode.
+    `rates`: what one instance of each pool carries, prefill and decode; 0 where a mean request alone on it misses an
+    objective already.
     """
 
     pools: tuple[Pool, ...]
@@ -63,10 +66,7 @@ class Fitter:
     @classmethod
     def of(cls, inputs: Inputs, demand: Demand, tpot_s: float | None) -> Fitter:
         """For a demand; `tpot_s` bounds the batch with which a decode instance counts."""
-        rates = tuple(
-            (prefill_rps(pool.profile, demand.lengths), decode_rps(pool.profile, demand.lengths, tpot_s))
-            for pool in inputs.pools
-        )
+        rates = tuple(_rates(pool, inputs.objectives, demand.lengths, tpot_s) for pool in inputs.pools)
         return cls(inputs.pools, inputs.clamps, (demand.prefill_rps, demand.decode_rps), rates)
 
     def covers(self, layout: Layout) -> tuple[float, float]:
@@ -120,12 +120,19 @@ class Fitter:
         """One instance more; None where nothing fits that helps."""
         among = range(len(self.pools)) if short is None else [short]
         for stage in self._wanted_stages(layout):
+            side = _STAGES.index(stage)
             options = [k for k in among if self._has_room(layout, k) and serves(self.pools[k], stage)]
+            if short is None:
+                options = [k for k in options if self.rates[k][side]]
             if options:
-                side = _STAGES.index(stage)
-                cheapest = min(options, key=lambda k: (self.pools[k].price / self.rates[k][side], k))
+                cheapest = min(options, key=lambda k: (self._price(k, side), k))
                 return _added(layout, cheapest, stage)
         return None
+
+    def _price(self, k: int, side: int) -> float:
+        """Of what one request a second needs of a stage there."""
+        rate = self.rates[k][side]
+        return self.pools[k].price / rate if rate else math.inf
 
     def _wanted_stages(self, layout: Layout) -> list[Stage]:
         """The stages that may grow, the more urgent first."""
@@ -159,6 +166,21 @@ class Fitter:
                 for name, step in steps:
                     if min(step[k].prefill, step[k].decode) >= 0 and within(self.pools, step, self.clamps):
                         yield name, step
+
+
+def _rates(
+    pool: Pool, objectives: Sequence[Objective], lengths: LengthStatistics, tpot_s: float | None
+) -> tuple[float, float]:
+    """What an instance carries of either stage within the objectives."""
+    profile = pool.profile
+    prefill, decode = prefill_rps(profile, lengths), decode_rps(profile, lengths, tpot_s)
+    prompt_s, step_s = 1 / prefill, profile.step_s(1, lengths.context_tokens, 0, 1)
+    for each in objectives:
+        if prompt_s > min(each.ttft_s or math.inf, each.e2e_s or math.inf):
+            prefill = 0.0
+        if step_s > (each.tpot_s or math.inf) or step_s * lengths.output_tokens > (each.e2e_s or math.inf):
+            decode = 0.0
+    return prefill, decode
 
 
 def refusal_of(inputs: Inputs) -> Refusal | None:

@@ -1,14 +1,11 @@
-"""Measures that inputs are made of: lengths from requests that have not all ended, and shares with bounds."""
+"""Measures that inputs are made of: lengths from requests that have not all ended."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ballast_core.profiles.capacity import LengthStatistics
-
-Z_95 = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +46,3 @@ def lengths_of(arrived: Sequence[Seen], ended: Sequence[Seen] = ()) -> LengthSta
         )
         / sum(outputs),
     )
-
-
-def wilson(met: int, requests: int) -> tuple[float, float]:
-    """The 95 % interval of a share: E. B. Wilson's score interval (1927). 0 to 1 without a request."""
-    if not requests:
-        return 0.0, 1.0
-    share, spread = met / requests, Z_95**2 / requests
-    middle = (share + spread / 2) / (1 + spread)
-    reach = Z_95 / (1 + spread) * math.sqrt(share * (1 - share) / requests + spread / (4 * requests))
-    return max(0.0, middle - reach), min(1.0, middle + reach)

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeAlias
 
+from ballast_core.attainment import Counts as RequestCounts
+from ballast_core.attainment import Objective
 from ballast_core.model import Role
 from ballast_core.profiles import HardwareProfile
 from ballast_core.profiles.capacity import LengthStatistics
@@ -75,20 +77,12 @@ class Pool:
         return self.cost_per_hour or float(self.gpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Attained:
-    """How many requests of one class met its objective in the last window, with a 95 % interval of their share."""
+    """The requests of one class that ended in the last window, by whether they met its objective jointly."""
 
     name: str
-    requests: int
-    met: int
-    low_ratio: float
-    high_ratio: float
-
-    @property
-    def ratio(self) -> float | None:
-        """The share; None without a request."""
-        return self.met / self.requests if self.requests else None
+    counts: RequestCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,19 +105,10 @@ class Traffic:
     """Requests that decode, or wait for it with their prompt computed."""
     decoding_tokens: float = 0.0
     """KV tokens that these hold: their prompts, and what they have generated."""
+    idle_s: float = 0.0
+    """How long no request has been in flight, as far as that was watched; 0 while there is one."""
     attained: tuple[Attained, ...] = ()
     """By class."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingObjective:
-    """Thresholds of one class in seconds (None: none), and the share of its requests that must meet all of them."""
-
-    name: str = "default"
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
-    attainment: float = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +147,12 @@ class Inputs:
     now_s: float
     pools: tuple[Pool, ...]
     traffic: Traffic
-    objectives: tuple[ScalingObjective, ...] = ()
+    objectives: tuple[Objective, ...] = ()
     clamps: Clamps = Clamps()
     startup_s: float = 60.0
     """From asking for an instance to its first request, as measured."""
+    zero_after_s: float | None = None
+    """Seconds without a request after which both stages stop, where every pool may have no instance; None: never."""
     memory: Memory = field(default_factory=Memory)
 
     @property
@@ -226,17 +213,23 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a candidate came to when it was tried on the last minutes of traffic."""
+    """What a candidate came to when it was tried on recorded traffic, from the state that the fleet is in."""
 
     candidate: int
     """Its index in `Proposal.candidates`."""
     requests: int
+    """Those in flight when it took over and those that came then, of which it shows how they fare."""
     met: int
 
     @property
     def attainment(self) -> float:
         """The share of requests that met the objective."""
         return self.met / self.requests if self.requests else 0.0
+
+    @property
+    def surely(self) -> float:
+        """The lower end of its interval."""
+        return RequestCounts(within=self.met, outside=self.requests - self.met).interval()[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +264,8 @@ REASONS = {
     "Stabilising": "another layout is right, and a window holds it back",
     "ChangeUnderWay": "another layout is right, and the last change is not done",
     "BudgetReached": "more would be needed than clamps and budget allow; the most balanced layout within them is kept",
+    "ScaledToZero": "no request has come for long, and both stages have no instance until one does",
+    "Woken": "a request came while both stages had no instance",
     "NoTraffic": "no request arrived in the windows",
     "NoLengths": "requests arrived, but none told its lengths",
     "NoObjective": "no threshold is set",

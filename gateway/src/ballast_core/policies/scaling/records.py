@@ -38,7 +38,8 @@ def record_of(decision: Decision, at_s: float) -> dict[str, Any]:
             "oldest_wait_s": traffic.oldest_wait_s,
             "decoding": traffic.decoding,
             "attained": [
-                {"class": each.name, "requests": each.requests, "ratio": each.ratio} for each in traffic.attained
+                {"class": each.name, "requests": each.counts.requests, "ratio": each.counts.share}
+                for each in traffic.attained
             ],
             "pools": [
                 {
@@ -75,9 +76,14 @@ def record_of(decision: Decision, at_s: float) -> dict[str, Any]:
 
 
 def explained(record: Mapping[str, Any]) -> list[str]:
-    """A record in lines for people. Raises KeyError naming what a record lacks."""
+    """A record in lines for people; of one that the operator keeps also `time`, `mode` and `outcome`, where they are.
+
+    Raises KeyError naming what a record lacks.
+    """
     demand, seen = record["demand"], record["inputs"]
-    lines = [f"{record['reason']} at {record['at_s']:.0f} s", f"  {record['message']}"]
+    advice = " (advice)" if record.get("mode") == "Advisory" else ""
+    when = record.get("time") or f"{record['at_s']:.0f} s"
+    lines = [f"{record['reason']} at {when}{advice}", f"  {record['message']}"]
     rates = ", ".join(f"{count / seen['bin_s']:.3g}" for count in seen["arrivals"])
     lines.append(
         f"  seen: {rates or 'no'} requests/s by window, {seen['decoding']} decode, "
@@ -105,4 +111,20 @@ def explained(record: Mapping[str, Any]) -> list[str]:
             f"  {mark} {each['name']} ({each['origin']}): price {each['price']:g}, "
             f"covers {each['cover_ratio']:.0%}, {tried}"
         )
+    if "outcome" in record:
+        lines.append(_came(record, record["outcome"]))
     return lines
+
+
+def _came(record: Mapping[str, Any], outcome: Mapping[str, Any]) -> str:
+    """What came of a decision: whether the forecast was right, and the objective met."""
+    later_s = outcome["at_s"] - record["at_s"]
+    parts = [f"{outcome['rate_rps']:.3g} requests/s came, {record['demand']['forecast_rps']:.3g} were forecast"]
+    parts += [
+        f"class {each['class']}: {each['ratio']:.1%} of {each['requests']} met the objective"
+        for each in outcome["attained"]
+        if each["ratio"] is not None
+    ]
+    if outcome["met"] is not None:
+        parts.append("the objective was met" if outcome["met"] else "the objective was missed")
+    return f"  {later_s:.0f} s later: {'; '.join(parts)}"

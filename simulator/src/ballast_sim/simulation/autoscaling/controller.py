@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ballast_core import attainment
 from ballast_core.directing.settings import DirectorSettings
-from ballast_core.policies.scaling.protocol import Decision, Inputs, Memory, ScalingObjective
+from ballast_core.policies.scaling.protocol import Decision, Inputs, Memory, Proposal
 from ballast_core.policies.scaling.records import record_of
+from ballast_core.policies.scaling.rehearsing import unrehearsed, worth_rehearsing
 from ballast_sim.simulation.autoscaling.instances import Instances
-from ballast_sim.simulation.autoscaling.meter import Meter
-from ballast_sim.simulation.autoscaling.rehearsal import Rehearser, plain
+from ballast_sim.simulation.autoscaling.meter import CLASS, Meter, ended
+from ballast_sim.simulation.autoscaling.rehearsal import InForce, NotRehearsed, Recorded, Rehearser, plain
 from ballast_sim.simulation.autoscaling.settings import Autoscaling
 from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.objective import Objective
@@ -51,38 +53,50 @@ class Autoscaler:
             pools=pools,
             traffic=traffic,
             objectives=(
-                ScalingObjective(
+                attainment.Objective(
+                    CLASS,
                     ttft_s=objective.ttft_s,
                     tpot_s=objective.tpot_s,
                     e2e_s=objective.e2e_s,
-                    attainment=self.settings.attainment,
+                    target=self.settings.attainment,
                 ),
             ),
             clamps=self.settings.clamps,
             startup_s=self.settings.startup_s,
+            zero_after_s=self.settings.zero_after_s,
             memory=self.memory,
         )
         recorded = self._recorded(now_s)
         self.fleet.kernel.at(now_s + self.settings.delay_s, lambda: self._act(inputs, recorded))
         self.fleet.kernel.at(now_s + self.settings.interval_s, self._measure)
 
-    def _recorded(self, now_s: float) -> list[tuple[Record, Arrival]]:
+    def _recorded(self, now_s: float) -> list[Recorded]:
         if self.rehearse is None:
             return []
-        since_s = now_s - self.rehearse.limits.window_s
-        book = self.fleet.book
-        recent = [each for each in self.meter.recent if each.arrival_s >= since_s]
-        return [(each, book.arrivals[each.index]) for each in sorted(recent, key=lambda one: one.arrival_s)]
+        since_s, arrivals = now_s - self.rehearse.limits.window_s, self.fleet.book.arrivals
+        return [
+            _recorded(record, arrivals[record.index])
+            for record in sorted(self.meter.known(), key=lambda one: one.arrival_s)
+            if record.arrival_s >= since_s or not ended(record)
+        ]
 
-    def _act(self, inputs: Inputs, recorded: list[tuple[Record, Arrival]]) -> None:
-        policy = self.settings.policy
-        proposal = policy.propose(inputs)
-        rehearsals = self.rehearse(proposal, recorded) if self.rehearse is not None else []
-        decision = policy.decide(proposal, rehearsals)
+    def _act(self, inputs: Inputs, recorded: list[Recorded]) -> None:
+        decision = self._decided(self.settings.policy.propose(inputs), recorded)
         self.memory = decision.memory
         self.decisions.append((self.fleet.kernel.now_s, decision))
         self.instances.ask(decision.target)
         self.peak_gpus = max(self.peak_gpus, self.instances.gpus)
+
+    def _decided(self, proposal: Proposal, recorded: list[Recorded]) -> Decision:
+        policy = self.settings.policy
+        if self.rehearse is None or not worth_rehearsing(policy, proposal):
+            return policy.decide(proposal)
+        changes = [InForce(at_s, decision.target) for at_s, decision in self.decisions if decision.changes]
+        first = self.decisions[0][1].proposal.inputs.wanted if self.decisions else proposal.inputs.wanted
+        try:
+            return policy.decide(proposal, self.rehearse(proposal, recorded, [InForce(0.0, first), *changes]))
+        except NotRehearsed as error:
+            return unrehearsed(policy.decide(proposal), str(error))
 
     def figures(self, until_s: float) -> dict[str, object]:
         """For the JSON of a run: GPU-hours and cost from 0 to `until_s`, and what was decided."""
@@ -100,3 +114,17 @@ class Autoscaler:
                 if k == 0 or decision.changes or decision.reason != self.decisions[k - 1][1].reason
             ],
         }
+
+
+def _recorded(record: Record, arrival: Arrival) -> Recorded:
+    return Recorded(
+        arrival_s=record.arrival_s,
+        input_tokens=record.input_tokens,
+        output_tokens=record.generated_tokens,
+        running=not ended(record),
+        completed=record.completed,
+        hash_ids=arrival.hash_ids,
+        block_size=arrival.block_size,
+        max_tokens=arrival.max_tokens,
+        traffic_class=arrival.traffic_class,
+    )

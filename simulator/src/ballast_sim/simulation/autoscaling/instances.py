@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -13,7 +13,8 @@ from ballast_sim.simulation.inputs.shapes import Machine
 
 _LOOK_S = 1.0
 """Between two looks at whether a draining machine is empty."""
-_LETTERS = {Role.PREFILL: "p", Role.DECODE: "d", Role.FLEXIBLE: "f"}
+LETTERS = {Role.PREFILL: "p", Role.DECODE: "d", Role.FLEXIBLE: "f"}
+"""With which the ids of a role's machines begin; numbers follow."""
 
 
 class State(Enum):
@@ -51,16 +52,31 @@ class Instances:
     @classmethod
     def of(cls, fleet: Fleet, pools: tuple[Pool, ...], startup_s: float) -> Instances:
         """Those that the fleet has at first: all are ready."""
+        machines = fleet.world.machines
+        return cls.named(
+            fleet,
+            pools,
+            startup_s,
+            [
+                [
+                    machine.endpoint.id
+                    for machine in machines
+                    if (machine.endpoint.role, machine.profile.name) == (pool.role, pool.profile.name)
+                ]
+                for pool in pools
+            ],
+        )
+
+    @classmethod
+    def named(
+        cls, fleet: Fleet, pools: tuple[Pool, ...], startup_s: float, by_pool: Sequence[Sequence[EndpointId]]
+    ) -> Instances:
+        """The same, where it is given which machines each pool has: as many as it wants, named as in a shape."""
         made = cls(fleet, pools, startup_s)
-        for pool in pools:
-            ids = [
-                machine.endpoint.id
-                for machine in fleet.world.machines
-                if (machine.endpoint.role, machine.profile.name) == (pool.role, pool.profile.name)
-            ]
+        for pool, ids in zip(pools, by_pool, strict=True):
             roles = [Role.PREFILL] * pool.wanted.prefill + [Role.DECODE] * pool.wanted.decode
             made.by_pool.append([Instance(name, role, 0.0, State.READY) for name, role in zip(ids, roles, strict=True)])
-            letter = _LETTERS[pool.role]
+            letter = LETTERS[pool.role]
             made._numbers[letter] = made._numbers.get(letter, 0) + len(ids)
             if pool.role is Role.FLEXIBLE:
                 for name, role in zip(ids, roles, strict=True):
@@ -139,7 +155,7 @@ class Instances:
 
     def _start_one(self, k: int, counts: Counts) -> None:
         pool, there = self.pools[k], self.counted(k).wanted
-        letter = _LETTERS[pool.role]
+        letter = LETTERS[pool.role]
         number = self._numbers[letter] = self._numbers.get(letter, 0) + 1
         role = Role.PREFILL if there.prefill < counts.prefill else Role.DECODE
         each = Instance(EndpointId(f"{letter}{number - 1:03d}"), role, self.fleet.kernel.now_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ballast_core.policies.scaling.measuring import Seen, lengths_of, wilson
+from ballast_core.attainment import Counts
+from ballast_core.policies.scaling.measuring import Seen, lengths_of
 from ballast_core.policies.scaling.protocol import Attained, Pool, Traffic
 from ballast_sim.simulation.autoscaling.instances import Instances
 from ballast_sim.simulation.autoscaling.settings import Autoscaling
@@ -13,6 +14,8 @@ from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.requests.records import Record
 
+CLASS = "default"
+"""All requests of a run are of one class."""
 FORGET_S = 60.0
 """Ends of requests count in attainment for so long."""
 LENGTHS_S = 45.0
@@ -33,6 +36,7 @@ class Meter:
         """Requests that arrived within the last window, in the order in which they were loaded."""
         self._open: list[Record] = []
         self._ends: list[tuple[float, Record]] = []
+        self._newest_end_s = 0.0
         self._to_come = list(fleet.records)
 
     def traffic(self) -> Traffic:
@@ -41,9 +45,10 @@ class Meter:
         self._fleet.world.settle()
         new = self._arrived()
         self.recent = [each for each in (*self.recent, *new) if each.arrival_s >= now_s - settings.window_s]
-        ended = [each for each in (*self._open, *new) if _ended(each)]
-        self._open = [each for each in (*self._open, *new) if not _ended(each)]
-        self._ends += [(_end_s(each, now_s), each) for each in ended]
+        over = [each for each in (*self._open, *new) if ended(each)]
+        self._open = [each for each in (*self._open, *new) if not ended(each)]
+        self._ends += [(_end_s(each, now_s), each) for each in over]
+        self._newest_end_s = max((self._newest_end_s, *(at_s for at_s, _ in self._ends)))
         self._ends = [(at_s, each) for at_s, each in self._ends if at_s >= now_s - FORGET_S]
         prefilled = [each for each in self.recent if each.cached_tokens is not None]
         prompt_tokens = sum(each.input_tokens for each in prefilled)
@@ -64,8 +69,14 @@ class Meter:
             decoding_tokens=sum(
                 each.input_tokens + each.generated_tokens for each in self._open if each.cached_tokens is not None
             ),
+            idle_s=0.0 if self._open else now_s - self._newest_end_s,
             attained=(self._attained(),),
         )
+
+    def known(self) -> list[Record]:
+        """Requests that arrived within the last window or are still open, as of the last `traffic`."""
+        recent = {each.index for each in self.recent}
+        return [*self.recent, *(each for each in self._open if each.index not in recent)]
 
     def pools(self, instances: Instances) -> tuple[Pool, ...]:
         """What is asked for, what is there, and how loaded it is."""
@@ -107,15 +118,15 @@ class Meter:
 
     def _attained(self) -> Attained:
         met, count = sum(meets(each, self._objective) for _, each in self._ends), len(self._ends)
-        low, high = wilson(met, count)
-        return Attained(name="default", requests=count, met=met, low_ratio=low, high_ratio=high)
+        return Attained(CLASS, Counts(within=met, outside=count - met))
 
 
 def _seen(record: Record) -> Seen:
-    return Seen(record.input_tokens, record.generated_tokens, _ended(record))
+    return Seen(record.input_tokens, record.generated_tokens, ended(record))
 
 
-def _ended(record: Record) -> bool:
+def ended(record: Record) -> bool:
+    """Whether nothing more comes of a request."""
     return record.completed or record.broken or record.rejected is not None
 
 

@@ -43,12 +43,18 @@ def parse_prices(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsing:
-    """How candidates are tried: on recorded arrivals, each from an empty fleet. Bounded, and the same every time."""
+    """How candidates are tried. Bounded in requests, so that the same run gives the same decisions."""
 
     window_s: float = 120.0
-    """The last seconds of arrivals."""
-    requests: int = 400
-    """The newest of them at most."""
+    """The last seconds of arrivals, which are replayed as warm-up."""
+    lately_s: float = 45.0
+    """The newest of these seconds, which the trial repeats."""
+    trial_s: float = 180.0
+    """How long a candidate is tried."""
+    least_s: float = 15.0
+    """How long at least after instances that it asks for have started; otherwise nothing is tried."""
+    requests: int = 1500
+    """Of a trial at most; the warm-up has half as many. What they would exceed is made shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ class Autoscaling:
 
     policy: Scaling
     least: int = 1
-    """Instances of each pool at least; 2 of a flexible pool, which serves both stages alone."""
+    """Instances of each pool at least; 2 of a flexible pool, which serves both stages alone, or 0."""
     most: int | None = None
     """Instances of each pool at most; None: as many GPUs as the fleet has at first."""
     clamps: Clamps = field(default_factory=Clamps)
@@ -71,6 +77,10 @@ class Autoscaling:
     """How far back arrivals and lengths are measured."""
     delay_s: float = 2.0
     """Age of what is measured when a round goes by it."""
+    zero_after_s: float | None = None
+    """Seconds without a request after which both stages stop until one comes; with `least` 0. None: never."""
+    hold_s: float = 300.0
+    """How long a request then waits for an instance to start."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Cost of an instance and hour by profile."""
     rehearsing: Rehearsing | None = None
@@ -85,6 +95,10 @@ class Autoscaling:
             raise SettingError("startup_s", f"must be 0 s or more, not {self.startup_s!r}")
         if not 0 <= self.delay_s < self.interval_s:
             raise SettingError("delay_s", f"must be 0 s or more and below the interval, not {self.delay_s!r}")
+        if self.zero_after_s is not None and (self.least or not 0 < self.zero_after_s < math.inf):
+            raise SettingError(
+                ("zero_after_s", "least"), "scale to zero needs 0 instances at least, and a time above 0 s"
+            )
         if not 0 < self.attainment <= 1:
             raise SettingError("attainment", f"must be above 0 and 1 at most, not {self.attainment:g}")
         if self.least < 0:
@@ -104,7 +118,7 @@ class Autoscaling:
                 name=f"{role.value}-{profile.name}",
                 role=role,
                 profile=profile,
-                least=max(self.least, 2) if role is Role.FLEXIBLE else self.least,
+                least=max(self.least, 2) if role is Role.FLEXIBLE and self.least else self.least,
                 most=self.most if self.most is not None else max(1, everything // profile.gpus),
                 gpus=profile.gpus,
                 cost_per_hour=self.prices.get(profile.name, 0.0),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -74,10 +75,13 @@ def least_requests() -> PolicyChoice:
     return PolicyChoice("least-requests/least-requests", Suite(prefill=placement, decode=placement))
 
 
-def parse_policies(text: str) -> tuple[PolicyChoice, ...]:
-    """Reads `a,b,PREFILL/DECODE`; a name alone places decodes. Raises `PolicyChoiceError`."""
+def parse_policies(text: str, own: Mapping[str, type[Placement]] = MappingProxyType({})) -> tuple[PolicyChoice, ...]:
+    """Reads `a,b,PREFILL/DECODE`; a name alone places decodes. Raises `PolicyChoiceError`.
+
+    `own` are placements beside the shipped ones, by type name.
+    """
     choices: list[PolicyChoice] = []
-    known = (*PLACEMENTS, *SIMULATOR_ONLY)
+    known = (*PLACEMENTS, *SIMULATOR_ONLY, *own)
     for name in (part.strip() for part in text.split(",")):
         prefill, slash, decode = name.rpartition("/")
         if not decode or (slash and not prefill):
@@ -95,13 +99,13 @@ def parse_policies(text: str) -> tuple[PolicyChoice, ...]:
                 )
         if any(choice.name == name for choice in choices):
             raise PolicyChoiceError("policy", f"{name!r} is named twice")
-        suite = Suite(prefill=_placement(prefill or default_prefill()), decode=_placement(decode))
+        suite = Suite(prefill=_placement(prefill or default_prefill(), own), decode=_placement(decode, own))
         choices.append(PolicyChoice(name, suite))
     return tuple(choices)
 
 
-def _placement(name: str) -> Placement:
-    special = SIMULATOR_ONLY.get(name)
+def _placement(name: str, own: Mapping[str, type[Placement]]) -> Placement:
+    special = own.get(name) or SIMULATOR_ONLY.get(name)
     return build_placement(name) if special is None else special()
 
 

@@ -10,6 +10,8 @@ from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.report.svg import Axis, Chart, Mark, Point, Series, linear, logarithmic
 from ballast_sim.simulation.runs.experiment import Curves, Outcome
 
+LEAST_SPAN = 0.25
+"""Of its largest value, that an axis without zero spans at least: a difference of 1 % looks like one."""
 COLOURS = 8
 """How many the page's CSS knows; further policies are drawn dashed."""
 
@@ -49,7 +51,11 @@ def distributions(outcomes: Sequence[Outcome], objective: Objective) -> list[Cha
             series.append(Series(points, f"line {styles[key_of(outcome)]}", title))
         seen = [x for line in series for x, _ in line.points if x > 0] + ([limit * factor] if limit else [])
         narrow = max(seen, default=1.0) < 4 * min(seen, default=1.0)
-        axis = linear(f"{name}, {unit}", seen, from_zero=False) if narrow else logarithmic(f"{name}, {unit}", seen)
+        axis = (
+            linear(f"{name}, {unit}", seen, from_zero=False, least_span=LEAST_SPAN)
+            if narrow
+            else logarithmic(f"{name}, {unit}", seen)
+        )
         guides = [("x", limit * factor)] if limit else []
         charts.append(
             Chart(f"Distribution of {name}", axis, Axis("share of requests", 0, 1, percent=True), series, guides=guides)
@@ -78,8 +84,8 @@ def trade_off(outcomes: Sequence[Outcome]) -> Chart:
     everything = [mark.at for mark in marks]
     return Chart(
         "Trade between TTFT and TPOT",
-        linear("P99 TTFT, s", [x for x, _ in everything], from_zero=False),
-        linear("P99 TPOT, ms", [y for _, y in everything], from_zero=False),
+        linear("P99 TTFT, s", [x for x, _ in everything], from_zero=False, least_span=LEAST_SPAN),
+        linear("P99 TPOT, ms", [y for _, y in everything], from_zero=False, least_span=LEAST_SPAN),
         [Series(frontier(list(means.values())), "line frontier", "no policy is better in both than these")],
         marks,
     )

@@ -6,10 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from statistics import fmean
 from typing import Any, cast
 
-from ballast_sim.simulation.report.charts import distributions, key_of, keys_of, load_over_time, trade_off
+from ballast_sim.comparing import attained, waited
+from ballast_sim.simulation.inputs.objective import Objective
+from ballast_sim.simulation.report.charts import distributions, figure, key_of, keys_of, load_over_time, trade_off
 from ballast_sim.simulation.runs.experiment import Outcome, Setup
+
+AS_GOOD = 0.02
+"""A figure that is off the best one by less than this share of it is as good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,14 @@ class _Column:
         """The value as the table shows it."""
         return "-" if value is None else f"{value * self.factor:.{self.digits}f}"
 
-    def winner(self, outcomes: Sequence[Outcome]) -> str | None:
-        """The text of the best value; None where nothing is compared."""
+    def winners(self, outcomes: Sequence[Outcome]) -> set[str]:
+        """The texts of the best value and of those as good; none where all are, or where nothing is compared."""
         known = [value for outcome in outcomes if (value := self.value(outcome)) is not None]
-        if self.best is None or len({self.text(value) for value in known}) < 2:
-            return None
-        return self.text(self.best(known))
+        if self.best is None or not known:
+            return set()
+        best = self.best(known)
+        good = {self.text(value) for value in known if abs(value - best) <= AS_GOOD * abs(best)}
+        return set() if good == {self.text(value) for value in known} else good
 
 
 _OF_FAILURES = (
@@ -61,8 +69,8 @@ _COLUMNS = (
 )
 
 
-def render(setup: Setup, outcomes: Sequence[Outcome]) -> str:
-    """The whole file. Raises ValueError where there is no outcome."""
+def render(setup: Setup, outcomes: Sequence[Outcome], *, command: str = "", date: str = "") -> str:
+    """The whole file. `command` and `date` say how and when it was made. Raises ValueError without an outcome."""
     if not outcomes:
         raise ValueError("outcomes: a report needs at least one run")
     first = outcomes[0].figures
@@ -73,9 +81,12 @@ def render(setup: Setup, outcomes: Sequence[Outcome]) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escape(title)}: Ballast simulation</title><style>{_style()}</style></head><body>",
             f"<h1>{escape(title)}</h1><p>{escape(_rate(first))}</p>",
+            f'<p class="conclusion">{escape(conclusion(setup.objective, outcomes))}</p>',
+            _origin(command, date),
             _interrupted(outcomes),
             _legend(outcomes),
-            "<h2>Figures</h2><p>The best of each column is bold. Latencies are those of completed requests.</p>",
+            "<h2>Figures</h2><p>The best of each column is bold, and what is within "
+            "2 % of it; nothing is where all are. Latencies are those of completed requests.</p>",
             _table(outcomes),
             "<h2>TTFT against TPOT</h2><p>P99 of both; lower left is better. The dotted line joins the policies that "
             "no other one beats in both.</p>",
@@ -105,6 +116,27 @@ def _rate(figures: Mapping[str, Any]) -> str:
     return f"{figures['requests']} requests a run, {rate}{share}"
 
 
+def conclusion(objective: Objective, outcomes: Sequence[Outcome]) -> str:
+    """What the runs show, in words: attainment where there is an objective, and the worst TTFT."""
+    by_key: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        by_key.setdefault(key_of(outcome), []).append(outcome)
+    words = []
+    if objective != Objective():
+        words.append(attained({k: [cast("float", one.figures["attainment"]) for one in v] for k, v in by_key.items()}))
+    panels = (("P99 TTFT", "ttft_s"),) if words else (("P99 TTFT", "ttft_s"), ("P99 TPOT", "tpot_s"))
+    for what, group in panels:
+        known = {k: [value for one in v if (value := figure(one, group, "p99")) is not None] for k, v in by_key.items()}
+        times = {name: fmean(values) for name, values in known.items() if values}
+        words += [waited(times, what)] if times else []
+    return " ".join(words)
+
+
+def _origin(command: str, date: str) -> str:
+    made = f"<p>Made {escape(date)} by</p>" if date else ""
+    return made + (f"<pre>{escape(command)}</pre>" if command else "")
+
+
 def _interrupted(outcomes: Sequence[Outcome]) -> str:
     if not any(outcome.interrupted for outcome in outcomes):
         return ""
@@ -122,7 +154,7 @@ def _legend(outcomes: Sequence[Outcome]) -> str:
 def _table(outcomes: Sequence[Outcome]) -> str:
     several = len({outcome.figures["seed"] for outcome in outcomes}) > 1
     columns = _COLUMNS + tuple(column for column in _OF_FAILURES if any(column.value(one) for one in outcomes))
-    winners = [column.winner(outcomes) for column in columns]
+    winners = [column.winners(outcomes) for column in columns]
     styles = keys_of(outcomes)
     rows = []
     for outcome in outcomes:
@@ -132,9 +164,9 @@ def _table(outcomes: Sequence[Outcome]) -> str:
             f'<td title="{placements}"><span class="key {styles[key_of(outcome)]}"></span>{name}</td>',
             f"<td>{outcome.figures['completed']}/{outcome.figures['requests']}</td>",
         ]
-        for column, winner in zip(columns, winners, strict=True):
+        for column, best in zip(columns, winners, strict=True):
             text = column.text(column.value(outcome))
-            cells.append(f'<td class="best">{text}</td>' if text == winner else f"<td>{text}</td>")
+            cells.append(f'<td class="best">{text}</td>' if text in best else f"<td>{text}</td>")
         rows.append(f"<tr>{''.join(cells)}</tr>")
     heads = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
     return (

@@ -46,12 +46,16 @@ class Axis:
         return f"{value * 100:g} %" if self.percent else f"{value:.10g}"
 
 
-def linear(label: str, values: Sequence[float], *, percent: bool = False, from_zero: bool = True) -> Axis:
-    """An axis that shows all values, with a little room."""
+def linear(
+    label: str, values: Sequence[float], *, percent: bool = False, from_zero: bool = True, least_span: float = 0.0
+) -> Axis:
+    """An axis that shows all values, with a little room. It spans `least_span` of the largest one at least."""
     low = 0.0 if from_zero else min(values, default=0.0)
     high = max(values, default=1.0)
     if high <= low:
         high = low + (abs(low) or 1.0)
+    if high - low < least_span * high:
+        low, high = (low + high - least_span * high) / 2, (low + high + least_span * high) / 2
     room = (high - low) * 0.05
     return Axis(label, low if from_zero else max(0.0, low - room), high + room, percent=percent)
 

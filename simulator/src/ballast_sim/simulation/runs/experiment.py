@@ -99,8 +99,10 @@ class Outcome:
 
 def director_settings(spec: RunSpec) -> DirectorSettings:
     """Of every gateway of a run."""
+    scaling = spec.setup.autoscaling
     return DirectorSettings(
         **spec.policy.suite.parts(),
+        hold_s=scaling.hold_s if scaling is not None and scaling.zero_after_s is not None else 0.0,
         binding=spec.binding,
         profiles={machine.profile.name: machine.profile for machine in spec.setup.machines},
         lengths=_ENDLESS if spec.policy.knows_lengths else SurvivalSettings(),

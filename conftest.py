@@ -1,0 +1,41 @@
+"""Tests and scenarios that take turns.
+
+`@pytest.mark.rotating(N)` is for what is slow and rarely breaks: each commit and Python runs one in N of these, others
+the next time. `--all` runs them all, and so does naming one (`-k`, or its path).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run rotating tests all, not a sample that each commit changes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the rotating tests whose turn it is not."""
+    if config.getoption("--all") or config.getoption("keyword") or any("::" in each for each in config.args):
+        return
+    turn = f"{_commit()} {sys.version_info.minor}"
+    left_out = [item for item in items if not _has_its_turn(item, turn)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _has_its_turn(item: pytest.Item, turn: str) -> bool:
+    mark = item.get_closest_marker("rotating")
+    return mark is None or int(sha256(f"{turn} {item.nodeid}".encode()).hexdigest(), 16) % mark.args[0] == 0
+
+
+def _commit() -> str:
+    """Of this checkout; empty where there is none."""
+    command = ["git", "rev-parse", "HEAD"]
+    found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return found.stdout.strip()

@@ -1,0 +1,170 @@
+"""Engines go without a cut stream: by an edit, an eviction and a deletion.
+
+Streams with a `stop` end in place, all others can be moved; each is checked word by word. The engines' own drain time
+is shorter than the streams, so a pod that is deleted before it is empty loses those with `stop`.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from bench.reliability.kit.asking import ask as asking
+from bench.reliability.kit.client import Fate, Outcome, send
+from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
+from kit import Cluster, Kubectl, wait_until
+from kit.quickstart import NAME, objects, wait_serving
+from kit.release import Release
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("scale-down"),
+    pytest.mark.rotating(2),
+]
+
+TIME_SCALE = 3.0
+STREAMS, TOKENS = 8, 600
+"""At 50 ms a token a stream takes half a minute, three times the engines' drain time."""
+ENGINE_DRAIN_S, EMPTY_WITHIN_S = 10, 240
+SELECTOR = f"serving.ballast.dev/serving-pool={NAME},serving.ballast.dev/pool=decode"
+MARK = "serving.ballast.dev/draining-since"
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator[Kubectl]:
+    """One prefill and three decode engines without a rescheduling policy."""
+    if not cluster.is_testbed:
+        pytest.skip("streams are checked from within the cluster's network")
+    kubectl = cluster.kubectl.within(module_namespace)
+    found = objects(cluster.images.ballast, TIME_SCALE)
+    text = json.dumps(found)
+    profiles = [item["metadata"]["name"] for item in found if item["kind"] == "HardwareProfile"]
+    for name in profiles:  # they are cluster-scoped
+        text = text.replace(json.dumps(name), json.dumps(f"{name}-{module_namespace}"))
+    found = json.loads(text)
+    (pool,) = [item for item in found if item["kind"] == "ServingPool"]
+    pool["spec"]["model"]["servedNames"] = [pool["spec"]["model"]["name"], CHECKED_MODEL]
+    pool["spec"]["scaleDown"] = {"drainTimeoutS": EMPTY_WITHIN_S}
+    pool["spec"].setdefault("gateway", {})["settings"] = {"limits": {"drainTimeoutS": ENGINE_DRAIN_S}}
+    for entry in pool["spec"]["pools"]:
+        entry["replicas"] = {"prefill": 1, "decode": 3}[entry["name"]]
+    kubectl.apply(*found)
+    wait_serving(kubectl, prefill=1, decode=3)
+    yield kubectl
+    for name in profiles:
+        cluster.kubectl.delete_named("hardwareprofile", f"{name}-{module_namespace}")
+
+
+def decodes(fleet: Kubectl) -> dict[str, dict[str, Any]]:
+    return {pod["metadata"]["name"]: pod for pod in fleet.items("pods", SELECTOR)}
+
+
+def staying(fleet: Kubectl) -> int:
+    """Pods that are not ending."""
+    return sum("deletionTimestamp" not in pod["metadata"] for pod in decodes(fleet).values())
+
+
+def marked(fleet: Kubectl) -> set[str]:
+    return {name for name, pod in decodes(fleet).items() if MARK in (pod["metadata"].get("annotations") or {})}
+
+
+def wants(fleet: Kubectl, count: int) -> None:
+    pools = fleet.get("servingpool", NAME)["spec"]["pools"]
+    changed = [{**each, "replicas": count} if each["name"] == "decode" else each for each in pools]
+    fleet.patch("servingpool", NAME, {"spec": {"pools": changed}})
+
+
+def scaled(fleet: Kubectl, count: int) -> None:
+    wants(fleet, count)
+    wait_until(lambda: len(decodes(fleet)) == count, EMPTY_WITHIN_S + 60, f"{count} decode pods", poll_s=1.0)
+
+
+def reasons(fleet: Kubectl) -> Counter[str]:
+    """Events about the ServingPool."""
+    return Counter(
+        str(event["reason"]) for event in fleet.items("events") if event["involvedObject"]["kind"] == "ServingPool"
+    )
+
+
+@asynccontextmanager
+async def streams(fleet: Kubectl, seed: int, *, stops: Callable[[int], bool]) -> AsyncIterator[None]:
+    """Eight long streams that have begun; all are whole in the end, or the test fails."""
+    host = fleet.get("service", f"{NAME}-gateway")["spec"]["clusterIP"]
+    running: list[asyncio.Task[Outcome]] = []
+    for number in range(STREAMS):
+        more: dict[str, Any] = {"stop": ["~never said~"]} if stops(number) else {}
+        one = asking(number, prompt_tokens=60, output_tokens=TOKENS, seed=seed, **more)
+        running.append(asyncio.create_task(send(80, one, "e2e", bound_s=500, host=host)))
+    await asyncio.sleep(5)
+    yield
+    outcomes = await asyncio.gather(*running)
+    fates = Counter(f"{each.fate} {each.status} {each.reason}".strip() for each in outcomes)
+    print(f"\nseed {seed}: {dict(fates)}")
+    assert {each.fate for each in outcomes} == {Fate.WHOLE}, fates
+
+
+async def test_fewer_replicas_cut_no_stream(fleet: Kubectl) -> None:
+    """All have `stop`, and last three times as long as engines drain: the victims go when they are empty."""
+    before = reasons(fleet)
+    async with streams(fleet, 1, stops=lambda number: True):
+        await asyncio.to_thread(scaled, fleet, 1)
+    assert (reasons(fleet) - before)["Drained"] >= 2
+    assert not (reasons(fleet) - before)["DrainTimedOut"]
+    await asyncio.to_thread(scaled, fleet, 3)
+    wait_serving(fleet, prefill=1, decode=3)
+
+
+async def test_what_can_move_makes_a_scale_down_short(fleet: Kubectl) -> None:
+    """It is over long before the streams are."""
+    async with streams(fleet, 2, stops=lambda number: False):
+        began = time.monotonic()
+        await asyncio.to_thread(wants, fleet, 2)
+        await asyncio.to_thread(wait_until, lambda: staying(fleet) == 2, 45, "a pod goes as streams run", poll_s=1.0)
+        print(f"\nempty after {time.monotonic() - began:.0f} s")
+    await asyncio.to_thread(scaled, fleet, 3)
+    wait_serving(fleet, prefill=1, decode=3)
+
+
+async def test_a_scale_down_is_taken_back(fleet: Kubectl) -> None:
+    """The marks go, no pod does."""
+    before = set(decodes(fleet))
+    async with streams(fleet, 3, stops=lambda number: True):
+        await asyncio.to_thread(wants, fleet, 1)
+        await asyncio.to_thread(wait_until, lambda: len(marked(fleet)) == 2, 30, "two pods are marked")
+        await asyncio.to_thread(wants, fleet, 3)
+        await asyncio.to_thread(wait_until, lambda: not marked(fleet), 30, "the marks are taken off")
+    assert set(decodes(fleet)) == before
+
+
+@pytest.mark.parametrize("how", ["delete", "drain"])
+async def test_a_deleted_pod_and_a_drained_node_lose_nothing_that_can_move(
+    cluster: Cluster, fleet: Kubectl, how: str
+) -> None:
+    """These cannot wait beyond the pod's grace period: what can move is out of the pod before.
+
+    Of a node with all decode engines one is drained: the others would wait for a place elsewhere.
+    """
+    name, pod = min(decodes(fleet).items(), key=lambda each: each[0])
+    node = pod["spec"]["nodeName"]
+
+    def take() -> None:
+        if how == "delete":
+            fleet.run("delete", "pod", name, "--wait=false")
+        else:
+            fleet.run("label", "pod", name, "e2e=drain")
+            flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s", "--pod-selector=e2e=drain")
+            cluster.kubectl.run("drain", node, *flags, timeout_s=100)
+
+    try:
+        async with streams(fleet, 4, stops=lambda number: False):
+            await asyncio.to_thread(take)
+    finally:
+        cluster.kubectl.run("uncordon", node)
+    wait_until(lambda: name not in decodes(fleet), 120, "the pod is gone")
+    wait_serving(fleet, prefill=1, decode=3)

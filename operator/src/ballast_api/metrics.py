@@ -1,0 +1,677 @@
+"""Every metric that Ballast exports, declared once: gateway, agent and operator make theirs from here, and so do the
+reference page and the checks of dashboards, rules and alerts.
+
+Names are as Prometheus shows them. Units are in the names: seconds, tokens, ratio in [0, 1]; else a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+LABELS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cause": "A fixed list; for ejections `in-a-row`, `share`, `probe`, `silent`, for shed requests `in-flight`, "
+        "`queue-full`, `backlog`, `waited`.",
+        "count": "`wanted`, `ready`, `updated`.",
+        "direction": "`in`, `out`.",
+        "endpoint": "Endpoints that discovery knows now, by id (a pod's name). Series end with their endpoint.",
+        "face": "`proxy`, `picker`.",
+        "fault": "A fixed list of 6.",
+        "kind": "Kinds of objects that the operator looks at: 4.",
+        "knowledge": "`complete`, `partial`.",
+        "le": "Bounds of a histogram's buckets, at most 17.",
+        "missing": "`prefill`, `decode`.",
+        "model": "Served names and loaded adapters, or empty: names that clients make up never enter.",
+        "namespace": "Of a ServingPool.",
+        "objective": "Names of ServiceLevelObjectives, 16 for each gateway at most; empty: requests of no class.",
+        "outcome": "A fixed list, at most 7.",
+        "part": "`wait`, `prefill`, `decode`.",
+        "policy": "Names of the placements in use: one or two, and those before a change of settings.",
+        "pool": "Pools of the ServingPool.",
+        "prefix": "`hit`, `miss`.",
+        "pulse": "`steady`, `suspected`, `lost`.",
+        "quantity": "`prefill`, `step`.",
+        "reason": "A fixed list: codes of our own errors, reasons of conditions.",
+        "result": "A fixed list, at most 3.",
+        "role": "`prefill`, `decode`, `flexible`.",
+        "serving_pool": "Names of ServingPools.",
+        "source": "`seen`, `believed`.",
+        "stage": "`prefill`, `decode`.",
+        "state": "A fixed list, at most 4.",
+        "status": "`True`, `False`, `Unknown`.",
+        "threshold": "`ttft`, `tpot`, `e2e`, `joint`.",
+        "type": "Types of conditions: 5.",
+        "version": "One.",
+    }
+)
+"""Each label that a metric may have, and what bounds its values."""
+
+TARGET_LABELS: Final = ("namespace", "serving_pool", "pod", "job", "instance", "worker", "gateway")
+"""Labels that a scrape adds (`charts/ballast`, docs/observe.md), or a gateway with workers or several gateways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    """As Prometheus shows it; a histogram's without `_bucket`, `_sum`, `_count`."""
+    kind: Kind
+    labels: tuple[str, ...]
+    about: str
+    """Its HELP."""
+    advice: str
+    """What to do when it moves."""
+
+    @property
+    def unit(self) -> str:
+        """Of its value, by its name."""
+        base = self.name.removesuffix("_total")
+        for ending, unit in _UNITS.items():
+            if base.endswith(ending):
+                return unit
+        return "count"
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names of its series."""
+        if self.kind == "histogram":
+            return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
+        return (self.name,)
+
+
+_UNITS: Final = {
+    "_timestamp_seconds": "seconds since 1970",
+    "_seconds": "seconds",
+    "_seconds_variance": "seconds squared",
+    "_tokens": "tokens",
+    "_ratio": "ratio",
+    "_info": "1",
+}
+
+
+def _declared(prefix: str, *rows: tuple[str, Kind, str, str, str]) -> Iterator[Metric]:
+    for name, kind, labels, about, advice in rows:
+        yield Metric(f"{prefix}_{name}", kind, tuple(labels.split()), about, advice)
+
+
+GATEWAY: Final = (
+    *_declared(
+        "ballast_gateway",
+        # Requests and their latencies.
+        (
+            "requests_total",
+            "counter",
+            "model outcome reason",
+            "Requests that have ended.",
+            "By `outcome`: completed; routed (picker face: sent to its endpoint by a proxy that does not show how it "
+            "ended); answered (`/v1/models`: no generation); invalid (the client's fault, `reason` names it); rejected "
+            "and failed (ours: see `ballast_gateway_rejections_total` and `ballast_gateway_failed_legs_total`); "
+            "cancelled (clients leave: look at TTFT).",
+        ),
+        (
+            "requests_in_flight",
+            "gauge",
+            "",
+            "Requests in the ledger.",
+            "Grows without end: arrivals exceed capacity; add decode pods.",
+        ),
+        (
+            "time_to_first_token_seconds",
+            "histogram",
+            "model",
+            "Arrival to first token of streams.",
+            "(Of whole answers: inside.) Up: see which part of it, `ballast_gateway_time_to_first_token_part_seconds`.",
+        ),
+        (
+            "time_to_first_token_part_seconds",
+            "histogram",
+            "part",
+            "Parts of the time to first token of streams.",
+            "`wait` (arrival to the last dispatch) up: every endpoint is full, add engines, or legs fail first. "
+            "`prefill` (the prefill leg) up: prefill is short. `decode` (its end, or the dispatch where there is none, "
+            "to the first token) up: hand-offs or decode batches are slow.",
+        ),
+        (
+            "time_per_output_token_seconds",
+            "histogram",
+            "model",
+            "Mean gap between tokens after the first, by stream.",
+            "Up: decode batches are too large; add decode pods.",
+        ),
+        (
+            "request_duration_seconds",
+            "histogram",
+            "model",
+            "Arrival to end of completed requests.",
+            "Follows from the two above and from output lengths.",
+        ),
+        (
+            "prompt_tokens_total",
+            "counter",
+            "model",
+            "Prompt tokens, estimated for text.",
+            "The traffic's token rate; its ratio to the output's moves the right P:D ratio.",
+        ),
+        ("output_tokens_total", "counter", "model", "Output tokens.", "As `ballast_gateway_prompt_tokens_total`."),
+        (
+            "placed_prompt_tokens_total",
+            "counter",
+            "prefix",
+            "Prompt tokens of dispatches, by whether their endpoint is believed to hold them.",
+            "The share of `hit` falls: prompts share less, caches are too small, or requests of one prefix are spread; "
+            "always 0 where no policy reads prefixes.",
+        ),
+        # Objectives.
+        (
+            "objective_requests_total",
+            "counter",
+            "objective threshold result",
+            "Requests that have ended, by what they were against the objective of their class.",
+            "See which threshold a class misses. `unknown`: pods behind a picker lack their agent.",
+        ),
+        (
+            "objective_target_ratio",
+            "gauge",
+            "objective",
+            "Share of requests that must meet every threshold.",
+            "Constant: alerts compare with it.",
+        ),
+        # The queue.
+        (
+            "requests_waiting",
+            "gauge",
+            "",
+            "Requests that wait for capacity.",
+            "Above 0 for long: every endpoint is full; add engines.",
+        ),
+        (
+            "objective_waiting_requests",
+            "gauge",
+            "objective",
+            "Requests that wait for capacity, by the objective of their class.",
+            "One class waits and others do not: its priority is lower, or it may go to fewer endpoints.",
+        ),
+        (
+            "objective_oldest_wait_seconds",
+            "gauge",
+            "objective",
+            "How long the oldest waiting request of a class has waited; 0 if none waits.",
+            "Near the class's TTFT: it will miss it. Grows while others are served: starved by higher priorities.",
+        ),
+        (
+            "expected_wait_seconds",
+            "gauge",
+            "",
+            "Expected time until what waits now has been dispatched.",
+            "At the rate of the last seconds; near 0.2 `maxTtftS`: requests are being shed.",
+        ),
+        (
+            "rejections_total",
+            "counter",
+            "reason",
+            "Requests that got no endpoint.",
+            "`no-endpoints`: pods are missing or unready; `saturated`: engines are full, see "
+            "`ballast_gateway_shed_total`; `upstream-failed`: engines die or refuse, see their logs.",
+        ),
+        (
+            "shed_total",
+            "counter",
+            "cause",
+            "Requests rejected as saturated, by what made them one too many.",
+            "`backlog` (what waits would take too long) and `waited` (it did): add engines; `queue-full`: `maxWaiting` "
+            "of `bounded`; `in-flight`: raise `limits.maxInFlight`.",
+        ),
+        # Decisions.
+        (
+            "decision_seconds",
+            "histogram",
+            "",
+            "Wall time of the Director for an event that had effects.",
+            "Up: more endpoints, a dearer policy, or a machine short of processor time.",
+        ),
+        (
+            "placements_total",
+            "counter",
+            "stage policy",
+            "Placement decisions by the policy that made them, hand-offs included.",
+            "Another policy than you set: see `/ballast/v1/settings`.",
+        ),
+        (
+            "dispatches_total",
+            "counter",
+            "stage role pool",
+            "Legs placed on an endpoint.",
+            "One endpoint pool gets all or nothing: check roles and readiness.",
+        ),
+        (
+            "handoffs_total",
+            "counter",
+            "",
+            "Second looks at the decode endpoint when prefill had ended (late binding).",
+            "Below the dispatches of stage prefill: prefills fail or clients leave.",
+        ),
+        (
+            "cuts_total",
+            "counter",
+            "outcome",
+            "Prompts that were planned to be cut, and those whose decode endpoint used the first part (proxy face).",
+            "`used` far below `planned`: parts cannot be pulled; the log names the engine and the reason.",
+        ),
+        (
+            "prediction_error_ratio",
+            "gauge",
+            "pool role quantity",
+            "Median absolute error of the last predictions of prefill or step times, the mean of a pool's endpoints.",
+            "Above 0.3 for long: the HardwareProfile is wrong, or other clients use the engines.",
+        ),
+        (
+            "prediction_bias_ratio",
+            "gauge",
+            "pool role quantity",
+            "Mean signed error of the last predictions, 1 at most: above 0, real times are longer than predicted.",
+            "Far from 0 on one pool: calibrate its HardwareProfile.",
+        ),
+        # Faults.
+        (
+            "retries_total",
+            "counter",
+            "",
+            "Requests sent to another endpoint after a leg failed.",
+            "Steady growth means one bad pod: the log names it.",
+        ),
+        (
+            "failed_legs_total",
+            "counter",
+            "fault",
+            "Legs that failed, by what the engine did.",
+            "unreachable, broke, error (5xx), refused (4xx), busy (429), silent: see the engine's log.",
+        ),
+        (
+            "ejections_total",
+            "counter",
+            "cause",
+            "Endpoints that were ejected, by what showed it.",
+            "`in-a-row`; `share` (an endpoint fails and others of its role do not); `probe` (it still does); `silent` "
+            "(it hangs): see its reason in `/ballast/v1/endpoints`.",
+        ),
+        (
+            "endpoint_health",
+            "gauge",
+            "role state",
+            "Ready endpoints by the outcomes of their legs.",
+            "`ejected` or `probing` for long means one that stays bad.",
+        ),
+        (
+            "retry_budget",
+            "gauge",
+            "",
+            "Retries that are allowed at the moment.",
+            "Near 0: most legs fail; further requests get errors rather than a second try.",
+        ),
+        (
+            "migrations_total",
+            "counter",
+            "outcome",
+            "Orders to move a running decode, by outcome.",
+            "`moved`; `ended` (the request was done first); `failed` (it stayed, the log has the reason): steadily "
+            "more failed than moved means targets that are full or slow to prefill.",
+        ),
+        (
+            "drained_requests_total",
+            "counter",
+            "outcome",
+            "Requests of this gateway on draining endpoints, by what became of them.",
+            "`moved`, `finished` (there); `lost`: pods end before they are empty, see `scaleDown.drainTimeoutS`.",
+        ),
+        (
+            "migration_pause_seconds",
+            "histogram",
+            "",
+            "From the cut of a stream to the target's first token.",
+            "Up: targets compute much after the cut; is prefix caching on?",
+        ),
+        (
+            "rescues_total",
+            "counter",
+            "",
+            "Streams that went on at another endpoint after theirs failed.",
+            "Engines die or abort in the middle of streams.",
+        ),
+        (
+            "watch_changes_total",
+            "counter",
+            "pulse",
+            "Endpoints that the progress watch began to think otherwise of.",
+            "suspected and steady in turn: it is slow at times, see `watch.patience`; lost: it hung, the log says for "
+            "how long.",
+        ),
+        (
+            "legs_left_total",
+            "counter",
+            "",
+            "Legs that were left because their engine was silent.",
+            "Their requests went on elsewhere where they could; find the engine in the log.",
+        ),
+        (
+            "fallback_dispatches_total",
+            "counter",
+            "missing",
+            "Requests that an endpoint of one role served whole, as no endpoint of the missing role was left for them.",
+            "Its endpoints are all gone, ejected or have failed the request; the log says when it began and ended.",
+        ),
+        # Endpoints.
+        (
+            "endpoints",
+            "gauge",
+            "pool role state",
+            "Endpoints that discovery knows.",
+            "`unreachable`: scrapes fail; `draining` for long: requests do not end.",
+        ),
+        (
+            "scrape_failures_total",
+            "counter",
+            "pool role",
+            "Failed scrapes of endpoints.",
+            "Network, or engines too busy to answer; raise `scrape.timeoutS`.",
+        ),
+        (
+            "observation_age_seconds",
+            "gauge",
+            "pool role",
+            "Age of the oldest last observation.",
+            "Well above `scrape.intervalS`: the gateway or the engines are short of processor time.",
+        ),
+        (
+            "endpoint_requests",
+            "gauge",
+            "endpoint pool role source",
+            "Requests of an endpoint: running and waiting at its last scrape (`seen`), and by the ledger (`believed`).",
+            "One far above the others of its pool: see its health, and why it is chosen in `/ballast/v1/decisions`. "
+            "`seen` above `believed` for long: others send it requests, too.",
+        ),
+        (
+            "endpoint_waiting_requests",
+            "gauge",
+            "endpoint pool role",
+            "Requests that waited in an endpoint at its last scrape.",
+            "Above 0 on decode endpoints: their KV cache is full. On one prefill endpoint only: it is slow.",
+        ),
+        (
+            "endpoint_kv_usage_ratio",
+            "gauge",
+            "endpoint pool role source",
+            "Share of an endpoint's KV cache in use: at its last scrape (`seen`), and by the ledger (`believed`).",
+            "Above 0.9: preemptions are near; add decode pods. `believed` is without blocks that are kept for reuse.",
+        ),
+        (
+            "endpoint_uncached_tokens",
+            "gauge",
+            "endpoint pool role",
+            "Prompt tokens that an endpoint has still to compute.",
+            "Grows on all prefill endpoints: add prefill pods.",
+        ),
+        (
+            "endpoint_step_seconds",
+            "gauge",
+            "endpoint pool role",
+            "Predicted time of a decode step at the endpoint's load now (decode and flexible endpoints).",
+            "Above the TPOT that you promise: add decode pods. One alone: see the balance below.",
+        ),
+        (
+            "endpoint_preemptions_total",
+            "counter",
+            "endpoint pool role",
+            "Preemptions that an endpoint reports.",
+            "Any growth: KV caches are too small for the batch; add decode pods or lower `--max-num-seqs`.",
+        ),
+        (
+            "endpoint_moves_total",
+            "counter",
+            "endpoint pool role direction",
+            "Running decodes that were ordered out of an endpoint or into it, by this gateway.",
+            "The same endpoints both ways: rounds of moves are too eager; raise the policy's least gain.",
+        ),
+        (
+            "decode_step_seconds_variance",
+            "gauge",
+            "",
+            "Variance of the predicted step times over ready decode endpoints.",
+            "Up while traffic is even: the fleet is out of balance; compare policies with `ballast simulate`.",
+        ),
+        (
+            "decode_step_max_to_mean_ratio",
+            "gauge",
+            "",
+            "Largest predicted step time over the mean, over ready decode endpoints; 1 is even.",
+            "Above 1.3 for long with one kind of hardware: one endpoint is overloaded; is rescheduling on?",
+        ),
+        # Other gateways and agents.
+        (
+            "view_leads",
+            "gauge",
+            "",
+            "Whether this gateway runs the rounds of moves of its fleet.",
+            "The sum over a fleet is 1 but for moments; 0 for long: the Lease cannot be held.",
+        ),
+        (
+            "view_agents",
+            "gauge",
+            "",
+            "Agents of pods that are heard.",
+            "Below the decode pods: see `/ballast/v1/view`.",
+        ),
+        ("view_peers", "gauge", "", "Other gateways that are heard.", "Below the others: see `/ballast/v1/view`."),
+        (
+            "view_oldest_source_seconds",
+            "gauge",
+            "",
+            "Age of what the most silent source said last.",
+            "Above 1: an agent or a gateway is busy or cut off; `/ballast/v1/view` names it.",
+        ),
+        # The process.
+        (
+            "settings_generation",
+            "gauge",
+            "",
+            "Texts of the settings file that were taken, the one at the start included.",
+            "Grows with each change; unlike among gateways: one has not seen it yet.",
+        ),
+        (
+            "settings_refused",
+            "gauge",
+            "",
+            "Whether the settings file has a text that is refused: the settings before are in force.",
+            "1: the log and the ServingPool's Degraded say why.",
+        ),
+        (
+            "settings_texts_total",
+            "counter",
+            "result",
+            "Changes of the settings file, by what became of them.",
+            "`refused` grows: see `ballast_gateway_settings_refused`.",
+        ),
+        (
+            "tls_reloads_total",
+            "counter",
+            "face outcome",
+            "Changes of certificate files, by what came of them.",
+            "`failed`: new files cannot be used; the log says why.",
+        ),
+        (
+            "tls_refused_total",
+            "counter",
+            "face reason",
+            "Connections that came to nothing, by reason.",
+            "`plaintext` (TLS is required), `tls` (no common version or cipher, or the client does not trust the "
+            "certificate), `timeout`, `crowded` (a flood), `gone`.",
+        ),
+        (
+            "tls_certificate_expiry_timestamp_seconds",
+            "gauge",
+            "face",
+            "When the certificate that is shown to clients expires.",
+            "Near: nobody renews the Secret.",
+        ),
+        (
+            "kv_batches_total",
+            "counter",
+            "",
+            "Batches of KV events that were taken.",
+            "Stands still: engines are idle, or the topic is wrong.",
+        ),
+        (
+            "kv_unreadable_total",
+            "counter",
+            "",
+            "Messages that are no batch of KV events.",
+            "Another version of vLLM, or something else on that port.",
+        ),
+        (
+            "kv_gaps_total",
+            "counter",
+            "outcome",
+            "Times that KV events were missed, by what came of it.",
+            "`filled`: the network or the gateway was slow; `unfilled`: knowledge was lost.",
+        ),
+        (
+            "kv_endpoints",
+            "gauge",
+            "knowledge",
+            "Endpoints by what is known of their caches.",
+            "`partial` for long: a gap that was not repeated (a longer `buffer_steps`), or engines do not publish.",
+        ),
+        (
+            "kv_blocks",
+            "gauge",
+            "",
+            "Blocks that endpoints report as cached.",
+            "Stands still: as `ballast_gateway_kv_batches_total`.",
+        ),
+        (
+            "build_info",
+            "gauge",
+            "version",
+            "Always 1.",
+            "Versions differ between replicas during a rollout.",
+        ),
+    ),
+)
+
+OPERATOR: Final = (
+    *_declared(
+        "ballast_operator",
+        (
+            "looks_total",
+            "counter",
+            "kind result",
+            "Looks (reconciles) by kind and result.",
+            "`done`; `refused` (an object could not be written: Degraded says which); `failed` (tried again as a whole:"
+            " the API server is away, or a fault of ours; see the log).",
+        ),
+        (
+            "look_seconds",
+            "histogram",
+            "kind",
+            "Time of one look.",
+            "Up: the API server is slow, or throttles.",
+        ),
+        (
+            "condition",
+            "gauge",
+            "namespace serving_pool type status reason",
+            "1 for the status that a condition of a ServingPool has.",
+            "Available False, Degraded True: `kubectl describe servingpool` says what to edit.",
+        ),
+        (
+            "instances",
+            "gauge",
+            "namespace serving_pool pool count",
+            "Instances of a pool.",
+            "`ready` below `wanted` for long: `kubectl describe` its pods.",
+        ),
+        (
+            "scaling_instances",
+            "gauge",
+            "namespace serving_pool pool stage",
+            "Instances by stage that the last round asked for (mode Auto) or advised (Advisory).",
+            "Unlike `ballast_operator_instances` for long: budget, clamps or a drain; `ballast explain scaling`.",
+        ),
+        (
+            "scaling_decisions_total",
+            "counter",
+            "namespace serving_pool reason",
+            "Rounds of scaling by the reason of their decision.",
+            "`Waiting`: a gateway was silent, and nothing was decided. Events have the reasons, too.",
+        ),
+    ),
+)
+
+AGENT: Final = (
+    *_declared(
+        "ballast_agent",
+        ("requests_held", "gauge", "", "Requests that are held now.", "Grows without end: the engine is full."),
+        (
+            "requests_passing",
+            "gauge",
+            "",
+            "Requests that are passed to the engine as they are, now.",
+            "High: requests come by nobody's plan.",
+        ),
+        (
+            "requests_passed_total",
+            "counter",
+            "",
+            "Requests that were passed on as they are.",
+            "Grows: a proxy sends requests without plans; see docs/agent.md.",
+        ),
+        ("requests_total", "counter", "outcome", "Held requests that are over.", "`failed`: see leg failures."),
+        (
+            "refusals_total",
+            "counter",
+            "reason",
+            "Requests that were refused.",
+            "The reason names what is wrong with the plan or the request.",
+        ),
+        ("leg_failures_total", "counter", "fault", "Legs that failed.", "See the engine's log."),
+        ("migrations_total", "counter", "outcome", "Moves of running decodes.", "As the gateway's."),
+        (
+            "migration_pause_seconds_total",
+            "counter",
+            "",
+            "Silence in moved streams.",
+            "Its ratio to the moves up: as `ballast_gateway_migration_pause_seconds`.",
+        ),
+        (
+            "rescues_total",
+            "counter",
+            "",
+            "Streams that went on after their engine had failed.",
+            "Engines die or abort in the middle of streams.",
+        ),
+        ("output_tokens_total", "counter", "", "Output tokens of held requests.", "The pod's token rate."),
+        ("pod_api_readers", "gauge", "", "Gateways that listen to events.", "Below the gateways: one is cut off."),
+        (
+            "pod_api_readers_cut_off_total",
+            "counter",
+            "",
+            "Readers of events that were too slow.",
+            "A gateway is short of processor time.",
+        ),
+        (
+            "pod_api_refused_total",
+            "counter",
+            "",
+            "Calls that were not signed as they must be.",
+            "Somebody else calls the pod API, or a token has not reached a pod yet.",
+        ),
+    ),
+)
+
+METRICS: Final[Mapping[str, Metric]] = MappingProxyType({each.name: each for each in (*GATEWAY, *OPERATOR, *AGENT)})
+"""All of them by name."""

@@ -1,0 +1,44 @@
+"""A policy of one's own runs in the simulator by its name, and one that cannot is refused with the reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ballast_cli.main import app
+
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
+RUN = ["simulate", "--workload", "chat", "--limit", "40", "--endpoints", "1P@a100,1P2D@h20"]
+
+
+def test_the_example_runs_beside_the_shipped_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    own = ["--policy-module", "least_kv_share:LeastKvShare"]
+    names = ["--policy", "least-kv-share,least-kv-share/least-requests,ballast"]
+    done = CliRunner().invoke(app, [*RUN, *own, *names, "--jobs", "2", "--json", "-"])  # workers import it, too
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert [row["placements"] for row in rows] == [
+        "least-uncached-tokens/least-kv-share",
+        "least-kv-share/least-requests",
+        "least-uncached-tokens/ballast",
+    ]
+    assert all(row["completed"] == 40 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("nothing", "write package.module:Class"),
+        ("no_such_module:Policy", "cannot be imported"),
+        ("json:Nothing", "cannot be imported"),
+        ("json:JSONDecoder", "is no placement"),
+        ("ballast_core.policies.placement.placements:RoundRobin", "'round-robin' is taken"),
+    ],
+)
+def test_what_is_no_placement_is_refused(named: str, says: str) -> None:
+    done = CliRunner().invoke(app, [*RUN, "--policy-module", named])
+    assert done.exit_code == 2
+    assert "--policy-module: " in done.output
+    assert says in " ".join(done.output.split())

@@ -1,0 +1,118 @@
+"""`ballast top`: rows of 80 columns, names without control characters, and one clear line where it cannot work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from ballast_cli.main import app
+from ballast_cli.top_view import screen
+from ballast_gateway.live.rows import About, AttainmentRow, EndpointRow, Frame, RequestRow, Tally
+from tests.support.gateway_kit import running_gateway
+from tests.support.scripted_engine import decode_script, scripted_engine
+
+
+def endpoint(name: str, role: str, *, step_ms: float | None = None, prefill_ms: float | None = None) -> EndpointRow:
+    return EndpointRow(name, role, "pool", "ready", 3, 1, 0.42, 0.4, 2, 900, 12, 34_567, step_ms, prefill_ms, 0.0)
+
+
+def frame(**more: object) -> Frame:
+    said: dict[str, object] = {
+        "number": 0,
+        "unix_s": 1000.0,
+        "own": 7,
+        "others": 2,
+        "waiting": 1,
+        "wait_s": 0.5,
+        "ended": 90,
+        "decided": 100,
+        "about": About(whose="", models="tiny", policies={"prefill": "ballast", "decode": "ballast"}),
+        "attainment": (AttainmentRow("chat", 2.0, None, None, 0.99, Tally(98, 2, 0), Tally(0, 0, 0)),),
+        "endpoints": (
+            endpoint("d10", "decode", step_ms=30.0),
+            endpoint("d9" + "-long" * 20, "decode", step_ms=10.0),
+            endpoint("p0", "prefill", prefill_ms=250.0),
+        ),
+        "requests": (RequestRow("evil\x1b[2J\u202e[red]", "tiny", "decode", "", "d10", "d9", 1234, 999_000, True),),
+    }
+    return Frame(**(said | more))  # type: ignore[arg-type]
+
+
+def shown(frame: Frame, before: Frame | None = None, height: int | None = None) -> list[str]:
+    console = Console(width=80, highlight=False, markup=False, emoji=False, color_system=None)
+    with console.capture() as captured:
+        console.print(screen(frame, before, height))
+    return captured.get().splitlines()
+
+
+def test_the_screen_has_80_columns_in_order() -> None:
+    """Prefill before decode, 9 before 10, what moves and how steps are balanced; rates once there is a frame before."""
+    lines = shown(frame(), frame(unix_s=998.0, ended=70, own=5))
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert "in flight 7 + 2 of others   waiting 1 (0.50 s)   moving 1" in text
+    assert "arriving 11.0/s   finished 10.0/s   step max/mean 1.50 of 20.0 ms" in text
+    assert [line.split()[0][:4] for line in lines if " ready " in line] == ["p0", "d9-l", "d10"]
+    assert "98.0%" in text
+    assert "evil\ufffd[2J\ufffd[red]" in text
+    assert "moves" in text
+    assert "\x1b" not in text
+
+
+def test_a_low_terminal_names_what_it_leaves_out() -> None:
+    """The rest is counted."""
+    many = tuple(endpoint(f"d{number}", "decode") for number in range(50))
+    lines = shown(frame(endpoints=many), height=40)
+    assert len(lines) <= 40
+    assert any("more endpoints" in line for line in lines)
+
+
+def asked(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["top", "--once", *arguments])
+
+
+async def test_one_snapshot_of_a_gateway_with_a_token(tmp_path: Path) -> None:
+    """Its token in the option or in the variable; without it, and where nothing answers, one line says what to do."""
+    (tmp_path / "token").write_text("sesame")
+
+    async def said(*arguments: str) -> tuple[int, str]:
+        result = await asyncio.to_thread(asked, *arguments)
+        return result.exit_code, result.output
+
+    admin = {"tokenFile": str(tmp_path / "token")}
+    async with (
+        scripted_engine(decode_script) as engine,
+        running_gateway(tmp_path, {"d0": engine.address}, admin=admin) as gateway,
+    ):
+        where = ("--gateway", gateway.admin_url)
+        status, output = await said(*where, "--token", "sesame")
+        assert (status, "d0" in output) == (0, True), output
+        assert await said(*where) == (
+            2,
+            f"error: --token: {gateway.admin_url} asks for a token: --token, or BALLAST_ADMIN_TOKEN\n",
+        )
+        assert await said(*where, "--token", "wrong") == (
+            2,
+            f"error: --token: {gateway.admin_url} refuses this token\n",
+        )
+        assert (await said(*where, "--token", "señor"))[1].startswith("error: --token: may hold ASCII")
+        status, output = await said("--gateway", gateway.url)
+        assert (status, "error: --gateway:" in output, "404" in output) == (2, True, True)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "http://127.0.0.1:1", "http://[", "ftp://host"])
+def test_an_address_that_cannot_be_asked_is_one_line(url: str) -> None:
+    result = asked("--gateway", url)
+    assert result.exit_code == 2
+    assert result.output.startswith("error: --gateway: ")
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("--interval", "0"), ("--interval", "nan")])
+def test_an_interval_that_cannot_be_is_refused(arguments: Sequence[str]) -> None:
+    assert asked(*arguments).exit_code == 2

@@ -1,0 +1,573 @@
+"""The operator steers: decisions become counts, survive operators, and say why; bad input scales nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ballast_api.hardware_profile import EngineProfile
+from ballast_core.policies.scaling.protocol import Counts, Memory, Recommended
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_operator.api_failure import ApiFailure
+from ballast_operator.kinds import Manifest
+from ballast_operator.scaling_records import MOST_BYTES, MOST_OTHERS, MOST_RECORDS, bounded, read, resumed
+from tests.support.object_store import UNAVAILABLE, Killed
+from tests.support.operator_builders import NAMESPACE, pool
+from tests.support.scaled_fleet import CHAT, Fleet, autoscaled, hardware
+
+BUSY_RPS, CALM_RPS = 40.0, 5.0
+
+
+def busy(**more: Any) -> Fleet:
+    """A fleet that has grown with its traffic."""
+    fleet = Fleet(**more)
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(8)
+    return fleet
+
+
+# --- Auto -----------------------------------------------------------------------------------------------------------
+
+
+def test_counts_follow_the_traffic_up_at_once_and_down_after_the_window() -> None:
+    fleet = Fleet()
+    fleet.round(4)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(1)
+    assert (fleet.said["reason"], fleet.said["applied"]) == ("ScaledUp", True)
+    grown = fleet.counts()
+    assert grown["prefill"] > 1
+    assert grown["decode"] > 1
+    fleet.round(8)
+    fleet.rate_rps = CALM_RPS
+    fleet.round(15)
+    assert (fleet.counts(), fleet.said["reason"]) == (grown, "Stabilising")
+    fleet.round(8)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+    assert fleet.active() == ("True", "Steered")
+
+
+def test_a_shorter_window_of_ones_own_lets_counts_follow_sooner() -> None:
+    fleet = busy(spec={"scaleDown": {"stabilizationS": 60.0}})
+    grown, fleet.rate_rps = fleet.counts(), CALM_RPS
+    fleet.round(3)
+    assert fleet.counts() == grown
+    fleet.round(8)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_instances_that_a_decision_takes_away_are_emptied_before_they_go() -> None:
+    fleet = busy()
+    grown, fleet.rate_rps, fleet.held = fleet.counts(), CALM_RPS, 1
+    fleet.round(24)
+    assert fleet.counts() == grown
+    assert fleet.said["reason"] == "ScaledDown"
+    draining = {each["name"]: len(each["draining"]) for each in fleet.status["pools"]}
+    assert draining == {name: count - 1 for name, count in grown.items()}
+    fleet.held = 0
+    fleet.round(2)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_a_settled_fleet_writes_nothing() -> None:
+    fleet = busy()
+    fleet.round(8)
+    fleet.store.writes.clear()
+    fleet.round(40)
+    fleet.look()
+    assert fleet.store.writes == []
+
+
+def test_each_change_is_an_event_and_a_record_with_its_outcome() -> None:
+    fleet = busy()
+    assert [event["reason"] for event in fleet.store.events].count("ScaledUp") == 1
+    assert fleet.decisions is not None
+    [grown] = [each for each in json.loads(fleet.decisions["data"]["records"]) if each["applied"]]
+    assert (grown["reason"], grown["mode"], grown["from"]["prefill"]["prefill"]) == ("ScaledUp", "Auto", 1)
+    assert grown["outcome"]["rate_rps"] == pytest.approx(grown["demand"]["forecast_rps"], rel=0.05)
+    assert fleet.decisions["metadata"]["ownerReferences"][0]["kind"] == "ServingPool"
+
+
+def test_a_number_that_somebody_else_sets_is_set_back() -> None:
+    fleet = busy()
+    wanted = fleet.counts()
+    fleet.store.objects["Deployment", NAMESPACE, "chat-decode"]["spec"]["replicas"] = 8
+    fleet.look()
+    assert fleet.counts() == wanted
+
+
+def test_an_operator_that_starts_anew_goes_on_with_counts_and_windows() -> None:
+    """It neither goes back to what was before, nor shrinks before the window is over, nor begins the window anew."""
+    fleet = busy()
+    grown = fleet.counts()
+    fleet.rate_rps = CALM_RPS
+    fleet.round(10)
+    fleet.restart()
+    fleet.look()
+    fleet.round(8)
+    assert fleet.counts() == grown
+    fleet.round(4)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("error", [Killed(), UNAVAILABLE], ids=["killed", "away"])
+def test_an_operator_that_dies_before_any_write_leaves_what_the_next_one_finishes(after: int, error: Exception) -> None:
+    """Decision, Event, Deployments, status: whatever is the last write, the next operator comes to the same counts."""
+    clean = busy()
+    fleet = Fleet()
+    fleet.round(2)
+    fleet.rate_rps = BUSY_RPS
+    fleet.store.interrupt(error, after=after)
+    with contextlib.suppress(Killed, ApiFailure):
+        fleet.round(1)
+    fleet.store.end_interruption()
+    fleet.restart()
+    fleet.look()
+    fleet.round(8)
+    assert fleet.counts() == clean.counts()
+    assert fleet.said["applied"] is False or fleet.said["reason"] == "ScaledUp"
+
+
+def test_the_decision_is_stored_before_anything_is_done() -> None:
+    fleet = Fleet()
+    fleet.round(2)
+    fleet.rate_rps = BUSY_RPS
+    fleet.store.writes.clear()
+    fleet.round(1)
+    written = [write for write in fleet.store.writes if "gateway" not in write]
+    assert written[0] == "apply ConfigMap chat-scaling"
+    assert written.index("apply Deployment chat-prefill") > 0
+
+
+def test_a_deleted_or_spoilt_record_is_written_anew_and_moves_nothing() -> None:
+    fleet = busy()
+    wanted = fleet.counts()
+    del fleet.store.objects["ConfigMap", NAMESPACE, "chat-scaling"]
+    fleet.look()
+    assert fleet.counts() == wanted
+    fleet.round(1)
+    assert fleet.decisions is not None
+    fleet.decisions["data"] = {"state": "{}", "records": "no"}
+    fleet.restart()
+    fleet.look()
+    fleet.round(2)
+    assert fleet.counts() == wanted
+    assert read(fleet.decisions).mode == "Auto"
+
+
+def test_another_servingpool_of_the_same_name_begins_anew() -> None:
+    fleet = busy()
+    fleet.store.objects["ServingPool", *CHAT]["metadata"]["uid"] = "another"
+    stored = read(fleet.decisions or {})
+    fleet.look()
+    fleet.scaler.steer()
+    course = fleet.scaler._courses[CHAT]
+    assert course.uid == "another"
+    assert stored.wanted["prefill"].prefill > 1
+
+
+@pytest.mark.parametrize(
+    "records",
+    ["no", "{}", "[3]", '[{"applied": true}]', '[{"at_s": "x"}]'],
+    ids=["text", "map", "number", "bare", "date"],
+)
+def test_records_that_somebody_has_spoilt_stop_no_decision(records: str) -> None:
+    fleet = busy()
+    wanted = fleet.counts()
+    assert fleet.decisions is not None
+    fleet.decisions["data"]["records"] = records
+    fleet.restart()
+    fleet.look()
+    fleet.rate_rps = 1.5 * BUSY_RPS
+    fleet.round(3)
+    assert sum(fleet.counts().values()) > sum(wanted.values())
+
+
+def test_one_servingpool_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet()
+    steered = fleet.helm.steered()[CHAT]
+    nothing: Any = None  # nobody can foresee everything
+    broken = [replace(pool, profile=nothing) for pool in steered.pools]
+    fleet.helm.steer(NAMESPACE, "a-broken", replace(steered, uid="other", pools=tuple(broken)))
+    fleet.helm.steer(NAMESPACE, "z-broken", replace(steered, uid="other", pools=tuple(broken)))
+    for name, manifest in list(fleet.pods.items()):
+        if "gateway" in name:
+            for other in ("a-broken", "z-broken"):
+                labels = manifest["metadata"]["labels"] | {"serving.ballast.dev/serving-pool": other}
+                metadata = manifest["metadata"] | {"labels": labels, "name": f"{other}-{name}"}
+                fleet.store.put({**manifest, "metadata": metadata})
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(2)
+    assert fleet.counts()["prefill"] > 1
+    assert "unexpected error" in caplog.text
+
+
+# --- who may be scaled ----------------------------------------------------------------------------------------------
+
+
+def test_pools_with_replicas_are_left_alone_and_counted() -> None:
+    """Decode is fixed at one, so only prefill grows; what it leaves uncovered is said."""
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill"), pool("decode", "Decode", replicas=1, hardware="h200")])
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(4)
+    assert fleet.counts()["decode"] == 1
+    assert fleet.counts()["prefill"] > 1
+    condition = next(each for each in fleet.status["conditions"] if each["type"] == "ScalingActive")
+    assert condition["message"].endswith("left alone: decode")
+
+
+def test_external_pools_keep_what_their_scaler_has_set_and_are_advised() -> None:
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", by="External"), autoscaled("decode", "Decode")])
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(4)
+    assert fleet.counts()["prefill"] == 1
+    assert read(fleet.decisions or {}).wanted["prefill"].prefill > 3
+    fleet.store.writes.clear()
+    fleet.round(20)
+    assert fleet.store.writes.count("apply ConfigMap chat-scaling") <= 1, "advice that nobody follows is told once"
+    fleet.store.objects["Deployment", NAMESPACE, "chat-prefill"]["spec"]["replicas"] = 3
+    fleet.look()
+    fleet.round(2)
+    assert fleet.counts()["prefill"] == 3
+    assert fleet.counts()["decode"] > 1
+
+
+def test_advice_changes_nothing_and_is_told_once() -> None:
+    fleet = Fleet(spec={"ratio": {"mode": "Advisory"}})
+    fleet.round(2)
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(10)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+    assert (fleet.said["applied"], fleet.said["reason"], fleet.active()) == (False, "ScaledUp", ("True", "Advised"))
+    assert fleet.said["prefillReplicas"] > 1
+    advised = [event for event in fleet.store.events if event["reason"] == "ScaledUp"]
+    assert len(advised) == 1
+    assert advised[0]["message"].startswith("advice: ")
+
+
+def test_advice_is_not_taken_for_a_decision_once_it_is_auto() -> None:
+    """Old advice must not become counts; the first round of Auto decides by the traffic of now."""
+    fleet = Fleet(spec={"ratio": {"mode": "Advisory"}})
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(4)
+    fleet.rate_rps = CALM_RPS
+    fleet.edit(ratio={"mode": "Auto"})
+    fleet.look()
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+    assert fleet.active() == ("Unknown", "NotMeasured")
+
+
+def test_off_forgets_decisions_and_leaves_counts_as_they_are() -> None:
+    fleet = busy()
+    wanted = fleet.counts()
+    fleet.edit(ratio={"mode": "Off"})
+    fleet.look()
+    assert fleet.decisions is None
+    assert "lastScaling" not in fleet.status
+    assert "ScalingActive" not in {each["type"] for each in fleet.status["conditions"]}
+    fleet.round(4)
+    assert (fleet.counts(), fleet.decisions) == (wanted, None)
+
+
+def test_the_cheaper_pool_grows() -> None:
+    """Two decode pools of like engines: the one that costs less is taken, whatever their order."""
+    fleet = Fleet(
+        pools=[
+            autoscaled("prefill", "Prefill"),
+            autoscaled("dear", "Decode"),
+            {**autoscaled("cheap", "Decode"), "hardware": "cheap"},
+        ],
+        hardware=[hardware(costPerHour=9.0), hardware("cheap", costPerHour=2.0)],
+    )
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(4)
+    assert fleet.counts()["dear"] == 1
+    assert fleet.counts()["cheap"] > 1
+
+
+def test_prices_choose_among_unlike_hardware() -> None:
+    """Pools of A100 pairs and of H20 for each role: prefill goes where FLOPs are cheap, decode where bandwidth is.
+
+    Without a price in one profile GPUs are compared: an instance on A100 has two, and decodes 2.3 times as much.
+    """
+
+    def counts(**h20: float) -> set[str]:
+        shipped = {
+            name: EngineProfile.from_core(SHIPPED_PROFILES[f"{name}-qwen3-32b"]).dump() for name in ("a100", "h20")
+        }
+        pools = [
+            {**autoscaled(f"{role.lower()}-{name}", role, most=24), "hardware": name}
+            for role in ("Prefill", "Decode")
+            for name in shipped
+        ]
+        a100 = hardware("a100", **{**shipped["a100"], "costPerHour": 4.0})
+        fleet = Fleet(pools=pools, hardware=[a100, hardware("h20", **shipped["h20"], **h20)])
+        fleet.rate_rps = 20.0
+        fleet.round(4)
+        return {name for name, number in fleet.counts().items() if number > 1}
+
+    assert counts(costPerHour=1.5) == {"prefill-a100", "decode-h20"}
+    assert counts(costPerHour=3.0) == {"prefill-a100", "decode-a100"}
+    assert counts() == {"prefill-a100", "decode-a100"}
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_gpu_budget_is_never_exceeded() -> None:
+    fleet = busy(spec={"gpuBudget": 4})
+    assert sum(fleet.counts().values()) == 4
+    assert fleet.said["reason"] in ("ScaledUp", "BudgetReached")
+    assert not any("GPUBudgetExceeded" in event["reason"] for event in fleet.store.events)
+
+
+def test_a_budget_that_is_cut_is_kept_at_the_next_round() -> None:
+    fleet = busy()
+    assert sum(fleet.counts().values()) > 4
+    fleet.spec["gpuBudget"] = 4
+    fleet.edit()
+    fleet.look()
+    fleet.round(2)
+    assert sum(fleet.counts().values()) <= 4
+    assert next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")["status"] == "False"
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rates=st.lists(st.sampled_from([0.0, 1.0, 5.0, 20.0, 60.0, 200.0, None]), min_size=3, max_size=12),
+    budget=st.sampled_from([None, 3, 6]),
+    ratio=st.sampled_from([(None, None), (0.5, 1.0), (1.0, 3.0)]),
+    kills=st.sets(st.integers(0, 11)),
+)
+def test_bounds_hold_after_every_round_whatever_the_traffic_and_the_kills(
+    rates: list[float | None], budget: int | None, ratio: tuple[float | None, float | None], kills: set[int]
+) -> None:
+    least_ratio, most_ratio = ratio
+    bounds = {"minRatio": least_ratio, "maxRatio": most_ratio}
+    given_ratio = {"mode": "Auto"} | {key: value for key, value in bounds.items() if value is not None}
+    spec: dict[str, Any] = {"ratio": given_ratio} | ({} if budget is None else {"gpuBudget": budget})
+    fleet = Fleet(spec=spec)
+    for number, rate_rps in enumerate(rates):
+        fleet.rate_rps = rate_rps
+        fleet.round(2)
+        if number in kills:
+            fleet.restart()
+            fleet.look()
+        prefill, decode = fleet.counts()["prefill"], fleet.counts()["decode"]
+        assert 1 <= prefill <= 8
+        assert 1 <= decode <= 8
+        assert budget is None or prefill + decode <= budget
+        assert least_ratio is None or least_ratio * decode <= prefill <= (most_ratio or 9) * decode
+
+
+edits = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["Auto", "Advisory", "Off"]),
+        "most": st.integers(1, 6),
+        "by": st.sampled_from(["Ballast", "External"]),
+        "rate_rps": st.sampled_from([0.0, 5.0, 40.0, None]),
+        "dies_after": st.one_of(st.none(), st.integers(0, 5)),
+    }
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(edits, min_size=1, max_size=5))
+def test_any_edits_and_deaths_between_writes_end_in_what_the_last_spec_asks_for(steps: list[dict[str, Any]]) -> None:
+    """Modes, bounds and who scales change while operators die: nothing of an older spec stays."""
+    fleet = Fleet()
+    for step in steps:
+        fleet.pools = [
+            autoscaled("prefill", "Prefill", most=step["most"], by=step["by"]),
+            autoscaled("decode", "Decode", most=step["most"]),
+        ]
+        fleet.spec["ratio"] = {"mode": step["mode"]}
+        fleet.edit()
+        fleet.rate_rps = step["rate_rps"]
+        if step["dies_after"] is not None:
+            fleet.store.interrupt(Killed(), after=step["dies_after"])
+            with contextlib.suppress(Killed):
+                fleet.look()
+                fleet.round(2)
+            fleet.store.end_interruption()
+            fleet.restart()
+        fleet.look()
+        fleet.round(4)
+    fleet.look()
+    last = steps[-1]
+    assert all(1 <= count <= last["most"] for count in fleet.counts().values())
+    types = {each["type"] for each in fleet.status["conditions"]}
+    assert ("ScalingActive" in types) == (fleet.decisions is not None) == (last["mode"] != "Off")
+    if last["mode"] == "Auto" and last["rate_rps"] == 40.0:
+        stored = read(fleet.decisions or {}).wanted
+        assert fleet.counts()["decode"] == stored["decode"].decode
+        assert last["by"] == "External" or fleet.counts()["prefill"] == stored["prefill"].prefill
+    fleet.store.writes.clear()
+    fleet.look()
+    assert fleet.store.writes == []
+
+
+def test_its_thread_makes_rounds_until_it_is_stopped_whatever_the_api_server_says() -> None:
+    fleet = Fleet()
+    fleet.round(2)
+    rounds: list[int] = []
+    enough = threading.Event()
+
+    def failing(*_: object, **__: object) -> tuple[Manifest, ...]:
+        rounds.append(1)
+        if len(rounds) == 3:
+            enough.set()
+        raise UNAVAILABLE if len(rounds) % 2 else RuntimeError("nobody can foresee everything")
+
+    scaler = replace(fleet.scaler, round_s=0.01)
+    fleet.store.list = failing  # type: ignore[method-assign]
+    assert not scaler.alive()
+    scaler.start()
+    assert enough.wait(30)
+    assert scaler.alive()
+    scaler.stop()
+    assert not scaler.alive()
+
+
+# --- bad input: nothing is scaled, and it is said --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fleet", "reason"),
+    [
+        (lambda: Fleet(rate_rps=0.0), "NoTraffic"),
+        (lambda: Fleet(lengths={"output": 0}), "NoLengths"),
+        (lambda: Fleet(spec={"sloRef": None}), "NoObjective"),
+        (lambda: Fleet(slo={"tpotS": 0.0001}), "ObjectiveOutOfReach"),
+        (lambda: Fleet(spec={"ratio": {"mode": "Auto", "minRatio": 20}}), "ClampsContradict"),
+        (lambda: Fleet(spec={"ratio": {"mode": "Auto", "minRatio": 3}, "gpuBudget": 3}), "BudgetTooSmall"),
+        (lambda: Fleet(rate_rps=None), "GatewaysSilent"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_decided_scales_nothing_and_says_why(fleet: Any, reason: str) -> None:
+    one: Fleet = fleet()
+    before = one.counts()
+    one.round(6)
+    assert one.active() == ("False", reason)
+    assert (one.said["reason"], one.said["applied"]) == (reason, False)
+    assert one.counts() == before
+    one.store.writes.clear()
+    one.round(6)
+    assert one.store.writes == []
+
+
+def test_a_gateway_that_is_silent_for_a_round_changes_and_says_nothing() -> None:
+    """The others' traffic alone would look like a calm."""
+    fleet = busy()
+    wanted, said = fleet.counts(), fleet.said
+    fleet.rate_rps = None
+    fleet.store.writes.clear()
+    fleet.round(2)
+    assert (fleet.counts(), fleet.said, fleet.store.writes) == (wanted, said, [])
+    fleet.round(2)
+    assert fleet.active() == ("False", "GatewaysSilent")
+    assert fleet.counts() == wanted
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(2)
+    assert fleet.active() == ("True", "Steered")
+    assert fleet.counts() == wanted
+
+
+def test_nothing_is_decided_while_a_profile_is_missing() -> None:
+    fleet = busy()
+    wanted = fleet.counts()
+    del fleet.store.objects["HardwareProfile", None, "h200"]
+    fleet.look()
+    fleet.rate_rps = 200.0
+    fleet.round(3)
+    assert fleet.counts() == wanted
+
+
+def test_what_has_no_effect_with_mode_off_is_a_remark() -> None:
+    fleet = Fleet(spec={"ratio": {"mode": "Off", "minRatio": 0.5}, "scaleDown": {"stabilizationS": 60.0}})
+    message = next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")["message"]
+    assert "autoscaling of prefill, decode is left to others while ratio.mode is Off" in message
+    assert "minRatio and maxRatio have no effect while ratio.mode is Off" in message
+    assert "scaleDown.stabilizationS has no effect while ratio.mode is Off" in message
+
+
+# --- what is stored -------------------------------------------------------------------------------------------------
+
+
+def record(number: int, *, changes: bool, size: int = 10) -> Manifest:
+    return {"at_s": float(number), "changes": changes, "text": "x" * size}
+
+
+def test_records_are_bounded_and_changes_stay_longest() -> None:
+    many = [record(k, changes=k % 10 == 0) for k in range(200)]
+    kept = bounded(many)
+    assert len(kept) == MOST_RECORDS
+    assert kept[-1] is many[-1]
+    assert sum(not each["changes"] for each in kept[:-1]) == MOST_OTHERS
+    large = bounded([record(k, changes=True, size=MOST_BYTES // 3) for k in range(9)])
+    assert [each["at_s"] for each in large] == [7.0, 8.0]
+    assert len(bounded([record(0, changes=True, size=2 * MOST_BYTES)])) == 1
+
+
+def test_a_layout_that_was_right_until_the_restart_counts_as_right_until_then() -> None:
+    """Of each run only the beginning is written; the window must not take it for as old as that."""
+    high, low = (Counts(4, 0), Counts(0, 4)), (Counts(1, 0), Counts(0, 1))
+    memory = Memory(("p", "d"), (Recommended(0.0, high), Recommended(1000.0, low)))
+    found = resumed(memory, 1200.0).recommended
+    assert [(round(each.at_s, 2), each.layout) for each in found] == [
+        (0.0, high),
+        (1000.0, high),
+        (1000.0, low),
+        (1200.0, low),
+    ]
+    assert resumed(memory, 900.0).recommended[-1].layout == high
+
+
+# --- to zero and back -------------------------------------------------------------------------------------------------
+
+
+def test_a_fleet_without_requests_scales_to_zero_and_comes_back_with_the_first_one() -> None:
+    to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 300}}
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0)], spec=to_zero)
+    config = fleet.store.objects["ConfigMap", NAMESPACE, "chat-gateway"]["data"]
+    assert "holdS: 300" in next(iter(config.values())), "the gateway holds what comes meanwhile"
+    assert fleet.counts() == {"prefill": 0, "decode": 0}
+    fleet.round(1)
+    assert (fleet.counts(), fleet.said["reason"]) == ({"prefill": 1, "decode": 1}, "Woken")
+    fleet.round(4)
+    since_s = fleet.now_s
+    fleet.rate_rps, fleet.lengths = 0.0, {"idle_since_unix_s": since_s}
+    fleet.round(19)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+    fleet.round(1)
+    assert fleet.said["reason"] == "ScaledToZero"
+    for _ in range(4):  # pods are marked, and emptied, before they go
+        fleet.round(1)
+        fleet.look()
+    assert fleet.counts() == {"prefill": 0, "decode": 0}
+    available = next(each for each in fleet.status["conditions"] if each["type"] == "Available")
+    assert (available["status"], available["reason"]) == ("False", "ScaledToZero")
+    fleet.store.writes.clear()
+    fleet.restart()
+    fleet.look()
+    fleet.round(20)
+    assert fleet.counts() == {"prefill": 0, "decode": 0}
+    fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
+    fleet.now_s += 2.0
+    fleet.changed.clear()
+    fleet.scaler.steer(asleep=True)
+    fleet.look()
+    assert (fleet.counts(), fleet.said["reason"]) == ({"prefill": 1, "decode": 1}, "Woken")
+    fleet.changed.clear()
+    fleet.scaler.steer(asleep=True)
+    assert not fleet.changed, "it is awake: its rounds are those of all"
