@@ -82,7 +82,7 @@ def metrics_page() -> str:
     return _page(
         [
             _head("Metrics", intro),
-            "## Gateway\n\nAt `/metrics` of the admin port (9090). With [workers](../gateway.md#workers) each series "
+            "## Gateway\n\nAt `/metrics` of the admin port (9090). With [workers](../gateway/running.md#workers) each series "
             "has the label `worker`, of several gateways in one process the label `gateway`; sums are the reader's to "
             "make.",
             _metrics_table(GATEWAY),
