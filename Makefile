@@ -180,6 +180,14 @@ generate: $(STAMP) ## Write CRDs, chart values and reference pages from the mode
 
 DASHBOARDS := PYTHONPATH=tools $(BIN)/python -m dashboards
 
+DOCS := PYTHONPATH=tools $(BIN)/python -m docs_site
+
+docs: $(STAMP) ## Build the documentation into build/site and check every link of it (10 seconds)
+	@$(DOCS)
+
+docs-serve: $(STAMP) ## Show the documentation at 127.0.0.1:8300, anew with each change
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet --dev-addr 127.0.0.1:8300
+
 dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the chart, from tools/dashboards
 	@$(DASHBOARDS)
 
@@ -226,6 +234,6 @@ endif
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
-.PHONY: dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
 .PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock
