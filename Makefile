@@ -159,6 +159,9 @@ MATRIX := PYTHONPATH=. OPENBLAS_NUM_THREADS=1 nice $(BIN)/python -m bench.matrix
 matrix: $(STAMP) ## Every placement on every workload into docs/matrix.md, what is missing of it (MATRIX_ARGS="--minutes 50"; 2 hours)
 	@$(MATRIX).run $(MATRIX_ARGS)
 
+matrix-render: $(STAMP) ## Write docs/matrix.md and its data files anew from the record, compute nothing
+	@$(MATRIX).render
+
 matrix-check: $(STAMP) ## Recompute a few runs of the recorded matrix, others with each commit (3 minutes)
 	@$(MATRIX).check --seed "$$(git rev-parse HEAD 2>/dev/null || date +%F)" $(MATRIX_ARGS)
 
@@ -195,6 +198,7 @@ verify: $(STAMP) ## Show where generated files differ from the models, and repor
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(DASHBOARDS) --check
 	@$(REPRODUCE).render --check
+	@$(MATRIX).render --check
 	@PYTHONPATH=. $(BIN)/python -m bench.choosing --check
 
 format: $(STAMP) ## Format and fix what ruff can
@@ -235,5 +239,5 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
 .PHONY: docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
-.PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
+.PHONY: vllm golden test-vllm matrix matrix-check matrix-render reproduce reproduce-full reproduce-render
 .PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock
