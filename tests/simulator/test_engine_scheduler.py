@@ -18,7 +18,7 @@ from ballast_sim.simulation.runs.experiment import Outcome, RunSpec, Setup, run
 
 
 def test_names_and_settings() -> None:
-    """As docs/simulate.md spells them."""
+    """As docs/simulate/engines.md spells them."""
     assert parse_scheduler("fcfs") == VLLM_OWN
     assert parse_scheduler("sarathi:512").chunk_tokens == 512
     assert parse_scheduler("sarathi:512").order is None

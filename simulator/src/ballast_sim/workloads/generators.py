@@ -3,7 +3,7 @@
 The parameters of `sharegpt-reasoning`, `zeta` and `alpaca-reasoning` were fitted to the means, deviations and
 percentiles that SIBYL (ShareGPT and Zeta on Qwen3-32B) and ARES (Alpaca) publish. Libra (section 6.1) and UniBoost
 (section 4.1) name their data sets and mixes but publish few figures: where means and medians of the data sets are
-public the lognormals below have them, and `docs/simulate.md` names the spreads that are ours.
+public the lognormals below have them, and `docs/simulate/traffic.md` names the spreads that are ours.
 """
 
 import math
