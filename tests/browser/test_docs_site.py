@@ -10,8 +10,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
 from playwright.sync_api import expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +29,9 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.mark.filterwarnings("ignore")  # the theme's libraries
 def test_a_page_is_found_by_its_words_and_nothing_comes_from_elsewhere(tmp_path: Path) -> None:
     """Our settings on two pages: building all of them is `make docs`'s work."""
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
     assert CHROMIUM is not None, "CI has Chromium: make chromium"
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# Home\n\n- a\n\n```yaml\nkey: value\n```\n")
