@@ -85,7 +85,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
     fleet = engines(owner, spec, wanted, observed, hold=bool(excess), informed=not behind)
     objectives = tuple(each.to_core(each.name) for each in references.objectives or ())
-    target = Target(spec, instances, objectives, fleet.workloads, references.profiles)
+    target = Target(spec, instances, objectives, fleet.workloads, references.profiles, references.policy)
     missing = references.missing_profiles(pool.hardware for pool in spec.pools)
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
     around = list(_around_engines(owner, spec, observed))
