@@ -565,9 +565,11 @@ def test_a_fleet_without_requests_scales_to_zero_and_comes_back_with_the_first_o
     fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
     fleet.now_s += 2.0
     fleet.changed.clear()
-    fleet.scaler.steer(asleep=True)
+    fleet.scaler.steer(soon=True)
     fleet.look()
     assert (fleet.counts(), fleet.said["reason"]) == ({"prefill": 1, "decode": 1}, "Woken")
     fleet.changed.clear()
-    fleet.scaler.steer(asleep=True)
+    fleet.scaler.steer(soon=True)
     assert not fleet.changed, "it is awake: its rounds are those of all"
+    config = fleet.store.objects["ConfigMap", NAMESPACE, "chat-gateway"]["data"]
+    assert "startupS: 48" in next(iter(config.values())), "of 40 s, for Retry-After while nothing is there"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from ballast_api.conditions import MAX_USED_BY, AcceptedStatus, ConditionType, Reason
 from ballast_api.errors import InvalidInput
-from ballast_operator.conditions import Finding, conditions
+from ballast_api.hardware_profile import MAX_LEARNED, HardwareProfileStatus, LearnedNumbers, LearnedStep
+from ballast_operator.conditions import Finding, conditions, known_conditions
 from ballast_operator.kinds import Manifest
+from ballast_operator.learned import Accuracy, Lesson
 from ballast_operator.references import parse
+
+_STEP: Final = tuple(LearnedStep.model_fields)
 
 
 def accepted_status(manifest: Manifest, now: str, used_by: Collection[str] | None = None) -> Manifest:
@@ -22,6 +27,67 @@ def accepted_status(manifest: Manifest, now: str, used_by: Collection[str] | Non
         observed_generation=manifest["metadata"].get("generation"),
         conditions=conditions(manifest, (_finding(manifest),), now),
     ).dump()
+
+
+def profile_status(
+    manifest: Manifest,
+    now: str,
+    used_by: Collection[str] | None = None,
+    lessons: Mapping[tuple[str, str], Lesson] | None = None,
+) -> Manifest:
+    """Status of a HardwareProfile: the same, with what was learned.
+
+    `lessons`: by namespace and name of the ServingPool; None: nobody has been asked yet, what the status says stays.
+    """
+    accepted = accepted_status(manifest, now, used_by)
+    if lessons is None:
+        before = manifest.get("status") or {}
+        kept = [each for each in known_conditions(manifest) if each.get("type") == ConditionType.PROFILE_ACCURATE]
+        learned = before.get("learned")
+        accepted["conditions"] = [*accepted["conditions"], *kept]
+        return {**accepted, **({"learned": learned} if learned else {})}
+    most = sorted(lessons.items(), key=lambda item: -(item[1].learned.observations + item[1].learned.prefills))
+    told = HardwareProfileStatus(learned=tuple(_learned(*each) for each in most[:MAX_LEARNED])).dump()
+    finding = _accuracy(lessons, accepted.get("usedBy"))
+    condition = conditions(manifest, (finding,), now)[0].dump()
+    return {**accepted, "conditions": [*accepted["conditions"], condition], "learned": told["learned"]}
+
+
+def _learned(name: tuple[str, str], lesson: Lesson) -> LearnedNumbers:
+    learned, ratio = lesson.learned, lesson.prefill_ratio
+    step = learned.learned
+    return LearnedNumbers(
+        serving_pool="/".join(name),
+        model=lesson.model,
+        accurate=None if lesson.accuracy is Accuracy.UNKNOWN else not lesson.accuracy.off,
+        step_ratio=None if lesson.step_ratio is None else round(lesson.step_ratio, 2),
+        step_observations=learned.observations,
+        step=None if step is None else LearnedStep(**{name: _plain(getattr(step, name)) for name in _STEP}),
+        prefill_ratio=None if ratio is None else round(ratio, 2),
+        prefills=learned.prefills,
+    )
+
+
+def _plain(value: float) -> float:
+    """Three digits: more say nothing."""
+    return float(f"{max(0.0, value):.3g}")
+
+
+def _accuracy(lessons: Mapping[tuple[str, str], Lesson], used_by: object) -> Finding:
+    kind = ConditionType.PROFILE_ACCURATE
+    off = [(name, each) for name, each in lessons.items() if each.accuracy.off]
+    if off:
+        (name, worst), rest = off[0], len(off) - 1
+        reason = Reason.SLOWER_THAN_DECLARED if worst.accuracy is Accuracy.SLOWER else Reason.FASTER_THAN_DECLARED
+        # Without figures: they are in status.learned, and a message that changes is one more write.
+        more = f" and {rest} more" if rest else ""
+        return Finding(kind, "False", reason, f"ServingPool {'/'.join(name)}{more}: status.learned has the ratios")
+    if any(each.accuracy is Accuracy.ACCURATE for each in lessons.values()):
+        return Finding(kind, "True", Reason.AS_DECLARED)
+    if lessons:
+        return Finding(kind, "Unknown", Reason.TOO_FEW_OBSERVATIONS)
+    told = "no gateway has learned of such engines: none serves, or its policy needs no step times"
+    return Finding(kind, "Unknown", Reason.NOT_MEASURED, told if used_by else "no ServingPool names it")
 
 
 def used_by_of(manifest: Manifest) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ from ballast_operator.flipping import Flip, flips
 from ballast_operator.gateway_pods import GatewayPod, gateway_pods
 from ballast_operator.helm import Helm
 from ballast_operator.kinds import CONFIG_MAP, POD, Kind, Manifest
+from ballast_operator.learned import corrected
+from ballast_operator.lessons import Lessons
 from ballast_operator.rehearsing import Rehearsals
 from ballast_operator.scaling import REFUSALS
 from ballast_operator.scaling_inputs import inputs_of, instances_of
@@ -126,6 +128,7 @@ class Scaler:
     unix_s: Callable[[], float] = time.time
     ask: Callable[[Sequence[tuple[GatewayPod, bytes]]], list[DemandReport | BaseException]] = demands
     policy: BallastScaling = field(default_factory=lambda: BallastScaling(rehearse=False))
+    lessons: Lessons = field(default_factory=Lessons)
     rehearsals: Rehearsals = field(default_factory=Rehearsals)
     _courses: dict[Name, _Course] = field(default_factory=dict, init=False)
     _asleep: set[Name] = field(default_factory=set, init=False)
@@ -170,7 +173,8 @@ class Scaler:
             if self._stopping.is_set():
                 return
             try:
-                self._steer_one(name, of, instances_of(pods[name], self.unix_s()).get(name, []), heard[name])
+                learned = corrected(of, self.lessons.of(name))
+                self._steer_one(name, learned, instances_of(pods[name], self.unix_s()).get(name, []), heard[name])
             except ApiFailure as error:
                 logger.warning("ServingPool %s/%s is not scaled: %s; trying again", *name, error)
             except Exception:

@@ -96,7 +96,7 @@ def explained(record: Mapping[str, Any]) -> list[str]:
         if each["ratio"] is not None
     ]
     lines += [
-        f"  pool {each['name']}: ready {each['ready']['prefill']}P {each['ready']['decode']}D, "
+        f"  pool {each['name']} ({each['profile']}): ready {each['ready']['prefill']}P {each['ready']['decode']}D, "
         f"{each['starting']} start, {each['draining']} drain"
         for each in seen["pools"]
     ]
