@@ -207,13 +207,13 @@ def test_what_came_while_there_was_no_endpoint_is_not_shed_by_the_first_one() ->
     assert not shed(effects)
     later = shed(arrive(woken, 40.0, *(ask(f"l{number}", "other", tokens=1000) for number in range(400))))
     assert all(each.request_id.startswith("l") for each in later)
-    waiting, now_s = [request_id for request_id in sent(effects)], 40.0
-    served = set(waiting)
-    while waiting:  # all that was held is served, within its time
+    running, now_s = sent(effects), 40.0
+    served = set(running)
+    while running:  # all that was held is served, within its time
         now_s += 0.2
-        effects = serve(woken, waiting.pop(0), now_s)
+        effects = serve(woken, running.pop(0), now_s)
         assert not any(each.request_id.startswith("r") for each in shed(effects))
-        waiting += sent(effects)
+        running += sent(effects)
         served |= {*sent(effects)}
     assert {each.id for each in held} <= served
 
