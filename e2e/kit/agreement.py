@@ -1,10 +1,7 @@
 """Two controllers' decisions on the same traffic, side by side: what was asked for, and how long they agreed."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
-
-ROUND_S = 15.0
 
 
 class Move(NamedTuple):
@@ -59,8 +56,3 @@ def table(cluster: Sequence[Move], simulator: Sequence[Move]) -> str:
         both = (each.layout, "") if who == "cluster" else ("", each.layout)
         lines.append(f"| {at_s:.0f} | {both[0]} | {both[1]} | {each.reason} |")
     return "\n".join(lines)
-
-
-def is_ordered(told: Sequence[Move]) -> bool:
-    """Whether times never go back."""
-    return all(a.at_s <= b.at_s for a, b in pairwise(told))
