@@ -233,7 +233,7 @@ def test_who_cannot_wait_for_an_endpoint_comes_back_when_one_should_have_started
     assert 8.0 <= after_s(d, 500.0) <= 12.0
     d.on_event(EndpointObserved(endpoint("f0"), observation(at_s=510.0)), 510.0)
     arrive(d, 511.0, ask("served", tokens=100))
-    serve(d, "served", 512.0)
+    serve(d, RequestId("served"), 512.0)
     d.on_event(EndpointLost(endpoint("f0").id), 600.0)
     assert 80.0 <= after_s(d, 700.0) <= 120.0
     assert after_s(overloaded(names=()), 0.0) <= 2.0
