@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,24 @@ def test_the_condition_says_whether_engines_are_as_declared(
 def test_an_operator_that_starts_anew_keeps_what_the_last_one_wrote_until_it_has_asked() -> None:
     first = profile_status(profile("h200"), NOW, ["team/chat"], {("team", "chat"): lesson(2.0)})
     assert profile_status({**profile("h200"), "status": first}, LATER, ["team/chat"], None) == first
+
+
+def test_what_an_operator_of_other_namespaces_has_written_stays() -> None:
+    """Two operators that take turns come to rest."""
+
+    def of(namespace: str) -> Callable[[str], bool]:
+        return lambda user: user.startswith(f"{namespace}/")
+
+    manifest = profile("h200")
+    used_by = ["a/chat", "b/chat"]
+    for _ in range(2):
+        status = profile_status(manifest, NOW, used_by, {("a", "chat"): lesson(1.0)}, of("a"))
+        manifest = {**manifest, "status": status}
+        other = profile_status(manifest, NOW, used_by, {("b", "chat"): lesson(0.5, observations=300)}, of("b"))
+        manifest = {**manifest, "status": other}
+    assert profile_status(manifest, LATER, used_by, {("a", "chat"): lesson(1.0)}, of("a")) == other
+    assert [each["servingPool"] for each in other["learned"]] == ["b/chat", "a/chat"]
+    assert accuracy_of(other) == ("False", "FasterThanDeclared")
 
 
 def test_a_status_is_written_for_news_only() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from ballast_api.conditions import MAX_USED_BY, AcceptedStatus, ConditionType, Reason
 from ballast_api.errors import InvalidInput
-from ballast_api.hardware_profile import MAX_LEARNED, HardwareProfileStatus, LearnedNumbers, LearnedStep
+from ballast_api.hardware_profile import MAX_LEARNED, LearnedNumbers, LearnedStep
 from ballast_operator.conditions import Finding, conditions, known_conditions
 from ballast_operator.kinds import Manifest
 from ballast_operator.learned import Accuracy, Lesson
@@ -34,10 +34,12 @@ def profile_status(
     now: str,
     used_by: Collection[str] | None = None,
     lessons: Mapping[tuple[str, str], Lesson] | None = None,
+    ours: Callable[[str], bool] = lambda _: True,
 ) -> Manifest:
     """Status of a HardwareProfile: the same, with what was learned.
 
     `lessons`: by namespace and name of the ServingPool; None: nobody has been asked yet, what the status says stays.
+    `ours`: whether a ServingPool, as `NAMESPACE/NAME`, is this operator's; what another one has written stays.
     """
     accepted = accepted_status(manifest, now, used_by)
     if lessons is None:
@@ -46,11 +48,11 @@ def profile_status(
         learned = before.get("learned")
         accepted["conditions"] = [*accepted["conditions"], *kept]
         return {**accepted, **({"learned": learned} if learned else {})}
-    most = sorted(lessons.items(), key=lambda item: -(item[1].learned.observations + item[1].learned.prefills))
-    told = HardwareProfileStatus(learned=tuple(_learned(*each) for each in most[:MAX_LEARNED])).dump()
-    finding = _accuracy(lessons, accepted.get("usedBy"))
-    condition = conditions(manifest, (finding,), now)[0].dump()
-    return {**accepted, "conditions": [*accepted["conditions"], condition], "learned": told["learned"]}
+    told = [_learned(*each).dump() for each in lessons.items()]
+    told += [each for each in (manifest.get("status") or {}).get("learned") or () if not ours(each["servingPool"])]
+    told.sort(key=lambda each: (-each["stepObservations"] - each["prefills"], each["servingPool"]))
+    condition = conditions(manifest, (_accuracy(told, accepted.get("usedBy")),), now)[0].dump()
+    return {**accepted, "conditions": [*accepted["conditions"], condition], "learned": told[:MAX_LEARNED]}
 
 
 def _learned(name: tuple[str, str], lesson: Lesson) -> LearnedNumbers:
@@ -73,21 +75,23 @@ def _plain(value: float) -> float:
     return float(f"{max(0.0, value):.3g}")
 
 
-def _accuracy(lessons: Mapping[tuple[str, str], Lesson], used_by: object) -> Finding:
+def _accuracy(told: Sequence[Manifest], used_by: object) -> Finding:
     kind = ConditionType.PROFILE_ACCURATE
-    off = [(name, each) for name, each in lessons.items() if each.accuracy.off]
+    off = [each for each in told if each.get("accurate") is False]
     if off:
-        (name, worst), rest = off[0], len(off) - 1
-        reason = Reason.SLOWER_THAN_DECLARED if worst.accuracy is Accuracy.SLOWER else Reason.FASTER_THAN_DECLARED
+        ratios = [each[name] for each in off[:1] for name in ("stepRatio", "prefillRatio") if each.get(name)]
+        slower = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0) > 1
+        reason = Reason.SLOWER_THAN_DECLARED if slower else Reason.FASTER_THAN_DECLARED
         # Without figures: they are in status.learned, and a message that changes is one more write.
-        more = f" and {rest} more" if rest else ""
-        return Finding(kind, "False", reason, f"ServingPool {'/'.join(name)}{more}: status.learned has the ratios")
-    if any(each.accuracy is Accuracy.ACCURATE for each in lessons.values()):
+        more = f" and {len(off) - 1} more" if len(off) > 1 else ""
+        message = f"ServingPool {off[0]['servingPool']}{more}: status.learned has the ratios"
+        return Finding(kind, "False", reason, message)
+    if any(each.get("accurate") for each in told):
         return Finding(kind, "True", Reason.AS_DECLARED)
-    if lessons:
+    if told:
         return Finding(kind, "Unknown", Reason.TOO_FEW_OBSERVATIONS)
-    told = "no gateway has learned of such engines: none serves, or its policy needs no step times"
-    return Finding(kind, "Unknown", Reason.NOT_MEASURED, told if used_by else "no ServingPool names it")
+    why = "no gateway has learned of such engines: none serves, or its policy needs no step times"
+    return Finding(kind, "Unknown", Reason.NOT_MEASURED, why if used_by else "no ServingPool names it")
 
 
 def used_by_of(manifest: Manifest) -> tuple[str, ...]:

@@ -145,7 +145,12 @@ class Reconciler:
         if kind is not HARDWARE_PROFILE:
             return accepted_status(manifest, self._now(), used_by)
         lessons = self._lessons.shown(manifest["metadata"]["name"]) if self._lessons.asked() else None
-        return profile_status(manifest, self._now(), used_by, lessons)
+        return profile_status(manifest, self._now(), used_by, lessons, self._is_ours)
+
+    def _is_ours(self, user: str) -> bool:
+        """Whether this operator serves the namespace of a ServingPool `NAMESPACE/NAME`."""
+        served = self._settings.namespaces
+        return not served or user.split("/", maxsplit=1)[0] in served
 
     def _used_by(self, kind: Kind, manifest: Manifest) -> list[str] | None:
         """The ServingPools that name it; those of namespaces that another operator serves stay as it has written."""
@@ -153,8 +158,7 @@ class Reconciler:
             return None
         referred = Referred(kind, manifest["metadata"].get("namespace"), manifest["metadata"]["name"])
         ours = {f"{namespace}/{name}" for namespace, name in self._users.of(referred)}
-        served = self._settings.namespaces
-        return sorted(ours.union(each for each in used_by_of(manifest) if served and each.split("/")[0] not in served))
+        return sorted(ours.union(each for each in used_by_of(manifest) if not self._is_ours(each)))
 
     def _write_status(self, kind: Kind, manifest: Manifest, status: Manifest) -> None:
         before = manifest.get("status")
