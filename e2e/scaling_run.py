@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,11 +21,12 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.reliability.kit.client import Fate
 from kit import Cluster, Kubectl
 from kit.agreement import agreement, asked_at, moves, table
 from kit.quickstart import NAME
 from kit.release import Release
-from test_scaling import STABLE_S, TIGHT_TPOT_S, check, fleet, fleet_objects, load, records, serving
+from test_scaling import STABLE_S, TIGHT_TPOT_S, fleet, fleet_objects, load, records, serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -52,7 +54,9 @@ async def test_the_simulator_decides_alike_on_what_gateways_recorded(
         async with load(fleet, RPS, **MIX[number % 2], seed=number) as running:
             await asyncio.sleep(RUN_S / 3)
         sent += running
-    check(sent, f"{RUN_S:.0f} s of a shifting mix")
+    fates = Counter(f"{each.fate} {each.status} {each.reason}".strip() for each in (task.result() for task in sent))
+    print(f"\n{RUN_S:.0f} s of a shifting mix: {dict(fates)}")  # until it has grown, gateways shed what is too much
+    assert {task.result().fate for task in sent} <= {Fate.WHOLE, Fate.REFUSED}, fates
     stored = records(fleet)
     state = json.loads(fleet.get("configmap", f"{NAME}-scaling")["data"]["state"])
     trace = tmp_path / "trace.jsonl"
