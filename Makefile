@@ -235,9 +235,12 @@ e2e: testbed-build $(ENVOY)
 	@$(TESTBED) session -- $(BIN)/python -m pytest $(or $(E2E),e2e) $(PYTEST_ARGS)
 endif
 
+scaling-run: testbed-build ## Ten minutes of Auto on a real Kubernetes, beside the simulator's decisions on the same traffic (root)
+	@$(TESTBED) session -- $(BIN)/python -m pytest e2e/scaling_run.py -s $(PYTEST_ARGS)
+
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
-.PHONY: docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: scaling-run docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check matrix-render reproduce reproduce-full reproduce-render
 .PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

@@ -14,13 +14,14 @@ from ballast_core.directing.backlog import Backlog
 from ballast_core.directing.director import Director
 from ballast_core.directing.fair_room import FairRoom
 from ballast_core.directing.returns import LEAST_S, MOST_S, Returns
-from ballast_core.directing.settings import DirectorSettings
+from ballast_core.directing.settings import DirectorSettings, SettingsChanged
 from ballast_core.directing.turns import Turns
 from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId, ShedCause, Stage
 from ballast_core.model.effects import Dispatch, Effect, Hold, Reject
 from ballast_core.model.events import (
     ClientGone,
     DispatchFailed,
+    EndpointLost,
     EndpointObserved,
     FirstToken,
     RequestArrived,
@@ -192,6 +193,50 @@ def test_time_without_endpoints_is_no_sign_of_slow_ones() -> None:
     effects = woken.on_event(EndpointObserved(endpoint("f0"), observation(at_s=150.0)), 150.0)
     assert sent(effects)
     assert not shed(effects)
+
+
+def test_what_came_while_there_was_no_endpoint_is_not_shed_by_the_first_one() -> None:
+    """It is far more than that one's bound; what comes later counts by itself."""
+    held = [ask(f"r{number}", tokens=1000) for number in range(400)]
+    assert shed(arrive(overloaded(), 0.0, *held))
+    woken = overloaded(names=(), hold_s=300.0)
+    effects = arrive(woken, 0.0, *(replace(each, ttft_objective_s=1.0) for each in held))
+    assert not shed(effects)
+    effects = woken.on_event(EndpointObserved(endpoint("f0"), observation(at_s=40.0)), 40.0)
+    assert sent(effects)
+    assert not shed(effects)
+    later = shed(arrive(woken, 40.0, *(ask(f"l{number}", "other", tokens=1000) for number in range(400))))
+    assert all(each.request_id.startswith("l") for each in later)
+    running, now_s = sent(effects), 40.0
+    served = set(running)
+    while running:  # all that was held is served, within its time
+        now_s += 0.2
+        effects = serve(woken, running.pop(0), now_s)
+        assert not any(each.request_id.startswith("r") for each in shed(effects))
+        running += sent(effects)
+        served |= {*sent(effects)}
+    assert {each.id for each in held} <= served
+
+
+def test_who_cannot_wait_for_an_endpoint_comes_back_when_one_should_have_started() -> None:
+    """Counted from the first request, which wakes the fleet; one that is late is asked for again and again."""
+
+    def after_s(d: Director, now_s: float) -> float:
+        [effect] = shed(arrive(d, now_s, ask(f"at{now_s}", tokens=100)))
+        assert effect.reason is RejectReason.NO_ENDPOINTS
+        return effect.retry_after_s
+
+    d = overloaded(names=())
+    d.on_event(SettingsChanged(replace(d.settings, startup_s=80.0)), 0.0)
+    assert 80.0 <= after_s(d, 5.0) <= 120.0
+    assert 50.0 <= after_s(d, 35.0) <= 75.0
+    assert 8.0 <= after_s(d, 500.0) <= 12.0
+    d.on_event(EndpointObserved(endpoint("f0"), observation(at_s=510.0)), 510.0)
+    arrive(d, 511.0, ask("served", tokens=100))
+    serve(d, RequestId("served"), 512.0)
+    d.on_event(EndpointLost(endpoint("f0").id), 600.0)
+    assert 80.0 <= after_s(d, 700.0) <= 120.0
+    assert after_s(overloaded(names=()), 0.0) <= 2.0
 
 
 def test_what_has_waited_for_the_whole_bound_is_late_and_rejected() -> None:

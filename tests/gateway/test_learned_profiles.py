@@ -78,6 +78,25 @@ def test_too_few_observations_say_nothing() -> None:
     assert found.declared is not None
 
 
+def test_prefills_are_told_by_their_ratio() -> None:
+    """Of those that ended, once they are enough: engines that take 1.8 times as long as declared."""
+    settings = replace(director(()).settings, learn=Belief.PREFILL_TIMES, profiles={"h20-qwen3-32b": DECLARED})
+    on = Director(settings)
+    on.on_event(EndpointObserved(replace(endpoint("p0"), profile="h20-qwen3-32b")), 0.0)
+    slot = on.inventory.slot_of(endpoint("p0").id)
+    assert slot is not None
+    now_s, alone = 0.0, DECLARED.step_s(2000, 0, 2000.0**2 / 2, 0)
+    for number in range(3 * LEAST):
+        on.beliefs.prefill_times.completed(
+            slot, dispatched_s=now_s, uncached_tokens=2000, now_s=now_s + 1.8 * alone, predicted_s=alone
+        )
+        now_s += 10.0
+        (found,) = read_profiles(profiles_report(on, now_s=1.0, unix_s=9.0)).profiles
+        assert (found.prefill_ratio is not None) == (number + 1 >= LEAST)
+    assert (found.prefills, found.prefill_endpoints, found.learned) == (3 * LEAST, 1, None)
+    assert found.prefill_ratio == pytest.approx(1.8, rel=0.1)
+
+
 async def test_the_admin_api_tells_them(tmp_path: Path) -> None:
     """Each profile that an endpoint names."""
     async with (

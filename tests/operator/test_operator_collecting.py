@@ -20,8 +20,10 @@ from ballast_operator import asking
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.board import Board, Name
 from ballast_operator.collecting import Collector
+from ballast_operator.gateway_pods import GatewayPod
 from ballast_operator.kinds import POD, Kind, Manifest
 from ballast_operator.measured import Followed
+from ballast_operator.rehearsing import recorded
 from ballast_sim.workloads import read_trace
 from tests.support.gateway_kit import RunningGateway, post, running_gateway, until
 from tests.support.pod_api_calls import TOKEN
@@ -129,11 +131,8 @@ async def test_the_recorded_traffic_of_all_gateways_is_one_trace(tmp_path: Path)
         await ask(running[0], "127.0.0.2", [7] * 64)
         await ask(running[1], "127.0.0.3", [7] * 128)
         await ask(running[1], "127.0.0.3", [8] * 64)
-        silent = gateway_pod("c", "127.0.0.4")
-        api = Pods([gateway_pod("a", "127.0.0.2"), gateway_pod("b", "127.0.0.3"), silent])
-        collects, _, _ = collector(api, port)
-        trace = await asyncio.to_thread(collects.trace, CHAT, FOLLOWED, minutes=5)
-        await asyncio.to_thread(collects.stop)
+        pods = [GatewayPod(name, f"127.0.0.{number}:{port}", True) for number, name in enumerate("abc", start=2)]
+        trace = await asyncio.to_thread(recorded, pods, FOLLOWED.token, 5)
         file = tmp_path / "trace.jsonl"
         file.write_bytes(b"".join(trace.lines))
         assert [list(each.hash_ids or ()) for each in read_trace(file)] == [[0], [0, 1], [2]]

@@ -17,9 +17,10 @@ from ballast_core.policies.scaling.protocol import Counts, Memory, Recommended
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import Manifest
+from ballast_operator.rehearsing import Trace
 from ballast_operator.scaling_records import MOST_BYTES, MOST_OTHERS, MOST_RECORDS, bounded, read, resumed
 from tests.support.object_store import UNAVAILABLE, Killed
-from tests.support.operator_builders import NAMESPACE, pool
+from tests.support.operator_builders import NAMESPACE, objective, pool
 from tests.support.scaled_fleet import CHAT, Fleet, autoscaled, hardware
 
 BUSY_RPS, CALM_RPS = 40.0, 5.0
@@ -466,6 +467,43 @@ def test_what_cannot_be_decided_scales_nothing_and_says_why(fleet: Any, reason: 
     assert one.store.writes == []
 
 
+def _spoilt(fleet: Fleet, how: str) -> None:
+    if how == "NoTraffic":
+        fleet.rate_rps = 0.0
+    elif how == "NoLengths":
+        fleet.lengths = {"output": 0}
+    elif how == "ClampsContradict":
+        fleet.edit(ratio={"mode": "Auto", "minRatio": 20, "rehearse": {}})
+    elif how == "BudgetTooSmall":
+        fleet.edit(ratio={"mode": "Auto", "minRatio": 3, "rehearse": {}}, gpuBudget=3)
+    else:
+        fleet.store.put(objective("fast", ttftS=5.0, tpotS=0.0001, attainment=0.95))
+    fleet.look()
+
+
+@pytest.mark.parametrize(
+    "reason", ["NoTraffic", "NoLengths", "ClampsContradict", "BudgetTooSmall", "ObjectiveOutOfReach"]
+)
+def test_a_fleet_that_has_grown_stays_as_it_is_once_nothing_can_be_decided(reason: str) -> None:
+    """Nor is anything rehearsed; what was decided before stands."""
+    fleet = busy()
+    fleet.edit(ratio={"mode": "Auto", "rehearse": {}})
+    fleet.look()
+    grown = fleet.counts()
+    assert sum(grown.values()) > 2
+    asked: list[object] = []
+
+    def trace(*words: object) -> Trace:
+        asked.append(words)
+        return Trace((), 0, ())
+
+    fleet.scaler.rehearsals.trace = trace
+    _spoilt(fleet, reason)
+    fleet.round(25)
+    assert fleet.active() == ("False", reason)
+    assert (fleet.counts(), asked) == (grown, [])
+
+
 def test_a_gateway_that_is_silent_for_a_round_changes_and_says_nothing() -> None:
     """The others' traffic alone would look like a calm."""
     fleet = busy()
@@ -565,9 +603,11 @@ def test_a_fleet_without_requests_scales_to_zero_and_comes_back_with_the_first_o
     fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
     fleet.now_s += 2.0
     fleet.changed.clear()
-    fleet.scaler.steer(asleep=True)
+    fleet.scaler.steer(soon=True)
     fleet.look()
     assert (fleet.counts(), fleet.said["reason"]) == ({"prefill": 1, "decode": 1}, "Woken")
     fleet.changed.clear()
-    fleet.scaler.steer(asleep=True)
+    fleet.scaler.steer(soon=True)
     assert not fleet.changed, "it is awake: its rounds are those of all"
+    config = fleet.store.objects["ConfigMap", NAMESPACE, "chat-gateway"]["data"]
+    assert "startupS: 48" in next(iter(config.values())), "of 40 s, for Retry-After while nothing is there"

@@ -23,6 +23,7 @@ from ballast_operator.board import Board
 from ballast_operator.gateway_pods import GatewayPod
 from ballast_operator.helm import Helm
 from ballast_operator.kinds import Manifest
+from ballast_operator.lessons import Lessons
 from ballast_operator.loads import Loads
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
@@ -117,6 +118,7 @@ class Fleet:
         """Another operator."""
         board, settings = Board(), OperatorSettings(gateway=DEFAULTS)
         self.helm = helm = Helm()
+        self.lessons = Lessons()
         self.reconciler = Reconciler(
             self.store,
             self.store,
@@ -125,10 +127,12 @@ class Fleet:
             lambda: FRESH_TOKEN,
             board=board,
             helm=helm,
+            lessons=self.lessons,
             ask=self.held_by_pods,
         )
         self.changed: list[tuple[str, str]] = []
         self.scaler = Scaler(self.store, board, helm, self.changed.append, ask=self.answers, unix_s=lambda: self.now_s)
+        self.scaler.lessons = self.lessons
 
     def time(self) -> str:
         """Now."""

@@ -23,6 +23,7 @@ def director_settings(settings: GatewaySettings) -> DirectorSettings:
         max_retries=settings.limits.max_retries,
         health=HealthSettings(**dict(settings.health)),
         hold_s=settings.limits.hold_s,
+        startup_s=settings.startup_s,
         watch=_watch(settings),
         empties_draining=_holds_streams(settings) and settings.streams.rescue,
         fallbacks=settings.picker.fallbacks if settings.face.serves_picker else 0,

@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     SCALING_ACTIVE = "ScalingActive"
     RESOLVED_REFS = "ResolvedRefs"
     ACCEPTED = "Accepted"
+    PROFILE_ACCURATE = "ProfileAccurate"
 
     @property
     def sentence(self) -> str:
@@ -35,6 +36,7 @@ CONDITION_SENTENCES: dict[ConditionType, str] = {
     ConditionType.SCALING_ACTIVE: "The traffic and the bounds let the operator decide on the number of instances.",
     ConditionType.RESOLVED_REFS: "Every object that the spec names exists and is usable.",
     ConditionType.ACCEPTED: "Ballast can use this object as it is.",
+    ConditionType.PROFILE_ACCURATE: "Engines are as fast as the HardwareProfile declares, by what gateways have seen.",
 }
 
 
@@ -94,6 +96,10 @@ class Reason(StrEnum):
     OBJECTIVE_OUT_OF_REACH = "ObjectiveOutOfReach"
     GATEWAYS_SILENT = "GatewaysSilent"
     ACCEPTED = "Accepted"
+    AS_DECLARED = "AsDeclared"
+    SLOWER_THAN_DECLARED = "SlowerThanDeclared"
+    FASTER_THAN_DECLARED = "FasterThanDeclared"
+    TOO_FEW_OBSERVATIONS = "TooFewObservations"
 
     @property
     def sentence(self) -> str:
@@ -155,6 +161,10 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.OBJECTIVE_OUT_OF_REACH: "A mean request misses its objective on an idle instance; nothing is scaled.",
     Reason.GATEWAYS_SILENT: "A gateway does not say what its traffic is; nothing is scaled.",
     Reason.ACCEPTED: "The object is valid and known to the operator.",
+    Reason.AS_DECLARED: "Learned times of decode steps and prefills are near the declared ones.",
+    Reason.SLOWER_THAN_DECLARED: "Engines are slower by more than a quarter; scaling goes by what was learned.",
+    Reason.FASTER_THAN_DECLARED: "Engines are faster by more than a quarter; scaling goes by what was learned.",
+    Reason.TOO_FEW_OBSERVATIONS: "Gateways have seen too few decode steps and prefills to judge the profile.",
 }
 
 ConditionStatus = Literal["True", "False", "Unknown"]

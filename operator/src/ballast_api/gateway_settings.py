@@ -539,6 +539,9 @@ class GatewaySettings(GatewayTuning):
     one whose `match` it meets; one that meets none is not measured."""
     canary: CanarySettings | None = None
     """Weighs one revision against all others, and counts both sides apart. Left out, the least busy revision serves."""
+    startup_s: PositiveFloat | None = None
+    """Seconds that an instance takes to start, as the operator has measured it. While there is none, a request that
+    cannot wait gets what is left of it as Retry-After. Left out, a second or two."""
     connector: Annotated[Literal["NixlConnector"], RESTARTS] = "NixlConnector"
     """KV connector of the engines: decides how a prefill is handed to a decode."""
     discovery: Annotated[Discovery, RESTARTS]

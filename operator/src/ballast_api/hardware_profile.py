@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -10,15 +10,21 @@ from ballast_api.common import (
     API_VERSION,
     ApiModel,
     LabelMap,
+    NonEmptyStr,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     PrinterColumn,
     Resource,
     Rule,
+    Seq,
 )
 from ballast_api.conditions import AcceptedStatus
 from ballast_core import profiles as core
+
+MAX_LEARNED: Final = 16
+"""ServingPools of which a status tells what was learned."""
 
 Description = Annotated[str, Field(max_length=1024)]
 
@@ -111,6 +117,51 @@ class HardwareProfileSpec(EngineProfile):
         return EngineProfile(**{field: getattr(self, field) for field in EngineProfile.model_fields})
 
 
+class LearnedStep(ApiModel):
+    """Coefficients of a step that only decodes, as learned; those of the spec are what was declared."""
+
+    overhead_ms: NonNegativeFloat
+    """Milliseconds of every step."""
+    a_ms: NonNegativeFloat
+    """Milliseconds to read the weights once."""
+    d_ms_per_token: NonNegativeFloat
+    """Milliseconds for each token computed in a step."""
+    k_ms_per_kv_token: NonNegativeFloat
+    """Milliseconds for each token of context."""
+    b_ms_per_seq: NonNegativeFloat
+    """Milliseconds for each decoding sequence."""
+
+
+class LearnedNumbers(ApiModel):
+    """What the gateways of one ServingPool have learned together."""
+
+    serving_pool: NonEmptyStr
+    """The ServingPool, as `NAMESPACE/NAME`."""
+    model: str = ""
+    """The model that its engines load."""
+    accurate: bool | None = None
+    """Whether the declared numbers are near; left out while too little is known. Where they are not, the ServingPool is
+    scaled by the learned ones."""
+    step_ratio: NonNegativeFloat | None = None
+    """Learned over declared time of a step with 16 decodes of 1,024 tokens: above 1, engines are slower."""
+    step_observations: NonNegativeInt = 0
+    """Mean gaps between tokens, of 2 s each, from which it was learned, when this was written."""
+    step: LearnedStep | None = None
+    """The coefficients of a decode step; left out while too little has been observed."""
+    prefill_ratio: NonNegativeFloat | None = None
+    """Real over declared time of a prefill: dMsPerToken and sMsPerPair are by so much larger."""
+    prefills: NonNegativeInt = 0
+    """Prefills from which that was learned, when this was written."""
+
+
+class HardwareProfileStatus(AcceptedStatus):
+    """Whether the profile is accepted, and what was learned of such engines."""
+
+    learned: Annotated[Seq[LearnedNumbers], Field(max_length=MAX_LEARNED)] = ()
+    """By ServingPool: those with most observations, 16 at most. Written anew when a judgement changes, or figures by
+    more than 5 % after 5 minutes."""
+
+
 class HardwareProfile(Resource):
     """How fast one engine of a model is on one kind of hardware, how much KV it holds, and which nodes have it."""
 
@@ -122,6 +173,11 @@ class HardwareProfile(Resource):
         PrinterColumn("HARDWARE", ".spec.hardware", description="What it is."),
         PrinterColumn("GPUS", ".spec.gpus", type="integer", description="GPUs of one engine."),
         PrinterColumn("KV TOKENS", ".spec.kvTokens", type="integer", description="Tokens that the KV cache holds."),
+        PrinterColumn(
+            "ACCURATE",
+            ".status.conditions[?(@.type=='ProfileAccurate')].status",
+            description="Whether engines are as fast as declared.",
+        ),
         PrinterColumn("AGE", ".metadata.creationTimestamp", type="date"),
     )
 
@@ -133,5 +189,6 @@ class HardwareProfile(Resource):
     """Coefficients of the step time, KV capacity and link of one engine, and the nodes that have the hardware. A change
     of a speed reaches gateways and replaces no engine; one of gpus, resourceName, nodeSelector, blockSize, maxNumSeqs
     or maxNumBatchedTokens replaces engines, because these are in their pods."""
-    status: AcceptedStatus | None = None
-    """Whether the operator accepts the profile; absent until its first look."""
+    status: HardwareProfileStatus | None = None
+    """Whether the operator accepts the profile, and how near it is to what gateways see; absent until its first
+    look."""

@@ -211,6 +211,16 @@ class PoolSpec(ApiModel):
         return self.wanted_replicas * (self.tensor_parallel_size or 1) * self.nodes_per_instance
 
 
+class RehearseSpec(ApiModel):
+    """How much a rehearsal may cost."""
+
+    cpu_s: Annotated[PositiveFloat, Field(le=600)] = 30.0
+    """Seconds of processor time of the operator's pod that one rehearsal may take. Whoever needs more is not
+    rehearsed."""
+    timeout_s: Annotated[PositiveFloat, Field(le=600)] = 60.0
+    """Seconds that a decision waits for its rehearsal at most, the collection of traffic included."""
+
+
 class RatioSpec(ApiModel):
     """Who decides how many instances each stage has, and within which proportion: prefill instances for each decode
     instance. An instance of a Flexible pool counts for the stage that it has."""
@@ -231,6 +241,10 @@ class RatioSpec(ApiModel):
     """Seconds without a request after which all pools stop together, with mode Auto, where every pool has
     `autoscaling.minReplicas` 0. The next request is held by the gateway while instances start, for its `limits.holdS`
     (300 s unless it is set). Left out, an instance of each stage stays."""
+    rehearse: RehearseSpec | None = None
+    """Candidates are tried in the simulator on the traffic of the last two minutes before a change, in a process beside
+    the operator, one ServingPool at a time. `{}` takes the defaults. What takes more than its budget is decided by
+    arithmetic, and the decision says so. Left out, arithmetic decides."""
 
 
 class ParentRef(ApiModel):

@@ -15,6 +15,7 @@ from ballast_api import load_report
 from ballast_api.attainment_report import ATTAINMENT, read_report
 from ballast_api.demand_report import DEMAND, DemandReport, read_demand
 from ballast_api.load_report import LoadReport
+from ballast_api.profile_report import PROFILES, ProfilesReport, read_profiles
 from ballast_api.recorded_traffic import TRAFFIC
 from ballast_api.signatures import PROOF, Signed
 from ballast_operator.measured import Answer
@@ -60,6 +61,14 @@ class Asker:
         body = await self._get(address, load_report.LOAD, token, ANSWER_S, _MOST_REPORT_BYTES)
         try:
             return load_report.read_report(body)
+        except ValueError as error:
+            raise NoAnswer(str(error)) from error
+
+    async def profiles(self, address: str, token: bytes) -> ProfilesReport:
+        """What a gateway has learned of engines. Raises `NoAnswer`."""
+        body = await self._get(address, PROFILES, token, ANSWER_S, _MOST_REPORT_BYTES)
+        try:
+            return read_profiles(body)
         except ValueError as error:
             raise NoAnswer(str(error)) from error
 

@@ -11,6 +11,7 @@ from ballast_api.serving_pool import ObjectiveStatus
 from ballast_core.attainment import Counts, Objective, Standing, Why, standing
 from ballast_operator.conditions import Finding, joined, known_conditions
 from ballast_operator.kinds import SECRET
+from ballast_operator.learned import Taught
 from ballast_operator.measured import ClassCounts, Followed, Measured
 from ballast_operator.observed import Observed
 from ballast_operator.planned import Plan, Target
@@ -53,6 +54,16 @@ def following(observed: Observed, plan: Plan) -> Followed | None:
     if not (objectives or plan.canary is not None) or not tokens:
         return None
     return Followed(str(observed.pool["metadata"].get("uid", "")), objectives, tokens[0].encode())
+
+
+def taught(observed: Observed, plan: Plan) -> Taught | None:
+    """Whose gateways are to be asked what they have learned of engines; None if there is nothing to ask for."""
+    tokens = tokens_of(next((item for item in plan.apply if item["kind"] == SECRET.kind), None))
+    if plan.target is None or not tokens:
+        return None
+    spec = plan.target.spec
+    uid, profiles = str(observed.pool["metadata"].get("uid", "")), frozenset(pool.hardware for pool in spec.pools)
+    return Taught(uid, spec.model.name, profiles, tokens[0].encode())
 
 
 def attained(observed: Observed, target: Target, plan: Plan) -> Attained:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ballast_api import names
-from ballast_api.recorded_traffic import merged
 from ballast_operator.api_failure import ApiFailure
-from ballast_operator.asking import NoAnswer, asker
+from ballast_operator.asking import asker
 from ballast_operator.board import Board, Name
 from ballast_operator.gateway_pods import GatewayPod, gateway_pods
 from ballast_operator.kinds import POD, Kind, Manifest
@@ -37,17 +34,6 @@ class Lists(Protocol):
     def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
         """Objects of one kind; of all namespaces without one. Raises `ApiFailure`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """What all gateways of a ServingPool recorded of the last minutes."""
-
-    lines: tuple[bytes, ...]
-    """For `ballast simulate --trace`, in order of arrival."""
-    asked: int
-    problems: tuple[str, ...]
-    """Of the gateways that did not answer: what they recorded is missing."""
 
 
 class Collector:
@@ -105,20 +91,6 @@ class Collector:
             if self._board.answered(name, of, measured(of.objectives, answers[name]), self._clock()):
                 self._changed(name)
 
-    def trace(self, name: Name, of: Followed, *, minutes: float) -> Trace:
-        """What all its gateways recorded of the last minutes, as one trace. Raises `ApiFailure`."""
-        pods = self._pods({name: of}).get(name, [])
-        parts: list[bytes] = []
-        problems: list[str] = []
-        for pod, answer in zip(pods, asyncio.run(_recordings(pods, of.token, minutes)), strict=True):
-            if isinstance(answer, bytes):
-                parts.append(answer)
-            elif not isinstance(answer, NoAnswer):
-                raise answer
-            elif pod.ready:
-                problems.append(f"{pod.name}: {answer}")
-        return Trace(tuple(merged(parts)), len(parts) + len(problems), tuple(problems))
-
     def _run(self) -> None:
         while not self._stopping.is_set():
             began_s = time.monotonic()
@@ -144,11 +116,3 @@ class Collector:
 async def _reports(asked: Sequence[tuple[Name, Followed, GatewayPod]]) -> list[Answer]:
     async with asker() as ask:
         return await asyncio.gather(*(ask.report(pod.name, pod.address, of.token) for _, of, pod in asked))
-
-
-async def _recordings(pods: Sequence[GatewayPod], token: bytes, minutes: float) -> list[bytes | BaseException]:
-    """All by one secret, so that their names agree."""
-    secret = secrets.token_hex(16)
-    async with asker() as ask:
-        asking = [ask.traffic(pod.address, token, names=secret, minutes=minutes) for pod in pods]
-        return await asyncio.gather(*asking, return_exceptions=True)

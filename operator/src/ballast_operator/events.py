@@ -18,6 +18,7 @@ _BAD_WHEN = {
     ConditionType.RESOLVED_REFS: "False",
     ConditionType.ACCEPTED: "False",
     ConditionType.SLO_MET: "False",
+    ConditionType.PROFILE_ACCURATE: "False",
 }
 
 

@@ -35,6 +35,7 @@ from ballast_operator.problems.settings import contradictory, refused_by
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.references import References, parse_pool, resolve
 from ballast_operator.routing import by_envoy_gateway, routing
+from ballast_operator.scaling_records import stored_among
 from ballast_operator.settings_reports import Report, reports, settings_hash
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.drain_marks import drain_marks
@@ -85,7 +86,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
     fleet = engines(owner, spec, wanted, observed, hold=bool(excess), informed=not behind)
     objectives = tuple(each.to_core(each.name) for each in references.objectives or ())
-    target = Target(spec, instances, objectives, fleet.workloads, references.profiles)
+    target = Target(spec, instances, objectives, fleet.workloads, references.profiles, references.policy)
     missing = references.missing_profiles(pool.hardware for pool in spec.pools)
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
     around = list(_around_engines(owner, spec, observed))
@@ -196,6 +197,7 @@ def _gateway_objects(
             objectives=references.objectives,
             fallbacks=fallbacks,
             canary=None if canary is None else canary.settings(),
+            startup_s=stored_among(observed.children, owner.name).startup_s,
         )
     except ValidationError as error:
         return _Part(objects, held, contradictory(error))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_core.attainment import Objective
 from ballast_operator.canary import Canary
@@ -27,6 +28,8 @@ class Target:
     """The Deployment or LeaderWorkerSet of the wanted revision, by name of the pool."""
     profiles: Mapping[str, HardwareProfileSpec] = field(default_factory=dict)
     """The usable HardwareProfiles that the spec names."""
+    policy: SchedulingPolicySpec | None = None
+    """What gateways go by; None while it is not usable."""
 
 
 @dataclass(frozen=True, slots=True)

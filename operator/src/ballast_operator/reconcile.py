@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ballast_api import names
-from ballast_operator.accepted import accepted_status, used_by_of
+from ballast_operator.accepted import accepted_status, profile_status, used_by_of
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.apply import Writer, apply
-from ballast_operator.attainment import following
+from ballast_operator.attainment import following, taught
 from ballast_operator.board import Board
 from ballast_operator.conditions import transitions
 from ballast_operator.drain_notices import drain_notices
 from ballast_operator.events import event_for, notice_event
 from ballast_operator.gather import OptionalKinds, Reader, gather
 from ballast_operator.helm import Helm
-from ballast_operator.kinds import SERVING_POOL, Kind, Manifest
+from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
+from ballast_operator.lessons import Lessons
 from ballast_operator.loads import Loads
 from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.plan import plan
@@ -73,11 +74,13 @@ class Reconciler:
         board: Board | None = None,
         users: Users | None = None,
         helm: Helm | None = None,
+        lessons: Lessons | None = None,
         said: Callable[[str, str, Manifest | None], None] = lambda *_: None,
         ask: Callable[[Sequence[Manifest], bytes], Loads] | None = None,
     ) -> None:
         """`board`: what gateways have counted, where they are asked. `users`: which ServingPools name an object, where
-        that is known. `helm`: for who decides on instances. `said`: is told of each ServingPool that was looked at, by
+        that is known. `helm`: for who decides on instances. `lessons`: what gateways
+        have learned of engines. `said`: is told of each ServingPool that was looked at, by
         namespace and name, with its status; None when it is gone. `ask`: asks gateways what it takes to empty pods,
         given the pods of a ServingPool and a token that signs; None: nobody is asked."""
         self._api = api
@@ -88,6 +91,7 @@ class Reconciler:
         self._board = Board() if board is None else board
         self._users = users
         self._helm = Helm() if helm is None else helm
+        self._lessons = Lessons() if lessons is None else lessons
         self._said = said
         self._ask = ask
 
@@ -112,12 +116,14 @@ class Reconciler:
         if observed is None:
             self._board.follow(namespace, name, None)
             self._helm.steer(namespace, name, None)
+            self._lessons.follow(namespace, name, None)
             self._said(namespace, name, None)
             return Result()
         planned = plan(observed)
         followed = following(observed, planned)
         self._board.follow(namespace, name, followed)
         self._helm.steer(namespace, name, steered(observed, planned, b"" if followed is None else followed.token))
+        self._lessons.follow(namespace, name, taught(observed, planned))
         for notice in drain_notices(planned):
             self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
         outcome = apply(self._api, observed, planned)
@@ -131,8 +137,20 @@ class Reconciler:
         """Write into a SchedulingPolicy, ServiceLevelObjective or HardwareProfile whether it is accepted."""
         manifest = self._api.get(kind, namespace, name)
         if manifest is not None and not manifest["metadata"].get("deletionTimestamp"):
-            self._write_status(kind, manifest, accepted_status(manifest, self._now(), self._used_by(kind, manifest)))
+            self._write_status(kind, manifest, self._referred_status(kind, manifest))
         return Result()
+
+    def _referred_status(self, kind: Kind, manifest: Manifest) -> Manifest:
+        used_by = self._used_by(kind, manifest)
+        if kind is not HARDWARE_PROFILE:
+            return accepted_status(manifest, self._now(), used_by)
+        lessons = self._lessons.shown(manifest["metadata"]["name"]) if self._lessons.asked() else None
+        return profile_status(manifest, self._now(), used_by, lessons, self._is_ours)
+
+    def _is_ours(self, user: str) -> bool:
+        """Whether this operator serves the namespace of a ServingPool `NAMESPACE/NAME`."""
+        served = self._settings.namespaces
+        return not served or user.split("/", maxsplit=1)[0] in served
 
     def _used_by(self, kind: Kind, manifest: Manifest) -> list[str] | None:
         """The ServingPools that name it; those of namespaces that another operator serves stay as it has written."""
@@ -140,8 +158,7 @@ class Reconciler:
             return None
         referred = Referred(kind, manifest["metadata"].get("namespace"), manifest["metadata"]["name"])
         ours = {f"{namespace}/{name}" for namespace, name in self._users.of(referred)}
-        served = self._settings.namespaces
-        return sorted(ours.union(each for each in used_by_of(manifest) if served and each.split("/")[0] not in served))
+        return sorted(ours.union(each for each in used_by_of(manifest) if not self._is_ours(each)))
 
     def _write_status(self, kind: Kind, manifest: Manifest, status: Manifest) -> None:
         before = manifest.get("status")

@@ -19,8 +19,10 @@ from ballast_operator.collecting import Collector
 from ballast_operator.controller import Controller, Key
 from ballast_operator.handlers import kopf_settings, registry_for
 from ballast_operator.helm import Helm
-from ballast_operator.kinds import SERVING_POOL
+from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL
 from ballast_operator.leading import Election
+from ballast_operator.learning import Learner
+from ballast_operator.lessons import Lessons
 from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
@@ -43,9 +45,9 @@ def run(settings: OperatorSettings) -> None:
     users = Users()
 
     def make_controller() -> Controller:
-        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 2)
+        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 3)
         catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
-        board, helm = Board(), Helm()
+        board, helm, lessons = Board(), Helm(), Lessons()
         metrics = OperatorMetrics()
         if settings.metrics_port:
             metrics.serve(settings.metrics_port)
@@ -58,6 +60,7 @@ def run(settings: OperatorSettings) -> None:
             board=board,
             users=users,
             helm=helm,
+            lessons=lessons,
             said=metrics.said,
             ask=ask_loads,
         )
@@ -67,8 +70,22 @@ def run(settings: OperatorSettings) -> None:
         def changed(pool: tuple[str, str]) -> None:
             loop.call_soon_threadsafe(controller.touch, Key(SERVING_POOL, *pool))
 
+        def learned(profile: str) -> None:
+            loop.call_soon_threadsafe(controller.touch, Key(HARDWARE_PROFILE, None, profile))
+
+        controller.beside(Learner(cluster, lessons, learned, namespaces=settings.namespaces))
         controller.beside(Collector(cluster, board, changed, namespaces=settings.namespaces))
-        controller.beside(Scaler(cluster, board, helm, changed, told=metrics.decided, namespaces=settings.namespaces))
+        controller.beside(
+            Scaler(
+                cluster,
+                board,
+                helm,
+                changed,
+                told=metrics.decided,
+                namespaces=settings.namespaces,
+                lessons=lessons,
+            )
+        )
         return controller
 
     def make_election() -> Election | None:

@@ -16,7 +16,7 @@ from ballast_operator.observed import Observed
 from ballast_operator.planned import Plan, Target
 from ballast_operator.scaling_records import NOTHING, stored_among
 from ballast_operator.specs.engine_container import gpus_of
-from ballast_operator.steered import Steered, SteeredPool
+from ballast_operator.steered import Rehearse, Steered, SteeredPool
 
 REFUSALS: Final[Mapping[str, Reason]] = {
     str(reason): reason
@@ -57,6 +57,7 @@ def steered(observed: Observed, plan: Plan, token: bytes) -> Steered | None:
         clamps=Clamps(min_ratio=spec.ratio.min_ratio, max_ratio=spec.ratio.max_ratio, gpu_budget=spec.gpu_budget),
         zero_after_s=spec.ratio.scale_to_zero_after_s,
         down_s=spec.scale_down.stabilization_s,
+        rehearse=_rehearse(target),
         token=token,
         kept=stored_among(observed.children, observed.name) is not NOTHING,
     )
@@ -94,10 +95,24 @@ def remarks(spec: ServingPoolSpec) -> tuple[str, ...]:
         found.append("ratio.minRatio and maxRatio have no effect while ratio.mode is Off")
     if spec.scale_down.stabilization_s is not None:
         found.append("scaleDown.stabilizationS has no effect while ratio.mode is Off")
+    if spec.ratio.rehearse is not None:
+        found.append("ratio.rehearse has no effect while ratio.mode is Off")
     left = [pool.name for pool in spec.pools if pool.autoscaling is not None and pool.autoscaling.by == "Ballast"]
     if left:
         found.append(f"autoscaling of {', '.join(left)} is left to others while ratio.mode is Off, within its bounds")
     return tuple(found)
+
+
+def _rehearse(target: Target) -> Rehearse | None:
+    """None also while the policy is not usable: gateways go by an older one, which nobody has here."""
+    asked = target.spec.ratio.rehearse
+    if asked is None or target.policy is None:
+        return None
+    return Rehearse(
+        cpu_s=asked.cpu_s,
+        timeout_s=asked.timeout_s,
+        policy=target.policy.dump(),
+    )
 
 
 def _pool(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ballast_core.attainment import Objective
 from ballast_core.model import Role
@@ -30,6 +32,16 @@ class SteeredPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearse:
+    """That candidates are tried before a change, how long that may take, and how requests are placed meanwhile."""
+
+    cpu_s: float
+    timeout_s: float
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """Spec of the SchedulingPolicy, as it is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Steered:
     """A ServingPool whose `ratio.mode` is not Off."""
 
@@ -44,6 +56,8 @@ class Steered:
     """Seconds without a request after which both stages stop; None: never."""
     down_s: float | None = None
     """Seconds for which fewer instances must have been right before a pool shrinks; None: as the policy has it."""
+    rehearse: Rehearse | None = None
+    """None: the equilibrium decides, and nothing is tried."""
     token: bytes = field(default=b"", repr=False)
     """Signs what gateways are asked; empty without an objective: there is nothing to ask then."""
     kept: bool = False

@@ -19,9 +19,11 @@ from typing import Final, Protocol
 
 from ballast_api import names
 from ballast_api.demand_report import DemandReport, Load, together
+from ballast_api.rehearsal_job import RehearsalJob
 from ballast_core.model import Role
 from ballast_core.policies.scaling.ballast import BallastScaling
-from ballast_core.policies.scaling.protocol import Decision, Inputs, Memory, Proposal, Refusal
+from ballast_core.policies.scaling.protocol import Counts, Decision, Inputs, Memory, Proposal, Recommended, Refusal
+from ballast_core.policies.scaling.rehearsing import carried_over, unrehearsed, worth_rehearsing
 from ballast_core.policies.scaling.sleeping import ASLEEP
 from ballast_core.policies.scaling.telling import refuse
 from ballast_operator.api_failure import ApiFailure
@@ -33,6 +35,9 @@ from ballast_operator.flipping import Flip, flips
 from ballast_operator.gateway_pods import GatewayPod, gateway_pods
 from ballast_operator.helm import Helm
 from ballast_operator.kinds import CONFIG_MAP, POD, Kind, Manifest
+from ballast_operator.learned import corrected
+from ballast_operator.lessons import Lessons
+from ballast_operator.rehearsing import Rehearsals
 from ballast_operator.scaling import REFUSALS
 from ballast_operator.scaling_inputs import inputs_of, instances_of
 from ballast_operator.scaling_records import NOTHING, Stored, read, resumed, written
@@ -45,6 +50,8 @@ ROUND_S: Final = 15.0
 """Seconds from the beginning of one round to that of the next: one window of arrivals."""
 WAKE_S: Final = 2.0
 """The same for those that are scaled to zero: somebody may wait."""
+REHEARSED_S: Final = 1.0
+"""The same, to see whether a rehearsal is over."""
 PATIENCE: Final = 3
 """Rounds in which a gateway may be silent before that is said: until then nothing is decided or written."""
 _SELECTOR: Final = f"{names.APP_MANAGED_BY}={names.MANAGER}"
@@ -91,6 +98,7 @@ class _Heard:
 
     reports: tuple[DemandReport, ...] = ()
     problems: tuple[str, ...] = ()
+    gateways: tuple[GatewayPod, ...] = ()
 
 
 def demands(asked: Sequence[tuple[GatewayPod, bytes]]) -> list[DemandReport | BaseException]:
@@ -120,6 +128,8 @@ class Scaler:
     unix_s: Callable[[], float] = time.time
     ask: Callable[[Sequence[tuple[GatewayPod, bytes]]], list[DemandReport | BaseException]] = demands
     policy: BallastScaling = field(default_factory=lambda: BallastScaling(rehearse=False))
+    lessons: Lessons = field(default_factory=Lessons)
+    rehearsals: Rehearsals = field(default_factory=Rehearsals)
     _courses: dict[Name, _Course] = field(default_factory=dict, init=False)
     _asleep: set[Name] = field(default_factory=set, init=False)
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
@@ -133,6 +143,7 @@ class Scaler:
     def stop(self) -> None:
         """End, when those that are asked have answered or had their time."""
         self._stopping.set()
+        self.rehearsals.stop()
         if self._thread is not None:
             self._thread.join()
 
@@ -140,16 +151,17 @@ class Scaler:
         """Whether it still runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def steer(self, *, asleep: bool = False) -> None:
-        """One round; with `asleep` of those alone that are scaled to zero. Raises `ApiFailure` where pods cannot be
-        listed."""
+    def steer(self, *, soon: bool = False) -> None:
+        """One round; with `soon` of those alone that cannot wait: scaled to zero, or their rehearsal is over. Raises
+        `ApiFailure` where pods cannot be listed."""
         steered = self.helm.steered()
         for name in self._courses.keys() - steered.keys():
             del self._courses[name]
+            self.rehearsals.forget(name)
             self.told(name, None, None)
         self._asleep &= steered.keys()
-        if asleep:
-            steered = {name: steered[name] for name in self._asleep}
+        if soon:
+            steered = {name: of for name, of in steered.items() if name in self._asleep | self.rehearsals.over()}
         if not steered:
             return
         pods: defaultdict[Name, list[Manifest]] = defaultdict(list)
@@ -161,7 +173,8 @@ class Scaler:
             if self._stopping.is_set():
                 return
             try:
-                self._steer_one(name, of, instances_of(pods[name], self.unix_s()).get(name, []), heard[name])
+                learned = corrected(of, self.lessons.of(name))
+                self._steer_one(name, learned, instances_of(pods[name], self.unix_s()).get(name, []), heard[name])
             except ApiFailure as error:
                 logger.warning("ServingPool %s/%s is not scaled: %s; trying again", *name, error)
             except Exception:
@@ -172,15 +185,18 @@ class Scaler:
         full_s = 0.0
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            asleep = bool(self._asleep) and began_s < full_s
-            full_s = full_s if asleep else began_s + self.round_s
+            soon = began_s < full_s
+            full_s = full_s if soon else began_s + self.round_s
             try:
-                self.steer(asleep=asleep)
+                if not soon or self._asleep or self.rehearsals.over():
+                    self.steer(soon=soon)
             except ApiFailure as error:
                 logger.warning("nothing is scaled: %s; trying again", error)
             except Exception:
                 logger.exception("nothing is scaled: unexpected error; trying again")
             next_s = min(full_s, began_s + WAKE_S) if self._asleep else full_s
+            if self.rehearsals.running():
+                next_s = min(next_s, began_s + REHEARSED_S)
             self._stopping.wait(max(0.0, next_s - time.monotonic()))
 
     # --- what is there --------------------------------------------------------------------------------------------
@@ -208,7 +224,10 @@ class Scaler:
                 raise answer
             elif pod.ready:
                 problems[name].append(f"{pod.name}: {answer}")
-        return {name: _Heard(tuple(reports[name]), tuple(problems[name])) for name in steered}
+        may_answer: defaultdict[Name, list[GatewayPod]] = defaultdict(list)
+        for name, pod, _ in asked:
+            may_answer[name].append(pod)
+        return {name: _Heard(tuple(reports[name]), tuple(problems[name]), tuple(may_answer[name])) for name in steered}
 
     def _course(self, name: Name, of: Steered) -> _Course:
         course = self._courses.get(name)
@@ -239,7 +258,7 @@ class Scaler:
     def _decided(
         self, name: Name, of: Steered, course: _Course, instances: Sequence[Instance], heard: _Heard
     ) -> Decision | None:
-        """None: not now, a gateway is silent."""
+        """None: not now, a gateway is silent or a rehearsal runs."""
 
         def inputs(report: DemandReport | None) -> Inputs:
             measured = self.board.newest(*name)
@@ -248,10 +267,10 @@ class Scaler:
             )
 
         if not of.token:
-            return self._round(of, inputs(None))
+            return self._round(name, of, course, inputs(None), heard)
         if heard.reports and not heard.problems:
             course.silent = 0
-            return self._round(of, inputs(together(heard.reports)))
+            return self._round(name, of, course, inputs(together(heard.reports)), heard)
         course.silent += 1
         if course.silent < PATIENCE:
             return None
@@ -259,9 +278,37 @@ class Scaler:
         refusal = Refusal("GatewaysSilent", f"what clients ask for is not known: {silent}")
         return refuse(Proposal(inputs=inputs(None), refusal=refusal))
 
-    def _round(self, of: Steered, inputs: Inputs) -> Decision:
+    def _round(self, name: Name, of: Steered, course: _Course, inputs: Inputs, heard: _Heard) -> Decision | None:
+        """None: a rehearsal runs."""
         policy = self.policy if of.down_s is None else replace(self.policy, down_s=of.down_s)
-        return policy.decide(policy.propose(inputs))
+        if of.rehearse is None:
+            self.rehearsals.forget(name)
+            return policy.decide(policy.propose(inputs))
+        policy = replace(policy, rehearse=True)
+        proposal = policy.propose(inputs)
+        if self.rehearsals.runs(name):
+            return None
+        rehearsed = self.rehearsals.take(name)
+        if rehearsed is not None and not rehearsed.answer.problem:
+            found = carried_over(rehearsed.proposal, rehearsed.answer.rehearsals, proposal)
+            if found:
+                return policy.decide(proposal, found)
+            problem = "the traffic asks for something else by now than what was tried"
+        elif not worth_rehearsing(policy, proposal):
+            return policy.decide(proposal)
+        elif rehearsed is not None:
+            problem = rehearsed.answer.problem
+        else:
+            job = RehearsalJob(
+                proposal=proposal,
+                in_force=_in_force(of, course.stored, inputs),
+                policy=of.rehearse.policy,
+                cpu_s=of.rehearse.cpu_s,
+            )
+            problem = self.rehearsals.begin(name, of.rehearse, job, heard.gateways, of.token)
+            if not problem:
+                return None
+        return unrehearsed(policy.decide(proposal), problem)
 
     def _store(self, name: Name, of: Steered, course: _Course, told: Told) -> None:
         stored = course.stored if told.stored is None else told.stored
@@ -312,6 +359,25 @@ class Scaler:
             self.cluster.create_event(scaling_event(owner, told.event))
         except ApiFailure as error:
             logger.warning("ServingPool %s/%s: event not posted: %s", owner.namespace, owner.name, error)
+
+
+def _in_force(of: Steered, stored: Stored, inputs: Inputs) -> tuple[Recommended, ...]:
+    """The layouts that were asked for, by the records of changes that were carried out: the oldest first."""
+    found: list[Recommended] = []
+    for record in stored.records:
+        try:
+            if not record.get("applied"):
+                continue
+            before, after = (
+                tuple(Counts(record[key][pool.name]["prefill"], record[key][pool.name]["decode"]) for pool in of.pools)
+                for key in ("from", "to")
+            )
+        except (KeyError, TypeError, AttributeError):
+            continue  # of other pools, or spoilt
+        if not found:
+            found.append(Recommended(0.0, before))
+        found.append(Recommended(float(record["at_s"]), after))
+    return tuple(found) or (Recommended(0.0, inputs.wanted),)
 
 
 def _loads(heard: _Heard) -> Mapping[str, Load]:

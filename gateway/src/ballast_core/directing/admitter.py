@@ -30,13 +30,15 @@ class Admitter:
         ledger: Ledger,
         *,
         hold_s: float,
+        startup_s: float | None = None,
         placer: Placer,
         dispatcher: Dispatcher,
         queue: Queue,
         capacity: Capacity,
         timers: Timers,
     ) -> None:
-        """`hold_s`: how long a request waits for an endpoint to appear if there is none."""
+        """`hold_s`: how long a request waits for an endpoint to appear if there is none. `startup_s`: how long one
+        takes to start, where that was measured."""
         self._ledger = ledger
         self._dispatcher = dispatcher
         self._placer = placer
@@ -46,12 +48,15 @@ class Admitter:
         self._returns = Returns()
         self._had_endpoints = True
         """At the last count of time."""
-        self.use(admission, hold_s=hold_s)
+        self._waking_s: float | None = None
+        """When the first request came for which there was no endpoint; None while there is one."""
+        self.use(admission, hold_s=hold_s, startup_s=startup_s)
 
-    def use(self, admission: Admission, *, hold_s: float) -> None:
+    def use(self, admission: Admission, *, hold_s: float, startup_s: float | None = None) -> None:
         """Admit by these from now on. What waits is judged by them at the next `serve`."""
         self._admission = admission
         self._hold_s = hold_s
+        self._startup_s = startup_s
         self._limits_backlog = admission.max_backlog_s(None) < np.inf
         self.serves: Collection[RequestId] = self._queue.waiting if admission.bounded else ()
         """The requests that wait for capacity, which any event may free."""
@@ -63,6 +68,8 @@ class Admitter:
 
     def admit(self, entry: Entry, now_s: float) -> list[Effect]:
         """Dispatch a request that has arrived, or whose leg has failed; otherwise hold or reject it."""
+        if self._startup_s:
+            self._wakes(now_s)
         if entry.failures and not self._admission.retries_wait:
             dispatch = self._dispatcher.dispatch(entry, now_s) or self._dispatcher.dispatch(entry, now_s, anyway=True)
             if dispatch is not None:
@@ -75,7 +82,7 @@ class Admitter:
         if until_s <= now_s:
             return self._give_up(entry, now_s)
         self._time_passes(now_s)
-        self._queue.add(entry, until_s, now_s)
+        self._queue.add(entry, until_s, now_s, held=not self._had_endpoints)
         shed = self._shed(entry, now_s)
         if entry.request.id not in self._queue:
             return shed
@@ -112,6 +119,8 @@ class Admitter:
     ) -> Reject:
         """The rejection of a request, and when it should come back."""
         backlog = self._queue.backlog
+        if not self._placer.exist() and self._startup_s:
+            return Reject(request.id, reason, message, self._started_s(request, now_s), cause)
         if not (self._admission.bounded and backlog.tokens):
             return Reject(request.id, reason, message, jittered_s(request.id, 0.0), cause)
         rate = backlog.rate(self._capacity.prefill_tokens_per_s())
@@ -125,6 +134,19 @@ class Admitter:
         )
         return Reject(request.id, reason, message, after_s, cause)
 
+    def _wakes(self, now_s: float) -> None:
+        if self._placer.exist():
+            self._waking_s = None
+        elif self._waking_s is None:
+            self._waking_s = now_s
+
+    def _started_s(self, request: Request, now_s: float) -> float:
+        """Seconds until an endpoint should be there: it starts since the first request came. One that is late is
+        expected within a tenth of the usual time, over and over."""
+        startup_s = self._startup_s or 0.0
+        left_s = startup_s - (now_s - (now_s if self._waking_s is None else self._waking_s))
+        return jittered_s(request.id, max(left_s, startup_s / 10), most_s=startup_s)
+
     def _shed(self, arrived: Entry, now_s: float) -> list[Effect]:
         """Reject what is too much now that this request waits, too: itself, or another that is shed first."""
         if arrived.failures:
@@ -132,7 +154,7 @@ class Admitter:
         effects: list[Effect] = []
         if self._admission.bounded and len(self._queue) > self._admission.max_waiting:
             effects += self._shed_one(ShedCause.QUEUE_FULL, now_s)
-        if self._limits_backlog:
+        if self._limits_backlog and self._had_endpoints:
             if arrived.request.ttft_objective_s is not None and arrived.request.id in self._queue:
                 effects += self._shed_by_objective(arrived, now_s)
             effects += self._shed_backlog(now_s)
@@ -151,14 +173,18 @@ class Admitter:
         return [self._saturated(arrived, ShedCause.BACKLOG, now_s)]
 
     def _shed_backlog(self, now_s: float) -> list[Effect]:
-        """Reject requests while the work before the last one takes too long."""
+        """Reject requests while the work before the last one takes too long.
+
+        Requests that came while no endpoint was there are not too much for endpoints: they have waited for the first
+        one, and others start. They are neither counted nor shed, within the bound of requests and their time.
+        """
         effects: list[Effect] = []
         queue, backlog = self._queue, self._queue.backlog
         if not backlog.tokens or not self._placer.exist():
             return effects
         most = self._admission.max_backlog_s(None) * backlog.rate(self._capacity.prefill_tokens_per_s())
         while len(queue) > min(queue.tenants, _LEAST_TENANTS) and (last := queue.shed_first()) is not None:
-            if backlog.tokens - last[1] <= most:
+            if backlog.tokens - backlog.held_tokens - last[1] <= most or backlog.is_held(last[0].request):
                 break
             effects += self._shed_one(ShedCause.BACKLOG, now_s)
         return effects
@@ -184,6 +210,8 @@ class Admitter:
         backlog = self._queue.backlog
         (backlog.passes if self._had_endpoints else backlog.stands)(now_s)
         self._had_endpoints = self._placer.exist()
+        if self._had_endpoints:
+            self._waking_s = None
 
     def _any_free(self) -> bool:
         """Whether a waiting request may be dispatched now, as far as that is known without placing it."""

@@ -77,6 +77,9 @@ class Backlog:
     def __init__(self) -> None:
         self.tokens = 0
         """All work that waits."""
+        self.held_tokens = 0
+        """Of it, that of requests that came while no endpoint was there."""
+        self._held: dict[RequestId, int] = {}
         self._levels: dict[int, _Level] = {}
         self._mean_output_tokens = _FIRST_MEAN_TOKENS
         self._measured_tokens = 0.0
@@ -96,19 +99,27 @@ class Backlog:
         if output_tokens > 0:
             self._mean_output_tokens += (output_tokens - self._mean_output_tokens) / _MEAN_OVER
 
-    def add(self, request: Request, work: int, now_s: float) -> None:
-        """A request that may be shed begins to wait."""
+    def add(self, request: Request, work: int, now_s: float, *, held: bool = False) -> None:
+        """A request that may be shed begins to wait; `held`: no endpoint is there."""
+        if held:
+            self.held_tokens += work
+            self._held[request.id] = work
         self.passes(now_s)
         self.tokens += work
         self._levels.setdefault(request.priority, _Level()).add(request.tenant, request.id, work)
 
     def remove(self, request: Request) -> None:
         """It waits no longer, if it did."""
+        self.held_tokens -= self._held.pop(request.id, 0)
         level = self._levels.get(request.priority)
         if level is not None:
             self.tokens -= level.remove(request.tenant, request.id)
             if not level.works:
                 del self._levels[request.priority]
+
+    def is_held(self, request: Request) -> bool:
+        """Whether it came while no endpoint was there, and waits since then."""
+        return request.id in self._held
 
     def ahead(self, request: Request) -> int:
         """Tokens of work that go before the newest request of its tenant and priority, at most.

@@ -132,6 +132,7 @@ class Director:
             admission,
             ledger,
             hold_s=settings.hold_s,
+            startup_s=settings.startup_s,
             placer=placer,
             dispatcher=self._dispatcher,
             queue=self.queue,
@@ -377,7 +378,7 @@ class Director:
             self.partitioner.use(new.partition)
         self._dispatcher.fallbacks = new.fallbacks
         self.placer.canary = new.canary
-        self._admitter.use(new.admission or Open(), hold_s=new.hold_s)
+        self._admitter.use(new.admission or Open(), hold_s=new.hold_s, startup_s=new.startup_s)
         self._serves = self._admitter.serves
         if self.watch is not None and new.watch is not None:
             self.watch.use(new.watch, self.beliefs, max_retries=new.max_retries, follows_progress=new.follows_progress)

@@ -75,8 +75,8 @@ class Queue:
 
     # --- waiting requests ---------------------------------------------------------------------------------------
 
-    def add(self, entry: Entry, until_s: float, now_s: float) -> None:
-        """Let a request wait until `until_s`. Raises `ValueError` if it waits already."""
+    def add(self, entry: Entry, until_s: float, now_s: float, *, held: bool = False) -> None:
+        """Let a request wait until `until_s`; `held`: no endpoint is there. Raises `ValueError` if it waits already."""
         request = entry.request
         if request.id in self.waiting:
             raise ValueError(f"request id {request.id!r} waits already")
@@ -88,7 +88,7 @@ class Queue:
         work = self.backlog.work(request)
         self.waiting[request.id] = _Waiting(entry, until_s, reach, work)
         if not entry.failures:
-            self.backlog.add(request, work, now_s)
+            self.backlog.add(request, work, now_s, held=held)
         heapq.heappush(self._ends, (until_s, request.id))
 
     def remove(self, request_id: RequestId) -> bool:

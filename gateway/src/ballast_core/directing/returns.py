@@ -39,7 +39,7 @@ class Returns:
         return jittered_s(request_id, seconds)
 
 
-def jittered_s(request_id: RequestId, seconds: float) -> float:
+def jittered_s(request_id: RequestId, seconds: float, *, most_s: float = MOST_S) -> float:
     """These seconds within the bounds, and up to half as much again, or a second: answers name whole seconds."""
-    least_s = min(max(seconds, LEAST_S), MOST_S)
+    least_s = max(min(seconds, most_s), LEAST_S)
     return least_s + max(JITTER_RATIO * least_s, 1.0) * crc32(request_id.encode()) / 2**32

@@ -48,6 +48,9 @@ class DirectorSettings(Suite):
     """When endpoints are ejected, and how much of the traffic may be retries."""
     hold_s: float = 0.0
     """Seconds that a request waits for an endpoint to appear if there is none; 0 rejects at once."""
+    startup_s: float | None = None
+    """Seconds that an endpoint takes to start, by which rejected requests come back while there is none; None: not
+    known."""
     profiles: Mapping[str, HardwareProfile]
     """Hardware profiles by name (`Endpoint.profile`); for an unknown name, learning starts from a guess."""
     empties_draining: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -42,9 +43,10 @@ def gateway_settings(
     objectives: tuple[ClassObjective, ...] = (),
     fallbacks: int | None = None,
     canary: CanarySettings | None = None,
+    startup_s: float | None = None,
 ) -> GatewaySettings:
     """What the gateway of this ServingPool needs to know. `fallbacks`: what its proxy follows, unless it is set.
-    `canary`: the revision that is weighed."""
+    `canary`: the revision that is weighed. `startup_s`: of an instance, as measured."""
     tuning = spec.gateway.settings
     tuned = {} if tuning is None else {name: getattr(tuning, name) for name in tuning.model_fields_set}
     if fallbacks is not None and "fallbacks" not in (tuned["picker"].model_fields_set if "picker" in tuned else ()):
@@ -53,6 +55,8 @@ def gateway_settings(
         limits = tuned.get("limits", Limits())
         if "hold_s" not in limits.model_fields_set:
             tuned["limits"] = limits.model_copy(update={"hold_s": WAKING_HOLD_S})
+        if startup_s is not None:
+            tuned["startup_s"] = _coarse(startup_s)
     if objectives:
         tuned["objectives"] = objectives
     if canary is not None:
@@ -80,6 +84,14 @@ def gateway_settings(
         ),
         profiles={name: numbers_of(profiles[name]) for name in sorted(profiles)},
     )
+
+
+def _coarse(startup_s: float) -> float:
+    """Rounded up to one of few values, a quarter apart: a median that wavers writes no settings."""
+    value = 1.0
+    while value < startup_s:
+        value = math.ceil(value * 1.25)
+    return value
 
 
 def gateway_config_map(owner: Owner, settings: GatewaySettings) -> Manifest:

@@ -68,6 +68,7 @@ def record_of(decision: Decision, at_s: float) -> dict[str, Any]:
                 "price": candidate.price,
                 "cover_ratio": candidate.cover_ratio,
                 "attainment": tried[k].attainment if k in tried else None,
+                "requests": tried[k].requests if k in tried else None,
                 "chosen": k == decision.chosen,
             }
             for k, candidate in enumerate(proposal.candidates)
@@ -95,7 +96,7 @@ def explained(record: Mapping[str, Any]) -> list[str]:
         if each["ratio"] is not None
     ]
     lines += [
-        f"  pool {each['name']}: ready {each['ready']['prefill']}P {each['ready']['decode']}D, "
+        f"  pool {each['name']} ({each['profile']}): ready {each['ready']['prefill']}P {each['ready']['decode']}D, "
         f"{each['starting']} start, {each['draining']} drain"
         for each in seen["pools"]
     ]
@@ -105,7 +106,9 @@ def explained(record: Mapping[str, Any]) -> list[str]:
             f"requests/s, room included"
         )
     for each in record["candidates"]:
-        tried = "not tried" if each["attainment"] is None else f"{each['attainment']:.1%} met in rehearsal"
+        tried = "not tried"
+        if each["attainment"] is not None:
+            tried = f"{each['attainment']:.1%} of {each.get('requests') or 'all'} met in rehearsal"
         mark = "*" if each["chosen"] else " "
         lines.append(
             f"  {mark} {each['name']} ({each['origin']}): price {each['price']:g}, "

@@ -1,0 +1,259 @@
+"""What gateways learn of engines reaches the HardwareProfile's status and scaling, and is written seldom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ballast_api.profile_report import DecodeStep, LearnedProfile, ProfilesReport, of_gateways
+from ballast_core.model import Role
+from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_operator.accepted import profile_status
+from ballast_operator.kinds import HARDWARE_PROFILE, Manifest
+from ballast_operator.learned import Accuracy, Lesson, Taught, corrected, judged
+from ballast_operator.learning import Learner
+from ballast_operator.lessons import SHOW_S, Lessons
+from ballast_operator.reconcile import Reconciler
+from ballast_operator.settings import OperatorSettings
+from ballast_operator.steered import Steered, SteeredPool
+from tests.operator.test_operator_collecting import CHAT, Pods, gateway_pod, gateways, script
+from tests.support.object_store import ObjectStore
+from tests.support.operator_builders import DEFAULTS, profile
+from tests.support.pod_api_calls import TOKEN
+from tests.support.scaled_fleet import Fleet
+from tests.support.scripted_engine import scripted_engine
+
+H200 = SHIPPED_PROFILES["h200-qwen3-32b"]
+FIELDS = DecodeStep.__struct_fields__
+DECLARED = DecodeStep(**{name: getattr(H200, name) for name in FIELDS})
+TAUGHT = Taught("uid", "Qwen/Qwen3-32B", frozenset({"h200"}), TOKEN)
+NOW, LATER = "2026-11-21T06:00:00Z", "2026-11-21T07:00:00Z"
+
+
+def learned(
+    step: float | None = 1.0, prefill: float | None = None, *, observations: int = 200, **more: Any
+) -> LearnedProfile:
+    """Engines whose steps, and prefills, take so many times as long as declared."""
+    found = LearnedProfile(
+        name="h200", declared=DECLARED, prefill_ratio=prefill, prefills=0 if prefill is None else 100
+    )
+    if step is not None:
+        slower = DecodeStep(**{name: step * getattr(DECLARED, name) for name in FIELDS})
+        found = msgspec.structs.replace(found, learned=slower, step_ratio=step, observations=observations, endpoints=2)
+    return msgspec.structs.replace(found, **more)
+
+
+def lesson(
+    step: float | None = 1.0, prefill: float | None = None, before: Accuracy = Accuracy.UNKNOWN, **more: Any
+) -> Lesson:
+    return judged(Lesson(learned(step, prefill, **more), model="m"), before)
+
+
+# --- gateways together ----------------------------------------------------------------------------------------------
+
+
+def test_gateways_count_by_what_they_have_observed() -> None:
+    few, many = learned(2.0, 3.0, observations=100), learned(1.0, 1.0, observations=300)
+    found = of_gateways([ProfilesReport(unix_s=1.0, profiles=(each,)) for each in (few, many)])["h200"]
+    assert found.step_ratio == pytest.approx(1.25)
+    assert found.prefill_ratio == pytest.approx(2.0)
+    assert (found.observations, found.prefills, found.endpoints) == (400, 200, 2)
+    assert found.learned is not None
+    assert found.learned.a_ms == pytest.approx(1.25 * DECLARED.a_ms)
+
+
+def test_a_gateway_that_goes_by_older_numbers_is_left_out() -> None:
+    older = learned(4.0, declared=msgspec.structs.replace(DECLARED, a_ms=1.0), observations=100)
+    reports = [ProfilesReport(unix_s=1.0, profiles=(each,)) for each in (older, learned(1.0, observations=300))]
+    found = of_gateways(reports)["h200"]
+    assert (found.step_ratio, found.declared) == (1.0, DECLARED)
+
+
+# --- judgement ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step", "prefill", "before", "expected"),
+    [
+        (1.1, None, Accuracy.UNKNOWN, Accuracy.ACCURATE),
+        (1.3, None, Accuracy.UNKNOWN, Accuracy.SLOWER),
+        (0.7, None, Accuracy.UNKNOWN, Accuracy.FASTER),
+        (1.1, 1.6, Accuracy.UNKNOWN, Accuracy.SLOWER),
+        (None, 0.5, Accuracy.ACCURATE, Accuracy.FASTER),
+        (1.22, None, Accuracy.ACCURATE, Accuracy.ACCURATE),
+        (1.22, None, Accuracy.SLOWER, Accuracy.SLOWER),
+        (1.18, None, Accuracy.SLOWER, Accuracy.ACCURATE),
+        (None, None, Accuracy.SLOWER, Accuracy.UNKNOWN),
+    ],
+)
+def test_a_profile_is_off_beyond_a_quarter_until_it_is_within_a_fifth(
+    step: float | None, prefill: float | None, before: Accuracy, expected: Accuracy
+) -> None:
+    assert lesson(step, prefill, before).accuracy is expected
+
+
+def test_few_observations_and_bad_predictions_say_nothing() -> None:
+    assert lesson(3.0, observations=59).accuracy is Accuracy.UNKNOWN
+    assert lesson(3.0, median_error_ratio=0.6).accuracy is Accuracy.UNKNOWN
+    assert lesson(None, 3.0, prefills=59).accuracy is Accuracy.UNKNOWN
+
+
+# --- status ---------------------------------------------------------------------------------------------------------
+
+
+def accuracy_of(status: Manifest) -> tuple[str, str]:
+    (found,) = [each for each in status["conditions"] if each["type"] == "ProfileAccurate"]
+    return found["status"], found["reason"]
+
+
+def test_a_status_shows_what_was_learned_beside_what_is_declared() -> None:
+    lessons = {("team", "chat"): lesson(2.0, 1.5), ("team", "other"): lesson(None, None)}
+    status = profile_status(profile("h200"), NOW, ["team/chat", "team/other"], lessons)
+    assert accuracy_of(status) == ("False", "SlowerThanDeclared")
+    first, second = status["learned"]
+    assert (first["servingPool"], first["model"], first["accurate"]) == ("team/chat", "m", False)
+    assert (first["stepRatio"], first["prefillRatio"], first["stepObservations"]) == (2.0, 1.5, 200)
+    assert first["step"]["aMs"] == pytest.approx(2 * H200.a_ms, rel=0.01)
+    assert "accurate" not in second
+    assert [each["type"] for each in status["conditions"]] == ["Accepted", "ProfileAccurate"]
+
+
+@pytest.mark.parametrize(
+    ("lessons", "used_by", "expected"),
+    [
+        ({("team", "chat"): lesson(1.0)}, ["team/chat"], ("True", "AsDeclared")),
+        ({("team", "chat"): lesson(0.5)}, ["team/chat"], ("False", "FasterThanDeclared")),
+        ({("team", "chat"): lesson(None)}, ["team/chat"], ("Unknown", "TooFewObservations")),
+        ({}, ["team/chat"], ("Unknown", "NotMeasured")),
+        ({}, [], ("Unknown", "NotMeasured")),
+    ],
+)
+def test_the_condition_says_whether_engines_are_as_declared(
+    lessons: dict[tuple[str, str], Lesson], used_by: list[str], expected: tuple[str, str]
+) -> None:
+    assert accuracy_of(profile_status(profile("h200"), NOW, used_by, lessons)) == expected
+
+
+def test_an_operator_that_starts_anew_keeps_what_the_last_one_wrote_until_it_has_asked() -> None:
+    first = profile_status(profile("h200"), NOW, ["team/chat"], {("team", "chat"): lesson(2.0)})
+    assert profile_status({**profile("h200"), "status": first}, LATER, ["team/chat"], None) == first
+
+
+def test_what_an_operator_of_other_namespaces_has_written_stays() -> None:
+    """Two operators that take turns come to rest."""
+
+    def of(namespace: str) -> Callable[[str], bool]:
+        return lambda user: user.startswith(f"{namespace}/")
+
+    manifest = profile("h200")
+    used_by = ["a/chat", "b/chat"]
+    for _ in range(2):
+        status = profile_status(manifest, NOW, used_by, {("a", "chat"): lesson(1.0)}, of("a"))
+        manifest = {**manifest, "status": status}
+        other = profile_status(manifest, NOW, used_by, {("b", "chat"): lesson(0.5, observations=300)}, of("b"))
+        manifest = {**manifest, "status": other}
+    assert profile_status(manifest, LATER, used_by, {("a", "chat"): lesson(1.0)}, of("a")) == other
+    assert [each["servingPool"] for each in other["learned"]] == ["b/chat", "a/chat"]
+    assert accuracy_of(other) == ("False", "FasterThanDeclared")
+
+
+def test_a_status_is_written_for_news_only() -> None:
+    lessons = Lessons()
+    lessons.follow(*CHAT, TAUGHT)
+
+    def answered(step: float, now_s: float) -> frozenset[str]:
+        return lessons.answered(CHAT, "uid", {"h200": learned(step)}, now_s)
+
+    assert not lessons.asked()
+    assert answered(1.0, 0.0) == {"h200"}
+    assert answered(1.2, 60.0) == frozenset()  # soon after
+    assert answered(1.2, SHOW_S) == {"h200"}
+    assert answered(1.21, 3 * SHOW_S) == frozenset()  # hardly another figure
+    assert answered(1.5, 3 * SHOW_S + 60.0) == {"h200"}  # another judgement
+    assert answered(1.22, 3 * SHOW_S + 120.0) == frozenset()
+    assert lessons.answered(CHAT, "another uid", {"h200": learned(9.0)}, 9 * SHOW_S) == frozenset()
+    assert lessons.shown("h200")[CHAT].accuracy is Accuracy.SLOWER
+    lessons.follow(*CHAT, None)
+    assert not lessons.shown("h200")
+
+
+def test_one_event_for_each_judgement() -> None:
+    lessons = Lessons()
+    lessons.follow(*CHAT, TAUGHT)
+    store = ObjectStore(profile("h200"))
+    settings = OperatorSettings(gateway=DEFAULTS)
+    looks = Reconciler(store, store, settings, lambda: NOW, lambda: "token", lessons=lessons)
+
+    def look() -> Manifest:
+        looks.referred(HARDWARE_PROFILE, None, "h200")
+        found: Manifest = store.objects["HardwareProfile", None, "h200"]["status"]
+        return found
+
+    for number, step in enumerate((1.0, 1.1, 2.0, 2.5, 2.2, 2.0)):
+        lessons.answered(CHAT, "uid", {"h200": learned(step)}, number * 2 * SHOW_S)
+        look()
+    said = [(each["type"], each["reason"]) for each in store.events if each["reason"] != "Accepted"]
+    assert said == [("Normal", "AsDeclared"), ("Warning", "SlowerThanDeclared")]
+    written = len(store.writes)
+    look()
+    assert len(store.writes) == written
+
+
+# --- scaling --------------------------------------------------------------------------------------------------------
+
+
+def pool_of(role: Role) -> SteeredPool:
+    return SteeredPool(name=role.value, role=role, profile=H200, least=1, most=8, count=1)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE, Role.FLEXIBLE])
+def test_learned_numbers_take_the_place_of_declared_ones_that_are_off(role: Role) -> None:
+    of = Steered(uid="u", mode="Auto", pools=(pool_of(role),))
+    assert corrected(of, {H200.name: lesson(1.1, 1.1)}) == of
+    (found,) = corrected(of, {H200.name: lesson(2.0, 3.0)}).pools
+    assert found.profile.name == "h200-qwen3-32b as learned"
+    prompts, decodes = found.profile.step_s(8192, 0, 8192.0**2 / 2, 0), found.profile.step_s(32, 32_000, 0, 32)
+    if role is not Role.DECODE:
+        assert prompts == pytest.approx(3.0 * H200.step_s(8192, 0, 8192.0**2 / 2, 0), rel=0.1)
+    if role is not Role.PREFILL:
+        assert decodes == pytest.approx(2.0 * H200.step_s(32, 32_000, 0, 32), rel=0.1)
+
+
+def test_a_fleet_of_engines_that_are_slower_than_declared_is_made_larger() -> None:
+    """Than it has to be with engines as declared."""
+    fleet = Fleet(rate_rps=8.0)
+    fleet.round(2)
+    before = fleet.counts()
+    (name, taught) = next(iter(fleet.lessons.followed().items()))
+    fleet.lessons.answered(name, taught.uid, {"h200": learned(2.0, 2.0)}, 0.0)
+    fleet.round(1)
+    after = fleet.counts()
+    assert all(after[pool] > before[pool] for pool in before)
+    assert "h200 as learned" in fleet.decisions["data"]["records"]  # type: ignore[index]
+
+
+# --- asking ---------------------------------------------------------------------------------------------------------
+
+
+async def test_real_gateways_are_asked_and_a_silent_one_is_no_news(tmp_path: Path) -> None:
+    async with (
+        scripted_engine(script) as engine,
+        gateways(tmp_path, engine.address, "127.0.0.2") as (port, _),
+    ):
+        api = Pods([gateway_pod("a", "127.0.0.2"), gateway_pod("b", "127.0.0.3")])
+        changed: list[str] = []
+        lessons = Lessons()
+        lessons.follow(*CHAT, TAUGHT)
+        learner = Learner(api, lessons, changed.append, admin_port=port)
+        await asyncio.to_thread(learner.learn)
+        assert lessons.asked()
+        assert changed == []
+        learner.start()
+        assert learner.alive()
+        await asyncio.to_thread(learner.stop)
+        assert not learner.alive()
