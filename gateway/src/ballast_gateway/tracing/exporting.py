@@ -44,6 +44,7 @@ _FLUSH_S: Final = 2.0
 _MOST_STATE_CHARS: Final = 1024
 _RECORDED: Final = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 _NOT_RECORDED: Final = otel.TraceFlags(otel.TraceFlags.DEFAULT)
+_NOWHERE: Final = contexts.Context()
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
@@ -91,15 +92,17 @@ class Tracing:
     def begin(self, parents: list[str], states: list[str]) -> Trace:
         """The trace of a request with these values of `traceparent` and `tracestate`. What is no trace context begins a
         trace of its own."""
-        before = self._parent(parents, states) if self._follow_clients else contexts.Context()
-        parent = otel.get_current_span(before).get_span_context()
-        remote = parent if parent.is_valid else None
-        trace_id = parent.trace_id if remote is not None else self._provider.id_generator.generate_trace_id()
+        before = self._parent(parents, states) if parents and self._follow_clients else _NOWHERE
+        remote = None
+        if before is not _NOWHERE:
+            remote = otel.get_current_span(before).get_span_context()
+            remote = remote if remote.is_valid else None
+        trace_id = remote.trace_id if remote is not None else self._provider.id_generator.generate_trace_id()
         sampled = self._sampler.should_sample(before, trace_id, "request", otel.SpanKind.SERVER)
         state = sampled.trace_state or otel.TraceState()
         lines = f"tracestate: {state.to_header()}\r\n" if state else ""
         if sampled.decision is not Decision.RECORD_AND_SAMPLE:
-            span_id = parent.span_id if remote is not None else self._provider.id_generator.generate_span_id()
+            span_id = remote.span_id if remote is not None else self._provider.id_generator.generate_span_id()
             return Trace(_lines(trace_id, span_id, _NOT_RECORDED, lines))
         return RecordedTrace(
             _Context(trace_id, state, remote),
@@ -138,13 +141,12 @@ class Tracing:
                 trace.rejected(now_s)
 
     def _parent(self, parents: list[str], states: list[str]) -> contexts.Context:
-        empty = contexts.Context()
         if len(parents) != 1:
-            return empty
+            return _NOWHERE
         carrier, state = {"traceparent": parents[0].strip()}, ",".join(states)
         if state and len(state) <= _MOST_STATE_CHARS and state.isascii():
             carrier["tracestate"] = state
-        return _PROPAGATOR.extract(carrier, empty)
+        return _PROPAGATOR.extract(carrier, _NOWHERE)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
