@@ -32,11 +32,12 @@ class Together:
         fresh_rows: list[EndedRow] = []
         for name, frame in frames.items():
             before = self._before.get(name)
-            ended, placed = _new(frame.recent, frame.ended, before and before.ended), frame.decided
-            fresh_rows += ended
-            self._placed += _new(frame.placed, placed, before and before.decided)
-            self._ended += frame.ended - (before.ended if before and before.ended <= frame.ended else 0)
-            self._decided += placed - (before.decided if before and before.decided <= placed else 0)
+            ended = _more(frame.ended, 0 if before is None else before.ended)
+            decided = _more(frame.decided, 0 if before is None else before.decided)
+            fresh_rows += _last(frame.recent, ended)
+            self._placed += _last(frame.placed, decided)
+            self._ended += ended
+            self._decided += decided
             self._before[name] = frame
         self._recent += sorted(fresh_rows, key=lambda row: row.arrived_ms + 1e3 * row.ended_s)
         all_of_them = tuple(frames.values())
@@ -59,10 +60,13 @@ class Together:
         )
 
 
-def _new(rows: tuple[_Row, ...], count: int, before: int | None) -> tuple[_Row, ...]:
-    """The rows that were not there when so many had been counted; all of a worker that began anew."""
-    new = count if before is None or before > count else count - before
-    return rows[-new:] if new > 0 else ()
+def _more(count: int, before: int) -> int:
+    """By how much a count has grown; that of a worker that began anew grows from 0."""
+    return count if before > count else count - before
+
+
+def _last(rows: tuple[_Row, ...], count: int) -> tuple[_Row, ...]:
+    return rows[-count:] if count > 0 else ()
 
 
 def _about(of: list[About], workers: int) -> About | None:
