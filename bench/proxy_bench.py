@@ -260,7 +260,14 @@ async def paced_streams(port: int, pid: int | None) -> Streams:
 
 
 def settings(
-    folder: Path, ports: list[int], policy: str, *, rescue: bool, roles: Sequence[str] = SPLIT, workers: int = 1
+    folder: Path,
+    ports: list[int],
+    policy: str,
+    *,
+    rescue: bool,
+    roles: Sequence[str] = SPLIT,
+    workers: int = 1,
+    **more: object,
 ) -> Path:
     entries = [
         {"name": f"{role}-{number}", "address": f"127.0.0.1:{port}", "role": role}
@@ -273,6 +280,7 @@ def settings(
         "listeners": {"host": "127.0.0.1", "proxy": 0, "admin": 0},
         "limits": {"drainGraceS": 0},
         "streams": {"rescue": rescue},
+        **more,
     }
     if workers > 1:
         config["workers"] = workers
@@ -372,10 +380,11 @@ def gateway(
     ballast: Sequence[str] = OURS,
     roles: Sequence[str] = SPLIT,
     workers: int = 1,
+    **more: object,
 ) -> Iterator[Subject]:
-    """`ballast gateway` in front of the engines, ready to serve; `ballast`: the command."""
+    """`ballast gateway` in front of the engines, ready to serve; `ballast`: the command; `more`: of its settings."""
     with tempfile.TemporaryDirectory() as folder:
-        config = settings(Path(folder), ports, policy, rescue=rescue, roles=roles, workers=workers)
+        config = settings(Path(folder), ports, policy, rescue=rescue, roles=roles, workers=workers, **more)
         command = (*ballast, "gateway", "--config", str(config))
         with child(*command, line_from="stderr") as (process, line):
             said = json.loads(line)

@@ -35,13 +35,14 @@ class Context:
     code_hash: str
 
 
-def runtime_closure(root: str = "ballast") -> set[str]:
-    """Canonical names of all distributions that `root` needs at run time, itself left out, as installed here.
+def runtime_closure(root: str = "ballast", extras: Iterable[str] = ("otel",)) -> set[str]:
+    """Canonical names of all distributions that `root` with these extras needs at run time, itself left out, as
+    installed here.
 
     Raises TestbedError when one is not installed.
     """
     found: set[str] = set()
-    waiting: list[tuple[str, str]] = [(root, "")]
+    waiting: list[tuple[str, str]] = [(root, ""), *((root, extra) for extra in extras)]
     seen: set[tuple[str, str]] = set()
     while waiting:
         name, extra = waiting.pop()

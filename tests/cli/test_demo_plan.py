@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from ballast_api.common import ApiModel
 from ballast_api.loading import load_manifest_files, parse_resource
 from ballast_cli.demo.cases import quickstart_folder
-from ballast_cli.demo.plan import DemoError, plan_fleet
+from ballast_cli.demo.plan import DemoError, Fleet, gateway_settings, plan_fleet
 
 
 def manifests(refs: list[str], **objectives: dict[str, Any]) -> list[ApiModel]:
@@ -36,6 +38,18 @@ def test_its_requests_have_the_objective_of_the_first_class_that_they_belong_to(
     assert fleet.objective is not None
     assert fleet.objective.name == "rest"
     assert plan_fleet(manifests(["gold"], gold=gold)).objective is None
+
+
+def test_the_gateways_live_page_has_the_objective_that_the_verdict_is_about() -> None:
+    """Attainment there is by the same thresholds; without an objective there is none."""
+    fleet = plan_fleet(manifests(["rest"], rest={"ttftS": 3.0, "tpotS": 0.1}))
+
+    def objectives_of(fleet: Fleet) -> list[tuple[str, float | None, float | None]]:
+        settings = gateway_settings(fleet, fleet.policy, Path("endpoints.yaml"), proxy_port=1, admin_port=2)
+        return [(each.name, each.ttft_s, each.tpot_s) for each in settings.objectives]
+
+    assert objectives_of(fleet) == [("rest", 3.0, 0.1)]
+    assert not objectives_of(replace(fleet, objective=None))
 
 
 def test_an_objective_that_no_manifest_holds_is_named() -> None:

@@ -28,7 +28,7 @@ from ballast_api.demand_report import DEMAND, read_demand
 from ballast_api.recorded_traffic import TRAFFIC
 from ballast_core.attainment import Threshold
 from ballast_gateway.live.page import page
-from ballast_gateway.live.rows import EVENTS, PAGE, WORKERS
+from ballast_gateway.live.rows import EVENTS, LIVE, PAGE, REQUEST, WORKERS
 from ballast_gateway.logs import LineWriter
 from ballast_gateway.workers.admin import merged
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, settings, until
@@ -332,18 +332,23 @@ async def test_the_admin_api_of_each_worker_is_to_be_had(tmp_path: Path) -> None
 
 
 async def watched(client: httpx.AsyncClient, url: str, mine: dict[str, str]) -> None:
-    """The live page is for everybody; its stream is that of the worker that is asked for, as it comes."""
+    """The live page is for everybody; its stream is that of the worker that is asked for, or of all."""
     assert (await client.get(f"{url}{PAGE}")).content == page().body
     assert (await client.get(f"{url}{EVENTS}")).status_code == 401
     assert (await client.get(f"{url}{EVENTS}", params={"worker": "2"}, headers=mine)).status_code == 404
-    async with client.stream("GET", f"{url}{EVENTS}", params={"worker": "1"}, headers=mine) as answer:
-        assert (answer.status_code, answer.headers[WORKERS]) == (200, "2")
-        lines = answer.aiter_lines()
-        event = [await anext(lines) for _ in range(3)]
-        assert event[:2] == ["event: all", "id: 0"]
-        assert json.loads(event[2].removeprefix("data: "))["about"]["whose"] == "worker 1"
-        while await anext(lines) != "event: delta":
-            pass
+    together = "this gateway with all 2 workers"
+    for params, whose in (({"worker": "1"}, "worker 1"), ({}, together)):
+        async with client.stream("GET", f"{url}{EVENTS}", params=params, headers=mine) as answer:
+            assert (answer.status_code, answer.headers[WORKERS]) == (200, "2")
+            lines = answer.aiter_lines()
+            event = [await anext(lines) for _ in range(3)]
+            assert event[:2] == ["event: all", "id: 0"]
+            assert json.loads(event[2].removeprefix("data: "))["about"]["whose"] == whose
+            while await anext(lines) != "event: delta":
+                pass
+    assert (await client.get(f"{url}{LIVE}", headers=mine)).json()["about"]["whose"] == together
+    assert (await client.get(f"{url}{LIVE}")).status_code == 401
+    assert (await client.get(f"{url}{REQUEST}", params={"id": "none"}, headers=mine)).status_code == 404
 
 
 async def test_without_a_token_only_loopback_is_answered(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import io
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ballast_gateway.app import Gateway
@@ -167,10 +168,16 @@ class Picked:
         return None if value is None else verify(value, [TOKEN], time.time())
 
 
-def ask(gateway: Gateway, request_id: str, body: bytes = BODY, path: str = "/v1/completions") -> Picked:
+def ask(
+    gateway: Gateway,
+    request_id: str,
+    body: bytes = BODY,
+    more: Mapping[str, str] = MappingProxyType({}),
+    path: str = "/v1/completions",
+) -> Picked:
     """One request, as Envoy asks in the recommended mode: its stream is closed once it is routed."""
     session = face_of(gateway).open(lambda replies: None)
-    headers = {":path": path, "x-request-id": request_id, "content-type": "application/json"}
+    headers = {":path": path, "x-request-id": request_id, "content-type": "application/json", **more}
     replies = session.receive(Inbound(kind=Kind.REQUEST_HEADERS, headers=headers, modes=_MODES))
     replies += session.receive(Inbound(kind=Kind.REQUEST_BODY, body=body, end_of_stream=True))
     changed = [reply.change for reply in replies if isinstance(reply, HeadersReply)]

@@ -110,7 +110,7 @@ def test_a_dependency_that_is_not_locked_is_refused() -> None:
 def test_the_runtime_closure_has_dependencies_of_dependencies_and_no_test_tools() -> None:
     """As installed here: what the image must hold, and every one of them is locked."""
     names = context.runtime_closure()
-    assert {"kopf", "numpy", "pydantic-core"} <= names
+    assert {"kopf", "numpy", "pydantic-core", "opentelemetry-sdk"} <= names
     assert not {"pytest", "mypy", "ballast"} & names
     assert context.select_requirements((context.REPOSITORY / "requirements.lock").read_text(), names)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.panels import Dashboard, Panel, fleetwide, metric, quantile, total
+from dashboards.panels import Dashboard, Panel, fleetwide, metric, quantile, ratio, total
 
 _SCOPED: Final = "pool, role, quantity"
 
@@ -56,6 +56,41 @@ POLICY: Final = Dashboard(
         (
             "Decisions",
             (
+                Panel(
+                    "Predicted, observed, and the best other",
+                    "Mean time from dispatch to the end of a prefill: predicted, observed, and predicted for the best "
+                    "other candidate. Good: observed near predicted, and not above the other. Bad: observed above the "
+                    "other for long. Do: see the errors above: where predictions are off, calibrate; else compare "
+                    "policies by `ballast simulate` on recorded traffic.",
+                    (
+                        (
+                            total("ballast_gateway_judged_prefill_seconds_total", by="estimate")
+                            + " / ignoring (estimate) group_left () "
+                            + f"({total('ballast_gateway_judged_prefills_total')} > 0)",
+                            "{{estimate}}",
+                        ),
+                    ),
+                    unit="s",
+                    width=8,
+                ),
+                Panel(
+                    "Regret of placements",
+                    "Share of the time in prefills, queues included, that the best other candidate would have saved by "
+                    "its prediction. Good: below 0.1. Bad: above 0.3 for long. Do: calibrate profiles; try another "
+                    "placement. It is no forecast of what a change brings: the other endpoint would have been busier, "
+                    "and the best of many predictions is too good on average.",
+                    (
+                        (
+                            ratio(
+                                total("ballast_gateway_regret_seconds_total"),
+                                total("ballast_gateway_judged_prefill_seconds_total", 'estimate="observed"'),
+                            ),
+                            "regret",
+                        ),
+                    ),
+                    unit="percentunit",
+                    width=8,
+                ),
                 Panel(
                     "Placements by policy",
                     "Decisions a second by the policy that made them. Good: what you set. Bad: another one: settings "

@@ -17,7 +17,9 @@ def top_command(
     token: Annotated[
         str | None, typer.Option(envvar="BALLAST_ADMIN_TOKEN", help="The admin token, where the gateway asks for one.")
     ] = None,
-    worker: Annotated[int | None, typer.Option(help="Of a gateway with workers: which one. Default: 0.")] = None,
+    worker: Annotated[
+        int | None, typer.Option(help="Of a gateway with workers: which one. Default: all together.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and end, as pipes and scripts do.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two snapshots.")] = 1.0,
 ) -> None:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from ballast_api.attainment_report import ATTAINMENT
 from ballast_api.demand_report import DEMAND
+from ballast_api.errors import InvalidInput, Problem
 from ballast_api.gateway_settings import GatewaySettings, KubernetesPeers, PickerTls, ProxyTls, TlsMode
 from ballast_api.load_report import LOAD
 from ballast_api.profile_report import PROFILES
@@ -64,6 +65,7 @@ from ballast_gateway.stand_ins import StandIns
 from ballast_gateway.tls.certificates import Tls, tls_of
 from ballast_gateway.tls_metrics import TlsMetrics
 from ballast_gateway.tokenizing import Tokenizing
+from ballast_gateway.tracing.starting import CannotTrace, tracing_of
 from ballast_gateway.traffic import Bounds, TrafficRecorder
 from ballast_gateway.view.service import PodApi
 from ballast_gateway.who_may_ask import WhoMayAsk
@@ -71,6 +73,7 @@ from ballast_gateway.who_may_ask import WhoMayAsk
 if TYPE_CHECKING:
     from ballast_gateway.observe.kv_events import KvEventStreams
     from ballast_gateway.picker.query import Carries
+    from ballast_gateway.tracing.exporting import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -147,6 +150,7 @@ class Gateway:
             ),
             on_decision_s=self.metrics.decision,
         )
+        self._tracing = self._traces(unix_s)
         self.attainment = Attainment(self._classes, now_s=self.driver.now_s, unix_s=unix_s)
         AttainmentMetrics(self.attainment, self.registry)
         self._watch_canary(settings)
@@ -297,6 +301,7 @@ class Gateway:
                 on_record=self._ended,
                 served=self._served,
                 classes=self._classes,
+                tracing=self._tracing,
             )
             self._closing.push_async_callback(self.proxy.close)
             self.ports["proxy"] = await self.proxy.listen(
@@ -317,6 +322,7 @@ class Gateway:
                 tls=faces.get("picker"),
                 served=self._served,
                 classes=self._classes,
+                tracing=self._tracing,
             )
             self.fleet.on_scraped = self.picker.observed
             self._closing.push_async_callback(self.picker.aclose, 0.0)
@@ -460,6 +466,28 @@ class Gateway:
             self._closing.enter_context(opening.pop_all())
         return file
 
+    def _traces(self, unix_s: float) -> Tracing | None:
+        """None where the settings ask for none. Raises `InvalidInput` where they cannot be had."""
+        asked = self.settings.tracing
+        if asked is None:
+            return None
+        try:
+            tracing = tracing_of(
+                service="ballast-gateway",
+                whose=self.whose,
+                endpoint=asked.endpoint,
+                sample_ratio=asked.sample_ratio,
+                follow_clients=asked.follow_clients,
+                now_s=self.driver.now_s,
+                unix_s=unix_s,
+            )
+        except CannotTrace as error:
+            raise InvalidInput("tracing", [Problem("", str(error))]) from error
+        if tracing is not None:
+            self.driver.listen(tracing.effect)
+            self._closing.push_async_callback(tracing.close)
+        return tracing
+
     def _watch_canary(self, settings: GatewaySettings) -> None:
         """Counts go on as long as it is the same revision, whatever its weight."""
         canary, counts = settings.canary, self.attainment.canary
@@ -486,6 +514,8 @@ class Gateway:
         self.traffic(record)
         self.demand(record)
         self.live.taking.ended(record)
+        if self._tracing is not None:
+            self._tracing.ended(record)
         if self.settings.logs.requests:
             self._request_log(record)
 

@@ -12,6 +12,8 @@ REQUEST_ID: Final = wire_names.REQUEST_ID.encode()
 PRIORITY: Final = wire_names.PRIORITY.encode()
 KEYS: Final = (b"authorization", b"x-api-key")
 """Where clients put API keys: OpenAI's way, and Anthropic's."""
+TRACE_CONTEXT: Final = (b"traceparent", b"tracestate")
+"""W3C's trace context."""
 _OBJECTIVES: Final = tuple(name.encode() for name in wire_names.OBJECTIVES)
 _DEADLINE: Final = wire_names.DEADLINE.encode()
 _MILLISECONDS = re.compile(rb"0{0,8}[1-9][0-9]{0,8}")

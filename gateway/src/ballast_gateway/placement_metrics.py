@@ -56,7 +56,20 @@ class PlacementMetrics(Collector):
         tokens = counters("ballast_gateway_placed_prompt_tokens_total")
         tokens.add_metric(("hit",), self._hit)
         tokens.add_metric(("miss",), self._missed)
-        return [placements, tokens, *self._waiting()]
+        return [placements, tokens, *self._judged(), *self._waiting()]
+
+    def _judged(self) -> Iterable[Metric]:
+        hindsight = self._director.beliefs.hindsight
+        judged, regret = (
+            counters("ballast_gateway_judged_prefills_total"),
+            counters("ballast_gateway_regret_seconds_total"),
+        )
+        judged.add_metric((), hindsight.judged)
+        regret.add_metric((), hindsight.regret_s)
+        seconds = counters("ballast_gateway_judged_prefill_seconds_total")
+        for estimate in ("predicted", "observed", "other"):
+            seconds.add_metric((estimate,), getattr(hindsight, f"{estimate}_s"))
+        return [judged, seconds, regret]
 
     def _waiting(self) -> Iterable[Metric]:
         now_s = self._now_s()

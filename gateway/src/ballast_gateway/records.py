@@ -11,6 +11,7 @@ from ballast_core.model import Fault, Request
 
 if TYPE_CHECKING:
     from ballast_core.attainment import Objective  # brings numpy, which an agent goes without
+    from ballast_gateway.spans import Trace
 
 HOLDER_LOST: Final = "holder-lost"
 """Reason of a request whose holder is gone, and has not said how it ended."""
@@ -83,6 +84,8 @@ class RequestRecord:
     """Whether somebody counts output tokens."""
     measured_prompt_tokens: int = 0
     """Tokens of the prompt as an engine counted them; 0 where none has said."""
+    trace: Trace | None = None
+    """What a trace says of it; None where there are no traces."""
 
     @property
     def retries(self) -> int:

@@ -64,6 +64,12 @@ def _origin(value: str) -> str:
     return value.lower()
 
 
+def _receiver(value: str) -> str:
+    if not re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/:?#@\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?", value):
+        raise PydanticCustomError("receiver", "must be http://host:port or https://host:port, with a path or without")
+    return value
+
+
 Path = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._~/-]*$", max_length=256)]
 """An absolute path without query."""
 Origin = Annotated[str, AfterValidator(_origin)]
@@ -446,6 +452,20 @@ class Peers(ApiModel):
     """Watch pods."""
 
 
+class Tracing(ApiModel):
+    """OpenTelemetry traces of requests (docs/tracing.md). The variables OTEL_* of the gateway's environment count where
+    a field is left out, and for all that has no field: headers, TLS, batches, resource."""
+
+    endpoint: Annotated[str, AfterValidator(_receiver)] | None = None
+    """Base URL of an OTLP/HTTP receiver, such as http://collector:4318. Left out, OTEL_EXPORTER_OTLP_ENDPOINT says it,
+    or http://localhost:4318 is taken."""
+    sample_ratio: ShareRatio | None = None
+    """Share of the traces that begin here which are recorded. Left out, OTEL_TRACES_SAMPLER says it, or all are."""
+    follow_clients: bool = True
+    """Whether a request with a `traceparent` belongs to that trace and is recorded if its caller's is. Set it to false
+    where clients are not trusted: each request then begins a trace of its own, by `sampleRatio`."""
+
+
 class Logs(ApiModel):
     """What is logged beside messages."""
 
@@ -521,6 +541,8 @@ class GatewayTuning(ApiModel):
     """How much of the last minutes' traffic is recorded."""
     logs: Logs = Field(default_factory=Logs)
     """Request and decision logs."""
+    tracing: Annotated[Tracing | None, RESTARTS] = None
+    """OpenTelemetry traces of requests, over OTLP/HTTP. Left out, there are none."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 

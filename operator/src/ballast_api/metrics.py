@@ -20,6 +20,7 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "count": "`wanted`, `ready`, `updated`.",
         "direction": "`in`, `out`.",
         "endpoint": "Endpoints that discovery knows now, by id (a pod's name). Series end with their endpoint.",
+        "estimate": "`predicted`, `observed`, `other`.",
         "face": "`proxy`, `picker`.",
         "fault": "A fixed list of 6.",
         "kind": "Kinds of objects that the operator looks at: 4.",
@@ -276,6 +277,30 @@ GATEWAY: Final = (
             "pool role quantity",
             "Mean signed error of the last predictions, 1 at most: above 0, real times are longer than predicted.",
             "Far from 0 on one pool: calibrate its HardwareProfile.",
+        ),
+        (
+            "judged_prefills_total",
+            "counter",
+            "",
+            "Prefills that ended where they were placed, and could have been placed elsewhere.",
+            "0: no policy in use reads prefill times, so there is nothing to judge by.",
+        ),
+        (
+            "judged_prefill_seconds_total",
+            "counter",
+            "estimate",
+            "Seconds from dispatch to the end of those prefills: `predicted`, `observed`, and predicted for the best "
+            "`other` candidate.",
+            "Divide by `ballast_gateway_judged_prefills_total`. `observed` far from `predicted`: calibrate the "
+            "HardwareProfile. `other` below `predicted`: the policy weighs more than prefill, decodes or prefixes.",
+        ),
+        (
+            "regret_seconds_total",
+            "counter",
+            "",
+            "By how much those prefills took longer than the best other candidate promised, at least 0 each.",
+            "By its ratio to `observed`: above 0.3 for long, placements or predictions are poor; docs/observe.md says "
+            "what it cannot tell.",
         ),
         # Faults.
         (

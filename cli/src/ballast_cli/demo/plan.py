@@ -10,6 +10,7 @@ from ballast_api import names
 from ballast_api.common import ApiModel
 from ballast_api.faces import Face
 from ballast_api.gateway_settings import (
+    ClassObjective,
     Discovery,
     EndpointEntry,
     EndpointsFile,
@@ -126,9 +127,15 @@ def gateway_settings(
         policy=policy,
         discovery=Discovery(file=str(endpoints)),
         profiles={engine.profile.metadata.name: engine.profile.spec for engine in fleet.engines},
+        objectives=() if fleet.objective is None else (_class_of(fleet.objective),),
         listeners=Listeners(host="127.0.0.1", proxy=proxy_port, admin=admin_port),
         log_level="warning",
     )
+
+
+def _class_of(objective: ServiceLevelObjective) -> ClassObjective:
+    given = {name: getattr(objective.spec, name) for name in objective.spec.model_fields_set}
+    return ClassObjective(name=objective.metadata.name, **given)
 
 
 def endpoints_file(engines: Sequence[Engine], ports: Sequence[int]) -> EndpointsFile:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ballast_core.arrays import IntArray
+from ballast_core.beliefs.hindsight import Hindsight
 from ballast_core.beliefs.hotspots import HotspotDetector
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.prefill_time import PrefillTimes
@@ -39,6 +40,8 @@ class Beliefs:
         """By what endpoints report."""
         self.rates = ServiceRates()
         self.hotspots = HotspotDetector()
+        self.hindsight = Hindsight()
+        """Of placements; no policy reads it. It stays empty while no policy reads prefill times."""
         self.hardware = StackedProfiles()
         """Profiles by slot as declared, without anything learned."""
         self.block_size = 0

@@ -50,6 +50,7 @@ class Bookings:
             now_s,
             cached_tokens=self._placer.cached_tokens(first),
             prefill_s=self._placer.prefill_s(first),
+            other_s=self._placer.other_prefill_s(first),
             class_slot=self._learner.class_slot(entry.request, now_s),
         )
         self._learner.dispatched(entry.request, first.slot, now_s)

@@ -112,6 +112,10 @@ class Learner:
                 predicted_s=plan.predicted_s,
                 now_s=now_s,
             )
+            if plan.other_s > 0:
+                self.beliefs.hindsight.judge(
+                    predicted_s=plan.predicted_s, observed_s=now_s - plan.dispatched_s, other_s=plan.other_s
+                )
 
     def gap(self, slot: int, tokens: int, seconds: float, now_s: float) -> None:
         """A request that decodes here has so many more tokens, so long after others of it; they are on the books."""

@@ -76,6 +76,17 @@ class Placer:
         """Expected seconds to the end of its prefill there; 0 if no policy reads prefill times."""
         return float(placed.view.prefill_s[placed.position]) if self._knows_prefill_times else 0.0
 
+    def other_prefill_s(self, placed: Placed) -> float:
+        """The same of the best other candidate; 0 if there is none."""
+        if not self._knows_prefill_times or len(placed.view.endpoints) < 2:
+            return 0.0
+        expected_s = placed.view.prefill_s
+        best = int(expected_s.argmin())
+        if best == placed.position:
+            before, after = expected_s[:best], expected_s[best + 1 :]
+            return float(min(part.min() for part in (before, after) if len(part)))
+        return float(expected_s[best])
+
     def foresee(self, stage: Stage, request: Request, slot: int, now_s: float) -> tuple[int, float]:
         """Of a prefill that another gateway has placed in this slot: cached tokens and seconds, as `cached_tokens` and
         `prefill_s` of one that is placed here."""

@@ -49,6 +49,8 @@ class PrefillPlan(NamedTuple):
     """Prompt tokens, cached ones included, that exist when it ends: the whole prompt, or the part before a cut."""
     predicted_s: float = 0.0
     """Expected seconds to its end, its queue included; 0 if no policy reads it."""
+    other_s: float = 0.0
+    """The same on the best other candidate; 0 if there was none."""
     known: bool = True
     """False if it went to its endpoint by nobody's plan: when it began, and what was cached there, is not known."""
 
@@ -274,18 +276,19 @@ class Ledger:
         *,
         cached_tokens: int = 0,
         prefill_s: float = 0.0,
+        other_s: float = 0.0,
         class_slot: int = 0,
         prefill_tokens: int | None = None,
     ) -> None:
         """Book a held request on its endpoints; without a prefill slot the decode endpoint prefills it too.
 
-        `prefill_s`: expected seconds until it can decode; `class_slot`: row of its survival curve; `prefill_tokens`:
-        prompt tokens before the first cut, None for the whole prompt.
+        `prefill_s`: expected seconds until it can decode, `other_s` on the best other candidate; `class_slot`: row of
+        its survival curve; `prefill_tokens`: prompt tokens before the first cut, None for the whole prompt.
         """
         request = entry.request
         prompt_tokens = request.prompt_tokens
         to_prefill = prompt_tokens if prefill_tokens is None else min(prefill_tokens, prompt_tokens)
-        entry.prefill = plan = PrefillPlan(now_s, min(cached_tokens, to_prefill), to_prefill, prefill_s)
+        entry.prefill = plan = PrefillPlan(now_s, min(cached_tokens, to_prefill), to_prefill, prefill_s, other_s)
         entry.phase = _PREFILLING
         entry.prefill_slot, entry.decode_slot = prefill_slot, decode_slot
         first = decode_slot if prefill_slot is None else prefill_slot

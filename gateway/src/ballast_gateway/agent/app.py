@@ -7,16 +7,21 @@ import contextlib
 import logging
 import secrets
 import time
+from typing import TYPE_CHECKING
 
 from ballast_gateway.agent.face import AgentFace
 from ballast_gateway.agent.metrics import exposition
 from ballast_gateway.agent.orders import AgentOrders
 from ballast_gateway.agent.places import Places
-from ballast_gateway.agent.settings import AgentSettings
+from ballast_gateway.agent.settings import AgentSettings, BadSetting
 from ballast_gateway.agent.watching import Watching
 from ballast_gateway.podapi.auth import Guard, TokenFile
 from ballast_gateway.podapi.feed import Feed
 from ballast_gateway.podapi.server import PodApiServer
+from ballast_gateway.tracing.starting import CannotTrace, tracing_of
+
+if TYPE_CHECKING:
+    from ballast_gateway.tracing.exporting import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +33,7 @@ class Agent:
     """One agent: `start` it, let it run, `drain` it, `close` it."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Raises `OSError` and `ValueError` where the token file has no token."""
+        """Raises `OSError`, `BadSetting` where traces cannot be had, `ValueError` where the token file has no token."""
         loop = asyncio.get_running_loop()
         self.settings = settings
         tokens = TokenFile(settings.token_file, time.monotonic)
@@ -36,7 +41,7 @@ class Agent:
         self.feed = Feed(
             loop, holder=settings.name, incarnation=secrets.token_hex(8), holds="agent", endpoint=settings.name
         )
-        self.face = AgentFace(settings, self.places, self.feed, tokens=tokens.tokens)
+        self.face = AgentFace(settings, self.places, self.feed, tokens=tokens.tokens, tracing=self._tracing())
         self.orders = AgentOrders(self.face, self.feed)
         guard = Guard(tokens.tokens, time.time)
         self.pod_api = PodApiServer(self.orders, self.feed, guard, metrics=self._metrics)
@@ -61,7 +66,25 @@ class Agent:
         with contextlib.suppress(Exception):
             await self._watching.close()
         await self.face.shut_down(_LAST_BYTES_S)
+        if self.face.tracing is not None:
+            await self.face.tracing.close()
         await self.pod_api.close()
+
+    def _tracing(self) -> Tracing | None:
+        if not self.settings.trace_endpoint:
+            return None
+        try:
+            return tracing_of(
+                service="ballast-agent",
+                whose={"pod": self.settings.name},
+                endpoint=self.settings.trace_endpoint,
+                sample_ratio=None,
+                follow_clients=True,
+                now_s=time.monotonic,
+                unix_s=time.time() - time.monotonic(),
+            )
+        except CannotTrace as error:
+            raise BadSetting(f"--trace-endpoint: {error}") from error
 
     def _metrics(self) -> bytes:
         face = self.face

@@ -63,6 +63,7 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Agen
         idle_timeout_s=given.idle_timeout,
         max_body_bytes=given.max_body_mib * MEBIBYTE,
         max_text_body_bytes=min(8, given.max_body_mib) * MEBIBYTE,
+        trace_endpoint=given.trace_endpoint,
     )
     return settings, given.log_level
 
@@ -95,6 +96,7 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     flag("--prefill-timeout", "BALLAST_PREFILL_TIMEOUT", "300", type=_seconds, help="seconds for a prefill")
     flag("--idle-timeout", "BALLAST_IDLE_TIMEOUT", "300", type=_seconds, help="longest silence of a stream, in seconds")
     flag("--max-body-mib", "BALLAST_MAX_BODY_MIB", "16", type=_whole, help="largest body of a held request")
+    flag("--trace-endpoint", "BALLAST_TRACE_ENDPOINT", "", help="base URL of an OTLP/HTTP receiver, for traces")
     flag("--log-level", "BALLAST_LOG_LEVEL", "info", choices=_LEVELS, help="debug, info, warning or error")
     flags.add_argument(
         "--trust-prefiller-header",

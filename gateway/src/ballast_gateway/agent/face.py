@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ballast_api import wire_names
 from ballast_core.model import Role
@@ -39,6 +39,9 @@ from ballast_gateway.proxy.passing import read_passed
 from ballast_gateway.proxy.run import Run
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.strict_json import Size
+
+if TYPE_CHECKING:
+    from ballast_gateway.tracing.exporting import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +101,7 @@ class AgentFace:
         *,
         tokens: Callable[[], tuple[bytes, ...]],
         unix_s: Callable[[], float] = time.time,
+        tracing: Tracing | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.max_body_bytes = settings.max_body_bytes
@@ -115,6 +119,7 @@ class AgentFace:
         """By key."""
         self.passing = 0
         self.counts = Counts()
+        self.tracing = tracing
         self.life_signs = LifeSigns()
         self.places = places
         self.pool = UpstreamPool(loop, connect_timeout_s=settings.connect_timeout_s)
@@ -300,7 +305,11 @@ class AgentFace:
             path=path.decode("latin-1"),
             stream=generation.stream,
         )
-        not_forwarded = (headers.PRIORITY,) if plan.priority is not None else ()
+        not_forwarded: tuple[bytes, ...] = (headers.PRIORITY,) if plan.priority is not None else ()
+        if self.tracing is not None:
+            record.model = plan.model
+            record.trace = self.tracing.begin_by(request.headers)
+            not_forwarded += headers.TRACE_CONTEXT
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
         forwarded = headers.to_engine(request.headers, without=not_forwarded) + id_line
         job = job_of(client, path, forwarded, generation, record, resources=self._resources, holds=True)
@@ -324,6 +333,8 @@ class AgentFace:
         memory.set(0)
         record.ended_s = time.monotonic()
         self.counts.ended(record)
+        if self.tracing is not None:
+            self.tracing.ended(record)
         self._look_idle()
 
     def _look_idle(self) -> None:

@@ -40,6 +40,8 @@ class AgentSettings:
     """Of a held request without."""
     max_bodies_bytes: int = 256 * MEBIBYTE
     """Memory of all held requests' bodies, as estimated."""
+    trace_endpoint: str = ""
+    """Base URL of an OTLP/HTTP receiver; empty: no traces."""
 
     def __post_init__(self) -> None:
         """Raises `BadSetting`."""
@@ -53,6 +55,8 @@ class AgentSettings:
                 host, port = "", 0
             if not host or not 0 < port < 65536:
                 raise BadSetting(f"{flag}: must be HOST:PORT with an IPv6 host in brackets, not {value!r}")
+        if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
+            raise BadSetting(f"--trace-endpoint: must be http://HOST:PORT or https://..., not {self.trace_endpoint!r}")
         if not self.name or "/" in self.name or not self.name.isprintable():
             raise BadSetting(f"--name: must be the pod's name (set POD_NAME by the downward API), not {self.name!r}")
         for flag, seconds in (

@@ -36,7 +36,7 @@ class Watchers:
 
     def __init__(
         self,
-        take: Callable[[int], Frame],
+        take: Callable[[int], Frame | Awaitable[Frame]],
         *,
         processor_s: Callable[[], float] = time.thread_time,
         rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -115,7 +115,8 @@ class Watchers:
         number = 0
         while True:
             began_s = self._processor_s()
-            before, after = self._frame, self._take(number)
+            before, taken = self._frame, self._take(number)
+            after = taken if isinstance(taken, Frame) else await taken
             self._delta = b"" if before is None else event("delta", delta(before, after))
             self._frame, self._whole = after, b""
             made, self._made = self._made, asyncio.Event()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from ballast_core.model import Outcome
@@ -54,6 +56,8 @@ class Destination(NamedTuple):
     """For the agent there; empty if none takes plans."""
     fallbacks: tuple[str, ...] = ()
     """Where the proxy may go instead, in this order."""
+    trace: Mapping[str, str] = MappingProxyType({})
+    """Headers of a trace context, for whoever serves."""
 
     @property
     def told(self) -> str:

@@ -152,6 +152,11 @@ class Exchange:
         """The request's path without its query, once the headers have come."""
         return (self._headers or {}).get(":path", "").partition("?")[0]
 
+    def header(self, name: str) -> list[str]:
+        """The value of a header, once the headers have come; empty without one."""
+        value = (self._headers or {}).get(name)
+        return [] if value is None else [value]
+
     def receive(self, message: Inbound) -> list[Action]:
         """Take in one message. Raises `RuntimeError` if a pick is still to be answered."""
         state = self.state
@@ -262,6 +267,7 @@ class Exchange:
             ours[wire_names.PREFILLER] = destination.prefill
         if destination.priority is not None:
             ours[wire_names.PRIORITY] = str(destination.priority)
+        ours |= destination.trace
         if headers is not None and not headers.get(wire_names.REQUEST_ID):
             ours[wire_names.REQUEST_ID] = request_id
         if self._facts.cleaned is not None and self._asked_by is Kind.REQUEST_BODY:
@@ -270,6 +276,8 @@ class Exchange:
         remove = [name for name in from_client if name not in ours]
         dropped = self._settings.trusted.dropped_headers
         remove += [name for name in dropped if name not in ours and (headers is None or name in headers)]
+        if destination.trace and headers is not None and "tracestate" in headers and "tracestate" not in ours:
+            remove.append("tracestate")  # of a trace that this request does not belong to
         if self.state is State.SCREEN:
             remove.append("content-length")  # the cleaned body may be shorter
         return HeaderChange(tuple(ours.items()), tuple(remove))

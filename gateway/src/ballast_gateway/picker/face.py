@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ballast_api import names
 from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Request, RequestId
@@ -35,6 +35,9 @@ from ballast_gateway.records import RequestRecord
 from ballast_gateway.tickets import Rejected
 from ballast_gateway.token_questions import Question
 from ballast_gateway.tokenizing import Tokenizing, Waiting
+
+if TYPE_CHECKING:
+    from ballast_gateway.tracing.exporting import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +109,10 @@ class PickerFace:
         tokenizing: Tokenizing | None = None,
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         holders: Holders | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.holders = holders
+        self.tracing = tracing
         self.driver = driver
         self.settings = settings
         self.new_id = new_id
@@ -213,6 +218,9 @@ class _StreamSession:
         record.prompt_tokens, record.stream = body.prompt_tokens, body.stream
         if body.model in self._face.settings.served_models:
             record.model = body.model
+        if self._face.tracing is not None:
+            header = self._exchange.header
+            record.trace = self._face.tracing.begin(header("traceparent"), header("tracestate"))
         tokens = self._tokens(query)
         if isinstance(tokens, asyncio.Future):
             self._holding = asyncio.get_running_loop().create_task(self._hold_for_tokens(tokens, query))
@@ -296,6 +304,8 @@ class _StreamSession:
         fallbacks = tuple([one.address for one in dispatch.fallbacks])
         plan = self._plan(dispatch)
         destination = Destination(self._decode, prefill, dispatch.priority, plan, fallbacks)
+        if record.trace is not None:
+            destination = destination._replace(trace=record.trace.headers())
         return self._exchange.routed(destination, record.id)
 
     def _plan(self, dispatch: Dispatch) -> str:
@@ -329,11 +339,11 @@ class _StreamSession:
             divisible=holders is None or (holders.everywhere and body.divisible),
         )
         self._record.asked, self._record.objective = request, query.objective
-        try:
-            return self._face.driver.open(request)
-        except ValueError:
-            own = RequestId(f"{request.id}~{self._face.new_id()}")
-            return self._face.driver.open(replace(request, id=own))
+        if self._face.driver.in_flight(request.id):
+            request = replace(request, id=RequestId(f"{request.id}~{self._face.new_id()}"))
+        if self._face.tracing is not None and self._record.trace is not None:
+            self._face.tracing.expect(request.id, self._record.trace)
+        return self._face.driver.open(request)
 
     def _is_served(self, address: str) -> None:
         """The proxy has gone to a fall-back, or where it liked: what was named before it took no connection."""

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import EndpointId, Observation
@@ -25,6 +25,9 @@ from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.tls.certificates import Tls
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.trust import Trusted
+
+if TYPE_CHECKING:
+    from ballast_gateway.tracing.exporting import Tracing
 
 _MESSAGE_SLACK_BYTES: Final = 1 << 20
 """Room in a message for all but the body: headers, metadata."""
@@ -139,13 +142,14 @@ async def serve(
     holders: Holders | None = None,
     carries: Carries | None = None,
     classes: ServiceClasses | None = None,
+    tracing: Tracing | None = None,
 ) -> PickerServer:
     """Listen for ext_proc and for health, with `tls` or in plaintext; ext_proc by `listen`, if not by our own HTTP/2.
     `ready` returns whether the gateway can place requests.
     `tokenizing` has the tokens of text prompts, where endpoints report what they cache. `served` are the names that
     clients may ask for, if they are not those of the model alone. `holders`: the agents of the pods, where they are
     spoken with, and `carries` what they could do with a request, where a policy asks. `classes` have the objectives of
-    requests.
+    requests, `tracing` makes their traces.
 
     Raises `OSError` if a port is taken.
     """
@@ -168,6 +172,7 @@ async def serve(
         tokenizing=tokenizing,
         on_record=on_record,
         holders=holders,
+        tracing=tracing,
     )
     # Twice the limit: a body that is a little too large gets a 413; beyond that the transport breaks the stream off.
     max_message_bytes = 2 * limits.max_body_bytes + _MESSAGE_SLACK_BYTES

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ballast_api import wire_names
 from ballast_api.gateway_settings import LAST_BYTES_S, GatewaySettings
@@ -51,6 +51,9 @@ from ballast_gateway.token_questions import Question
 from ballast_gateway.tokenizing import Tokenizing, Waiting
 from ballast_gateway.trust import Trusted
 
+if TYPE_CHECKING:
+    from ballast_gateway.tracing.exporting import Tracing
+
 _log = logging.getLogger(__name__)
 
 _MODELS = paths.MODELS.encode()
@@ -68,7 +71,7 @@ class ProxyFace:
     `on_record` gets the record of each request once, when it has ended; `new_id` makes ids for requests without one.
     `max_model_len` is what `/v1/models` says of the engines, `not_ready` what `/health` answers from. `tokenizing` has
     the tokens of text prompts, where endpoints report what they cache. `served` are the names that clients may ask for,
-    if they are not those of the model alone. `classes` have the objectives of requests.
+    if they are not those of the model alone. `classes` have the objectives of requests, `tracing` makes their traces.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class ProxyFace:
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         served: Collection[str] | None = None,
         classes: ServiceClasses | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         limits = settings.limits
         self.clients = Clients(
@@ -113,6 +117,7 @@ class ProxyFace:
         self._max_model_len = max_model_len
         self._not_ready = not_ready
         self._classes = ServiceClasses() if classes is None else classes
+        self._tracing = tracing
         self.use(settings, tokenizing=tokenizing, served=served)
         self._large = LargeBodies[_Read | InvalidBody](self._loop)
         self._server: Listening | None = None
@@ -150,7 +155,8 @@ class ProxyFace:
         self._trusted = Trusted(settings.trust)
         own_turns = abilities.sets_priority or not self._trusted.priorities
         checked = headers.KEYS if self._keys is not None else ()
-        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *checked)
+        traced = () if self._tracing is None else headers.TRACE_CONTEXT  # each leg has its own
+        self._not_forwarded = (*((headers.PRIORITY,) if own_turns else ()), *checked, *traced)
         self._resources = Resources(
             self._pool,
             self._loop,
@@ -298,6 +304,8 @@ class ProxyFace:
     def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
         """Read the body, here or on the thread for large ones, and book its memory."""
         body = request.body
+        if self._tracing is not None:
+            record.trace = self._tracing.begin_by(request.headers)
         held = self.clients.hold(self.clients.names(client.address, request.headers))
         size = strict_json.measure(body) if len(body) <= INLINE_BYTES else None
         error = held.set(2 * len(body) if size is None else size.held_bytes)
@@ -408,6 +416,8 @@ class ProxyFace:
             movable=movable,
             divisible=self._cuts and is_divisible(generation),
         )
+        if self._tracing is not None and record.trace is not None:
+            self._tracing.expect(record.asked.id, record.trace)
         ticket = self._driver.open(record.asked)
         self.in_flight += 1
         over = partial(self._over, memory=memory, tenant=tenant)

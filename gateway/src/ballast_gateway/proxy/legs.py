@@ -76,11 +76,13 @@ class Job:
 def payload(job: Job, endpoint: Endpoint, body: bytes, priority: int | None) -> bytes:
     """The bytes of a leg's request."""
     turn = b"" if priority is None else b"%b: %d\r\n" % (headers.PRIORITY, priority)
-    return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b" % (
+    trace = b"" if job.record.trace is None else job.record.trace.header
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b%b\r\n%b" % (
         job.path,
         endpoint.address.encode(),
         len(body),
         turn,
+        trace,
         job.forwarded,
         body,
     )

@@ -50,6 +50,9 @@ class Move:
         self._on = on
         self._pool = pool
         self._held = held
+        self._trace = job.record.trace
+        if self._trace is not None:
+            self._trace.moves(source, target)
         self._ids = len(held.ids())
         self._timer: asyncio.TimerHandle | None = None
         self._warm_up = Collect(loop.time() + min(warm_up_s, WARM_UP_DUE_S))
@@ -66,6 +69,8 @@ class Move:
             self.problem = "took other tokens than it was given"
         if self.problem:
             self.problem = f"the warm-up on {self.target.id} failed: {self.problem}"
+        if self._trace is not None:
+            self._trace.warmed(self.problem)
         self._on(Event.WARM_UP_FAILED if self.problem else Event.WARMED_UP)
 
     def await_cut(self) -> None:

@@ -95,7 +95,7 @@ class Orders:
         self._note(MoveOutcome.ENDED if self._held.finished else MoveOutcome.FAILED)
 
     def _report_failed(self, target: Endpoint, problem: str) -> None:
-        self._note(MoveOutcome.FAILED)
+        self._note(MoveOutcome.FAILED, problem=problem)
         _log.info("a move failed", extra={"request_id": self._job.record.id, "problem": problem})
         self._ticket.migration_failed(target.id)
 
@@ -105,8 +105,11 @@ class Orders:
         move.close()
         return move
 
-    def _note(self, outcome: MoveOutcome, pause_s: float | None = None) -> None:
-        self._job.record.moves += (MoveRecord(outcome, pause_s),)
+    def _note(self, outcome: MoveOutcome, pause_s: float | None = None, problem: str = "") -> None:
+        record = self._job.record
+        record.moves += (MoveRecord(outcome, pause_s),)
+        if record.trace is not None:
+            record.trace.moved(outcome, problem)
 
     @property
     def _held(self) -> HeldStream:

@@ -59,6 +59,7 @@ class Run:
         self._job = job
         self._ticket = ticket
         self._on_over = on_over
+        self._trace = job.record.trace
         if movable:
             ticket.mover = self.order_move
         ticket.leaver, ticket.canceller = self.order_leave, self.cancel
@@ -203,7 +204,10 @@ class Run:
 
     def _ask(self, endpoint: Endpoint, body: bytes, exchange: Collect, after: After) -> None:
         self._asked, self._after = exchange, after
-        if not isinstance(exchange, Relay):
+        decodes = isinstance(exchange, Relay)
+        if self._trace is not None:
+            self._trace.asks("decode" if decodes else "prefill", endpoint)
+        if not decodes:
             self._owed = self._resources.life_signs.of(endpoint.id)
             self._owed.owe(self._resources.loop.time())
         request = payload(self._job, endpoint, body, self._course.dispatch.priority)
@@ -213,6 +217,8 @@ class Run:
         """The exchange under way has ended."""
         self._settle(heard=error is None)
         self._asked = None
+        if self._trace is not None:
+            self._trace.answered()
         try:
             event = self._after(self, error)
             if event is not None:
@@ -236,6 +242,8 @@ class Run:
                 self._end_leg(asked)
         if self._part is not None:
             self._part.cancel()
+        if self._trace is not None:
+            self._trace.answered()
 
     def _settle(self, *, heard: bool) -> None:
         """Nothing is due from a prefill leg any more."""
@@ -306,12 +314,16 @@ class Run:
 
     def _compute_part(self) -> None:
         resources = self._resources
+        if self._trace is not None:
+            self._trace.asks("first part", self._prefiller)
         part = resources.cutter.first_part(self._job, self._course.dispatch, self._ticket.request.prompt_tokens)
         self._part = resources.loop.create_task(part)
         self._part.add_done_callback(self._part_over)
 
     def _part_over(self, part: asyncio.Task[Remainder | None]) -> None:
         self._part = None
+        if self._trace is not None:
+            self._trace.answered()
         if part.cancelled():
             return  # with the request
         try:
@@ -470,6 +482,8 @@ class Run:
         record.detail = str(failure)
         _log.warning("a leg failed", extra={"request_id": record.id, "problem": str(failure)})
         self._log_said(failure)
+        if self._trace is not None:
+            self._trace.failed(failure.fault)
         self._resources.cutter.forget(failure.endpoint)
         record.faults += (failure.fault,)
         self._failed.append(failure)
@@ -477,6 +491,8 @@ class Run:
 
     def _rescue(self) -> None:
         self._job.record.rescues += 1
+        if self._trace is not None:
+            self._trace.rescued()
         self._retry()
 
     def _start_over(self) -> None:
@@ -504,6 +520,8 @@ class Run:
 
     def _report_token(self) -> None:
         record = self._job.record
+        if self._trace is not None:
+            self._trace.token()
         if record.first_token_s is None:
             record.first_token_s = self._ticket.now_s()
             self._ticket.first_token()
@@ -537,6 +555,8 @@ class Run:
             fault = failure.fault
             self._log_said(failure)
             self._job.record.faults += (fault,)
+            if self._trace is not None:
+                self._trace.failed(fault)
         self._job.record.detail = str(failure)
         error = upstream_broke("the engine failed in the middle of the answer")
         answers.break_off(self._job, error, between_events=self._leg.between_events)
@@ -579,6 +599,8 @@ class Run:
     def _note_prefill(self, endpoint: Endpoint) -> None:
         record = self._job.record
         record.prefill, record.prefilled_s = endpoint.id, self._ticket.now_s()
+        if self._trace is not None:
+            self._trace.prefilled()
 
 
 def _without_end(endpoint: Endpoint, leg: Relay) -> LegFailed:
