@@ -183,6 +183,12 @@ DASHBOARDS := PYTHONPATH=tools $(BIN)/python -m dashboards
 dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the chart, from tools/dashboards
 	@$(DASHBOARDS)
 
+operator-scale: $(STAMP) testbed-build ## The operator with many ServingPools on a real API server, beside another commit (SCALE_ARGS="--pools 100 --baseline REF"; 5 minutes)
+	@$(BIN)/python bench/operator_scale.py $(SCALE_ARGS)
+
+operator-kills: $(STAMP) testbed-build ## Kill the operator at random writes on a real API server; it converges each time (KILLS=100; 10 minutes)
+	@$(BIN)/python bench/operator_scale.py --kills $(or $(KILLS),100)
+
 verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(DASHBOARDS) --check
@@ -226,6 +232,6 @@ endif
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
-.PHONY: dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: operator-scale operator-kills dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
 .PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

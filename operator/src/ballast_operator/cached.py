@@ -11,6 +11,7 @@ itself is asked for:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final, Protocol
 
@@ -68,6 +69,7 @@ class CachedCluster:
         told: Callable[[Kind, list[Change]], None] = lambda *_: None,
         turned: Callable[[Kind], None] = lambda _: None,
         absent_retry_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`watched`: the server again, with connections for `connections_of` watches. `namespaces`: those that are
         served; empty: all. `told` and `turned` as an `Informer` has them; called in its threads."""
@@ -81,6 +83,7 @@ class CachedCluster:
                 told=told,
                 turned=turned,
                 absent_retry_s=absent_retry_s,
+                clock=clock,
             )
             for kind in (*WATCHED, *WATCHED_BY_LABEL)
             for namespace in _scopes(kind, namespaces)
