@@ -186,7 +186,7 @@ class World:
             self.store.remove(key)
         elif "spec" in self.store.objects[key]:
             live = self.store.objects[key]
-            self.store.put({**live, "spec": {name: None for name in live["spec"]}})
+            self.store.put({**live, "spec": dict.fromkeys(live["spec"])})
 
     def settle(self) -> None:
         """Looks until neither they nor the cluster's controllers have anything to do."""

@@ -111,8 +111,8 @@ class ObjectStore:
         live = self.objects.get((kind.kind, metadata["namespace"], metadata["name"]))
         if live is None or live["metadata"]["uid"] != metadata["uid"]:
             raise ApiFailure(409, "Conflict", "uid mismatch")
-        labels = {**(live["metadata"].get("labels") or {}), **metadata["labels"]}
-        return self.put({**live, "metadata": {**live["metadata"], "labels": labels}})
+        live["metadata"]["labels"] = {**(live["metadata"].get("labels") or {}), **metadata["labels"]}
+        return copy.deepcopy(live)
 
     def delete(self, manifest: Manifest) -> None:
         """Delete an object, if it is still the same."""
