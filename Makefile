@@ -194,6 +194,12 @@ docs-serve: $(STAMP) ## Show the documentation at 127.0.0.1:8300, anew with each
 dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the chart, from tools/dashboards
 	@$(DASHBOARDS)
 
+operator-scale: $(STAMP) testbed-build ## The operator with many ServingPools on a real API server, beside another commit (SCALE_ARGS="--pools 100 --baseline REF"; 5 minutes)
+	@$(BIN)/python bench/operator_scale.py $(SCALE_ARGS)
+
+operator-kills: $(STAMP) testbed-build ## Kill the operator at random writes on a real API server; it converges each time (KILLS=100; 10 minutes)
+	@$(BIN)/python bench/operator_scale.py --kills $(or $(KILLS),100)
+
 verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(DASHBOARDS) --check
@@ -241,6 +247,6 @@ scaling-run: testbed-build ## Ten minutes of Auto on a real Kubernetes, beside t
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
-.PHONY: scaling-run docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: scaling-run operator-scale operator-kills docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check matrix-render reproduce reproduce-full reproduce-render
 .PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

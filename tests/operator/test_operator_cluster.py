@@ -13,8 +13,8 @@ import pytest
 from kubernetes import client
 
 from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cluster import Catalogue, Cluster
-from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, HTTP_ROUTE, INFERENCE_POOL, POD, SERVICE, SERVING_POOL
+from ballast_operator.cluster import Cluster
+from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, POD, SERVICE, SERVING_POOL
 from tests.support.operator_builders import deployment, profile
 
 
@@ -164,17 +164,43 @@ def test_no_answer_is_transient(server: ApiServer, cluster: Cluster) -> None:
     assert (caught.value.status, caught.value.transient) == (0, True)
 
 
-def test_the_catalogue_asks_for_optional_kinds_and_again_after_a_while(server: ApiServer, cluster: Cluster) -> None:
-    """A CRD that is installed later is found without a restart."""
-    now = [0.0]
-    catalogue = Catalogue(cluster, lambda: now[0], keep_s=30.0)
-    assert catalogue.available([HTTP_ROUTE, INFERENCE_POOL]) == frozenset()
+def test_a_list_says_where_a_watch_goes_on(server: ApiServer, cluster: Cluster) -> None:
+    """By the first page: all pages are of one moment."""
+    path = "/api/v1/namespaces/team/services"
+    server.answers[path] = (200, {"metadata": {"continue": "next", "resourceVersion": "41"}, "items": []})
+    server.answers[f"{path}#next"] = (200, {"metadata": {"resourceVersion": "41"}, "items": []})
+    assert cluster.snapshot(SERVICE, "team").version == 41
+
+
+def test_a_watch_is_its_lines(server: ApiServer, cluster: Cluster) -> None:
+    """From a version on, with bookmarks, for as long as it was asked for."""
+    events = [{"type": "ADDED", "object": {"metadata": {"name": "a"}}}, {"type": "BOOKMARK", "object": {}}]
+    lines = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+    server.answers["/api/v1/services"] = (200, lines)
+    watch = cluster.watch(SERVICE, None, labels="x=y", since=41, lasts_s=300.0)
+    assert list(watch) == events
+    watch.close()
+    [(method, _, query, _, _)] = server.requests
+    asked = {key: values[0].lower() for key, values in query.items()}
+    assert (method, asked.pop("watch"), asked.pop("allowWatchBookmarks")) == ("GET", "true", "true")
+    assert asked == {"labelSelector": "x=y", "resourceVersion": "41", "timeoutSeconds": "300"}
+
+
+def test_what_the_cluster_has_is_asked_by_group_and_version(server: ApiServer, cluster: Cluster) -> None:
+    """A group that it does not know has nothing."""
     path = "/apis/gateway.networking.k8s.io/v1"
     server.answers[path] = (200, {"resources": [{"name": "gateways"}, {"name": "httproutes"}]})
-    now[0] = 29.0
-    assert catalogue.available([HTTP_ROUTE]) == frozenset()
-    now[0] = 30.0
-    assert catalogue.available([HTTP_ROUTE, INFERENCE_POOL]) == {HTTP_ROUTE}
+    assert cluster.kinds_of("gateway.networking.k8s.io/v1") == {"gateways", "httproutes"}
+    assert cluster.kinds_of("inference.networking.k8s.io/v1") == frozenset()
+
+
+def test_what_a_deletion_leaves_is_told(server: ApiServer, cluster: Cluster) -> None:
+    """An object with finalizers stays for a while; of any other only its end is said."""
+    path = "/apis/apps/v1/namespaces/team/deployments/chat-decode"
+    ending = {"metadata": {"name": "chat-decode", "deletionTimestamp": "x", "finalizers": ["theirs"]}}
+    for answer, left in ((ending, ending), ({"kind": "Status", "status": "Success"}, None)):
+        server.answers[path] = (200, answer)
+        assert cluster.delete(deployment("chat-decode")) == left
 
 
 def test_a_lease_is_made_and_written_as_it_is(server: ApiServer, cluster: Cluster) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.controller import Controller, Key
-from ballast_operator.handlers import registry_for
+from ballast_operator.handlers import kopf_settings, registry_for
 from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind
 from ballast_operator.reconcile import Result
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.users import Users
 from tests.support.operator_builders import DEFAULTS
 
 CHAT = Key(SERVING_POOL, "team", "chat")
@@ -108,20 +107,12 @@ async def test_no_two_workers_look_at_one_object_at_once() -> None:
     assert overlaps == []
 
 
-def test_handlers_leave_no_trace_of_kopf_in_the_cluster() -> None:
-    """No handler that would make kopf write finalizers or annotations: only events, an index and activities."""
-    registry = registry_for(lambda: Controller(Looks(), SETTINGS), Users())
-    assert not registry._changing.get_all_handlers()
-    assert not registry._spawning.get_all_handlers()
-    assert len(registry._indexing.get_all_handlers()) == 1
-    watched = {str(handler.id) for handler in registry._watching.get_all_handlers()}
-    assert {
-        "serving-pool",
-        "referred-hardwareprofiles",
-        "child-deployments",
-        "child-services",
-        "child-configmaps",
-    } <= watched
+def test_kopf_reads_and_writes_nothing_in_the_cluster() -> None:
+    """No handler of any resource: only activities."""
+    registry = registry_for(lambda: Controller(Looks(), SETTINGS))
+    for each in (registry._changing, registry._spawning, registry._indexing, registry._watching, registry._webhooks):
+        assert not each.get_all_handlers()
+    assert kopf_settings(SETTINGS).scanning.disabled
 
 
 class Thread:
@@ -151,3 +142,26 @@ async def test_what_runs_beside_it_lives_as_long_as_it_does_and_counts_for_its_h
     assert not controller.alive()
     await controller.stop()
     assert beside.said == ["start", "stop"]
+
+
+class Watches(Thread):
+    """What looks read from; settled when the test says so."""
+
+    settled = False
+
+
+async def test_no_look_comes_before_what_it_reads() -> None:
+    """Watches begin before this operator leads, and end with it; their health is its own."""
+    looks, watches = Looks(), Watches()
+    controller = Controller(looks, SETTINGS, watches=watches)
+    controller.watch()
+    controller.seen(CHAT, deleted=False)
+    controller.start()
+    await asyncio.sleep(0.1)
+    assert (looks.names, watches.said) == ([], ["start"])
+    watches.settled = True
+    await looks.reach("team/chat", 1)
+    watches.dead = True
+    assert not controller.alive()
+    await controller.stop()
+    assert watches.said == ["start", "stop"]

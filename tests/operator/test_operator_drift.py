@@ -117,6 +117,7 @@ def test_entries_that_share_a_field_are_told_apart() -> None:
     ports = [{"protocol": "TCP", "port": 1, "endPort": 9003}, {"protocol": "UDP", "port": 1, "endPort": 65535}]
     policy = changed(DESIRED, "spec.rules", ports)
     live = changed(LIVE, "spec.rules", ports)
+    live["metadata"]["managedFields"][1]["fieldsV1"]["f:spec"]["f:rules"] = {}
     assert not differs(policy, live, "us")
     assert differs(policy, changed(live, "spec.rules.0.endPort", 9004), "us")
 
@@ -124,3 +125,65 @@ def test_entries_that_share_a_field_are_told_apart() -> None:
 def test_what_we_never_applied_is_written_once() -> None:
     """To own its fields from then on."""
     assert differs(DESIRED, LIVE, "another-manager")
+
+
+PARENTS: Manifest = {
+    "apiVersion": "gateway.networking.k8s.io/v1",
+    "kind": "HTTPRoute",
+    "metadata": {"name": "a", "namespace": "team"},
+    "spec": {"parentRefs": [{"name": "front"}], "rules": [{"backendRefs": [{"name": "a", "port": 80}]}]},
+}
+
+
+def route(
+    *parents: str, backends: tuple[str, ...] = ("a",), owned: tuple[str, ...] = ("parentRefs", "rules")
+) -> Manifest:
+    """As the API server has it, defaults and all; both lists are atomic."""
+    fields = {"manager": "us", "operation": "Apply", "fieldsV1": {"f:spec": {f"f:{name}": {} for name in owned}}}
+    backend_refs = [{"group": "", "kind": "Service", "name": name, "port": 80, "weight": 1} for name in backends]
+    return {
+        **PARENTS,
+        "metadata": {"name": "a", "namespace": "team", "uid": "u", "managedFields": [fields]},
+        "spec": {
+            "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name} for name in parents],
+            "rules": [{"backendRefs": backend_refs, "matches": [{"path": {"type": "PathPrefix", "value": "/"}}]}],
+        },
+    }
+
+
+def test_an_entry_of_a_list_that_is_applied_as_a_whole_goes_when_it_is_no_longer_wanted() -> None:
+    """One of two parentRefs, and what lies within such a list. Of a list that is merged others may have entries."""
+    assert not differs(PARENTS, route("front"), "us")
+    assert differs(PARENTS, route("front", "back"), "us")
+    assert differs(PARENTS, route("back", "front"), "us")
+    assert differs(PARENTS, route("front", backends=("a", "b")), "us")
+    merged = copy.deepcopy(LIVE)
+    merged["spec"]["ports"].append({"name": "theirs", "port": 81, "protocol": "TCP"})
+    assert not differs(DESIRED, merged, "us")
+
+
+def test_what_is_applied_as_a_whole_and_was_taken_from_us_is_written_again() -> None:
+    """A key that somebody adds to a Service's selector, or an entry to a list: what we want is all there."""
+    assert differs(PARENTS, route("front", owned=("rules",)), "us")
+    taken = copy.deepcopy(LIVE)
+    taken["spec"]["selector"]["theirs"] = "b"
+    del taken["metadata"]["managedFields"][1]["fieldsV1"]["f:spec"]["f:selector"]
+    assert differs(DESIRED, taken, "us")
+
+
+def test_an_object_of_a_name_alone_owns_nothing() -> None:
+    """A pod that loses its marks."""
+    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team", "uid": "u"}}
+    fields = {"manager": "us", "operation": "Apply", "fieldsV1": {}}
+    assert not differs(bare, {**bare, "metadata": {**bare["metadata"], "managedFields": [fields]}}, "us")
+
+
+def test_defaults_within_what_is_applied_as_a_whole_are_no_difference() -> None:
+    """An environment variable from a field: the server adds an apiVersion."""
+    env = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    desired = {"apiVersion": "v1", "kind": "X", "metadata": {"name": "a"}, "spec": {"env": [env]}}
+    owned = {"f:env": {'k:{"name":"IP"}': {".": {}, "f:name": {}, "f:valueFrom": {"f:fieldRef": {}}}}}
+    live = copy.deepcopy(desired)
+    live["spec"]["env"][0]["valueFrom"]["fieldRef"]["apiVersion"] = "v1"
+    live["metadata"]["managedFields"] = [{"manager": "us", "operation": "Apply", "fieldsV1": {"f:spec": owned}}]
+    assert not differs(desired, live, "us")

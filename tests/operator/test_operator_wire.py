@@ -9,7 +9,7 @@ import pytest
 from kubernetes import client
 
 from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cluster import Catalogue, Cluster
+from ballast_operator.cluster import Cluster
 from ballast_operator.kinds import GATEWAY, OPTIONAL_CHILDREN, Manifest
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings
@@ -52,9 +52,8 @@ def over_http(store: ObjectStore) -> Iterator[Reconciler]:
     with served(store) as url:
         client.Configuration.set_default(client.Configuration(host=url))
         cluster = Cluster(timeout_s=5.0, connections=1)
-        catalogue = Catalogue(cluster, lambda: 0.0, keep_s=30.0)
         try:
-            yield Reconciler(cluster, catalogue, OperatorSettings(gateway=DEFAULTS), lambda: NOW, lambda: FRESH_TOKEN)
+            yield Reconciler(cluster, store, OperatorSettings(gateway=DEFAULTS), lambda: NOW, lambda: FRESH_TOKEN)
         finally:
             client.Configuration.set_default(None)
 

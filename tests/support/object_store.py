@@ -41,9 +41,14 @@ class ObjectStore:
         for manifest in objects:
             self.put(manifest)
 
-    def put(self, manifest: Manifest) -> None:
-        """Store an object as it is."""
-        self.objects[_key(manifest)] = copy.deepcopy(manifest)
+    def put(self, manifest: Manifest) -> Manifest:
+        """Store an object as it is; returns a copy of what is stored."""
+        self.objects[key_of(manifest)] = copy.deepcopy(manifest)
+        return manifest
+
+    def remove(self, key: StoreKey) -> None:
+        """Take an object away."""
+        del self.objects[key]
 
     def interrupt(self, error: Exception, *, after: int) -> None:
         """Raise `error` instead of doing the next write but `after`, once."""
@@ -69,14 +74,14 @@ class ObjectStore:
             copy.deepcopy(item)
             for (found, where, _), item in sorted(self.objects.items(), key=lambda item: str(item[0]))
             if found == kind.kind
-            and where == namespace
+            and namespace in (None, where)
             and wanted.items() <= (item["metadata"].get("labels") or {}).items()
         )
 
     def apply(self, manifest: Manifest, manager: str) -> Manifest:
         """Server-side apply with force."""
         self._write("apply", manifest["kind"], manifest["metadata"]["name"])
-        live = self.objects.get(_key(manifest))
+        live = self.objects.get(key_of(manifest))
         kept = _without(live, _fields_of(live, manager), manifest) if live else {}
         merged: Manifest = _merge(kept, copy.deepcopy(manifest))
         metadata = merged["metadata"]
@@ -86,22 +91,20 @@ class ObjectStore:
         others = [entry for entry in metadata.get("managedFields", []) if entry["manager"] != manager]
         fields = {"manager": manager, "operation": "Apply", "fieldsV1": _fields(manifest)}
         metadata["managedFields"] = [*others, fields]
-        self.put(merged)
-        return merged
+        return self.put(merged)
 
     def apply_status(self, kind: Kind, of: Manifest, status: Manifest, manager: str) -> Manifest:
         """Replace the status of this very object."""
         self._write("status", kind.kind, of["metadata"]["name"])
         del manager
-        live = self.objects.get(_key(of))
+        live = self.objects.get(key_of(of))
         if live is None:
             raise ApiFailure(404, "NotFound", "not found")
         if live["metadata"]["uid"] != of["metadata"]["uid"]:
             raise ApiFailure(409, "Conflict", "uid mismatch")
-        live["status"] = copy.deepcopy(status)
-        return live
+        return self.put({**live, "status": status})
 
-    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> None:
+    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> Manifest:
         """Set labels of this very object."""
         self._write("relabel", kind.kind, metadata["name"])
         del manager
@@ -109,13 +112,14 @@ class ObjectStore:
         if live is None or live["metadata"]["uid"] != metadata["uid"]:
             raise ApiFailure(409, "Conflict", "uid mismatch")
         live["metadata"]["labels"] = {**(live["metadata"].get("labels") or {}), **metadata["labels"]}
+        return copy.deepcopy(live)
 
     def delete(self, manifest: Manifest) -> None:
         """Delete an object, if it is still the same."""
         self._write("delete", manifest["kind"], manifest["metadata"]["name"])
-        live = self.objects.get(_key(manifest))
+        live = self.objects.get(key_of(manifest))
         if live is not None and live["metadata"]["uid"] == manifest["metadata"]["uid"]:
-            del self.objects[_key(manifest)]
+            self.remove(key_of(manifest))
 
     def create_event(self, event: Manifest) -> None:
         """Keep an Event."""
@@ -124,10 +128,11 @@ class ObjectStore:
 
     def run_deployments(self) -> None:
         """What Kubernetes does with Deployments: all pods of the newest revision run and are ready."""
-        for manifest in self.objects.values():
+        for manifest in list(self.objects.values()):
             if manifest["kind"] == "Deployment":
                 count = manifest["spec"]["replicas"]
-                manifest["status"] = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
+                status = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
+                self.put({**manifest, "status": status})
 
     def state(self) -> dict[StoreKey, Any]:
         """What the objects say, without what differs from run to run: uids of children."""
@@ -145,7 +150,8 @@ class ObjectStore:
         self.writes.append(f"{verb} {kind} {name}")
 
 
-def _key(manifest: Manifest) -> StoreKey:
+def key_of(manifest: Manifest) -> StoreKey:
+    """Where an object is stored."""
     metadata = manifest["metadata"]
     return manifest["kind"], metadata.get("namespace"), metadata["name"]
 

@@ -65,6 +65,7 @@ class Reason(StrEnum):
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     APPLY_FAILED = "ApplyFailed"
     NAME_CONFLICT = "NameConflict"
+    RIGHTS_MISSING = "RightsMissing"
     GPU_BUDGET_EXCEEDED = "GPUBudgetExceeded"
     SETTINGS_REFUSED = "SettingsRefused"
     INVALID_SPEC = "InvalidSpec"
@@ -131,6 +132,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.IMAGE_UNAVAILABLE: "An image cannot be pulled.",
     Reason.APPLY_FAILED: "The API server refused an object that the operator wanted to write.",
     Reason.NAME_CONFLICT: "An object of a needed name exists and belongs to another owner.",
+    Reason.RIGHTS_MISSING: "The operator may not read what it decides by, so nothing is changed; the message names it.",
     Reason.GPU_BUDGET_EXCEEDED: "The pools together ask for more GPUs than spec.gpuBudget.",
     Reason.SETTINGS_REFUSED: "The gateway's settings do not go together, or a gateway refuses them; the old ones stay.",
     Reason.INVALID_SPEC: "The spec does not pass validation; nothing was changed.",

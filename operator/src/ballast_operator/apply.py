@@ -40,7 +40,7 @@ class Writer(Protocol):
         """Server-side apply."""
         ...
 
-    def delete(self, manifest: Manifest) -> None:
+    def delete(self, manifest: Manifest) -> object:
         """Delete this very object."""
         ...
 

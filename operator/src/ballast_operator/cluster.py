@@ -5,9 +5,11 @@ Paths come from `kinds`, so that no discovery (and no discovery cache on disk) i
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
 import urllib3
 import urllib3.exceptions
@@ -21,6 +23,9 @@ from ballast_operator.kinds import EVENT, Kind, Manifest, kind_of
 
 PAGE = 500
 """Objects of one page of a list."""
+WATCH_SILENCE_S: Final = 90.0
+"""A watch is not believed for longer without a word: the server sends a bookmark each minute."""
+_READ_BYTES: Final = 1 << 16
 
 
 def load_credentials() -> None:
@@ -47,6 +52,15 @@ def context_namespace() -> str:
     return str((context.get("context") or {}).get("namespace") or "default")
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Objects of a kind at one moment."""
+
+    items: tuple[Manifest, ...]
+    version: int
+    """The list's resourceVersion."""
+
+
 class Cluster:
     """Reads and writes objects. Safe to use from several threads."""
 
@@ -66,17 +80,37 @@ class Cluster:
 
     def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
         """All objects of a kind that match a label selector; of all namespaces without one."""
+        return self.snapshot(kind, namespace, labels=labels).items
+
+    def snapshot(self, kind: Kind, namespace: str | None, *, labels: str = "") -> Snapshot:
+        """The same, with the version that a watch goes on from."""
         items: list[Manifest] = []
         token: str | None = None
+        version = ""
         while True:
             page = self._request(
                 "GET", kind.path(namespace), label_selector=labels or None, limit=PAGE, _continue=token
             )
             # The server writes both once for the list and leaves them out of its items.
             items += [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in page["items"]]
+            version = version or str(page["metadata"].get("resourceVersion", ""))
             token = page["metadata"].get("continue")
             if not token:
-                return tuple(items)
+                return Snapshot(tuple(items), int(version or 0))
+
+    def watch(self, kind: Kind, namespace: str | None, *, labels: str = "", since: int, lasts_s: float) -> Watch:
+        """What changes after the version `since`, and bookmarks, for about `lasts_s` seconds."""
+        response = self._send(
+            "GET",
+            kind.path(namespace),
+            label_selector=labels or None,
+            watch=True,
+            resource_version=str(since),
+            allow_watch_bookmarks=True,
+            timeout_seconds=int(lasts_s),
+            _request_timeout=(self._timeout_s, WATCH_SILENCE_S),
+        )
+        return Watch(response)
 
     def kinds_of(self, api_version: str) -> frozenset[str]:
         """Plural names of the kinds that the API server has at a group and version; empty if it does not know it."""
@@ -95,17 +129,22 @@ class Cluster:
         body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "status": status}
         return self._apply(kind.path(metadata.get("namespace"), metadata["name"], "status"), body, manager)
 
-    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> None:
+    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> Manifest:
         """Set the labels of `metadata` on the very object that it names (by uid); 404 or 409 where it is gone."""
         body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
-        self._apply(kind.path(metadata["namespace"], metadata["name"]), body, manager)
+        return self._apply(kind.path(metadata["namespace"], metadata["name"]), body, manager)
 
-    def delete(self, manifest: Manifest) -> None:
-        """Delete this very object (by uid), its own children after it. Gone already is fine."""
+    def delete(self, manifest: Manifest) -> Manifest | None:
+        """Delete this very object (by uid), its own children after it. Gone already is fine.
+
+        Returns the object if it stays until its finalizers have run, else None.
+        """
         metadata = manifest["metadata"]
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         path = kind_of(manifest).path(metadata["namespace"], metadata["name"])
-        self._or_none(lambda: self._request("DELETE", path, body=body))
+        left = self._or_none(lambda: self._request("DELETE", path, body=body))
+        ends = left is not None and (left.get("metadata") or {}).get("deletionTimestamp")
+        return left if ends and left is not None and left["metadata"].get("finalizers") else None
 
     def create(self, manifest: Manifest) -> None:
         """Make an object; 409 where it exists."""
@@ -140,37 +179,56 @@ class Cluster:
 
     def _request(self, method: str, path: str, *, body: Manifest | None = None, **options: Any) -> Manifest:
         try:
-            response = self._client.request(
-                method, path, body=body, serialize=False, _request_timeout=self._timeout_s, query_params=[], **options
-            )
-            answer: Manifest = json.loads(response.data)
-        except DynamicApiError as error:
-            raise _failure(error) from error
+            answer: Manifest = json.loads(self._send(method, path, body=body, **options).data)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiFailure(0, "Unreachable", f"{method} {path}: {error}") from error
         return answer
 
+    def _send(self, method: str, path: str, *, body: Manifest | None = None, **options: Any) -> urllib3.HTTPResponse:
+        """The response, whose body has not been read yet."""
+        try:
+            response: urllib3.HTTPResponse = self._client.request(
+                method,
+                path,
+                body=body,
+                serialize=False,
+                query_params=[],
+                **{"_request_timeout": self._timeout_s, **options},
+            )
+        except DynamicApiError as error:
+            raise _failure(error) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiFailure(0, "Unreachable", f"{method} {path}: {error}") from error
+        return response
 
-class Catalogue:
-    """Which optional kinds the cluster has. An answer is kept for `keep_s` seconds of `clock`."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float], *, keep_s: float) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._keep_s = keep_s
-        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+class Watch:
+    """The events of one watch, each with `type` and `object`, until the server ends it or `interrupt` is called."""
 
-    def available(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
-        """Those of `kinds` that the cluster has."""
-        return frozenset(kind for kind in kinds if kind.plural in self._plurals(kind.api_version))
+    def __init__(self, response: urllib3.HTTPResponse) -> None:
+        self._response = response
 
-    def _plurals(self, api_version: str) -> frozenset[str]:
-        asked_at, plurals = self._known.get(api_version, (float("-inf"), frozenset()))
-        now = self._clock()
-        if now - asked_at >= self._keep_s:
-            plurals = self._cluster.kinds_of(api_version)
-            self._known[api_version] = (now, plurals)
-        return plurals
+    def __iter__(self) -> Iterator[Manifest]:
+        rest = b""
+        try:
+            while part := self._response.read1(_READ_BYTES):  # as much as there is, whatever the framing
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    if line:
+                        yield json.loads(line)
+        except urllib3.exceptions.ReadTimeoutError:
+            return  # no bookmark in `WATCH_SILENCE_S`: the connection may be dead, another one goes on from here
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise ApiFailure(0, "Unreachable", f"a watch has broken: {error}") from error
+
+    def interrupt(self) -> None:
+        """End it from another thread: its reader finds the end of the stream."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            self._response.shutdown()
+
+    def close(self) -> None:
+        """Give its connection up. In the reader's thread."""
+        self._response.close()
 
 
 def _failure(error: DynamicApiError) -> ApiFailure:

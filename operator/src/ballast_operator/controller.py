@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ballast_operator.api_failure import ApiFailure
 from ballast_operator.kinds import SERVING_POOL, Kind
@@ -16,6 +16,8 @@ from ballast_operator.settings import OperatorSettings
 from ballast_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
+
+_SETTLE_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,15 @@ class Beside(Protocol):
         ...
 
 
+class Watches(Beside, Protocol):
+    """What looks read from."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that looks read is there, as far as it can be had."""
+        ...
+
+
 class Controller:
     """The queue, its workers, and the resync."""
 
@@ -66,9 +77,12 @@ class Controller:
         reconciler: Reconciles,
         settings: OperatorSettings,
         looked: Callable[[str, str, float], None] = lambda *_: None,
+        watches: Watches | None = None,
     ) -> None:
-        """`looked`: is told of each look: its kind, its result (done, refused, failed) and its seconds."""
+        """`looked`: is told of each look: its kind, its result (done, refused, failed) and its seconds. `watches`: what
+        looks read from, where that is not the API server itself."""
         self._looked = looked
+        self._watches = watches
         self._reconciler = reconciler
         self._settings = settings
         self._queue: WorkQueue[Key] = WorkQueue()
@@ -81,8 +95,13 @@ class Controller:
         """Start and stop this, too. Call it before `start`."""
         self._beside.append(one)
 
+    def watch(self) -> None:
+        """Begin to watch. What is seen waits in the queue until `start`."""
+        if self._watches is not None:
+            self._watches.start()
+
     def start(self) -> None:
-        """Start workers and resync in the running loop."""
+        """Start workers and resync in the running loop; the first look waits for what it reads."""
         for one in self._beside:
             one.start()
         coroutines = [self._work() for _ in range(self._settings.workers)]
@@ -96,6 +115,8 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for one in self._beside if self.started else ():
             await asyncio.to_thread(one.stop)
+        if self._watches is not None:
+            await asyncio.to_thread(self._watches.stop)
         await asyncio.to_thread(self._threads.shutdown)
 
     @property
@@ -106,7 +127,8 @@ class Controller:
     def alive(self) -> bool:
         """Whether all tasks still run."""
         work = bool(self._tasks) and not any(task.done() for task in self._tasks)
-        return work and all(one.alive() for one in self._beside)
+        watched = self._watches is None or self._watches.alive()
+        return work and watched and all(one.alive() for one in self._beside)
 
     def seen(self, key: Key, *, deleted: bool) -> None:
         """A watch has reported an object."""
@@ -120,14 +142,22 @@ class Controller:
         """Something that `key` depends on has changed."""
         self._queue.add(key)
 
+    def touch_all(self) -> None:
+        """Something that every object may depend on has changed."""
+        for key in sorted(self._known, key=str):
+            self._queue.add(key)
+
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self._settings.resync_s)
-            for key in sorted(self._known, key=str):
-                self._queue.add(key)
+            self.touch_all()
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
+        # Watches run in threads: no event of this loop could tell.
+        while self._watches is not None and not self._watches.settled:  # noqa: ASYNC110
+            await asyncio.sleep(_SETTLE_POLL_S)
+        await asyncio.sleep(0)  # what the watches have said by now comes first
         while True:
             key = await self._queue.get()
             result, said, began_s = Result(failed=True), "failed", loop.time()

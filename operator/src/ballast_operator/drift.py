@@ -2,8 +2,9 @@
 
 Server-side apply of an unchanged object changes nothing, but it is a request, for every object, at every look. The
 live object holds all that is needed: its values, and in `managedFields` the fields that we applied last. A write is due
-when (1) we never applied the object, (2) a desired value is missing or different, or (3) we own a field that is no
-longer desired. Fields that others own do not matter.
+when (1) we never applied the object, (2) a desired value is missing or different, (3) we own a field that is no longer
+desired, or (4) a list or mapping that we applied as a whole has other entries, or is not ours any more. Fields that
+others own do not matter.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from types import MappingProxyType
 from typing import Any, Final
 
 from ballast_operator.kinds import Manifest
@@ -19,7 +21,9 @@ from ballast_operator.kinds import Manifest
 def differs(desired: Manifest, live: Manifest, manager: str) -> bool:
     """Whether applying `desired` as `manager` would change `live`."""
     owned = applied_fields(live, manager)
-    return owned is None or not _covers(live, desired) or _has_stale_field(owned, desired)
+    if owned is None or not _covers(live, desired, owned):
+        return True
+    return _has_stale_field(owned, desired) or _has_lost_field(owned, desired)
 
 
 def applied_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
@@ -37,29 +41,51 @@ _QUANTITY_PARENTS: Final = frozenset({"limits", "requests", "capacity"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 
 
-def _covers(live: Any, desired: Any, *, quantity: bool = False, field: str = "") -> bool:
+_Owned = Mapping[str, Any]
+_WHOLE: Final[_Owned] = MappingProxyType({})
+"""fieldsV1 of what is applied as a whole: a list or mapping without owners of its parts. Others' entries go with it."""
+_UNKNOWN: Final[_Owned] = MappingProxyType({".": {}})
+"""fieldsV1 of what others may have a part in."""
+
+
+def _covers(live: Any, desired: Any, owned: _Owned, *, quantity: bool = False, field: str = "") -> bool:
     if isinstance(desired, Mapping):
         return (
             isinstance(live, Mapping)
             and all(
                 key in live
-                and _covers(live[key], value, quantity=field in _QUANTITY_PARENTS or key in _QUANTITY_FIELDS, field=key)
+                and _covers(
+                    live[key],
+                    value,
+                    owned.get(f"f:{key}", _UNKNOWN) if owned else _WHOLE,
+                    quantity=field in _QUANTITY_PARENTS or key in _QUANTITY_FIELDS,
+                    field=key,
+                )
                 for key, value in desired.items()
             )
         ) or (live is None and not desired)
     if isinstance(desired, (list, tuple)):
-        return isinstance(live, list) and _covers_list(live, desired)
+        return isinstance(live, list) and _covers_list(live, desired, owned)
     if quantity:
         return bool(_quantity(live) == _quantity(desired))
     return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)
 
 
-def _covers_list(live: list[Any], desired: Sequence[Any]) -> bool:
+def _covers_list(live: list[Any], desired: Sequence[Any], owned: _Owned) -> bool:
     key = next((key for key in _LIST_KEYS if _identifies(key, desired)), None)
-    if key is None or not desired:
-        return len(live) == len(desired) and all(_covers(a, b) for a, b in zip(live, desired, strict=True))
+    if key is None or not desired or not owned:
+        return len(live) == len(desired) and all(_covers(a, b, owned) for a, b in zip(live, desired, strict=True))
     by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
-    return all(item[key] in by_key and _covers(by_key[item[key]], item) for item in desired)
+    return all(item[key] in by_key and _covers(by_key[item[key]], item, _entry(owned, item)) for item in desired)
+
+
+def _entry(owned: _Owned, item: Any) -> _Owned:
+    """fieldsV1 of one entry of a list."""
+    for path, below in owned.items():
+        if path.startswith("k:") and _has_key(item, json.loads(path[2:])):
+            found: _Owned = below
+            return found
+    return _UNKNOWN
 
 
 def _identifies(key: str, entries: Sequence[Any]) -> bool:
@@ -76,6 +102,20 @@ def _has_stale_field(owned: Mapping[str, Any], desired: Any) -> bool:
             continue
         found = _step(prefix, rest, desired)
         if found is _MISSING or (below and _has_stale_field(below, found)):
+            return True
+    return False
+
+
+def _has_lost_field(owned: _Owned, desired: Manifest) -> bool:
+    """Whether a list or mapping that we want has no field of ours left: who changes one that is applied as a whole (a
+    Service's selector) owns it from then on, and what was added shows in no value of ours."""
+    for key, value in desired.items():
+        if not value or not isinstance(value, (Mapping, list, tuple)):
+            continue
+        below = owned.get(f"f:{key}")
+        if below is None and key != "metadata":  # of which a name or uid is nobody's
+            return True
+        if isinstance(value, Mapping) and (below or key == "metadata") and _has_lost_field(below or {}, value):
             return True
     return False
 

@@ -85,7 +85,7 @@ def gather(
     children = (*_children(reader, pool, available), *named_children)
     shrinks = _may_shrink(pool, children)
     listed = shrinks or not _all_ready(children) or settings_reports.differ(children)
-    pods = reader.list(POD, namespace, labels=f"{names.LABEL_SERVING_POOL}={name}") if listed else ()
+    pods = reader.list(POD, namespace, labels=child_selector(pool)) if listed else ()
     tokens = tokens_of(token) if token is not None and is_child(token, pool) else []
     return Observed(
         pool=pool,

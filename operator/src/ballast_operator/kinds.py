@@ -88,7 +88,7 @@ REFERRED: Final = (SCHEDULING_POLICY, OBJECTIVE, HARDWARE_PROFILE)
 """Custom resources that a ServingPool names."""
 NAMED_CHILDREN: Final = (SECRET, LEASE)
 """Children that are read by their names, neither listed nor watched: the operator sees no Secret but its own, and is
-not woken each time that a Lease is renewed. They are written before all others."""
+not told each time that a Lease is renewed. They are written before all others."""
 BUILT_IN_CHILDREN: Final = (
     SERVICE_ACCOUNT,
     ROLE,
@@ -106,6 +106,13 @@ WORKLOADS: Final = (DEPLOYMENT, LEADER_WORKER_SET)
 """Children that make pods; their counts have the same names."""
 CHILDREN: Final = NAMED_CHILDREN + BUILT_IN_CHILDREN + OPTIONAL_CHILDREN
 """Every kind of child in the order of writing. Pruning goes the other way: consumers go before what they use."""
+
+WATCHED: Final = (SERVING_POOL, *REFERRED, GATEWAY, GATEWAY_CLASS)
+"""Kinds of which every object is watched, in the namespaces that are served..."""
+WATCHED_ANYWHERE: Final = frozenset({GATEWAY})
+"""...and of these in all namespaces: ServingPools name them across namespaces."""
+WATCHED_BY_LABEL: Final = (*BUILT_IN_CHILDREN, *OPTIONAL_CHILDREN, POD)
+"""Kinds of which those objects are watched that say that Ballast manages them."""
 
 _BY_NAME: Final = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, POD)}
 

@@ -25,17 +25,20 @@ from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind, Manifes
 from ballast_operator.lessons import Lessons
 from ballast_operator.loads import Loads
 from ballast_operator.log_fields import log_fields, reference
+from ballast_operator.observed import Observed
 from ballast_operator.plan import plan
 from ballast_operator.references import named_objects
 from ballast_operator.scaling import steered
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.users import Referred, Users
-from ballast_operator.verdict import verdict
+from ballast_operator.verdict import unreadable, verdict
 
 logger = logging.getLogger(__name__)
 
 _GONE: Final = (404, 409)
 """HTTP statuses of a write to an object that was deleted, or that is another one by now."""
+_REFUSED: Final = (401, 403)
+"""Of a read for which a right is missing."""
 
 
 class Api(Reader, Writer, Protocol):
@@ -100,17 +103,12 @@ class Reconciler:
 
         Raises `ApiFailure` when a request may succeed later unchanged; the status is then as it was.
         """
-        observed = gather(
-            self._api,
-            self._optional,
-            namespace,
-            name,
-            now=self._now(),
-            fresh_token=self._token(),
-            settings=self._settings,
-            measured=self._board.shown(namespace, name),
-            ask=self._ask,
-        )
+        try:
+            observed = self._gathered(namespace, name)
+        except ApiFailure as error:
+            if error.status not in _REFUSED:
+                raise
+            return self._unreadable(namespace, name, error)
         if self._users is not None:
             self._users.put(namespace, name, () if observed is None else named_objects(observed.pool))
         if observed is None:
@@ -132,6 +130,29 @@ class Reconciler:
             self._write_status(SERVING_POOL, observed.pool, found.status)
             self._said(namespace, name, found.status)
         return Result(requeue_s=found.requeue_s, failed=bool(outcome.refusals))
+
+    def _gathered(self, namespace: str, name: str) -> Observed | None:
+        return gather(
+            self._api,
+            self._optional,
+            namespace,
+            name,
+            now=self._now(),
+            fresh_token=self._token(),
+            settings=self._settings,
+            measured=self._board.shown(namespace, name),
+            ask=self._ask,
+        )
+
+    def _unreadable(self, namespace: str, name: str, error: ApiFailure) -> Result:
+        """Says so, where ServingPools may be read."""
+        pool = self._api.get(SERVING_POOL, namespace, name)
+        if pool is not None:
+            logger.warning("%s: %s", reference(pool), error, extra=log_fields(pool))
+            status = unreadable(pool, str(error), self._now())
+            self._write_status(SERVING_POOL, pool, status)
+            self._said(namespace, name, status)
+        return Result(failed=True)
 
     def referred(self, kind: Kind, namespace: str | None, name: str) -> Result:
         """Write into a SchedulingPolicy, ServiceLevelObjective or HardwareProfile whether it is accepted."""

@@ -58,6 +58,17 @@ def _named_in(spec: Manifest) -> Iterator[tuple[Kind, str]]:
             yield HARDWARE_PROFILE, entry["hardware"]
 
 
+def named_gateways(pool: Manifest) -> frozenset[tuple[str | None, str]]:
+    """Namespace and name of every parent that a ServingPool names, as carefully."""
+    gateway = (pool.get("spec") or {}).get("gateway")
+    parents = gateway.get("parentRefs") if isinstance(gateway, dict) else None
+    return frozenset(
+        (parent.get("namespace") or pool["metadata"]["namespace"], parent["name"])
+        for parent in (parents if isinstance(parents, list) else ())
+        if isinstance(parent, dict) and isinstance(parent.get("name"), str)
+    )
+
+
 def parse_pool(manifest: Manifest) -> ServingPool:
     """The model of a ServingPool. Raises `InvalidInput`."""
     resource = parse(manifest)

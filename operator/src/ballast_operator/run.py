@@ -14,12 +14,14 @@ from typing import Final, Literal
 import kopf
 
 from ballast_operator.board import Board
-from ballast_operator.cluster import Catalogue, Cluster, load_credentials
+from ballast_operator.cached import CachedCluster, connections_of
+from ballast_operator.cluster import Cluster, load_credentials
 from ballast_operator.collecting import Collector
 from ballast_operator.controller import Controller, Key
 from ballast_operator.handlers import kopf_settings, registry_for
 from ballast_operator.helm import Helm
-from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL
+from ballast_operator.kept import Change
+from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind
 from ballast_operator.leading import Election
 from ballast_operator.learning import Learner
 from ballast_operator.lessons import Lessons
@@ -29,6 +31,7 @@ from ballast_operator.settings import OperatorSettings
 from ballast_operator.steering import Scaler
 from ballast_operator.surveying import ask_loads
 from ballast_operator.users import Users
+from ballast_operator.waking import Waking
 
 LogFormat = Literal["text", "json"]
 _TOKEN_BYTES: Final = 32
@@ -42,18 +45,34 @@ def run(settings: OperatorSettings) -> None:
     # kopf names itself by this, or else by the user's name, which the bare uid of a container does not have.
     os.environ.setdefault("POD_ID", socket.gethostname())
 
-    users = Users()
-
     def make_controller() -> Controller:
-        cluster = Cluster(timeout_s=settings.request_timeout_s, connections=settings.workers + 3)
-        catalogue = Catalogue(cluster, time.monotonic, keep_s=settings.resync_s / 2)
-        board, helm, lessons = Board(), Helm(), Lessons()
+        loop = asyncio.get_running_loop()
+
+        def told(kind: Kind, changes: list[Change]) -> None:
+            loop.call_soon_threadsafe(waking.told, kind, changes)
+
+        def turned(_: Kind) -> None:
+            loop.call_soon_threadsafe(waking.turned)
+
+        server, watched = (
+            Cluster(timeout_s=settings.request_timeout_s, connections=connections)
+            for connections in (settings.workers + 3, connections_of(settings.namespaces))
+        )
+        cluster = CachedCluster(
+            server,
+            watched,
+            settings.namespaces,
+            told=told,
+            turned=turned,
+            absent_retry_s=settings.resync_s / 2,
+        )
+        board, helm, users, lessons = Board(), Helm(), Users(), Lessons()
         metrics = OperatorMetrics()
         if settings.metrics_port:
             metrics.serve(settings.metrics_port)
         reconciler = Reconciler(
             cluster,
-            catalogue,
+            cluster,
             settings,
             _now,
             _token,
@@ -64,8 +83,8 @@ def run(settings: OperatorSettings) -> None:
             said=metrics.said,
             ask=ask_loads,
         )
-        controller = Controller(reconciler, settings, metrics.looked)
-        loop = asyncio.get_running_loop()
+        controller = Controller(reconciler, settings, metrics.looked, cluster)
+        waking = Waking(controller, users, lambda: cluster.kept(SERVING_POOL))
 
         def changed(pool: tuple[str, str]) -> None:
             loop.call_soon_threadsafe(controller.touch, Key(SERVING_POOL, *pool))
@@ -99,7 +118,7 @@ def run(settings: OperatorSettings) -> None:
 
     asyncio.run(
         kopf.operator(
-            registry=registry_for(make_controller, users, make_election),
+            registry=registry_for(make_controller, make_election),
             settings=kopf_settings(settings),
             standalone=True,
             clusterwide=not settings.namespaces,

@@ -72,7 +72,7 @@ class Cluster(Protocol):
         """Server-side apply."""
         ...
 
-    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> None:
+    def relabel(self, kind: Kind, metadata: Manifest, manager: str) -> object:
         """Set labels of this very object."""
         ...
 

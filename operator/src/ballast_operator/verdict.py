@@ -77,6 +77,13 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
     )
 
 
+def unreadable(pool: Manifest, words: str, now: str) -> Manifest:
+    """The status while the API server refuses what a look must read; `words` are its own, and name the verb."""
+    message = f"{words}; grant the operator that right (the chart's roles have it); nothing is changed until then"
+    finding = Finding(ConditionType.DEGRADED, "True", Reason.RIGHTS_MISSING, message)
+    return _kept(pool, now, pool["metadata"].get("generation"), finding)
+
+
 def _status(
     observed: Observed,
     target: Target,
@@ -117,7 +124,9 @@ def _not_acted_on(observed: Observed, plan: Plan) -> Manifest:
     """The status of a spec that cannot be acted on: counts and availability stay what they were."""
     reason = plan.problems[0].reason
     return _kept(
-        observed,
+        observed.pool,
+        observed.now,
+        observed.generation,
         Finding(ConditionType.PROGRESSING, "False", reason, "the spec was not acted on"),
         Finding(ConditionType.DEGRADED, "True", reason, joined(plan.problems)),
     )
@@ -126,23 +135,24 @@ def _not_acted_on(observed: Observed, plan: Plan) -> Manifest:
 def _deleting(observed: Observed) -> Manifest:
     """The status while its objects go: those of a deletion in the foreground before it, all others after it."""
     message = "it is being deleted; its objects go with it, also without an operator"
-    return _kept(observed, Finding(ConditionType.PROGRESSING, "True", Reason.DELETING, message))
+    finding = Finding(ConditionType.PROGRESSING, "True", Reason.DELETING, message)
+    return _kept(observed.pool, observed.now, observed.generation, finding)
 
 
-def _kept(observed: Observed, *found: Finding) -> Manifest:
+def _kept(pool: Manifest, now: str, generation: int | None, *found: Finding) -> Manifest:
     """The status as it was, but for these conditions."""
-    changed = conditions(observed.pool, found, observed.now)
+    changed = conditions(pool, found, now)
     types = {condition.type for condition in changed}
-    kept = [old for old in known_conditions(observed.pool) if old.get("type") not in types]
+    kept = [old for old in known_conditions(pool) if old.get("type") not in types]
     order = [str(kind) for kind in ConditionType]
     merged = sorted(
         [*kept, *(condition.dump() for condition in changed)],
         key=lambda item: order.index(item["type"]) if item["type"] in order else -1,
     )
-    generation = {} if observed.generation is None else {"observedGeneration": observed.generation}
-    before = observed.pool.get("status") or {}
+    before = pool.get("status") or {}
     display = {"display": {**before["display"], "reason": found[-1].reason}} if before.get("display") else {}
-    return {**before, "conditions": merged, **generation, **display}
+    observed = {} if generation is None else {"observedGeneration": generation}
+    return {**before, "conditions": merged, **observed, **display}
 
 
 def _drains(observed: Observed, pool: PoolSpec, plan: Plan) -> tuple[DrainStatus, ...]:
