@@ -173,7 +173,7 @@ def test_what_is_applied_as_a_whole_and_was_taken_from_us_is_written_again() -> 
 
 def test_an_object_of_a_name_alone_owns_nothing() -> None:
     """A pod that loses its marks."""
-    bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team", "uid": "u"}}
+    bare: Manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": "team", "uid": "u"}}
     fields = {"manager": "us", "operation": "Apply", "fieldsV1": {}}
     assert not differs(bare, {**bare, "metadata": {**bare["metadata"], "managedFields": [fields]}}, "us")
 
@@ -181,8 +181,8 @@ def test_an_object_of_a_name_alone_owns_nothing() -> None:
 def test_defaults_within_what_is_applied_as_a_whole_are_no_difference() -> None:
     """An environment variable from a field: the server adds an apiVersion."""
     env = {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    desired = {"apiVersion": "v1", "kind": "X", "metadata": {"name": "a"}, "spec": {"env": [env]}}
-    owned = {"f:env": {'k:{"name":"IP"}': {".": {}, "f:name": {}, "f:valueFrom": {"f:fieldRef": {}}}}}
+    desired: Manifest = {"apiVersion": "v1", "kind": "X", "metadata": {"name": "a"}, "spec": {"env": [env]}}
+    owned: Manifest = {"f:env": {'k:{"name":"IP"}': {".": {}, "f:name": {}, "f:valueFrom": {"f:fieldRef": {}}}}}
     live = copy.deepcopy(desired)
     live["spec"]["env"][0]["valueFrom"]["fieldRef"]["apiVersion"] = "v1"
     live["metadata"]["managedFields"] = [{"manager": "us", "operation": "Apply", "fieldsV1": {"f:spec": owned}}]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +37,8 @@ from tests.support.operator_builders import (
     serving_pool,
 )
 from tests.support.versioned_store import Events, VersionedStore
+
+T = TypeVar("T")
 
 ENGINE = {"image": "registry.test/engine:1"}
 SPECS: dict[str, dict[str, Any]] = {
@@ -121,7 +123,7 @@ class Faulty:
     def create_event(self, event: Manifest) -> None:
         self._write(lambda: self.store.create_event(event))
 
-    def _write(self, write: Callable[[], Any]) -> Any:
+    def _write(self, write: Callable[[], T]) -> T:
         fault = self.fault if self.writes_left == 0 else None
         self.writes_left -= 1
         if fault is not None:

@@ -106,7 +106,7 @@ def _has_stale_field(owned: Mapping[str, Any], desired: Any) -> bool:
     return False
 
 
-def _has_lost_field(owned: _Owned, desired: Manifest) -> bool:
+def _has_lost_field(owned: _Owned, desired: Mapping[str, Any]) -> bool:
     """Whether a list or mapping that we want has no field of ours left: who changes one that is applied as a whole (a
     Service's selector) owns it from then on, and what was added shows in no value of ours."""
     for key, value in desired.items():
