@@ -69,7 +69,7 @@ class ObjectStore:
             copy.deepcopy(item)
             for (found, where, _), item in sorted(self.objects.items(), key=lambda item: str(item[0]))
             if found == kind.kind
-            and where == namespace
+            and namespace in (None, where)
             and wanted.items() <= (item["metadata"].get("labels") or {}).items()
         )
 

@@ -58,9 +58,8 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *cluster.stuck(fleet.workloads()),
     )
     attainment = attained(observed, target, plan)
-    route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))
     found = (
-        findings.available(fleet, target.spec, unrouted=route is not None and accepts_none(route)),
+        findings.available(fleet, target.spec, unrouted=_unrouted(observed, plan)),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
         attainment.finding,
@@ -75,6 +74,14 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         status=_status(observed, target, fleet, found, attainment=attainment, plan=plan),
         requeue_s=min(due_s, default=None),
     )
+
+
+def _unrouted(observed: Observed, plan: Plan) -> Reason | None:
+    """Why no Gateway sends a request; None if one may."""
+    route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))
+    if route is not None and accepts_none(route):
+        return Reason.ROUTE_NOT_ACCEPTED
+    return Reason.ROUTE_SHADOWED if plan.shadowed else None
 
 
 def _status(
