@@ -21,7 +21,12 @@ V1 = {"path": {"type": "PathPrefix", "value": "/v1"}}
 
 
 def route(
-    called: str, age: int | None, *matches: Manifest, hosts: tuple[str, ...] = (), namespace: str = "team", **parent: Any
+    called: str,
+    age: int | None,
+    *matches: Manifest,
+    hosts: tuple[str, ...] = (),
+    namespace: str = "team",
+    **parent: Any,
 ) -> Manifest:
     """A route of Gateway `front`; of a greater `age` is one that is newer, without one it is still to be made."""
     created = {} if age is None else {"creationTimestamp": f"2026-11-21T06:00:{age:02}Z"}

@@ -42,6 +42,7 @@ from ballast_operator.specs.drain_marks import drain_marks
 from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
+from ballast_operator.specs.hold import PROGRAM, hold_program
 from ballast_operator.specs.meta import Owner
 from ballast_operator.specs.profiles import profiles_config_map
 from ballast_operator.specs.routes import FALLBACKS, http_route_name
@@ -93,7 +94,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
     around = list(_around_engines(owner, spec, observed))
     if not missing:
-        around.append(profiles_config_map(owner, references.profiles))
+        around.append(profiles_config_map(owner, references.profiles, {PROGRAM: hold_program()}))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
     held = gateway.held | fleet.held | ({numbers} if missing else set())
     kept = held.union((key_of(item) for item in (*objects, *fleet.resize)), scaling.kept_objects(spec, owner.name))

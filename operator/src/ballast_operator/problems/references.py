@@ -109,8 +109,8 @@ def shadowed(found: Sequence[Overlap]) -> tuple[Problem, ...]:
         Problem(
             Reason.ROUTE_SHADOWED,
             f"HTTPRoute {each.route} is older and matches alike at Gateway {each.parent}: it gets "
-            f"{'all requests' if each.all_lost else 'requests'} of {'; '.join(each.requests)}, and clients its answers, "
-            "such as a 404 for a model that it does not have",
+            f"{'all requests' if each.all_lost else 'requests'} of {'; '.join(each.requests)}, "
+            "and clients its answers, such as a 404 for a model that it does not have",
             field="spec.gateway",
             fix="set hostnames, match.headers or match.byModel apart from that route's, or delete that route",
         )
