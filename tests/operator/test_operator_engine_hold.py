@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ballast_api.load_report import HOLD
-from ballast_operator.specs import engine_hold
+from ballast_operator import engine_hold
 from ballast_operator.specs.hold import hold_program
 
 

@@ -101,7 +101,8 @@ def _claims(route: Manifest) -> Iterator[tuple[_Claim, str]]:
     spec = route.get("spec") or {}
     hosts = [str(each).lower() for each in spec.get("hostnames") or ()] or [""]
     for rule in spec.get("rules") or ():
-        for match in rule.get("matches") or ({},):
+        matches: Sequence[dict[str, Any]] = rule.get("matches") or ({},)
+        for match in matches:
             for host in hosts:
                 yield (host, repr(_canonical(match))), _words(host, match)
 

@@ -39,7 +39,7 @@ def hold_hook(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec) -> Manifest:
 
 def hold_program() -> str:
     """Its text."""
-    return Path(__file__).with_name(PROGRAM).read_text()
+    return (Path(__file__).parents[1] / PROGRAM).read_text()
 
 
 def hold_volume(serving_pool: str) -> Manifest:

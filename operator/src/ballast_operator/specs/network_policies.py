@@ -29,7 +29,7 @@ def gateway_policy(owner: Owner, admin_from: Sequence[Mapping[str, object]]) -> 
     everybody."""
     match = names.gateway_match_labels(owner.name)
     # Engine pods ask whether they are empty before they end.
-    engines = {"podSelector": {"matchLabels": _engines_of(owner)}}
+    engines: dict[str, object] = {"podSelector": {"matchLabels": _engines_of(owner)}}
     guarded = {names.PORT_ADMIN: [*(dict(each) for each in admin_from), engines]} if admin_from else {}
     return _policy(owner, names.gateway_object_name(owner.name), "gateway", match, guarded)
 
