@@ -40,9 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     add("status", "say whether a cluster is up and what has failed in it")
     add("enter", "open a shell inside the cluster's network")
     image = add("images", "build images where out of date and load them into the nodes of a running cluster")
-    image.add_argument(
-        "names", nargs="*", metavar="IMAGE", help="ballast, envoy, envoy-gateway, lws (default: all but lws)"
-    )
+    image.add_argument("names", nargs="*", metavar="IMAGE", help="ballast, envoy, envoy-gateway (default: all)")
     add("context", "fill the build context of the Dockerfile and print its folder")
     whole = add("session", "start a cluster of its own, load all images, run a command inside, and stop it again")
     whole.add_argument("--nodes", default=DEFAULT_NODES, metavar="HARDWARE[:GPUS],...", help="as for up")

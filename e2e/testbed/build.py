@@ -65,8 +65,6 @@ MODULES = (
     ),
     GoModule("envoy-gateway", ("github.com/envoyproxy/gateway/cmd/envoy-gateway",)),
 )
-# Of few scenarios, which build it where their turn comes: `build` brings its sources only.
-LWS = GoModule("lws", ("sigs.k8s.io/lws/cmd",))
 
 
 def programs(modules: Iterable[GoModule] = MODULES) -> list[str]:
@@ -91,9 +89,9 @@ def bin_folder() -> Path:
     return cache_root() / content_hash() / "bin"
 
 
-def missing(folder: Path, modules: Iterable[GoModule] = MODULES) -> list[str]:
+def missing(folder: Path) -> list[str]:
     """Programs that are not in `folder` yet."""
-    return [name for name in programs(modules) if not os.access(folder / name, os.X_OK)]
+    return [name for name in programs() if not os.access(folder / name, os.X_OK)]
 
 
 def require_built() -> Path:
@@ -188,7 +186,6 @@ def _build_module(module: GoModule, folder: Path, say: Callable[[str], None]) ->
 
 def build(say: Callable[[str], None]) -> Path:
     """Build what is missing and return the folder. Raises TestbedError when Go is missing or a build fails."""
-    _fetch(LWS)
     folder = bin_folder()
     absent = set(missing(folder))
     if not absent:
@@ -200,21 +197,3 @@ def build(say: Callable[[str], None]) -> Path:
         if absent & set(module.programs):
             _build_module(module, folder, say)
     return folder
-
-
-def build_apart(module: GoModule, say: Callable[[str], None]) -> Path:
-    """Build a module that is not among `MODULES` and return its folder; its sources must be there. As `build`."""
-    folder = cache_root() / content_hash(modules=(module,)) / "bin"
-    if missing(folder, (module,)):
-        folder.mkdir(parents=True, exist_ok=True)
-        say(f"==> building {module.folder} (2-3 minutes with an empty Go cache, once)")
-        _build_module(module, folder, say)
-    return folder
-
-
-def _fetch(module: GoModule) -> None:
-    """Its sources, into Go's module cache: a cluster's own network, where it may be built, has no way out."""
-    command = [_go(), "mod", "download"]
-    done = subprocess.run(command, cwd=GO_ROOT / module.folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise TestbedError(f"go mod download failed in go/{module.folder}:\n{done.stderr.strip()[-2000:]}")

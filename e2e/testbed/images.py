@@ -25,7 +25,6 @@ from testbed.spec import ClusterPaths, cache_root
 BALLAST_IMAGE = "localhost/ballast:dev"
 ENVOY_GATEWAY_IMAGE = "localhost/envoy-gateway:1"
 ENVOY_IMAGE = "localhost/envoy:1"
-LWS_IMAGE = "localhost/lws:1"
 
 _SUITE = "bookworm"
 _BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
@@ -187,25 +186,12 @@ def _envoy_gateway(_: Buildah, say: Say) -> Path:
     return archive
 
 
-def _lws(_: Buildah, say: Say) -> Path:
-    archive = _archive("lws", build.content_hash(modules=(build.LWS,)))
-    if not archive.exists():
-        program = (build.build_apart(build.LWS, say) / "cmd").read_bytes()
-        say(f"==> building {LWS_IMAGE}")
-        files = [oci.LayerFile("tmp", 0o1777), oci.LayerFile("manager", 0o755, program)]
-        oci.write_archive(archive, LWS_IMAGE, files, ["/manager"])
-        _keep_only(archive, "lws")
-    return archive
-
-
 _BUILDERS: Mapping[str, Callable[[Buildah, Say], Path]] = {
     "ballast": _ballast,
     "envoy": _envoy,
     "envoy-gateway": _envoy_gateway,
-    "lws": _lws,
 }
 IMAGES = {"ballast": BALLAST_IMAGE, "envoy": ENVOY_IMAGE, "envoy-gateway": ENVOY_GATEWAY_IMAGE}
-"""Those that every session loads."""
 
 
 def build_archives(names: list[str], say: Say) -> dict[str, Path]:
