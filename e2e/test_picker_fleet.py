@@ -154,7 +154,8 @@ def test_errors_of_the_picker_reach_clients_in_openai_shape(fleet: Kubectl, envo
 
 
 def test_two_serving_pools_share_the_gateway_and_a_refused_route_is_said(fleet: Kubectl, envoy: DataPlane) -> None:
-    """The second one takes requests whose header names its model, the first all others. Where the Gateway stops to take
+    """The second one takes requests whose header names its model, the first all others. Without that it would get none,
+    and says so, with the route that has them. Where the Gateway stops to take
     their routes, both say so, and the one that is reached by no other way is not available."""
     second = json.loads(json.dumps(fleet.get("servingpool", NAME)["spec"]))
     template = second["pools"][0]["template"]
@@ -163,7 +164,7 @@ def test_two_serving_pools_share_the_gateway_and_a_refused_route_is_said(fleet: 
         {"name": "all", "role": "Flexible", "hardware": hardware, "replicas": 1, "template": template},
     ]
     second["model"] = {"name": MODEL, "servedNames": ["second"]}
-    second["gateway"] = {"replicas": 1, "parentRefs": [{"name": GATEWAY}], "match": {"byModel": True}}
+    second["gateway"] = {"replicas": 1, "parentRefs": [{"name": GATEWAY}]}
     kept = {key: second[key] for key in ("model", "engine", "pools", "gateway")}
     api = {"apiVersion": "serving.ballast.dev/v1alpha1", "kind": "ServingPool", "metadata": {"name": "second"}}
     fleet.apply({**api, "spec": kept})
@@ -172,6 +173,12 @@ def test_two_serving_pools_share_the_gateway_and_a_refused_route_is_said(fleet: 
         found = condition(fleet.get("servingpool", name), kind)
         return found.get("status", ""), found.get("reason", "")
 
+    wait_until(lambda: said("second", "Degraded") == ("True", "RouteShadowed"), 60, "the second one says it gets none")
+    message = condition(fleet.get("servingpool", "second"), "Degraded")["message"]
+    assert f"/{NAME}-gateway is older and matches alike" in message
+    assert said(NAME, "Degraded")[0] == "False"
+    fleet.patch("servingpool", "second", {"spec": {"gateway": {"match": {"byModel": True}}}})
+    wait_until(lambda: said("second", "Degraded")[0] == "False", 60, "it is told apart now")
     wait_until(lambda: said("second", "Available")[0] == "True", 120, "the second ServingPool serves")
     to_second = completion(envoy, {"x-gateway-model-name": "second"}, model="second")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ballast_api.load_report import LOAD, EndpointLoad, LoadReport, by_endpoint, merged, read_report, together
+from ballast_api.load_report import (
+    HOLD,
+    LOAD,
+    EndpointLoad,
+    LoadReport,
+    by_endpoint,
+    held_together,
+    merged,
+    read_report,
+    together,
+)
 from ballast_core.model import EndpointId
+from ballast_gateway.probes import asking_pod
 from tests.gateway.test_moving_streams import PATHS, Line, request, stream
 from tests.support.gateway_kit import RunningGateway, until
 
@@ -134,3 +146,37 @@ def test_loads_of_several_gateways_add_up_or_are_the_same() -> None:
     assert (both.endpoints[0].own, both.lost) == (4, 2)
     with pytest.raises(ValueError, match="/ballast/v1/load"):
         read_report(b"{}")
+
+
+async def test_a_pod_asks_what_is_left_of_its_own_requests(line: Line) -> None:
+    """Whoever asks is told of its own address alone; on loopback, as by `kubectl port-forward`, of one it names."""
+    gateway = await line.start("p0", "d0", shuffle_s=None, slower=8)
+    asked = asyncio.create_task(stream(f"{gateway.url}/v1/completions", request("/v1/completions", 1), "r1"))
+    await started(gateway, 1)
+
+    async def held(**query: str) -> dict[str, object]:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            found: dict[str, object] = (await client.get(f"{gateway.admin_url}{HOLD}", params=query)).json()
+            return found
+
+    assert await held() == {"draining": False, "requests": 1}  # all endpoints here have the address that asks
+    assert await held(of="10.9.8.7") == {"draining": True, "requests": 0}
+    for name in ("p0", "d0"):
+        gateway.gateway.fleet.draining(EndpointId(name))
+    assert await held() == {"draining": True, "requests": 1}
+    await asked
+    await until(lambda: len(gateway.gateway.driver.director.ledger) == 0)
+    assert await held() == {"draining": True, "requests": 0}
+
+
+def test_workers_answer_a_pod_together() -> None:
+    """It is noticed when all have noticed."""
+    bodies = [json.dumps({"draining": draining, "requests": 2}).encode() for draining in (True, False)]
+    assert json.loads(held_together(bodies)) == {"draining": False, "requests": 4}
+
+
+def test_a_pod_is_known_by_its_address() -> None:
+    """Not by what it says, unless it sits on the gateway's own host; IPv4 in an IPv6 listener is IPv4."""
+    assert asking_pod({"client": ("::ffff:10.1.2.3", 5), "query_string": b"of=10.9.9.9"}) == "10.1.2.3"
+    assert asking_pod({"client": ("127.0.0.1", 5), "query_string": b"of=10.9.9.9"}) == "10.9.9.9"
+    assert asking_pod({"client": ("fd00::7", 5), "query_string": b""}) == "fd00::7"

@@ -161,12 +161,14 @@ class World:
         return parse_settings(self.store.objects["ConfigMap", NAMESPACE, "chat-gateway"]["data"]["gateway.yaml"])
 
     def pods(self) -> dict[str, dict[str, int]]:
-        """Asked for, by pool and image; those of which there are none left out."""
+        """Instances asked for, by pool and image; those of which there are none left out."""
         found: dict[str, dict[str, int]] = {"prefill": {}, "decode": {}}
         for (kind, _, _), item in self.store.objects.items():
             name = item["metadata"].get("labels", {}).get("serving.ballast.dev/pool")
-            if kind == "Deployment" and name in found and item["spec"]["replicas"]:
-                image = item["spec"]["template"]["spec"]["containers"][0]["image"]
+            if kind in ("Deployment", "LeaderWorkerSet") and name in found and item["spec"]["replicas"]:
+                spec = item["spec"]
+                template = spec["template"] if kind == "Deployment" else spec["leaderWorkerTemplate"]["leaderTemplate"]
+                image = template["spec"]["containers"][0]["image"]
                 found[name][image[-1]] = item["spec"]["replicas"]
         return found
 
@@ -313,6 +315,27 @@ def test_an_operator_that_dies_goes_on_with_the_canary() -> None:
             world.turn(BAD)
         assert world.progressing()[1] == "CanaryPaused", after
         assert world.pods() == OLD
+
+
+def test_groups_of_nodes_have_canaries_as_pods_do() -> None:
+    """A group is an instance: one of four is tried, becomes the fleet, or is given back; at every look nearly all of
+    the wanted number are there."""
+    decode = pool("decode", "Decode", replicas=4, nodesPerInstance=2)
+    wide = (pool("prefill", "Prefill", replicas=2, hardware="a100"), decode)
+    good = World(pools=wide)
+    watched(good)
+    for _ in range(12):
+        good.turn()
+        assert 3 <= sum(good.pods()["decode"].values()) <= 4
+    assert good.pods() == NEW
+    assert good.progressing()[:2] == ("False", "Complete")
+    assert len([key for key in good.store.objects if key[0] == "LeaderWorkerSet"]) == 1
+    bad = World(pools=wide)
+    paused(bad)
+    bad.apply("1")
+    for _ in range(4):
+        bad.turn()
+    assert bad.progressing()[:2] == ("False", "Complete")
 
 
 def test_a_canary_without_room_waits_and_says_so() -> None:

@@ -267,7 +267,9 @@ def test_the_admin_port_is_for_whom_the_administrator_names() -> None:
             if each["protocol"] == "TCP" and each["port"] <= port <= each.get("endPort", each["port"])
         ]
 
-    assert sources(9090, admin_from=peers) == [list(peers)]
+    engines = {"serving.ballast.dev/serving-pool": "chat", "app.kubernetes.io/component": "engine"}
+    own = {"podSelector": {"matchLabels": engines}}  # pods ask whether they are empty
+    assert sources(9090, admin_from=peers) == [[*peers, own]]
     assert sources(9090) == [None]
     for port in (1, 8000, 9003, 9005, 9089, 9091, 65535):
         assert sources(port, admin_from=peers) == [None]
@@ -384,15 +386,17 @@ def test_pods_pass_pod_security_restricted() -> None:
 
 
 def test_an_engine_ends_after_the_gateway_has_learnt_of_it_and_with_time_for_its_requests() -> None:
-    """preStop sleep, then SIGTERM, then the engine's own time-out: all within the grace period."""
-    container = engine(plan(observed()), "chat-decode")
-    grace = find(plan(observed()), "Deployment", "chat-decode")["spec"]["template"]["spec"][
-        "terminationGracePeriodSeconds"
-    ]
-    sleep = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    """The hook, then SIGTERM, then the engine's own time-out: all within the grace period."""
+    found = plan(observed(serving_pool(scaleDown={"drainTimeoutS": 200})))
+    container = engine(found, "chat-decode")
+    grace = find(found, "Deployment", "chat-decode")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    command = container["lifecycle"]["preStop"]["exec"]["command"][-1].split()
     timeout = int(container["args"][container["args"].index("--shutdown-timeout") + 1])
-    assert sleep > 0
-    assert sleep + timeout < grace
+    assert command[command.index("--most") + 1] == "200"
+    assert 200 + timeout < grace
+    assert command[-3:] == ["||", "sleep", "5"]
+    never = engine(plan(observed(serving_pool(scaleDown={"drainTimeoutS": 0}))), "chat-decode")
+    assert never["lifecycle"]["preStop"] == {"sleep": {"seconds": 5}}
 
 
 def test_a_gateway_ends_with_time_for_its_streams() -> None:

@@ -127,9 +127,9 @@ class ObjectStore:
         self.events.append(copy.deepcopy(event))
 
     def run_deployments(self) -> None:
-        """What Kubernetes does with Deployments: all pods of the newest revision run and are ready."""
+        """What Kubernetes does with Deployments, LWS with its sets: all of the newest revision run and are ready."""
         for manifest in list(self.objects.values()):
-            if manifest["kind"] == "Deployment":
+            if manifest["kind"] in ("Deployment", "LeaderWorkerSet"):
                 count = manifest["spec"]["replicas"]
                 status = {"replicas": count, "readyReplicas": count, "updatedReplicas": count}
                 self.put({**manifest, "status": status})

@@ -36,7 +36,7 @@ from ballast_gateway.attainment_metrics import AttainmentMetrics
 from ballast_gateway.canary_counts import CanaryCounts
 from ballast_gateway.decisions import DecisionLog
 from ballast_gateway.demand import Demand
-from ballast_gateway.draining import DrainMetrics, load_report
+from ballast_gateway.draining import DrainMetrics, hold_report, load_report
 from ballast_gateway.driver import Driver
 from ballast_gateway.endpoint_metrics import EndpointMetrics
 from ballast_gateway.http.client import UpstreamPool
@@ -599,7 +599,13 @@ class Gateway:
             LOAD: lambda: load_report(director, self.fleet, now_s=self.driver.now_s(), unix_s=unix_s),
         }
         probes = Probes(
-            exposed, not_ready=self.not_ready, who_may_ask=who_may_ask, build=build, light=light, live=self.live
+            exposed,
+            not_ready=self.not_ready,
+            who_may_ask=who_may_ask,
+            build=build,
+            light=light,
+            live=self.live,
+            hold=lambda host: hold_report(director, self.fleet, host),
         )
         server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ballast_api.load_report import EndpointLoad, LoadReport
+from ballast_api.load_report import EndpointLoad, HoldReport, LoadReport
 from ballast_api.metric_making import counters
 from ballast_core.directing.director import Director
 from ballast_core.model import EndpointId, Stage
@@ -54,6 +54,24 @@ def load_report(director: Director, fleet: Fleet, *, now_s: float, unix_s: float
         lost=departures.lost,
     )
     return msgspec.json.encode(told)
+
+
+def hold_report(director: Director, fleet: Fleet, host: str) -> bytes:
+    """What is left at the pod of this address. One that is not known here has nothing, and gets nothing. In JSON."""
+    inventory, ledger = director.inventory, director.ledger
+    slots = [slot for slot in inventory.known_slots().tolist() if _host(inventory.endpoint(slot).address) == host]
+    coming = any(
+        _host(member.endpoint.address) == host and not member.liveness.draining for member in fleet.members.values()
+    )
+    told = HoldReport(
+        draining=not coming and all(slot in inventory.leaving for slot in slots),
+        requests=sum(int(ledger.requests[stage][slot]) for stage in Stage for slot in slots),
+    )
+    return msgspec.json.encode(told)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _reported(member: Member | None, now_s: float) -> tuple[int, float]:

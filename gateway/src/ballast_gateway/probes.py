@@ -2,7 +2,7 @@
 
 They are plain ASGI and answer from the first moment on. The admin API's framework costs as much to import as a third
 of everything else together, so it is built when someone asks for it, on a thread: requests go on meanwhile. What the
-operator asks every gateway for all the time is answered without it.
+operator asks every gateway for all the time is answered without it. A pod may ask what is left of its own requests.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from ballast_api.load_report import HOLD
 from ballast_api.signatures import PROOF
 from ballast_gateway.live.serving import OPEN, Live, serve_page
-from ballast_gateway.who_may_ask import Refusal, WhoMayAsk
+from ballast_gateway.who_may_ask import LOOPBACK, Refusal, WhoMayAsk
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -40,13 +42,16 @@ class Probes:
         build: Callable[[], App],
         light: Mapping[str, Callable[[], bytes]],
         live: Live,
+        hold: Callable[[str], bytes],
     ) -> None:
+        """`hold` answers for the pod of an address."""
         self._registry = registry
         self._not_ready = not_ready
         self._who_may_ask = who_may_ask
         self._build = build
         self._light = light
         self._live = live
+        self._hold = hold
         self._rest: asyncio.Task[App] | None = None
         self._answers = {"/healthz": self._health, "/readyz": self._readiness, "/metrics": self._metrics}
 
@@ -56,6 +61,8 @@ class Probes:
         answer = self._answers.get(path)
         if answer is None and path in OPEN and scope["method"] == "GET":
             await serve_page(scope, receive, send)
+        elif path == HOLD and scope["method"] == "GET":
+            await _respond(send, 200, "application/json", self._hold(asking_pod(scope)))
         elif answer is None:
             refusal = self._judge(scope)
             if isinstance(refusal, str):
@@ -109,6 +116,18 @@ class Probes:
 
     def _metrics(self) -> tuple[int, str, bytes]:
         return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+
+
+def asking_pod(scope: Scope) -> str:
+    """The address of the pod that asks: the peer's, or on loopback the one that is named by `?of=`."""
+    peer, _ = scope.get("client") or ("", 0)
+    named = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"))).get("of", "")
+    return named if named and peer in LOOPBACK else plain_address(str(peer))
+
+
+def plain_address(address: str) -> str:
+    """An IPv4 address that a listener for both families writes as IPv6, as IPv4."""
+    return address.removeprefix("::ffff:")
 
 
 def _proving(proof: str, send: Send) -> Send:

@@ -18,7 +18,7 @@ from ballast_api.signatures import SCHEME
 
 _log = logging.getLogger(__name__)
 
-_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 """Not all of 127.0.0.0/8: sidecars of service meshes pass on what comes from elsewhere from other addresses in it."""
 _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for"})
 """A proxy on the same host names its client in these."""
@@ -68,7 +68,7 @@ class WhoMayAsk:
     def refusal(self, peer: str | None, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
         """Why a request is refused; None if it may be answered. `peer`: its address; header names in lower case."""
         if self._token_file is None:
-            local = peer in _LOOPBACK and not any(name in _FORWARDED for name, _ in headers)
+            local = peer in LOOPBACK and not any(name in _FORWARDED for name, _ in headers)
             return None if local else _NOT_HERE
         token = self._token(self._token_file)
         if token is None:

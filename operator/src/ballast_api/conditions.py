@@ -79,6 +79,7 @@ class Reason(StrEnum):
     SLO_INVALID = "SLOInvalid"
     PARENT_NOT_FOUND = "ParentNotFound"
     ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
+    ROUTE_SHADOWED = "RouteShadowed"
     API_NOT_INSTALLED = "APINotInstalled"
     SLO_MET = "SLOMet"
     SLO_MISSED = "SLOMissed"
@@ -110,6 +111,7 @@ class Reason(StrEnum):
 
 REASON_SENTENCES: dict[Reason, str] = {
     Reason.ROUTE_NOT_ACCEPTED: "A Gateway of spec.gateway.parentRefs does not take the HTTPRoute as it is.",
+    Reason.ROUTE_SHADOWED: "An older HTTPRoute at the same Gateway matches the same requests, and gets them.",
     Reason.READY: "The gateway and at least one endpoint of each needed role are ready.",
     Reason.PREFILL_NOT_READY: "No endpoint that can prefill is ready.",
     Reason.DECODE_NOT_READY: "No endpoint that can decode is ready.",

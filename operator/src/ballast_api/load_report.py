@@ -14,6 +14,26 @@ LOAD = "/ballast/v1/load"
 """Path of the admin API."""
 
 
+HOLD = "/ballast/v1/hold"
+"""Path by which a pod asks what is left of its own requests; it is told to whoever has the address of an endpoint."""
+
+
+class HoldReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a pod that is about to end."""
+
+    draining: bool
+    """Whether this gateway sends it nothing new."""
+    requests: int
+    """Those that it holds there."""
+
+
+def held_together(bodies: Iterable[bytes]) -> bytes:
+    """The answer of one gateway whose workers gave these."""
+    found = [msgspec.json.decode(each, type=HoldReport) for each in bodies]
+    whole = HoldReport(draining=all(each.draining for each in found), requests=sum(each.requests for each in found))
+    return msgspec.json.encode(whole)
+
+
 class EndpointLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One endpoint, as one gateway sees it."""
 

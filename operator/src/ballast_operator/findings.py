@@ -21,10 +21,10 @@ _STAGES: tuple[tuple[str, tuple[RoleName, ...], Reason], ...] = (
 """Stage of a request, roles of the pools that do it, and the reason when none of them is ready."""
 
 
-def available(fleet: Fleet, spec: ServingPoolSpec, *, unrouted: bool = False) -> Finding:
+def available(fleet: Fleet, spec: ServingPoolSpec, *, unrouted: Reason | None = None) -> Finding:
     """Whether requests can be served: by counts alone, whatever else is wrong. And how, behind an Envoy.
 
-    `unrouted`: no Gateway takes the HTTPRoute. Where requests come by a Gateway only, none can be served then.
+    `unrouted`: why no Gateway sends a request. Where requests come by a Gateway only, none can be served then.
     """
     kind = ConditionType.AVAILABLE
     for stage, roles, reason in _STAGES:
@@ -38,8 +38,10 @@ def available(fleet: Fleet, spec: ServingPoolSpec, *, unrouted: bool = False) ->
     if not fleet.gateway.ready:
         message = f"0 of {fleet.gateway.wanted} gateway pods are ready"
         return Finding(kind, "False", Reason.GATEWAY_NOT_READY, message)
-    if unrouted and not spec.gateway.face.serves_proxy:
-        return Finding(kind, "False", Reason.ROUTE_NOT_ACCEPTED, "no Gateway takes the HTTPRoute; Degraded says why")
+    if unrouted is not None and not spec.gateway.face.serves_proxy:
+        taken = unrouted is Reason.ROUTE_NOT_ACCEPTED
+        what = "no Gateway takes the HTTPRoute" if taken else "older HTTPRoutes get all its requests"
+        return Finding(kind, "False", unrouted, f"{what}; Degraded says why")
     return Finding(kind, "True", Reason.READY, joined(["requests can be served", *_behind_envoy(fleet, spec)]))
 
 

@@ -16,6 +16,7 @@ from ballast_operator.kinds import (
     GATEWAY,
     GATEWAY_CLASS,
     HARDWARE_PROFILE,
+    HTTP_ROUTE,
     LEASE,
     OBJECTIVE,
     OPTIONAL_CHILDREN,
@@ -114,6 +115,7 @@ def gather(
         },
         optional_kinds=available,
         missing_parents=tuple(parent for parent, found in parents if found is None),
+        other_routes=_other_routes(reader, pool, settings) if parents and HTTP_ROUTE in available else (),
         controllers=_controllers(reader, [found for _, found in parents if found is not None]),
         measured=measured,
     )
@@ -171,6 +173,12 @@ def _parents(
         for parent in parents
         if (parent.group, parent.kind) == (GATEWAY.group, GATEWAY.kind)
     )
+
+
+def _other_routes(reader: Reader, pool: Manifest, settings: OperatorSettings) -> tuple[Manifest, ...]:
+    """HTTPRoutes of all ServingPools, and of nobody we know, that are there to stay."""
+    found = (item for namespace in settings.namespaces or (None,) for item in reader.list(HTTP_ROUTE, namespace))
+    return tuple(item for item in found if not is_child(item, pool) and not item["metadata"].get("deletionTimestamp"))
 
 
 def _controllers(reader: Reader, gateways: Iterable[Manifest]) -> frozenset[str] | None:

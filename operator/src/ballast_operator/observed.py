@@ -53,6 +53,8 @@ class Observed:
     """Those optional kinds that the cluster has."""
     missing_parents: tuple[ParentRef, ...] = ()
     """Gateways of parentRefs that do not exist."""
+    other_routes: tuple[Manifest, ...] = ()
+    """HTTPRoutes in served namespaces that are not its children, where it has parents."""
     measured: Measured | None = None
     """What its gateways have counted; None until they have been asked."""
     controllers: frozenset[str] | None = None

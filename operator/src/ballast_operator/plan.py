@@ -11,7 +11,7 @@ keep a fleet safe from incomplete wishes:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,10 +30,11 @@ from ballast_operator.observed import Observed
 from ballast_operator.ownership import owner_conflict
 from ballast_operator.planned import Plan, Target
 from ballast_operator.problems.problem import Problem
-from ballast_operator.problems.references import not_accepted, unsuited
+from ballast_operator.problems.references import not_accepted, shadowed, unsuited
 from ballast_operator.problems.settings import contradictory, refused_by
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.references import References, parse_pool, resolve
+from ballast_operator.route_overlaps import gets_nothing, overlaps
 from ballast_operator.routing import by_envoy_gateway, routing
 from ballast_operator.scaling_records import stored_among
 from ballast_operator.settings_reports import Report, reports, settings_hash
@@ -42,6 +43,7 @@ from ballast_operator.specs.drain_marks import drain_marks
 from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
+from ballast_operator.specs.hold import PROGRAM, hold_program
 from ballast_operator.specs.meta import Owner
 from ballast_operator.specs.profiles import profiles_config_map
 from ballast_operator.specs.routes import FALLBACKS, http_route_name
@@ -86,12 +88,14 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
     fleet = engines(owner, spec, wanted, observed, hold=bool(excess), informed=not behind)
     objectives = tuple(each.to_core(each.name) for each in references.objectives or ())
+    route = _route(owner, observed, routes.objects)
+    overlapping = () if route is None else overlaps(route, observed.other_routes)
     target = Target(spec, instances, objectives, fleet.workloads, references.profiles, references.policy)
     missing = references.missing_profiles(pool.hardware for pool in spec.pools)
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
     around = list(_around_engines(owner, spec, observed))
     if not missing:
-        around.append(profiles_config_map(owner, references.profiles))
+        around.append(profiles_config_map(owner, references.profiles, {PROGRAM: hold_program()}))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
     held = gateway.held | fleet.held | ({numbers} if missing else set())
     kept = held.union((key_of(item) for item in (*objects, *fleet.resize)), scaling.kept_objects(spec, owner.name))
@@ -113,7 +117,8 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
             *refused_by(told, newest),
             *routes.problems,
             *fleet.problems,
-            *_route_problems(owner, observed),
+            *_not_accepted(owner, observed),
+            *shadowed(overlapping),
             *excess,
         ),
         remarks=(
@@ -124,14 +129,24 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         ),
         settings_hash=newest,
         behind=behind,
+        shadowed=route is not None and gets_nothing(route, overlapping),
         canary=wanted.canary,
         look_again_s=min(due_s, default=None),
     )
 
 
-def _route_problems(owner: Owner, observed: Observed) -> tuple[Problem, ...]:
+def _not_accepted(owner: Owner, observed: Observed) -> tuple[Problem, ...]:
     route = observed.child(HTTP_ROUTE.key(http_route_name(owner.name)))
     return () if route is None else not_accepted(route)
+
+
+def _route(owner: Owner, observed: Observed, objects: Sequence[Manifest]) -> Manifest | None:
+    """The HTTPRoute as it is to be, with the age that it has."""
+    key = HTTP_ROUTE.key(http_route_name(owner.name))
+    wanted, live = next((each for each in objects if key_of(each) == key), None), observed.child(key)
+    if wanted is None or live is None:
+        return wanted
+    return {**wanted, "metadata": {**live["metadata"], **wanted["metadata"]}}
 
 
 def _told(observed: Observed, newest: str | None) -> Mapping[str, Report]:

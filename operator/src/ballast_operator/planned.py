@@ -58,6 +58,8 @@ class Plan:
     """Of the gateway's settings; None while they are held."""
     behind: tuple[str, ...] = ()
     """Gateway pods that have not seen these settings yet."""
+    shadowed: bool = False
+    """Whether older HTTPRoutes get all requests of ours."""
     canary: Canary | None = None
     """Of the KV revision that replaces another one."""
     look_again_s: float | None = None

@@ -58,9 +58,8 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *cluster.stuck(fleet.workloads()),
     )
     attainment = attained(observed, target, plan)
-    route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))
     found = (
-        findings.available(fleet, target.spec, unrouted=route is not None and accepts_none(route)),
+        findings.available(fleet, target.spec, unrouted=_unrouted(observed, plan)),
         findings.progressing(fleet, plan),
         findings.degraded(problems, plan.remarks),
         attainment.finding,
@@ -82,6 +81,14 @@ def unreadable(pool: Manifest, words: str, now: str) -> Manifest:
     message = f"{words}; grant the operator that right (the chart's roles have it); nothing is changed until then"
     finding = Finding(ConditionType.DEGRADED, "True", Reason.RIGHTS_MISSING, message)
     return _kept(pool, now, pool["metadata"].get("generation"), finding)
+
+
+def _unrouted(observed: Observed, plan: Plan) -> Reason | None:
+    """Why no Gateway sends a request; None if one may."""
+    route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))
+    if route is not None and accepts_none(route):
+        return Reason.ROUTE_NOT_ACCEPTED
+    return Reason.ROUTE_SHADOWED if plan.shadowed else None
 
 
 def _status(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ballast_api import names
 from ballast_operator.controller import Controller, Key
 from ballast_operator.kept import Change
-from ballast_operator.kinds import GATEWAY, GATEWAY_CLASS, POD, REFERRED, SERVING_POOL, Kind, Manifest
+from ballast_operator.kinds import GATEWAY, GATEWAY_CLASS, HTTP_ROUTE, POD, REFERRED, SERVING_POOL, Kind, Manifest
 from ballast_operator.references import named_gateways, named_objects
 from ballast_operator.users import Referred, Users
 
@@ -50,14 +50,13 @@ class Waking:
 
     def _woken(self, kind: Kind, change: Change) -> Iterator[Key]:
         """ServingPools that an object belongs to, or belonged to before. Pods wake nobody: the counts of their
-        Deployments change with them."""
-        if kind in (GATEWAY, GATEWAY_CLASS):
+        Deployments change with them. A route that is nobody's, or gone, wakes those that may have matched like it."""
+        owners = {owner for labels in change.labels if (owner := labels.get(names.LABEL_SERVING_POOL))}
+        if kind in (GATEWAY, GATEWAY_CLASS) or (kind is HTTP_ROUTE and not (owners and change.manifest)):
             for pool in self._pools():
                 gateways = named_gateways(pool)
-                if change.name in gateways or (kind is GATEWAY_CLASS and gateways):
+                if change.name in gateways or (kind is not GATEWAY and gateways):
                     yield Key(SERVING_POOL, pool["metadata"]["namespace"], pool["metadata"]["name"])
-        elif kind is not POD:
-            for labels in change.labels:
-                owner = labels.get(names.LABEL_SERVING_POOL)
-                if owner:
-                    yield Key(SERVING_POOL, change.name[0], owner)
+        if kind not in (GATEWAY, GATEWAY_CLASS, POD):
+            for owner in owners:
+                yield Key(SERVING_POOL, change.name[0], owner)

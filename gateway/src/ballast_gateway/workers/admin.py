@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from ballast_api.attainment_report import ATTAINMENT, read_report, together
 from ballast_api.demand_report import DEMAND, read_demand
 from ballast_api.demand_report import together as demand_together
-from ballast_api.load_report import LOAD
+from ballast_api.load_report import HOLD, LOAD, held_together
 from ballast_api.load_report import read_report as read_load
 from ballast_api.load_report import together as loads_together
 from ballast_api.profile_report import PROFILES, read_profiles
@@ -39,7 +39,7 @@ from ballast_gateway.live.rows import EVENTS, LIVE, REQUEST, WORKERS, Frame
 from ballast_gateway.live.serving import OPEN, serve_page, stream
 from ballast_gateway.live.together import Together
 from ballast_gateway.live.watchers import MOST_WATCHERS, TooMany, Watchers
-from ballast_gateway.probes import Receive, Scope, Send
+from ballast_gateway.probes import Receive, Scope, Send, asking_pod
 from ballast_gateway.who_may_ask import WhoMayAsk
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class Admin:
             await _respond(send, *await self._readiness())
         elif path == "/metrics":
             await _respond(send, *await self._metrics())
+        elif path == HOLD:
+            await _respond(send, 200, _JSON, await self._hold(asking_pod(scope)))
         elif path in OPEN:
             await serve_page(scope, receive, send)
         elif path == EVENTS:
@@ -105,6 +107,10 @@ class Admin:
     async def _metrics(self) -> tuple[int, str, bytes]:
         answers = await self._ask_all("/metrics")
         return 200, CONTENT_TYPE_LATEST, merged(answer.text for answer in answers.values())
+
+    async def _hold(self, host: str) -> bytes:
+        answers = await self._ask_all(f"{HOLD}?{urlencode({'of': host})}")
+        return held_together(each.content for each in answers.values())
 
     async def _forwarded(self, scope: Scope, path: str) -> tuple[int, str, bytes]:
         """Asked on loopback, a worker answers whoever asks; who may is decided here."""

@@ -15,6 +15,7 @@ from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ParentRef, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.problems.problem import Problem
+from ballast_operator.route_overlaps import Overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,21 @@ def not_accepted(route: Manifest) -> tuple[Problem, ...]:
         if condition.get("type") in ("Accepted", "ResolvedRefs")
         and condition.get("status") == "False"
         and condition.get("observedGeneration", generation) >= generation
+    )
+
+
+def shadowed(found: Sequence[Overlap]) -> tuple[Problem, ...]:
+    """Requests that older routes get in its place."""
+    return tuple(
+        Problem(
+            Reason.ROUTE_SHADOWED,
+            f"HTTPRoute {each.route} is older and matches alike at Gateway {each.parent}: it gets "
+            f"{'all requests' if each.all_lost else 'requests'} of {'; '.join(each.requests)}, "
+            "and clients its answers, such as a 404 for a model that it does not have",
+            field="spec.gateway",
+            fix="set hostnames, match.headers or match.byModel apart from that route's, or delete that route",
+        )
+        for each in found
     )
 
 

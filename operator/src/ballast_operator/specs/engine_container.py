@@ -13,12 +13,12 @@ from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import EnvVar, PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.specs.agent_container import LOOPBACK, engine_port
+from ballast_operator.specs.hold import hold_hook, hold_mount, hold_s
+from ballast_operator.specs.meta import Owner
 from ballast_operator.specs.model_volume import model_environment, model_mounts
 from ballast_operator.specs.profiles import PROFILE_FILE, engine_limits, profile_mount
 from ballast_operator.specs.security import container_security
 
-PRE_STOP_S: Final = 5
-"""Seconds in which the gateway learns that the pod ends, before the engine does: a watch event needs far less."""
 SLACK_S: Final = 15
 """Seconds for all else before the kubelet kills what is left."""
 START_UP_S: Final = 3600
@@ -48,10 +48,10 @@ def shutdown_timeout_s(spec: ServingPoolSpec) -> int:
 
 def grace_period_s(spec: ServingPoolSpec) -> int:
     """Seconds from the deletion of an engine pod to SIGKILL."""
-    return PRE_STOP_S + shutdown_timeout_s(spec) + SLACK_S
+    return hold_s(spec) + shutdown_timeout_s(spec) + SLACK_S
 
 
-def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> Manifest:
+def engine_container(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> Manifest:
     """The container before the user's overlay."""
     engine = spec.engine
     # Behind an agent the engine has no port that the kubelet could reach: the agent passes its probes on.
@@ -68,12 +68,13 @@ def engine_container(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwarePro
             *_kv_events_ports(_kv_events(spec)),
         ],
         "resources": _resources(gpus_of(pool, profile), profile.resource_name),
-        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
+        "lifecycle": {"preStop": hold_hook(owner, spec, pool)},
         "securityContext": container_security(read_only=False),
         "volumeMounts": [
             {"name": "home", "mountPath": HOME},
             {"name": "shm", "mountPath": "/dev/shm"},
             profile_mount(),
+            hold_mount(),
             *model_mounts(spec.model),
         ],
         **_probes("http" if own_ports else engine.port),

@@ -13,6 +13,7 @@ from ballast_operator.settings import GatewayDefaults
 from ballast_operator.specs.agent_container import agent_container
 from ballast_operator.specs.ballast_image import pull_secrets
 from ballast_operator.specs.engine_container import START_UP_S, engine_container, grace_period_s, volumes
+from ballast_operator.specs.hold import hold_volume
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
 from ballast_operator.specs.model_volume import model_volumes
 from ballast_operator.specs.overlay import overlaid
@@ -72,8 +73,13 @@ def engine_template(
         "terminationGracePeriodSeconds": grace_period_s(spec),
         "securityContext": pod_security(),
         "topologySpreadConstraints": [spread(names.engine_match_labels(owner.name, pool.name))],
-        "containers": [engine_container(spec, pool, profile)],
-        "volumes": [*volumes(), profile_volume(owner.name, pool.hardware), *model_volumes(spec.model)],
+        "containers": [engine_container(owner, spec, pool, profile)],
+        "volumes": [
+            *volumes(),
+            profile_volume(owner.name, pool.hardware),
+            hold_volume(owner.name),
+            *model_volumes(spec.model),
+        ],
     }
     annotations = {names.ANNOTATION_HARDWARE: pool.hardware}
     if spec.has_agent(pool):

@@ -21,16 +21,21 @@ _LAST_PORT: Final = 65535
 
 def engines_policy(owner: Owner) -> Manifest:
     """For the engines' pods."""
-    selector = {names.LABEL_SERVING_POOL: owner.name, names.APP_COMPONENT: "engine"}
-    return _policy(owner, engines_service_name(owner.name), "engine", selector, {})
+    return _policy(owner, engines_service_name(owner.name), "engine", _engines_of(owner), {})
 
 
 def gateway_policy(owner: Owner, admin_from: Sequence[Mapping[str, object]]) -> Manifest:
     """For the gateway's pods. `admin_from`: who may reach the admin port, as `from` of a NetworkPolicy has it; empty:
     everybody."""
     match = names.gateway_match_labels(owner.name)
-    guarded = {names.PORT_ADMIN: [dict(each) for each in admin_from]} if admin_from else {}
+    # Engine pods ask whether they are empty before they end.
+    engines: dict[str, object] = {"podSelector": {"matchLabels": _engines_of(owner)}}
+    guarded = {names.PORT_ADMIN: [*(dict(each) for each in admin_from), engines]} if admin_from else {}
     return _policy(owner, names.gateway_object_name(owner.name), "gateway", match, guarded)
+
+
+def _engines_of(owner: Owner) -> dict[str, str]:
+    return {names.LABEL_SERVING_POOL: owner.name, names.APP_COMPONENT: "engine"}
 
 
 def _policy(

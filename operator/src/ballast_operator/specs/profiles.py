@@ -26,13 +26,15 @@ def numbers_of(profile: HardwareProfileSpec) -> EngineProfile:
     return profile.engine_profile().model_copy(update={"hardware": "", "derivation": ""})
 
 
-def profiles_config_map(owner: Owner, profiles: Mapping[str, HardwareProfileSpec]) -> Manifest:
-    """The numbers of each profile as JSON, by its name."""
+def profiles_config_map(
+    owner: Owner, profiles: Mapping[str, HardwareProfileSpec], programs: Mapping[str, str]
+) -> Manifest:
+    """The numbers of each profile as JSON, by its name, and programs that engine pods run, by theirs."""
     data = {
         name: json.dumps(numbers_of(profile).dump(), separators=(",", ":"))
         for name, profile in sorted(profiles.items())
     }
-    return child(CONFIG_MAP, owner, names.profiles_name(owner.name), "engine", data=data)
+    return child(CONFIG_MAP, owner, names.profiles_name(owner.name), "engine", data={**data, **programs})
 
 
 def profile_volume(serving_pool: str, hardware: str) -> Manifest:
