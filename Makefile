@@ -194,7 +194,7 @@ format: $(STAMP) ## Format and fix what ruff can
 	@$(BIN)/ruff format --quiet .
 
 lock: | $(BIN)/uv ## Pin all dependencies anew
-	@$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-find-links --no-emit-index-url --custom-compile-command "make lock" -q -o requirements.lock
 
 TESTBED := PYTHONPATH=e2e $(BIN)/python -m testbed
