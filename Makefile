@@ -100,6 +100,9 @@ demo: $(STAMP) ## Serve a small fleet on this machine under three policies (DEMO
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
+installed: $(STAMP) ## Build the wheel, install it into fresh environments and use it there (INSTALLED_ARGS=--plain-only; 3 minutes)
+	@nice $(BIN)/python tools/installed.py $(INSTALLED_ARGS)
+
 chaos: $(STAMP) ## Ten minutes of faults of engines, restarts and bursts on a real trace: no token lost, nothing stuck, nothing left behind (MINUTES=1 SEED=7)
 	@$(BIN)/python -m bench.reliability chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
@@ -228,4 +231,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: installed peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

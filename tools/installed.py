@@ -1,9 +1,10 @@
 """What a user gets who installs Ballast: `python tools/installed.py [--wheel FILE] [--plain-only]`.
 
-Builds the wheel from the sdist (unless one is given), installs it into fresh environments, with pins of requirements.lock, and works with
-it from an empty folder, far from the checkout: the plain installation must stay below its size, simulate and recommend, and each command
-that needs an extra must say which in one line; `sim` must serve the demo; `gateway` and `operator` must find all that they import.
-Prints a row for each environment. Ends with status 1 and the output of the first command that does something else.
+Builds the wheel from the sdist (unless one is given), installs it into fresh environments with the pins of
+requirements.lock, and works with it from an empty folder, far from the checkout. The plain installation must stay below
+its size, simulate and recommend, and each command that needs an extra must say which in one line. `sim` must serve the
+demo; `gateway` and `operator` must find all that they import. Prints a row for each environment. Ends with status 1 and
+the output of the first command that does something else.
 """
 
 from __future__ import annotations
@@ -15,29 +16,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLAIN_LIMIT_MB = 120
 """Of site-packages with compiled files, without pip."""
 
-_FLEET = ("--endpoints", "1P@a100,2D@h20", "--workload", "chat", "--slo", "ttft=2,tpot=0.05")
-_PLAIN = (
+_SHORT = ("--workload", "chat", "--duration", "20", "--slo", "ttft=2,tpot=0.05")
+_PLAIN: Final[Sequence[Sequence[str]]] = (
     ("--version",),
     ("demo", "--help"),
     ("policies",),
-    ("simulate", *_FLEET, "--rate", "2", "--duration", "20", "--html", "report.html"),
-    ("recommend", "--workload", "chat", "--rate", "1", "--budget", "a100=2,h20=2", "--slo", "ttft=2,tpot=0.05", "--duration", "20"),
-)  # fmt: skip
-_REFUSED = {
+    ("simulate", *_SHORT, "--endpoints", "1P@a100,2D@h20", "--rate", "2", "--html", "report.html"),
+    ("recommend", *_SHORT, "--rate", "1", "--budget", "a100=2,h20=2"),
+)
+_REFUSED: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     "sim": (("demo",), ("engine-sim", "serve", "org/model"), ("load", "--url", "http://127.0.0.1:9", "--model", "m")),
     "gateway": (("gateway", "--config", "none.yaml"), ("agent", "--help"), ("conformance", "epp", "--list")),
     "operator": (("operator", "--gateway-image", "image"), ("explain", "scaling", "pool")),
 }
 """On the plain installation: by the extra that the answer must name."""
+
+_GATEWAY_MODULES = ("main", "picker.codec", "picker.health", "h2.blocks", "observe.watch", "observe.peers")
+"""Those that import what `gateway` brings beyond `sim`, some of them late."""
 
 
 class Unexpected(Exception):
@@ -123,19 +128,7 @@ def check_gateway(it: Installation) -> None:
     """What gateway and agent import where they run, too. Raises `Unexpected`."""
     it.run("agent", "--help")
     it.run("conformance", "epp", "--list")
-    it.imports(
-        "ballast_gateway.main",
-        "ballast_gateway.picker.codec",
-        "ballast_gateway.picker.health",
-        "ballast_gateway.h2.blocks",
-    )
-    it.imports(
-        "ballast_gateway.observe.watch",
-        "ballast_gateway.observe.peers",
-        "ballast_gateway.json_web_tokens",
-        "jwt",
-        "cryptography.x509",
-    )
+    it.imports(*(f"ballast_gateway.{name}" for name in _GATEWAY_MODULES), "jwt", "cryptography.x509")
 
 
 def check_operator(it: Installation) -> None:
