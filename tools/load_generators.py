@@ -86,8 +86,8 @@ def vllm(url: str, tokenizer: Path, out: Path) -> Reported:
     """`vllm bench serve`, Poisson arrivals of random tokens."""
     _run(
         TOOLS / "vllm/bin/vllm", "bench", "serve", "--backend", "openai", "--base-url", url, "--model", MODEL,
-        "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", INPUT, "--random-output-len", OUTPUT,
-        "--num-prompts", REQUESTS, "--request-rate", RPS, "--ignore-eos", "--seed", 1, "--disable-tqdm",
+        "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", INPUT,
+        "--random-output-len", OUTPUT, "--num-prompts", REQUESTS, "--request-rate", RPS, "--ignore-eos", "--seed", 1, "--disable-tqdm",
         "--save-result", "--result-dir", out, "--result-filename", "vllm.json",
     )  # fmt: skip
     found = json.loads((out / "vllm.json").read_text())

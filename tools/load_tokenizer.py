@@ -1,4 +1,4 @@
-"""`python load_tokenizer.py FOLDER`: a tokenizer for load generators that would fetch one. Runs where they are installed.
+"""`python load_tokenizer.py FOLDER`: a tokenizer for load generators that would fetch one, made where they are.
 
 Byte pairs learnt from made-up words: a token is about four characters, as engine-sim counts. No network.
 """

@@ -70,8 +70,8 @@ def software_bill(version: str) -> str:
     text = context.select_requirements((REPOSITORY / "requirements.lock").read_text(), context.runtime_closure())
     listed, target = TARGET / "requirements.txt", TARGET / "sbom.cdx.json"
     listed.write_text(text)
-    options = ["--pyproject", "pyproject.toml", "--output-reproducible", "--validate", "--of", "JSON", "-o", target]
-    _run(TOOLS / "cyclonedx-py", "requirements", *options, listed)
+    options = ("--pyproject", "pyproject.toml", "--output-reproducible", "--validate", "--of", "JSON")
+    _run(TOOLS / "cyclonedx-py", "requirements", *options, "-o", target, listed)
     bill: dict[str, Any] = json.loads(target.read_text())
     names = {each["name"] for each in bill["components"]}
     subject = bill["metadata"]["component"]

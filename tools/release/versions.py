@@ -25,7 +25,7 @@ _DATED = re.compile(r"(?m)^## \[([^\]]+)\] - \d{4}-\d{2}-\d{2}$")
 
 
 def version_of(root: Path = REPOSITORY) -> str:
-    """The version in pyproject.toml. Raises `ValueError` if it is not X.Y.Z: packages and charts write others differently."""
+    """The version in pyproject.toml. Raises `ValueError` if it is not X.Y.Z: packages and charts differ on others."""
     found = str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
     if not _RELEASE.fullmatch(found):
         raise ValueError(f"pyproject.toml: version: {found!r} is not X.Y.Z")
