@@ -176,6 +176,23 @@ $(PEERS): | $(BIN)/uv
 peers: $(STAMP) $(PEERS) ## Measure the proxy face beside vllm-router, sglang-router, smg and LiteLLM (5 minutes)
 	@$(BIN)/python -m bench.peers_bench
 
+# What they pin must not meet what we pin, either.
+GUIDELLM := .tools/guidellm/.installed
+$(GUIDELLM): | $(BIN)/uv
+	@echo "==> installing GuideLLM into .tools/guidellm (5.7 GB, with its torch)"
+	@$(PYTHON) -m venv .tools/guidellm
+	@$(BIN)/uv pip install --quiet --python .tools/guidellm/bin/python guidellm==0.8.1
+	@touch $(GUIDELLM)
+AIPERF := .tools/aiperf/.installed
+$(AIPERF): | $(BIN)/uv
+	@echo "==> installing AIPerf into .tools/aiperf (500 MB)"
+	@$(PYTHON) -m venv .tools/aiperf
+	@$(BIN)/uv pip install --quiet --python .tools/aiperf/bin/python aiperf==0.13.0
+	@touch $(AIPERF)
+
+load-generators: $(STAMP) $(AIPERF) $(if $(findstring guidellm,$(GENERATORS)),$(GUIDELLM)) $(if $(findstring vllm,$(GENERATORS)),$(VLLM_STAMP)) ## Send AIPerf's requests to the gateway (GENERATORS="aiperf guidellm vllm"; 1 minute each)
+	@$(BIN)/python tools/load_generators.py $(or $(GENERATORS),aiperf)
+
 gie: $(STAMP) $(ENVOY) testbed-build ## Measure the picker beside GIE's own, built with Go (15 minutes; needs etcd)
 	@$(BIN)/python -m bench.gie_bench
 
@@ -256,4 +273,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
-.PHONY: installed workflows release-dry-run peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: load-generators installed workflows release-dry-run peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

@@ -68,8 +68,8 @@ def aiperf(url: str, tokenizer: Path, out: Path) -> Reported:
     folder = out / "aiperf"
     _run(
         TOOLS / "aiperf/bin/aiperf", "profile", "--ui", "none", "--model", MODEL, "--url", url,
-        "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer, "--request-rate", RPS,
-        "--request-count", REQUESTS,
+        "--endpoint-type", "chat", "--streaming", "--use-server-token-count", "--tokenizer", tokenizer,
+        "--request-rate", RPS, "--request-count", REQUESTS,
         "--synthetic-input-tokens-mean", INPUT, "--synthetic-input-tokens-stddev", 0, "--output-tokens-mean", OUTPUT,
         "--output-tokens-stddev", 0, "--artifact-dir", folder, "--random-seed", 1, offline=False,
     )  # fmt: skip
@@ -87,8 +87,8 @@ def vllm(url: str, tokenizer: Path, out: Path) -> Reported:
     _run(
         TOOLS / "vllm/bin/vllm", "bench", "serve", "--backend", "openai", "--base-url", url, "--model", MODEL,
         "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", INPUT,
-        "--random-output-len", OUTPUT, "--num-prompts", REQUESTS, "--request-rate", RPS, "--ignore-eos", "--seed", 1, "--disable-tqdm",
-        "--save-result", "--result-dir", out, "--result-filename", "vllm.json",
+        "--random-output-len", OUTPUT, "--num-prompts", REQUESTS, "--request-rate", RPS, "--ignore-eos", "--seed", 1,
+        "--disable-tqdm", "--save-result", "--result-dir", out, "--result-filename", "vllm.json",
     )  # fmt: skip
     found = json.loads((out / "vllm.json").read_text())
     return Reported(completed=found["completed"], ttft_ms=found["median_ttft_ms"], tpot_ms=found["median_tpot_ms"])
@@ -113,11 +113,13 @@ def tokenizer_for(name: str, folder: Path) -> Path:
 
 
 def counted(admin: str) -> Mapping[str, int]:
-    """Requests by outcome, as the gateway counts them."""
+    """Requests by outcome and reason, as the gateway counts them."""
     page = httpx.get(f"{admin}/metrics", trust_env=False).text
     found: dict[str, int] = {}
     for labels, value in re.findall(r"^ballast_gateway_requests_total\{(.*)\} (\S+)$", page, re.MULTILINE):
         (outcome,) = re.findall(r'outcome="(\w+)"', labels)
+        (reason,) = re.findall(r'reason="([^"]*)"', labels)
+        outcome += f" ({reason})" if reason else ""
         found[outcome] = found.get(outcome, 0) + int(float(value))
     return found
 
@@ -172,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong = (
                 found.completed != REQUESTS
                 or seen.get("completed", 0) < REQUESTS
-                or {"failed", "rejected"} & seen.keys()
+                or any(key.startswith(("failed", "rejected")) and value for key, value in seen.items())
             )
             status |= int(bool(wrong))
     return status
