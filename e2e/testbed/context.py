@@ -35,29 +35,28 @@ class Context:
     code_hash: str
 
 
-def runtime_closure(root: str = "ballast", extras: Iterable[str] = ("otel",)) -> set[str]:
-    """Canonical names of all distributions that `root` with these extras needs at run time, itself left out, as
-    installed here.
+def runtime_closure(root: str = "ballast", extra: str = "all") -> set[str]:
+    """Canonical names of all distributions that `root[extra]` needs at run time, itself left out, as installed here.
 
     Raises TestbedError when one is not installed.
     """
     found: set[str] = set()
-    waiting: list[tuple[str, str]] = [(root, ""), *((root, extra) for extra in extras)]
+    waiting: list[tuple[str, str]] = [(root, ""), (root, extra)]
     seen: set[tuple[str, str]] = set()
     while waiting:
-        name, extra = waiting.pop()
-        if (name, extra) in seen:
+        name, wanted = waiting.pop()
+        if (name, wanted) in seen:
             continue
-        seen.add((name, extra))
+        seen.add((name, wanted))
         try:
             lines = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
             raise TestbedError(f"{name} is not installed in this environment; run `make setup`") from None
         found.add(name)
         for requirement in map(Requirement, lines):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": wanted}):
                 child = canonicalize_name(requirement.name)
-                waiting += [(child, ""), *((child, wanted) for wanted in requirement.extras)]
+                waiting += [(child, ""), *((child, each) for each in requirement.extras)]
     return found - {root}
 
 

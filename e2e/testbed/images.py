@@ -7,11 +7,12 @@ unchanged image is not built again, and a changed line of Python rebuilds one sm
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -203,6 +204,29 @@ def build_archives(names: list[str], say: Say) -> dict[str, Path]:
         (cache_root() / "images").mkdir(exist_ok=True)
         buildah = Buildah.open()
         return {name: _BUILDERS[name](buildah, say) for name in names}
+
+
+def try_release(
+    image: str, arguments: Mapping[str, str], command: Sequence[str], archive: Path, say: Say
+) -> tuple[str, dict[str, str]]:
+    """Build the project's image under this name with these build arguments, run a command in it and write it out.
+
+    Returns what the command said and the image's labels; the image itself is dropped. Raises TestbedError.
+    """
+    with _locked():
+        buildah = Buildah.open()
+        prepared, base = context.prepare(say), _ensure_base(buildah, say)
+        hashes = {"DEPENDENCIES": prepared.dependencies_hash, "CODE": prepared.code_hash}
+        buildah.build(image, REPOSITORY / "Dockerfile", prepared.folder, {"BASE": base, **hashes, **arguments})
+        container = buildah.call("from", "--pull=false", image).stdout.strip()
+        try:
+            said = buildah.call("run", "--isolation", "chroot", container, "--", *command).stdout
+        finally:
+            buildah.call("rm", container)
+        labels = json.loads(buildah.call("inspect", "--type", "image", image).stdout)["OCIv1"]["config"]["Labels"]
+        buildah.export(image, archive)
+        buildah.call("rmi", image)
+        return said, labels
 
 
 def load(cluster: str, archives: Mapping[str, Path], say: Say) -> None:

@@ -30,6 +30,7 @@ from ballast_cli import (
 )
 from ballast_cli.arithmetic import choose_arithmetic
 from ballast_cli.demo import command as demo
+from ballast_cli.extras import missing_extra
 from ballast_cli.output import discard_standard_output
 
 
@@ -49,6 +50,12 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            needed = missing_extra(ctx.invoked_subcommand, error)
+            if needed is None:
+                raise
+            typer.echo(needed, err=True)
+            raise typer.Exit(2) from None
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # at the interpreter's end it would be too late for a message

@@ -8,9 +8,21 @@ import sys
 def run() -> None:
     """`ballast ...`."""
     if sys.argv[1:2] == ["agent"]:
-        from ballast_gateway.agent.command import main
-
-        sys.exit(main(sys.argv[2:]))
+        sys.exit(_agent(sys.argv[2:]))
     from ballast_cli.main import app
 
     app()
+
+
+def _agent(arguments: list[str]) -> int:
+    try:
+        from ballast_gateway.agent.command import main
+    except ModuleNotFoundError as error:
+        from ballast_cli.extras import missing_extra
+
+        needed = missing_extra("agent", error)
+        if needed is None:
+            raise
+        sys.stderr.write(f"{needed}\n")
+        return 2
+    return main(arguments)

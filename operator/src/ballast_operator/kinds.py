@@ -108,7 +108,7 @@ CHILDREN: Final = NAMED_CHILDREN + BUILT_IN_CHILDREN + OPTIONAL_CHILDREN
 """Every kind of child in the order of writing. Pruning goes the other way: consumers go before what they use."""
 
 WATCHED: Final = (SERVING_POOL, *REFERRED, GATEWAY, GATEWAY_CLASS, HTTP_ROUTE)
-"""Kinds of which every object is watched, in the namespaces that are served (routes of others may match like ours)..."""
+"""Kinds of which every object is watched, in the namespaces that are served: routes of others may match like ours..."""
 WATCHED_ANYWHERE: Final = frozenset({GATEWAY})
 """...and of these in all namespaces: ServingPools name them across namespaces."""
 WATCHED_BY_LABEL: Final = tuple(kind for kind in (*BUILT_IN_CHILDREN, *OPTIONAL_CHILDREN, POD) if kind not in WATCHED)

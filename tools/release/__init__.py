@@ -1,0 +1,1 @@
+"""What a release is made of: one version, wheel and sdist, chart, SBOM, image (docs/releasing.md)."""
