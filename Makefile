@@ -159,6 +159,9 @@ MATRIX := PYTHONPATH=. OPENBLAS_NUM_THREADS=1 nice $(BIN)/python -m bench.matrix
 matrix: $(STAMP) ## Every placement on every workload into docs/matrix.md, what is missing of it (MATRIX_ARGS="--minutes 50"; 2 hours)
 	@$(MATRIX).run $(MATRIX_ARGS)
 
+matrix-render: $(STAMP) ## Write docs/matrix.md and its data files anew from the record, compute nothing
+	@$(MATRIX).render
+
 matrix-check: $(STAMP) ## Recompute a few runs of the recorded matrix, others with each commit (3 minutes)
 	@$(MATRIX).check --seed "$$(git rev-parse HEAD 2>/dev/null || date +%F)" $(MATRIX_ARGS)
 
@@ -180,6 +183,14 @@ generate: $(STAMP) ## Write CRDs, chart values and reference pages from the mode
 
 DASHBOARDS := PYTHONPATH=tools $(BIN)/python -m dashboards
 
+DOCS := PYTHONPATH=tools $(BIN)/python -m docs_site
+
+docs: $(STAMP) ## Build the documentation into build/site and check every link of it (10 seconds)
+	@$(DOCS)
+
+docs-serve: $(STAMP) ## Show the documentation at 127.0.0.1:8300, anew with each change
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --quiet --dev-addr 127.0.0.1:8300
+
 dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the chart, from tools/dashboards
 	@$(DASHBOARDS)
 
@@ -187,6 +198,7 @@ verify: $(STAMP) ## Show where generated files differ from the models, and repor
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(DASHBOARDS) --check
 	@$(REPRODUCE).render --check
+	@$(MATRIX).render --check
 	@PYTHONPATH=. $(BIN)/python -m bench.choosing --check
 
 format: $(STAMP) ## Format and fix what ruff can
@@ -226,6 +238,6 @@ endif
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
-.PHONY: dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
-.PHONY: vllm golden test-vllm matrix matrix-check reproduce reproduce-full reproduce-render
+.PHONY: docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: vllm golden test-vllm matrix matrix-check matrix-render reproduce reproduce-full reproduce-render
 .PHONY: peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

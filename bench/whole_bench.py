@@ -1,8 +1,8 @@
 """What a whole answer costs the gateway: processor time a request for 100 and 1,000 output tokens, and its delay.
 
-Inside, a whole answer is a stream of as many chunks (docs/gateway.md). `--ballast PATH` measures another installation
-too, in turns. One server plays the engine, one token each 10 ms; the answer is compared. Everything shares this
-machine's cores: compare within one run.
+Inside, a whole answer is a stream of as many chunks (docs/gateway/streams.md). `--ballast PATH` measures another
+installation too, in turns. One server plays the engine, one token each 10 ms; the answer is compared. Everything shares
+this machine's cores: compare within one run.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from kit import Cluster, Kubectl, wait_until
 from kit.envoy_gateway import Answer, DataPlane, ask, data_plane, gateway_objects, install, uninstall
 from kit.picker_fleet import (
     PICKERS,
+    POD_API_PORT,
     TOKEN,
     fleet_objects,
     gateway_pods,
@@ -378,6 +379,106 @@ async def test_a_rotation_of_the_token_breaks_nothing(fleet: Kubectl, front: Fro
     outcomes = [task.result() for task in running]
     print(f"\n{len(outcomes)} requests while the token was rotated")
     assert {each.fate for each in outcomes} == {Fate.WHOLE}, fates(outcomes)
+
+
+# --- A second fleet, which cuts prompts and moves streams by itself -----------------------------------------------
+
+MOVING, MOVING_HOST = "moving", "moving.example"
+
+
+@pytest.fixture
+def moving(fleet: Kubectl, front: Front) -> Iterator[None]:
+    """Two Flexible engines behind two pickers, on the same Gateway by its hostname; `libra` cuts, `ares` moves."""
+    spec = json.loads(json.dumps(fleet.get("servingpool", NAME)["spec"]))
+    pool = {"name": "all", "role": "Flexible", "replicas": 2, "template": spec["pools"][1]["template"]}
+    engine = spec["engine"]
+    engine["kvConnector"]["config"] = {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
+    api = "serving.ballast.dev/v1alpha1"
+    policy = {
+        "prefill": {"type": "least-uncached-tokens"},
+        "decode": {"type": "least-requests"},
+        "partition": {"type": "libra", "parameters": {"cuts": "prompt"}},
+        "rescheduling": {"type": "ares", "parameters": {"intervalS": 0.5, "minStayS": 2.0}},
+    }
+    wanted = {
+        "model": spec["model"],
+        "engine": engine,
+        "pools": [pool | {"hardware": spec["pools"][1]["hardware"]}],
+        "policyRef": {"name": MOVING},
+        "gateway": {
+            "face": "Picker",
+            "replicas": 2,
+            "parentRefs": [{"name": GATEWAY}],
+            "hostnames": [MOVING_HOST],
+        },
+    }
+    fleet.apply(
+        {"apiVersion": api, "kind": "SchedulingPolicy", "metadata": {"name": MOVING}, "spec": policy},
+        {"apiVersion": api, "kind": "ServingPool", "metadata": {"name": MOVING}, "spec": wanted},
+    )
+
+    def available() -> bool:
+        return condition(fleet.get("servingpool", MOVING), "Available").get("status") == "True"
+
+    wait_until(available, 120, "the second fleet serves")
+    yield
+    fleet.delete("servingpool", MOVING)
+    fleet.delete("schedulingpolicy", MOVING)
+
+
+def of_moving(number: int, *, prompt_tokens: int, output_tokens: int, seed: int) -> Ask:
+    """A request for the second fleet."""
+    one = asking(number, prompt_tokens=prompt_tokens, output_tokens=output_tokens, seed=seed)
+    return dataclasses.replace(one, host=MOVING_HOST)
+
+
+def moving_engines(fleet: Kubectl) -> list[dict[str, Any]]:
+    """Its pods that are ready."""
+    selector = f"serving.ballast.dev/serving-pool={MOVING},app.kubernetes.io/component=engine"
+    return [pod for pod in fleet.items("pods", selector) if is_ready(pod)]
+
+
+def counted(fleet: Kubectl, port: int, target: str, name: str) -> float:
+    """A counter's sum over the second fleet's engine pods; `name` may have labels."""
+    headers = {"authorization": f"Bearer {tokens(fleet, f'{MOVING}-gateway-token')[0]}"}
+    urls = [f"http://{pod['status']['podIP']}:{port}{target}" for pod in moving_engines(fleet)]
+    pages = ask(fleet, CLIENT, [{"url": url, "method": "GET", "headers": headers} for url in urls])
+    lines = [line.rpartition(" ") for page in pages for line in page.body.splitlines()]
+    return sum(float(value) for said, _, value in lines if said.startswith(name))
+
+
+@pytest.mark.rotating(2)
+@pytest.mark.usefixtures("moving")
+async def test_pickers_have_prompts_cut_and_streams_moved_by_agents(fleet: Kubectl, front: Front) -> None:
+    """Two engines share long prompts; a third one that comes takes over running streams. Every byte is as without."""
+
+    def routed() -> bool:
+        return asyncio.run(front.send(of_moving(0, prompt_tokens=60, output_tokens=2, seed=8))).fate is Fate.WHOLE
+
+    await asyncio.to_thread(wait_until, routed, 60, "its route serves", 1.0)
+    asks = [of_moving(number, prompt_tokens=3000, output_tokens=8, seed=9) for number in range(24)]
+    tasks = []
+    for one in asks:
+        tasks.append(asyncio.create_task(front.send(one)))
+        await asyncio.sleep(0.1)
+    outcomes = await asyncio.gather(*tasks)
+    assert {each.fate for each in outcomes} == {Fate.WHOLE}, fates(outcomes)
+    pulled = await asyncio.to_thread(counted, fleet, 8000, "/metrics", "vllm:external_prefix_cache_hits_total")
+    print(f"\n{pulled:.0f} of {3000 * len(asks)} prompt tokens were computed by another engine than the rest")
+    assert 0 < pulled < 3000 * len(asks)
+
+    long = [of_moving(number, prompt_tokens=200, output_tokens=2500, seed=10) for number in range(16)]
+    tasks = [asyncio.create_task(front.send(one, bound_s=300)) for one in long]
+    await asyncio.sleep(3)
+    spec = {"pools": [each | {"replicas": 3} for each in fleet.get("servingpool", MOVING)["spec"]["pools"]]}
+    fleet.patch("servingpool", MOVING, {"spec": spec})
+    outcomes = await asyncio.gather(*tasks)
+    assert {each.fate for each in outcomes} == {Fate.WHOLE}, fates(outcomes)
+    count = 'ballast_agent_migrations_total{outcome="moved"}'
+    moved = await asyncio.to_thread(counted, fleet, POD_API_PORT, "/ballast/v1/metrics", count)
+    pauses = sorted(each.pause_s for each in outcomes)
+    print(f"{moved:.0f} moves of 16 streams; longest pauses {pauses[8]:.2f} s (median) and {pauses[-1]:.2f} s")
+    assert moved >= 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

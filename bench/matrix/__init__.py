@@ -1,5 +1,5 @@
 """Which placement for which traffic: all of them on all workloads, at two loads, recorded and checked.
 
-`make matrix` computes what is missing and writes `bench/recorded/matrix.json` and `docs/matrix.md`;
-`make matrix-check` recomputes a few of its runs.
+`make matrix` computes what is missing and writes `bench/recorded/matrix.json`, `docs/matrix.md` and the data files of
+`docs/matrix`; `make matrix-check` recomputes a few of its runs.
 """

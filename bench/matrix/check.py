@@ -23,7 +23,7 @@ from bench.matrix import record as recorded
 from bench.matrix.cells import CELLS
 from bench.matrix.measure import RunJob, pair_of, placements
 from bench.matrix.record import Record, Run
-from bench.matrix.render import PAGE, page
+from bench.matrix.render import differing
 from bench.matrix.results import Figures
 from bench.matrix.run import carry_out
 from bench.matrix.state import settings_of
@@ -139,9 +139,9 @@ def main() -> int:
     options = parser.parse_args()
     record = recorded.read()
     failed = False
-    if PAGE.read_text(encoding="utf-8") != page(record):
+    for path in differing(record):
         failed = True
-        print(f"{PAGE.name} is not what the record says; run `make matrix MATRIX_ARGS=--report`")
+        print(f"{path.name} is not what the record says; run `make matrix-render`")
     candidates = list(checks(record))
     total = sum(len(cell.runs) for cell in record.cells.values())
     stale = sum(check.stale for check in candidates)

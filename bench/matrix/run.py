@@ -23,7 +23,7 @@ from bench.matrix.cells import CELLS
 from bench.matrix.measure import RunJob, placements
 from bench.matrix.plan import expected_left
 from bench.matrix.record import CHECKOUT, FILE, Record
-from bench.matrix.render import PAGE, page
+from bench.matrix.render import PAGE, write
 from bench.matrix.results import Capacity, Figures
 from bench.matrix.state import Choice, Job, Matrix, capacity_name
 
@@ -54,8 +54,8 @@ def main() -> int:
 
 
 def _write_page(record: Record) -> int:
-    PAGE.write_text(page(record), encoding="utf-8")
-    print(f"{FILE.relative_to(CHECKOUT)} and {PAGE.relative_to(CHECKOUT)} agree")
+    write(record)
+    print(f"{FILE.relative_to(CHECKOUT)}, {PAGE.relative_to(CHECKOUT)} and its data files agree")
     return 0
 
 

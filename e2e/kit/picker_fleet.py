@@ -52,9 +52,9 @@ def wait_whole(kubectl: Kubectl, timeout_s: float) -> None:
     )
 
 
-def tokens(kubectl: Kubectl) -> list[str]:
+def tokens(kubectl: Kubectl, secret: str = TOKEN) -> list[str]:
     """The pod API's, the one that signs first."""
-    return base64.b64decode(kubectl.get("secret", TOKEN)["data"]["token"]).decode().split()
+    return base64.b64decode(kubectl.get("secret", secret)["data"]["token"]).decode().split()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Results on disk, in the record, and on the page: nothing is lost, nothing of other code is taken for new."""
 
+import csv
+import io
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from bench.matrix.record import Record, RecordedCapacity, RecordedCell, Run
 from bench.matrix.render import page
 from bench.matrix.results import Capacity, Figures
 from bench.matrix.state import Choice, Matrix, capacity_job, capacity_name
+from bench.matrix.tables import data_files
 
 CODE = Code("p" * 12, "c" * 12)
 FIGURES = Figures(0.03, 1.5, 0.02, 0.5, 5.0, 3, 100, 0, 2.5)
@@ -132,7 +135,9 @@ def at(tpot_s: float) -> Figures:
     return Figures(tpot_s, 1.0, 0.02, 0.5, 5.0, 0, 100, 0, 1.0)
 
 
-def test_the_page_names_losing_cells_first_and_the_worst_of_them_on_top() -> None:
+def compared() -> tuple[Record, list[str]]:
+    """Three cells, and their names from the worst to the best: 15 % and 5 % worse than the baseline, and better."""
+
     def runs(ours_s: float) -> dict[tuple[str, int], Figures]:
         seeds = (0, 1, 2, 10, 11)
         return {("least-requests", seed): at(0.02) for seed in seeds} | {
@@ -144,10 +149,33 @@ def test_the_page_names_losing_cells_first_and_the_worst_of_them_on_top() -> Non
     for cell in CELLS[:3]:
         job = capacity_job(cell)
         record.capacities[capacity_name(job)] = RecordedCapacity({}, Capacity(9.0, 1.1, 7, False, 1.0), CODE)
+    return record, [worse, bad, good]
+
+
+def test_the_page_names_losing_cells_first_and_the_worst_of_them_on_top() -> None:
+    record, (worse, bad, good) = compared()
     losing = page(record).partition("## Losing cells")[2].partition("##")[0]
     assert losing.index(worse) < losing.index(bad)
     assert good not in losing
     assert "1.150" in losing
+    said = page(record).partition("## In short")[2].partition("##")[0]
+    assert "in 1 of the 3 cells that have been compared so far" in said
+    assert f"1.150 times at worst ({worse})" in said
+
+
+def test_the_data_files_have_a_line_for_each_cell_and_stand_beside_the_page() -> None:
+    record, names = compared()
+    tables = {path.name: list(csv.DictReader(io.StringIO(text))) for path, text in data_files(record).items()}
+    assert all(f"(matrix/{name})" in page(record) for name in tables)
+    assert [row["cell"] for row in tables["cells.csv"]] == names
+    worst = tables["cells.csv"][0]
+    assert (worst["tpot_p99_ballast_ms"], worst["tpot_p99_best_ms"]) == ("23.0", "20.0")
+    assert (worst["tpot_p99_best_baseline"], worst["tpot_p99_ratio"]) == ("least-requests", "1.150")
+    assert worst["complete"] == "no"
+    assert (worst["completed_ballast"], worst["completed_best"]) == ("300", "300")
+    assert {row["sibyl"] for row in tables["p99-tpot.csv"]} == {""}
+    assert [row["least-requests"] for row in tables["p99-ttft.csv"]] == ["1.00"] * 3
+    assert {row["requests_per_s"] for row in tables["capacities.csv"]} == {"9"}
 
 
 def test_unchanged_code_must_give_the_same_figures_changed_code_near_ones() -> None:

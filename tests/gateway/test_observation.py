@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from ballast_api.errors import InvalidInput
 from ballast_core.model import Endpoint, EndpointId, Observation, Role
 from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, Event
+from ballast_gateway.http.client import UpstreamPool
+from ballast_gateway.life_signs import LifeSigns
 from ballast_gateway.observe import files
 from ballast_gateway.observe.files import FileDiscovery
 from ballast_gateway.observe.fleet import Fleet
+from ballast_gateway.observe.scrape import RARELY, Scraper
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, running_gateway, until
 from tests.support.scripted_engine import decode_script, scripted_engine, silent_server
 
@@ -186,6 +190,40 @@ async def test_scrapes_reach_the_director_and_the_admin_api(tmp_path: Path) -> N
                 (shown,) = (await admin.get("/ballast/v1/endpoints")).json()["endpoints"]
             assert (shown["name"], shown["state"], shown["role"]) == ("f0", "ready", "flexible")
             assert shown["observation"]["running"] == 1
+
+
+async def test_an_engine_whose_agent_tells_is_scraped_rarely_until_a_scrape_fails() -> None:
+    """One beat in four; a failure brings every beat back, so that a dead engine is lost as soon as any other."""
+    asked = 0
+
+    def told(endpoint_id: EndpointId) -> bool:
+        nonlocal asked
+        asked += 1
+        return endpoint_id == D0
+
+    loop = asyncio.get_running_loop()
+    made, events = fleet()
+    async with scripted_engine(decode_script) as engine:
+        made.ready(endpoint(engine.address), proven=False)
+        scraper = Scraper(
+            made,
+            UpstreamPool(loop, connect_timeout_s=5.0),
+            interval_s=0.01,
+            timeout_s=5.0,
+            served=(),
+            now_s=loop.time,
+            life_signs=LifeSigns(),
+            told=told,
+        )
+        scraper.sync()
+        try:
+            await until(lambda: sum(isinstance(event, EndpointObserved) for event in events) == 4)
+            assert asked == 3 * (RARELY - 1)
+            engine.metrics_status = 500
+            await until(lambda: events[-1] == EndpointLost(D0))
+            assert asked == 4 * (RARELY - 1)
+        finally:
+            await scraper.close()
 
 
 @pytest.mark.parametrize(("status", "page"), [(500, None), (200, b"<html>")])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ballast_gateway.proxy import life as life_module
 from ballast_gateway.proxy.life import ENDS, TABLE, Action, Event, ImpossibleEvent, Life, State, diagram
 
-DOCS = Path(__file__).parents[2] / "docs" / "gateway.md"
+DOCS = Path(__file__).parents[2] / "docs" / "gateway" / "proxy.md"
 LIVE = [state for state in State if state is not State.ENDED]
 
 
@@ -243,5 +243,5 @@ def test_the_table_does_no_io() -> None:
 
 
 def test_the_docs_show_this_table() -> None:
-    """`docs/gateway.md` has the diagram of `diagram()`."""
+    """`docs/gateway/proxy.md` has the diagram of `diagram()`."""
     assert f"```mermaid\n{diagram()}\n```" in DOCS.read_text(encoding="utf-8")

@@ -28,6 +28,8 @@ class Ask:
     """Whether its stream may go on at another engine."""
     key: str = ""
     """The client's API key; empty for none."""
+    host: str = "gateway"
+    """Its Host header."""
 
     @property
     def chat(self) -> bool:
@@ -58,7 +60,7 @@ class Ask:
     def raw(self, request_id: str) -> bytes:
         """The request's bytes."""
         body = json.dumps(self.body).encode()
-        head = f"POST {self.path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nhost: {self.host}\r\ncontent-type: application/json\r\n"
         head += f"authorization: Bearer {self.key}\r\n" if self.key else ""
         head += f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n"
         return head.encode() + body

@@ -17,7 +17,7 @@ def traffic_command(
     """Merge the recorded traffic of all gateways of a fleet into one trace, which `ballast simulate --trace` reads.
 
     Equal beginnings of prompts have equal block numbers, whichever gateways the requests came to. A gateway that asks
-    for a token gets that of BALLAST_ADMIN_TOKEN. docs/gateway.md, "Recorded traffic", has the fields.
+    for a token gets that of BALLAST_ADMIN_TOKEN. docs/gateway/admin.md, "Recorded traffic", has the fields.
 
     Exit status: 0, or 2 for input that cannot work, or a gateway that does not answer.
     """

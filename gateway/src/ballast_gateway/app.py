@@ -177,6 +177,7 @@ class Gateway:
             now_s=self.driver.now_s,
             life_signs=self.driver.life_signs,
             on_failure=self.metrics.scrape_failed,
+            told=self._is_told,
         )
         self.kv_events: KvEventStreams | None = None
         self._listens = False
@@ -236,6 +237,10 @@ class Gateway:
             now_s, kv_ratio = self.driver.now_s(), engine.kv_usage_ratio
             seen = Observation(now_s, engine.running, engine.waiting, kv_ratio, engine.preemptions)
             self.fleet.scraped(member, seen)
+
+    def _is_told(self, endpoint_id: EndpointId) -> bool:
+        """Whether an agent tells of this engine's metrics."""
+        return self.pod_api is not None and self.pod_api.started and self.pod_api.view.has_agent(endpoint_id)
 
     def _view_in_short(self) -> tuple[str, bool, int, int]:
         """For the live page."""

@@ -82,9 +82,9 @@ def metrics_page() -> str:
     return _page(
         [
             _head("Metrics", intro),
-            "## Gateway\n\nAt `/metrics` of the admin port (9090). With [workers](../gateway.md#workers) each series "
-            "has the label `worker`, of several gateways in one process the label `gateway`; sums are the reader's to "
-            "make.",
+            "## Gateway\n\nAt `/metrics` of the admin port (9090). With [workers](../gateway/running.md#workers) each "
+            "series has the label `worker`, of several gateways in one process the label `gateway`; sums are the "
+            "reader's to make.",
             _metrics_table(GATEWAY),
             "## Operator\n\nAt `/metrics` of the port that the chart's `metricsPort` names (8081). Of operators that "
             "wait for the Lease the page is empty.",

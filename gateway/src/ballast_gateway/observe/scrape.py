@@ -10,6 +10,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Collection
+from typing import Final
 
 from ballast_core.model import EndpointId, Observation
 from ballast_gateway.http.client import Silence, UpstreamError, UpstreamPool
@@ -23,6 +24,9 @@ _MAX_AT_ONCE = 64
 _ADAPTERS_S = 5.0
 _NEW_ADAPTER_S = 1.0
 """How often an engine with adapters is asked for its models."""
+RARELY: Final = 4
+"""An engine whose agent tells of its metrics as they change is scraped at every so manieth beat only: each gateway that
+scrapes costs the engine's API server time. Adapters are seen by scrapes alone, and so is an agent's blind engine."""
 
 
 class Scraper:
@@ -42,13 +46,16 @@ class Scraper:
         now_s: Callable[[], float],
         life_signs: LifeSigns,
         on_failure: Callable[[Member], None] = lambda member: None,
+        told: Callable[[EndpointId], bool] = lambda endpoint_id: False,
     ) -> None:
+        """`told`: whether an agent tells of this engine's metrics now."""
         self._fleet = fleet
         self._pool = pool
         self.use(interval_s=interval_s, timeout_s=timeout_s, served=served)
         self._now_s = now_s
         self._life_signs = life_signs
         self._on_failure = on_failure
+        self._told = told
         self._tasks: dict[EndpointId, tuple[Member, asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(_MAX_AT_ONCE)
 
@@ -81,10 +88,19 @@ class Scraper:
         await self._scrape(member)
         share = zlib.crc32(member.endpoint.id.encode()) / 2**32  # spread out those found together
         next_s = self._now_s() + self._interval_s * share
+        left_out = 0
         while True:
             await asyncio.sleep(max(0.0, next_s - self._now_s()))
-            await self._scrape(member)
+            if left_out < RARELY - 1 and self._may_be_left_out(member):
+                left_out += 1
+            else:
+                left_out = 0
+                await self._scrape(member)
             next_s = max(next_s + self._interval_s, self._now_s())
+
+    def _may_be_left_out(self, member: Member) -> bool:
+        """At this beat."""
+        return not member.problem and member.adapters is None and self._told(member.endpoint.id)
 
     async def _scrape(self, member: Member) -> None:
         async with self._slots:

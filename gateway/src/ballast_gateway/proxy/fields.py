@@ -2,7 +2,7 @@
 
 *Replay*: another engine gets the prompt and the output so far as its prompt. What an engine keeps beside tokens is
 lost: the state of its random numbers, counts of penalties, grammars, stop strings that span the cut, parsers of tools
-and reasoning, offsets of log-probabilities (vLLM 0.32, measured; docs/limits.md has the table).
+and reasoning, offsets of log-probabilities (vLLM 0.32, measured; docs/limits/gateway.md has the table).
 
 *Cut*: one engine computes the first part of the prompt, another one the rest. The gateway has to name the tokens of the
 first part. It knows them where the prompt came as token ids; for text it asks an engine's `/tokenize`, which renders a
