@@ -211,7 +211,7 @@ matrix-check: $(STAMP) ## Recompute a few runs of the recorded matrix, others wi
 # As the matrix: one process for each core.
 REPRODUCE := PYTHONPATH=. OPENBLAS_NUM_THREADS=1 nice $(BIN)/python -m bench.reproduce
 
-reproduce: $(STAMP) ## Rerun the five papers' claims, a reduced set, and compare with docs/reproduction.md (30 minutes on 2 cores)
+reproduce: $(STAMP) ## Rerun the five papers' claims, a reduced set, and compare with docs/reproduction.md (15 minutes on 2 cores)
 	@$(REPRODUCE).run $(REPRODUCE_ARGS)
 
 reproduce-full: $(STAMP) ## All of it into docs/reproduction.md; goes on where it was stopped (REPRODUCE_ARGS="--minutes 50"; some hours)

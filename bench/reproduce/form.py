@@ -28,7 +28,8 @@ from typing import Protocol
 
 from bench.common.store import Code
 from bench.reproduce.plots import Drawing
-from bench.reproduce.results import FEWEST, Measured, Results
+from bench.reproduce.results import Measured, Results
+from bench.reproduce.verdicts import Verdict
 
 REDUCED_SEEDS = (0, 1)
 FULL_SEEDS = (0, 1, 2)
@@ -51,23 +52,9 @@ STANDARD_FIGURES = (
     "goodput_rps",
     "throughput_tok_s",
     "preemptions",
+    "arrivals_s",
 )
 """What is recorded of a run unless its experiment names more."""
-
-HALF = 0.5
-"""An effect of the paper's direction is taken for the paper's if it is at least this share of it."""
-TENTH = 0.1
-"""Below this share of it there is no effect to speak of."""
-
-
-class Verdict(StrEnum):
-    """The outcome of a claim. The report uses these words."""
-
-    HOLDS = "holds"
-    IN_PART = "holds in part"
-    FAILS = "does not hold"
-    UNTESTABLE = "cannot be tested here"
-    OPEN = "not computed yet"
 
 
 class Setting(StrEnum):
@@ -88,8 +75,12 @@ class Claim:
     """Section, figure, table."""
     says: str
     """The claim in the paper's terms, with its numbers."""
+    short: str
+    """The same in a few words, without the numbers: for the page of verdicts."""
+    number: str
+    """The paper's number, in short."""
     cannot: str = ""
-    """Why no experiment here can test it; empty where one does."""
+    """Why nothing here can be compared with it; empty where an experiment does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +97,6 @@ class Row:
     claim: str | None = None
     verdict: Verdict | None = None
     """None for a row that only informs."""
-
-    @property
-    def provisional(self) -> bool:
-        """Whether it judges from so few seeds that there is no interval."""
-        return self.verdict is not None and self.ours is not None and self.ours.count < FEWEST
-
-    @property
-    def judgement(self) -> str:
-        """The verdict in words; empty where there is none."""
-        if self.verdict is None:
-            return ""
-        return f"{self.verdict}, provisional" if self.provisional else str(self.verdict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +128,11 @@ class Task(Protocol):
     @property
     def code(self) -> Code:
         """Digests of the code that the figures depend on."""
+        ...
+
+    @property
+    def arrivals_s(self) -> float | None:
+        """For how long requests arrive, about; None where only the run itself can tell."""
         ...
 
     def carry_out(self, seed: int) -> Mapping[str, float]:
@@ -189,6 +173,7 @@ class Experiment:
     """What is recorded of a run; an analysis can ask for no other."""
     seeds: tuple[int, ...] = FULL_SEEDS
     reduced_seeds: tuple[int, ...] = REDUCED_SEEDS
+    """Empty where the reduced set leaves it out."""
 
     @property
     def command(self) -> str:
@@ -214,36 +199,3 @@ class Paper:
     experiments: tuple[Experiment, ...]
     verdict: Callable[[Mapping[str, Results]], str] = field(default=lambda results: "")
     """Markdown under the paper's heading: what holds and what does not, from the results by experiment."""
-
-
-def judge_change(ours: Measured | None, paper: float) -> Verdict:
-    """Of a change in percent against the paper's.
-
-    Holds: the same direction, beyond noise, and at least half as large. In part: the same direction beyond noise, and
-    at least a tenth as large. Noise is the 95 % interval, which fewer than three seeds do not have.
-    """
-    if ours is None:
-        return Verdict.OPEN
-    direction = 1.0 if paper > 0 else -1.0
-    nearest = min(ours.low * direction, ours.high * direction)
-    if nearest <= 0 or ours.value * direction < TENTH * abs(paper):
-        return Verdict.FAILS
-    return Verdict.HOLDS if ours.value * direction >= HALF * abs(paper) else Verdict.IN_PART
-
-
-def judge_level(ours: Measured | None, paper: float, *, within: float = 0.1) -> Verdict:
-    """Of a level, such as a share or a time: holds within a tenth of the paper's, in part within a third."""
-    if ours is None:
-        return Verdict.OPEN
-    off = abs(ours.value - paper) / abs(paper)
-    if off <= within:
-        return Verdict.HOLDS
-    return Verdict.IN_PART if off <= within * 10 / 3 else Verdict.FAILS
-
-
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of several rows about one claim: all of one kind, or in part. Those not computed do not count beside others."""
-    known = {verdict for verdict in verdicts if verdict is not Verdict.OPEN}
-    if not known:
-        return Verdict.OPEN
-    return known.pop() if len(known) == 1 else Verdict.IN_PART

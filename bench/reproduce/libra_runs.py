@@ -237,6 +237,8 @@ def fixed_rate(
 def at_rate(figures: Mapping[str, Any]) -> dict[str, float]:
     """What is kept of a run."""
     wanted = {
+        "arrivals_s": figures["arrivals_s"],
+        "e2e_p99_s": figures["e2e_s"]["p99"],
         "tbt_p50_s": figures["tbt_s"]["p50"],
         "tbt_p99_s": figures["tbt_s"]["p99"],
         "late_ratio": figures["tbt_late_ratio"],

@@ -13,7 +13,7 @@ from typing import Any
 
 from ballast_sim.simulation.runs.experiment import versions
 from bench.common.store import Code
-from bench.reproduce.form import Experiment
+from bench.reproduce.form import Experiment, Task
 from bench.reproduce.results import Results
 
 CHECKOUT = Path(__file__).parents[2]
@@ -60,7 +60,29 @@ class Record:
     def results(self, experiment: Experiment) -> Results:
         """What its analysis works on."""
         runs = self.experiments.get(experiment.name, {})
-        return Results({name: {seed: done.figures for seed, done in run.seeds.items()} for name, run in runs.items()})
+        lasting = {
+            run.name: lifetimes
+            for run in experiment.runs
+            if run.name in runs and (lifetimes := _lifetimes(runs[run.name], run.task)) is not None
+        }
+        figures = {name: {seed: done.figures for seed, done in run.seeds.items()} for name, run in runs.items()}
+        return Results(figures, lasting)
+
+
+P99_LIFETIMES = ("e2e_p99_s", "long_p99_s")
+"""Figures that tell how long the longest requests live; the first that a run has."""
+
+
+def _lifetimes(run: RecordedRun, task: Task) -> float | None:
+    """The fewest of its seeds: for how long requests arrived over the P99 lifetime of one."""
+    found = []
+    for done in run.seeds.values():
+        arrivals_s = done.figures.get("arrivals_s", task.arrivals_s)
+        lifetime_s = next((done.figures[name] for name in P99_LIFETIMES if name in done.figures), None)
+        if arrivals_s is None or not lifetime_s:
+            return None
+        found.append(arrivals_s / lifetime_s)
+    return min(found, default=None)
 
 
 def kept(figures: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:

@@ -66,7 +66,7 @@ def main() -> int:
         record = plan.record()
         folder = options.out or CHECKOUT / "build" / "reproduction"
         recorded.write(record, folder / FILE.name)
-        render.write(record, folder / render.PAGE.name, folder / render.PLOTS.name)
+        render.write(record, folder / render.PAGE.name, folder / render.FOLDER.name)
     print("\n".join(render.terminal_lines(experiments, render.findings(record))))
     for name, reason in plan.failures.items():
         print(f"FAILED {name}: {reason}")

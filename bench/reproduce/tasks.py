@@ -54,6 +54,17 @@ class Simulated:
         """See `Task`: modules of all policies and settings that the run names."""
         return _code(*sorted(set(_modules(replace(self.spec, setup=replace(self.spec.setup, machines=()))))))
 
+    @property
+    def arrivals_s(self) -> float | None:
+        """See `Task`: of a generator, by its rate."""
+        source: Any = self.spec.setup.source
+        if source.trace is not None or not isinstance(source, WorkloadSource):
+            return None
+        rate_rps = source.rate_rps and source.rate_rps * self.spec.rate_scale
+        lasts = [source.limit / rate_rps] if source.limit and rate_rps else []
+        lasts += [source.duration_s] if source.duration_s else []
+        return min(lasts, default=None)
+
     def carry_out(self, seed: int) -> Mapping[str, float]:
         """See `Task`."""
         return flat(run(self.with_seed(seed)).figures)
@@ -88,6 +99,15 @@ class Called:
     def code(self) -> Code:
         """See `Task`."""
         return _code(*sorted({self.function.__module__, *_modules(self.arguments)}))
+
+    @property
+    def arrivals_s(self) -> float | None:
+        """See `Task`: by arguments `requests` and `rate_rps`, else of a run among the arguments."""
+        given = self.arguments
+        requests, rate_rps = given.get("requests"), given.get("rate_rps")
+        if isinstance(requests, int) and isinstance(rate_rps, float):
+            return requests / rate_rps
+        return next((each.arrivals_s for each in given.values() if isinstance(each, Simulated)), None)
 
     def carry_out(self, seed: int) -> Mapping[str, float]:
         """See `Task`."""

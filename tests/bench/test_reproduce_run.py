@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.processes import compute
-from bench.common.store import Code, Store
+from bench.common.store import Code, Store, digest_of
 from bench.reproduce import record as recorded
 from bench.reproduce import render
 from bench.reproduce.form import (
@@ -23,17 +23,18 @@ from bench.reproduce.form import (
     Row,
     Run,
     Setting,
-    judge_change,
 )
-from bench.reproduce.papers import PAPERS
+from bench.reproduce.papers import EXPERIMENTS, PAPERS
 from bench.reproduce.plan import Carried, Job, Plan, carry_out
 from bench.reproduce.plots import Whisker, Whiskers, lines
 from bench.reproduce.record import FILE, Done, Record, RecordedRun
+from bench.reproduce.render import PAGE
 from bench.reproduce.results import Results
 from bench.reproduce.run import compare
 from bench.reproduce.tasks import Called, Simulated, description_of, flat, simulated
+from bench.reproduce.verdicts import judge_change
 
-CLAIM = Claim(name="tiny/tail", where="nowhere", says="P99 TPOT 1 % below round-robin")
+CLAIM = Claim(name="tiny/tail", where="nowhere", says="P99 TPOT 1 % below round-robin", short="P99 TPOT", number="-1 %")
 
 
 def number(seed: int, *, times: float = 1.0) -> dict[str, float]:
@@ -173,26 +174,35 @@ def test_a_record_is_read_as_it_was_written_and_the_page_is_a_function_of_it(tmp
     read = recorded.read(tmp_path / "record.json")
     assert read == record
     assert render.page(read, papers) == render.page(record, papers)
-    assert render.plots(read, papers) == render.plots(record, papers)
-    text = render.page(record, papers)
-    assert "| P99 TPOT | their set-up | -1 % | -50.0 % (-50.0 to -50.0, n = 3) | holds |" in text
+    files = render.files(record, papers)
+    assert render.files(read, papers) == files
+    assert set(files) == {"tiny.md", "tiny-tail.csv", "tiny-tail-tail.svg"}
+    row = "| P99 TPOT | -1 % | -50.0 % (-50.0 to -50.0) |  | **holds** | `tiny/tail` |"
+    assert row in render.page(record, papers)
+    text = files["tiny.md"]
+    assert "| P99 TPOT | their set-up | -1 % | -50.0 % (-50.0 to -50.0, n = 3) |  | holds |" in text
     assert "python -m bench.reproduce.run --only tiny/tail --show" in text
-    assert "![tails](reproduction/tiny-tail-tail.svg)" in text
+    assert "![tails](tiny-tail-tail.svg)" in text
+    assert files["tiny-tail.csv"].splitlines()[1] == (
+        "P99 TPOT,their set-up,-1 %,-50,-50,-50,% change,3,,tiny/tail,holds"
+    )
 
 
-def test_few_seeds_have_no_interval_and_judge_provisionally(tmp_path: Path) -> None:
+def test_few_seeds_have_no_interval_and_judge_nothing(tmp_path: Path) -> None:
     plan = Plan([CALLED], Store(tmp_path / "store"), full=True)
     work_off(plan, 4)
-    text = render.page(plan.record(), [paper(CALLED)])
-    assert "| P99 TPOT | their set-up | -1 % | -50.0 % (n = 1) | holds, provisional |" in text
-    assert "**holds**, provisional" in text
-    assert "2 of the full set's 6 are missing" in text
+    papers = [paper(CALLED)]
+    text = render.page(plan.record(), papers)
+    assert "| P99 TPOT | -1 % | -50.0 % (n = 1) |  | **inconclusive** | `tiny/tail` |" in text
+    assert "2 of the full set are to be computed" in text
+    of_paper = render.files(plan.record(), papers)["tiny.md"]
+    assert "To be computed: 2 runs, of `turns`: `python -m bench.reproduce.run --set full --only tiny/tail`" in of_paper
 
 
 def test_plots_without_a_single_value_are_not_drawn() -> None:
     record, papers = Record({"ballast": "0"}, "2026-01-01", "2 cores"), [paper(CALLED)]
-    assert render.plots(record, papers) == {}
-    assert ".svg" not in render.page(record, papers)
+    assert list(render.files(record, papers)) == ["tiny.md"]
+    assert ".svg" not in render.files(record, papers)["tiny.md"]
 
 
 def test_a_broken_record_is_refused_by_name(tmp_path: Path) -> None:
@@ -217,6 +227,23 @@ def test_files_that_are_not_what_the_record_says_are_named(tmp_path: Path) -> No
 @pytest.mark.skipif(not FILE.exists(), reason="nothing has been recorded yet")
 def test_the_committed_page_is_what_the_committed_record_says() -> None:
     assert render.differences(recorded.read()) == []
+
+
+@pytest.mark.skipif(not FILE.exists(), reason="nothing has been recorded yet")
+def test_a_recorded_run_is_what_its_experiment_would_run_now() -> None:
+    """Figures of an experiment that has been mended never stand under its new name."""
+    record = recorded.read()
+    for experiment in EXPERIMENTS.values():
+        known = record.experiments.get(experiment.name, {})
+        for run in experiment.runs:
+            if run.name in known and run.available:
+                assert known[run.name].of == digest_of(run.task.description), f"{experiment.name} {run.name}"
+        assert set(known) <= {run.name for run in experiment.runs}
+    assert set(record.experiments) <= set(EXPERIMENTS)
+
+
+def test_the_page_of_verdicts_is_short() -> None:
+    assert len(PAGE.read_text(encoding="utf-8").split()) <= 1500
 
 
 def test_a_reduced_run_says_how_it_compares_with_what_is_committed(tmp_path: Path) -> None:
@@ -251,7 +278,6 @@ def test_a_tiny_experiment_runs_from_end_to_end(tmp_path: Path) -> None:
     assert carry_out(job).figures["tpot_p99_s"] == pytest.approx(figures["tpot_p99_s"], rel=1e-5)
     text = render.page(record, [paper(whole)])
     assert "n = 2)" in text
-    assert record.machine in text
 
 
 def test_runs_are_told_apart_by_all_that_matters() -> None:
@@ -299,7 +325,7 @@ def test_rows_are_flattened_to_numbers() -> None:
 def test_the_papers_render_without_a_single_run() -> None:
     text = render.page(Record({"ballast": "0"}, "2026-01-01", "2 cores"))
     assert all(f"## {each.title}" in text for each in PAPERS)
-    assert "not computed yet" in text
+    assert "**to be computed**" in text
 
 
 PARENT = """

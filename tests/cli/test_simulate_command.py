@@ -38,7 +38,7 @@ def numbers(*names: str) -> dict[str, Any]:
     }
 
 
-TIMES = numbers("mean", "p50", "p90", "p99", "p999")
+TIMES = numbers("mean", "p50", "p90", "p95", "p99", "p999")
 ROW = {
     "policy": {"type": "string"},
     "requests": {"type": "integer", "minimum": 1},

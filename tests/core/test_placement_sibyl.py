@@ -9,9 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ballast_core import kernel
+from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.director import Director
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.placement.sibyl import Sibyl
+from ballast_core.policies.registry import build_placement
 from tests.support.placement_states import NOW_S, Flight, State, ask, asks, build, costs, states
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -125,8 +128,8 @@ def test_switches_leave_out_what_they_name() -> None:
     made = build(State(endpoints=1, flights=flights))
     whole = costs(Sibyl(), made, handoff_s=1.0)[0]
     parts = [
-        whole - costs(Sibyl(**{f"without_type_{name}": True}), made, handoff_s=1.0)[0]
-        for name in ("one", "two", "three")
+        whole - costs(without, made, handoff_s=1.0)[0]
+        for without in (Sibyl(without_type_one=True), Sibyl(without_type_two=True), Sibyl(without_type_three=True))
     ]
     assert sum(parts) == pytest.approx(whole)
     assert all(part > 0 for part in parts)
@@ -140,3 +143,44 @@ def test_prefill_goes_where_it_ends_first() -> None:
     state = State(endpoints=2, role=Role.PREFILL, queued=(9000, 0), hardware=("a100-qwen3-32b",))
     first, second = costs(Sibyl(), state, ask(1000), stage=Stage.PREFILL)
     assert first > second > 0
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_estimator_decides_what_a_cut_request_teaches(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests are cut at 100 tokens: for the paper's moving average they ended there."""
+    if not compiled:
+        monkeypatch.setattr(kernel, "active", lambda: None)
+    survived = {}
+    for estimator in ("kaplan-meier", "ema"):
+        policy = build_placement("sibyl", {"estimator": estimator})
+        beliefs = Beliefs(policy.needs, {})
+        for number in range(3000):
+            beliefs.lengths.ended(None, 100.0, censored=True, now_s=float(number))
+        tables = beliefs.lengths.tables(4000.0)
+        survived[estimator] = float(tables.survival(np.array([150.0]))[0])
+    assert survived["ema"] < 0.01
+    assert survived["kaplan-meier"] > 0.3
+
+
+def test_another_estimator_begins_anew_and_the_same_one_goes_on() -> None:
+    beliefs = Beliefs(Sibyl(estimator="ema").needs, {})
+    slot = beliefs.lengths.slot("chat", 0.0)
+
+    def known() -> float:
+        return float(beliefs.lengths.tables(1.0).survival(np.array([200.0]), slot)[0])
+
+    fresh = known()
+    for _ in range(2000):
+        beliefs.lengths.ended("chat", 1000.0, censored=False, now_s=0.0)
+    learned = float(beliefs.lengths.tables(2.0).survival(np.array([200.0]), slot)[0])
+    assert learned > 0.95 > fresh
+    beliefs.use(Sibyl(estimator="ema").needs, {})
+    assert float(beliefs.lengths.tables(3.0).survival(np.array([200.0]), slot)[0]) == learned
+    beliefs.use(Sibyl().needs, {})
+    assert beliefs.lengths.slot("chat", 4.0) == slot
+    assert float(beliefs.lengths.tables(4.0).survival(np.array([200.0]), slot)[0]) == pytest.approx(fresh, abs=0.05)
+
+
+def test_an_unknown_estimator_is_named() -> None:
+    with pytest.raises(ValueError, match="estimator: must be kaplan-meier or ema, not 'mean'"):
+        Sibyl(estimator="mean")  # type: ignore[arg-type]

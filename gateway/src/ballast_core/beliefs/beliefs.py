@@ -16,6 +16,7 @@ from ballast_core.beliefs.rates import ServiceRates
 from ballast_core.beliefs.reported_prefixes import ReportedPrefixes
 from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
 from ballast_core.beliefs.step_time import StepTimeBook
+from ballast_core.beliefs.survival import CensoringAwareSurvival, EmaSurvival
 from ballast_core.beliefs.survival_book import SurvivalBook, SurvivalSettings
 from ballast_core.model import Request
 from ballast_core.profiles import HardwareProfile
@@ -32,6 +33,7 @@ class Beliefs:
         self.knows_prefixes = Belief.PREFIXES in kinds
         """Whether `prefixes` knows every endpoint, once a request has brought blocks."""
         self.lengths = SurvivalBook(lengths)
+        self._learn_lengths_by(kinds)
         self.step_times = StepTimeBook()
         self.prefill_times = PrefillTimes()
         self.prefixes = PrefixIndex()
@@ -66,6 +68,7 @@ class Beliefs:
         another profile, and for kinds that have not been learned meanwhile."""
         fresh, before = kinds & ~self.kinds, self._profiles
         self.kinds, self._profiles = kinds, profiles
+        self._learn_lengths_by(kinds)
         self.knows_prefixes = Belief.PREFIXES in kinds
         for slot, name in self._names.items():
             profile, old = profiles.get(name), before.get(name)
@@ -81,6 +84,13 @@ class Beliefs:
                 or (profile or UNINFORMED_PROFILE).kv_tokens != (old or UNINFORMED_PROFILE).kv_tokens
             ):
                 self._add_prefixes(slot)
+
+    def _learn_lengths_by(self, kinds: Belief) -> None:
+        """Curves learned by another estimator do not go on: those of the new one begin."""
+        if Belief.EMA_LENGTHS in kinds:
+            self.lengths.use(EmaSurvival)
+        elif self.lengths.settings.estimator is EmaSurvival:
+            self.lengths.use(CensoringAwareSurvival)
 
     def _add_prefixes(self, slot: int) -> None:
         if self.knows_prefixes and self.block_size:

@@ -23,4 +23,6 @@ class Belief(Flag):
     """Prefixes that attract more requests than their holders can serve (LMetric)."""
     PROGRESS = auto()
     """Output tokens of running requests: in `View.tokens`, `View.decoding_tokens` and `View.flights`."""
+    EMA_LENGTHS = auto()
+    """Survival curves by SIBYL's estimator instead of ours; not part of ALL, as a pool has one estimator."""
     ALL = LENGTHS | STEP_TIMES | PREFILL_TIMES | PREFIXES | RATES | HOTSPOTS | PROGRESS

@@ -7,7 +7,7 @@ small integer that indexes the rows of `SurvivalTables`: requests of all classes
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,16 @@ class SurvivalBook:
         self._tables: SurvivalTables | None = None
         self._built_s = -np.inf
         self._changed = True
+
+    def use(self, estimator: Callable[[Buckets], SurvivalEstimator]) -> None:
+        """Learn by this estimator from now on. If that is another one all curves begin anew; class slots stay."""
+        if estimator is self.settings.estimator:
+            return
+        self.settings = replace(self.settings, estimator=estimator)
+        self._pooled = estimator(self.settings.buckets)
+        for known in self._classes:
+            known.estimator = estimator(self.settings.buckets)
+        self._tables = None
 
     def slot(self, key: Hashable, now_s: float) -> int:
         """The class's slot; POOLED for None, and if all slots belong to classes in use."""

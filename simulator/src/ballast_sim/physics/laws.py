@@ -105,13 +105,14 @@ def memory_bound(
 _GPU_BYTES = 24_564 * 2**20
 _INT8_BYTES, _BF16_BYTES = 6.53e9, 1.09e9
 _KV_BYTES_PER_TOKEN = 2 * 28 * 4 * 128 * 2
-_KV_TOKENS = (0.9 * _GPU_BYTES - (_INT8_BYTES + 2 * _BF16_BYTES) - 1e9) / _KV_BYTES_PER_TOKEN
+ARES_KV_TOKENS = int((0.9 * _GPU_BYTES - (_INT8_BYTES + 2 * _BF16_BYTES) - 1e9) / _KV_BYTES_PER_TOKEN)
+"""234,924: what the weights in 8 bits leave on the paper's card."""
 
 ARES_LINEAR = memory_bound(
     weight_bytes=_INT8_BYTES + _BF16_BYTES,
     kv_bytes_per_token=_KV_BYTES_PER_TOKEN,
     known_step_s=0.01823,
-    known_context_tokens=_KV_TOKENS / 2,
+    known_context_tokens=ARES_KV_TOKENS / 2,
 )
 """DeepSeek-R1-Distill-Qwen-7B, W8A8, on an RTX 4090D. The paper gives one point of its line (section 5.3: a step takes
 18.23 ms with half of the KV cache in use) and the form, no slope. The split between weights and KV is ours, by the

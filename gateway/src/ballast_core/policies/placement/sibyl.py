@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -32,17 +32,33 @@ class Sibyl:
     the survival curve of output length, with the request's own limit; v_k: the request's own rate; v_sys: the rate of
     all requests. Intent: use the load that a request will meet, not the present one. Load is KV tokens at one time: raw
     tokens, also across unlike hardware. The paper defines decode only; for prefill, cost_i = expected prefill time.
-    The parameters are the paper's variants (appendix J): prob_at_one sets P = 1; without_type_one, _two and _three omit
-    a type; request_level counts requests instead, pending ones included (this is least-requests).
+    S is learned as `estimator` says; the paper's is ema, and the pool's other policies then read its curve, too.
+    The other parameters are the paper's variants (appendix J): prob_at_one sets P = 1; without_type_one, _two and
+    _three omit a type; request_level counts requests instead, pending ones included (this is least-requests).
     """
 
     type: ClassVar[str] = "sibyl"
-    needs: ClassVar[Belief] = Belief.LENGTHS | Belief.RATES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
+    estimator: Literal["kaplan-meier", "ema"] = parameter(
+        "kaplan-meier",
+        "How survival curves are learned, for all policies of the pool: kaplan-meier takes requests that were cut off "
+        "for what they are; ema is the paper's moving average (Eq. 4), which takes a cut for an end.",
+    )
     prob_at_one: bool = parameter(False, "Assumes that every request still runs at the hand-off (PROB @ 1).")
     without_type_one: bool = parameter(False, "Omits requests that decode now.")
     without_type_two: bool = parameter(False, "Omits pending requests that arrive before the hand-off.")
     without_type_three: bool = parameter(False, "Omits pending requests that arrive after the hand-off.")
     request_level: bool = parameter(False, "Counts requests in flight instead of projected tokens (REQ LEVEL).")
+
+    def __post_init__(self) -> None:
+        """Raises ValueError naming the field."""
+        if self.estimator not in ("kaplan-meier", "ema"):
+            raise ValueError(f"estimator: must be kaplan-meier or ema, not {self.estimator!r}")
+
+    @property
+    def needs(self) -> Belief:
+        """What it reads."""
+        read = Belief.LENGTHS | Belief.RATES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
+        return read | Belief.EMA_LENGTHS if self.estimator == "ema" else read
 
     def costs(self, view: View, request: Request) -> FloatArray:
         if view.stage is Stage.PREFILL:

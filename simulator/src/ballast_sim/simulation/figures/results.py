@@ -10,7 +10,7 @@ from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.requests.records import Record
 
-PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
 
 LATE_PERCENT = 1
 """A request meets a TBT objective if at most this share of its gaps is longer: its own P99 is within it."""
@@ -41,6 +41,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
     cut = [record.split for record in records if record.split is not None]
     first_s = min((record.arrival_s for record in records), default=0.0)
     last_s = max((record.last_token_s for record in done if record.last_token_s is not None), default=first_s)
+    arrivals_s = max((record.arrival_s for record in records), default=first_s) - first_s
     span_s = (fleet.kernel.now_s if fleet.stopped else last_s) - first_s
     optimal = [record.optimal for record in records if record.optimal is not None]
     return {
@@ -71,6 +72,7 @@ def summarise(fleet: Fleet, objective: Objective) -> dict[str, object]:
             name: float(np.percentile(fleet.decision_s, share)) * 1e6 if fleet.decision_s else None
             for name, share in (("p50", 50), ("p99", 99))
         },
+        "arrivals_s": arrivals_s,
         "duration_s": span_s,
     }
 
