@@ -133,7 +133,7 @@ def check_gateway(it: Installation) -> None:
 
 def check_operator(it: Installation) -> None:
     """Raises `Unexpected`."""
-    it.imports("ballast_operator.run", "ballast_operator.cluster")
+    it.imports("ballast_operator.run", "ballast_operator.api.cluster")
     it.run("operator", "--gateway-image", "image", status=1)  # no cluster: in words
 
 

@@ -23,7 +23,7 @@ from ballast_core.policies.placement.loads import Ils
 from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.placement.registry import ALL_PLACEMENTS, PLACEMENTS
 from ballast_core.policies.registry import build_placement
-from ballast_operator.accepted import accepted_status
+from ballast_operator.status.accepted import accepted_status
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ballast_cli.adopting.convert import Adopted, adopt
 from ballast_cli.adopting.words import CommandLine, command_line
 from ballast_cli.main import app
 from ballast_operator.kinds import Manifest
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
 from tests.support.operator_builders import observed, pool, profile, serving_pool
 
 TEMPLATE = {

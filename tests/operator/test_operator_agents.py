@@ -6,8 +6,8 @@ import pytest
 
 from ballast_api.loading import parse_settings
 from ballast_operator.kinds import Manifest
-from ballast_operator.plan import plan
-from ballast_operator.planned import Plan
+from ballast_operator.planning.plan import plan
+from ballast_operator.planning.planned import Plan
 from tests.support.operator_builders import all_ready, deployment, observed, policy, pool, serving_pool, status_of
 
 FLEET = (pool("prefill", "Prefill", hardware="a100"), pool("decode", "Decode"), pool("spare", "Flexible"))

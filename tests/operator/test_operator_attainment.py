@@ -9,12 +9,12 @@ import pytest
 from ballast_api.attainment_report import AttainmentReport, ObjectiveReport
 from ballast_api.loading import parse_settings
 from ballast_core.attainment import WINDOWS_S, Counts, Objective, Threshold
-from ballast_operator.attainment import following
-from ballast_operator.board import SHOW_S, Board
+from ballast_operator.gateways.board import SHOW_S, Board
+from ballast_operator.gateways.measured import Answer, Followed, Measured, measured
 from ballast_operator.kinds import Manifest
-from ballast_operator.measured import Answer, Followed, Measured, measured
 from ballast_operator.observed import Observed
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
+from ballast_operator.status.attainment import following
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import (
     NAMESPACE,

@@ -11,11 +11,11 @@ import pytest
 from kubernetes import client
 
 from ballast_api import names
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cached import OURS, CachedCluster, connections_of
-from ballast_operator.cluster import Cluster
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.api.cached import OURS, CachedCluster, connections_of
+from ballast_operator.api.cluster import Cluster
+from ballast_operator.api.kept import Change
 from ballast_operator.controller import Controller
-from ballast_operator.kept import Change
 from ballast_operator.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -31,9 +31,9 @@ from ballast_operator.kinds import (
     Kind,
     Manifest,
 )
+from ballast_operator.reading.users import Referred, Users
 from ballast_operator.reconcile import Reconciler, Result
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.users import Referred, Users
 from ballast_operator.waking import Waking
 from tests.support.operator_builders import (
     DEFAULTS,

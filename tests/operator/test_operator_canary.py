@@ -12,11 +12,11 @@ from ballast_api.attainment_report import AttainmentReport, CanaryReport, SideRe
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.loading import parse_settings
 from ballast_api.serving_pool import CanarySpec
-from ballast_operator.board import Board
-from ballast_operator.canary import Memory, Phase, next_memory, pods_of, remembered
+from ballast_operator.gateways.board import Board
+from ballast_operator.gateways.measured import Answer, measured
 from ballast_operator.kinds import Manifest
-from ballast_operator.measured import Answer, measured
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.rollouts.canary import Memory, Phase, next_memory, pods_of, remembered
 from ballast_operator.settings import OperatorSettings
 from tests.support.object_store import Killed, ObjectStore
 from tests.support.operator_builders import (

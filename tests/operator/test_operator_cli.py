@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from kubernetes.config import kube_config
 
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cluster import load_credentials
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.api.cluster import load_credentials
 
 BALLAST = Path(sys.executable).with_name("ballast")
 

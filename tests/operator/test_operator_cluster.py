@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes import client
 
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cluster import Cluster
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.api.cluster import Cluster
 from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, POD, SERVICE, SERVING_POOL
 from tests.support.operator_builders import deployment, profile
 

@@ -16,14 +16,14 @@ import pytest
 
 from ballast_api.attainment_report import ATTAINMENT
 from ballast_core.attainment import Counts, Objective, Threshold
-from ballast_operator import asking
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.board import Board, Name
-from ballast_operator.collecting import Collector
-from ballast_operator.gateway_pods import GatewayPod
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.gateways import asking
+from ballast_operator.gateways.board import Board, Name
+from ballast_operator.gateways.collecting import Collector
+from ballast_operator.gateways.gateway_pods import GatewayPod
+from ballast_operator.gateways.measured import Followed
 from ballast_operator.kinds import POD, Kind, Manifest
-from ballast_operator.measured import Followed
-from ballast_operator.rehearsing import recorded
+from ballast_operator.steering.rehearsing import recorded
 from ballast_sim.workloads import read_trace
 from tests.support.gateway_kit import RunningGateway, post, running_gateway, until
 from tests.support.pod_api_calls import TOKEN

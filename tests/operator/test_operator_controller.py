@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.controller import Controller, Key
 from ballast_operator.handlers import kopf_settings, registry_for
 from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind

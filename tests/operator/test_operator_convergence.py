@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.kinds import Manifest
 from tests.support.object_store import UNAVAILABLE, Killed, ObjectStore, StoreKey
 from tests.support.operator_builders import (

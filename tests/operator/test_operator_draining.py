@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_api.load_report import EndpointLoad
-from ballast_operator.draining import Instance, Step, next_step
+from ballast_operator.gateways.loads import Loads
 from ballast_operator.kinds import Manifest
-from ballast_operator.loads import Loads
+from ballast_operator.rollouts.draining import Instance, Step, next_step
 from tests.support.object_store import Killed, ObjectStore
 from tests.support.operator_builders import NAMESPACE, NOW, profile, reconciler, serving_pool
 from tests.support.operator_builders import pool as pool_entry

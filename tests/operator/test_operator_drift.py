@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ballast_operator.drift import differs
 from ballast_operator.kinds import Manifest
+from ballast_operator.writing.drift import differs
 
 DESIRED: Manifest = {
     "apiVersion": "v1",

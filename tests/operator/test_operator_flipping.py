@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from ballast_api.demand_report import Load
 from ballast_core.model import Role
 from ballast_core.policies.scaling.protocol import Counts
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.flipping import flips, split
-from ballast_operator.steered import Instance
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.scaling.flipping import flips, split
+from ballast_operator.scaling.steered import Instance
 from tests.support.operator_builders import NAMESPACE, pool
 from tests.support.scaled_fleet import Fleet, autoscaled
 

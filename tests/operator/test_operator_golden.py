@@ -10,7 +10,7 @@ import yaml
 from ballast_api.loading import load_manifest_files, parse_settings
 from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
 from ballast_operator.settings import GatewayDefaults
 from tests.support.operator_builders import FRESH_TOKEN, NOW, objectives, status_of
 

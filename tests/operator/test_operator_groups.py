@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ballast_operator.kinds import LEADER_WORKER_SET, Manifest, key_of
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
 from ballast_operator.specs.engine_group import MAX_NAME, engine_group_name
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import (

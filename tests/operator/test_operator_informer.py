@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ballast_operator import informer as module
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.informer import Informer
-from ballast_operator.kept import Change
+from ballast_operator.api import informer as module
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.api.informer import Informer
+from ballast_operator.api.kept import Change
 from ballast_operator.kinds import DEPLOYMENT, HTTP_ROUTE, OPTIONAL_CHILDREN, POD, Kind, Manifest
 from tests.support.versioned_store import Events, VersionedStore
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ballast_api import names
-from ballast_operator.kept import Kept
+from ballast_operator.api.kept import Kept
 from ballast_operator.kinds import Manifest
 
 LABELS = {"managed": "us", names.LABEL_SERVING_POOL: "chat"}

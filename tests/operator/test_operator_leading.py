@@ -7,7 +7,7 @@ import copy
 
 import pytest
 
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.kinds import Kind, Manifest
 from ballast_operator.leading import LEASE_S, RENEW_DEADLINE_S, Election, lead
 

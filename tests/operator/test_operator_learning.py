@@ -13,14 +13,14 @@ import pytest
 from ballast_api.profile_report import DecodeStep, LearnedProfile, ProfilesReport, of_gateways
 from ballast_core.model import Role
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_operator.accepted import profile_status
 from ballast_operator.kinds import HARDWARE_PROFILE, Manifest
-from ballast_operator.learned import Accuracy, Lesson, Taught, corrected, judged
-from ballast_operator.learning import Learner
-from ballast_operator.lessons import SHOW_S, Lessons
+from ballast_operator.profiles.learned import Accuracy, Lesson, Taught, corrected, judged
+from ballast_operator.profiles.learning import Learner
+from ballast_operator.profiles.lessons import SHOW_S, Lessons
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.scaling.steered import Steered, SteeredPool
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.steered import Steered, SteeredPool
+from ballast_operator.status.accepted import profile_status
 from tests.operator.test_operator_collecting import CHAT, Pods, gateway_pod, gateways, script
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import DEFAULTS, profile

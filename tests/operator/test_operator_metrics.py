@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.controller import Controller, Key
 from ballast_operator.kinds import SERVING_POOL, Kind
 from ballast_operator.metrics import OperatorMetrics

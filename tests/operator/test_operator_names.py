@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_operator.kinds import EXTENSION_POLICY, GATEWAY, HTTP_ROUTE, INFERENCE_POOL, TRAFFIC_POLICY
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
 from tests.support.operator_builders import observed, pool, serving_pool
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_operator_is_the_standard_librarys() -> None:
 @pytest.mark.parametrize("flags", [(), ("-I",)], ids=["with-root-on-the-path", "isolated"])
 def test_operator_is_the_standard_librarys_in_a_fresh_process(flags: tuple[str, ...]) -> None:
     """Started in the repository root, with the root on PYTHONPATH: where a package of that name would win."""
-    code = "import operator, collections, ballast_operator.plan; print(operator.__file__, operator.add(2, 3))"
+    code = "import operator, collections, ballast_operator.planning.plan; print(operator.__file__, operator.add(2, 3))"
     result = subprocess.run(
         [sys.executable, *flags, "-c", code],
         cwd=ROOT,

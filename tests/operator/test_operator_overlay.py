@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
 from ballast_operator.specs.overlay import merged, overlaid
 from tests.support.operator_builders import observed, pool, serving_pool
 

@@ -26,9 +26,9 @@ from ballast_operator.kinds import (
 )
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
-from ballast_operator.plan import plan
-from ballast_operator.planned import Plan
-from ballast_operator.verdict import verdict
+from ballast_operator.planning.plan import plan
+from ballast_operator.planning.planned import Plan
+from ballast_operator.status.verdict import verdict
 from ballast_sim.engine_sim.options import KvEventsConfig, kv_events_config
 from tests.support.operator_builders import (
     DEFAULTS,

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_operator import informer
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cached import CachedCluster
-from ballast_operator.cluster import Snapshot
+from ballast_operator.api import informer
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.api.cached import CachedCluster
+from ballast_operator.api.cluster import Snapshot
 from ballast_operator.kinds import GATEWAY, OPTIONAL_CHILDREN, Kind, Manifest
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings

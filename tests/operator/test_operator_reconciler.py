@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.controller import Controller, Key
 from ballast_operator.kinds import HARDWARE_PROFILE, SCHEDULING_POLICY, SERVING_POOL, Kind, Manifest
 from ballast_operator.reconcile import Result

@@ -17,11 +17,11 @@ import pytest
 from ballast_api.rehearsal_job import RehearsalJob
 from ballast_core.policies.scaling.ballast import BallastScaling
 from ballast_core.policies.scaling.records import explained
-from ballast_operator.gateway_pods import GatewayPod
+from ballast_operator.gateways.gateway_pods import GatewayPod
 from ballast_operator.kinds import Manifest
-from ballast_operator.rehearsing import Rehearsals, Trace
-from ballast_operator.scaling_records import records_of
-from ballast_operator.steered import Rehearse
+from ballast_operator.scaling.records import records_of
+from ballast_operator.scaling.steered import Rehearse
+from ballast_operator.steering.rehearsing import Rehearsals, Trace
 from tests.support.recorded_rows import rows
 from tests.support.scaled_fleet import Fleet
 from tests.support.scaling import inputs, split, traffic
@@ -199,7 +199,7 @@ OPERATOR = """
 import sys, time
 from tests.operator.test_operator_rehearsing import BUDGET, job, pid_of
 from tests.support.recorded_rows import rows
-from ballast_operator.rehearsing import Rehearsals, Trace
+from ballast_operator.steering.rehearsing import Rehearsals, Trace
 rehearsals = Rehearsals(trace=lambda *_: Trace(tuple(rows(0.0, 8.0)), 1, ()))
 rehearsals.begin(("n", "a"), BUDGET, job(), [], b"")
 print(pid_of(rehearsals, ("n", "a")), flush=True)

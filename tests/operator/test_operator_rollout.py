@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ballast_operator.canary import has_room, pods_of
 from ballast_operator.kinds import Manifest
-from ballast_operator.rollout import Counts, Rolling, allowance, next_counts
+from ballast_operator.rollouts.canary import has_room, pods_of
+from ballast_operator.rollouts.rollout import Counts, Rolling, allowance, next_counts
 from ballast_operator.specs.revision import kv_revision
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import NAMESPACE, profile, reconciler, serving_pool, stored_condition

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ballast_operator.kinds import GATEWAY, GATEWAY_CLASS, HTTP_ROUTE, OPTIONAL_CHILDREN, SERVING_POOL, Manifest
-from ballast_operator.route_overlaps import gets_nothing, overlaps
+from ballast_operator.problems.route_overlaps import gets_nothing, overlaps
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import (
     NAMESPACE,

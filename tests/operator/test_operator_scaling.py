@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from ballast_api.hardware_profile import EngineProfile
 from ballast_core.policies.scaling.protocol import Counts, Memory, Recommended
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.kinds import Manifest
-from ballast_operator.rehearsing import Trace
-from ballast_operator.scaling_records import MOST_BYTES, MOST_OTHERS, MOST_RECORDS, bounded, read, resumed
+from ballast_operator.scaling.records import MOST_BYTES, MOST_OTHERS, MOST_RECORDS, bounded, read, resumed
+from ballast_operator.steering.rehearsing import Trace
 from tests.support.object_store import UNAVAILABLE, Killed
 from tests.support.operator_builders import NAMESPACE, objective, pool
 from tests.support.scaled_fleet import CHAT, Fleet, autoscaled, hardware

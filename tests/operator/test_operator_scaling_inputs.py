@@ -15,11 +15,11 @@ from ballast_core.attainment import Counts as Requests
 from ballast_core.model import Role
 from ballast_core.policies.scaling.protocol import Counts, Memory
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_operator.asking import NoAnswer
-from ballast_operator.gateway_pods import GatewayPod
+from ballast_operator.gateways.asking import NoAnswer
+from ballast_operator.gateways.gateway_pods import GatewayPod
+from ballast_operator.gateways.measured import ClassCounts, Measured
 from ballast_operator.kinds import Manifest
-from ballast_operator.measured import ClassCounts, Measured
-from ballast_operator.scaling_inputs import (
+from ballast_operator.scaling.inputs import (
     LEAST_STUCK_S,
     STARTUP_S,
     inputs_of,
@@ -28,9 +28,9 @@ from ballast_operator.scaling_inputs import (
     traffic_of,
     wanted_of,
 )
-from ballast_operator.scaling_records import NOTHING, Stored
-from ballast_operator.steered import Instance, Steered, SteeredPool
-from ballast_operator.steering import demands
+from ballast_operator.scaling.records import NOTHING, Stored
+from ballast_operator.scaling.steered import Instance, Steered, SteeredPool
+from ballast_operator.steering.steering import demands
 from tests.operator.test_operator_collecting import ask, gateways, script
 from tests.support.pod_api_calls import TOKEN
 from tests.support.scripted_engine import scripted_engine

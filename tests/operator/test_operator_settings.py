@@ -9,12 +9,12 @@ import pytest
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.settings_changes import restarting_fields
+from ballast_operator.gateways.settings_reports import settings_hash
 from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
-from ballast_operator.plan import plan
-from ballast_operator.planned import Plan
+from ballast_operator.planning.plan import plan
+from ballast_operator.planning.planned import Plan
 from ballast_operator.settings import GatewayDefaults
-from ballast_operator.settings_reports import settings_hash
 from tests.support.operator_builders import (
     all_ready,
     judged,
@@ -212,7 +212,7 @@ def test_settings_that_do_not_go_together_are_neither_written_nor_fatal(monkeypa
             }
         )
 
-    monkeypatch.setattr("ballast_operator.plan.gateway_settings", refuse)
+    monkeypatch.setattr("ballast_operator.planning.plan.gateway_settings", refuse)
     situation = observed(children=all_ready())
     result = plan(situation)
     assert not [item for item in result.apply if item["metadata"]["name"] == "chat-gateway" and "data" in item]

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_api.serving_pool import ServingPoolStatus
-from ballast_operator.accepted import accepted_status
 from ballast_operator.conditions import transitions
-from ballast_operator.events import event_for
 from ballast_operator.kinds import Manifest
+from ballast_operator.status.accepted import accepted_status
+from ballast_operator.status.events import event_for
 from tests.support.operator_builders import (
     LATER,
     NOW,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ballast_core.model import EndpointId
+from ballast_operator.gateways.surveying import ask_loads
 from ballast_operator.kinds import Manifest
-from ballast_operator.surveying import ask_loads
 from tests.support.pod_api_calls import TOKEN
 from tests.support.view_kit import ViewFleet, engines
 

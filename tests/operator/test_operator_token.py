@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ballast_operator.kinds import Manifest
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
 from ballast_operator.reconcile import Reconciler, Result
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.specs.token_secret import ANNOUNCED, SIGNING, STEP_S

@@ -8,8 +8,8 @@ import pytest
 
 from ballast_api import names
 from ballast_operator.kinds import HARDWARE_PROFILE, REFERRED, SCHEDULING_POLICY, Kind
-from ballast_operator.references import named_objects
-from ballast_operator.users import Referred, Users
+from ballast_operator.planning.references import named_objects
+from ballast_operator.reading.users import Referred, Users
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import NAMESPACE, policy, profile, reconciler, serving_pool
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 from kubernetes import client
 
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cluster import Cluster
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.api.cluster import Cluster
 from ballast_operator.kinds import GATEWAY, OPTIONAL_CHILDREN, Manifest
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import OperatorSettings

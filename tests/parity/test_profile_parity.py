@@ -14,7 +14,7 @@ from ballast_core.model import Endpoint
 from ballast_core.model.events import EndpointObserved
 from ballast_gateway.observe.pods import PodReady, read_pod
 from ballast_gateway.settings import director_settings
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
 from ballast_sim.own_profiles import read_profiles
 from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.simulation.inputs.source import WorkloadSource

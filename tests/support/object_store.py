@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.kinds import OPTIONAL_CHILDREN, SERVING_POOL, Kind, Manifest
 
 StoreKey = tuple[str, str | None, str]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ballast_operator.board import Board
+from ballast_operator.gateways.board import Board
+from ballast_operator.gateways.loads import Loads
 from ballast_operator.kinds import Manifest
-from ballast_operator.loads import Loads
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome, Refusal
-from ballast_operator.plan import plan
+from ballast_operator.planning.plan import plan
+from ballast_operator.reading.users import Users
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.settings import GatewayDefaults, OperatorSettings
-from ballast_operator.users import Users
-from ballast_operator.verdict import Verdict, verdict
+from ballast_operator.status.verdict import Verdict, verdict
 from tests.support.object_store import ObjectStore
 
 NOW = "2026-11-21T06:00:00Z"

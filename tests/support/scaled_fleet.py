@@ -18,16 +18,16 @@ from ballast_api.demand_report import BIN_S, BINS, DemandReport, Load, Seen
 from ballast_api.hardware_profile import EngineProfile
 from ballast_api.load_report import EndpointLoad
 from ballast_core.profiles import SHIPPED_PROFILES
-from ballast_operator.asking import NoAnswer
-from ballast_operator.board import Board
-from ballast_operator.gateway_pods import GatewayPod
-from ballast_operator.helm import Helm
+from ballast_operator.gateways.asking import NoAnswer
+from ballast_operator.gateways.board import Board
+from ballast_operator.gateways.gateway_pods import GatewayPod
+from ballast_operator.gateways.loads import Loads
 from ballast_operator.kinds import Manifest
-from ballast_operator.lessons import Lessons
-from ballast_operator.loads import Loads
+from ballast_operator.profiles.lessons import Lessons
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.scaling.helm import Helm
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.steering import Scaler
+from ballast_operator.steering.steering import Scaler
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import (
     DEFAULTS,

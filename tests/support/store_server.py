@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ballast_operator import kinds
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.kinds import Kind, Manifest
 from tests.support.object_store import ObjectStore
 from tests.support.versioned_store import VersionedStore

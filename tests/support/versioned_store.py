@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.cluster import Snapshot
-from ballast_operator.kept import equalities
+from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.api.cluster import Snapshot
+from ballast_operator.api.kept import equalities
 from ballast_operator.kinds import BUILT_IN_CHILDREN, OPTIONAL_CHILDREN, Kind, Manifest
 from tests.support.object_store import ObjectStore, StoreKey, key_of
 

@@ -85,8 +85,8 @@ def _labels(selector: str) -> dict[str, str]:
 
 
 def _from_cluster(namespace: str | None, selector: str) -> list[Any]:
-    from ballast_operator.api_failure import ApiFailure
-    from ballast_operator.cluster import Cluster, context_namespace, load_credentials
+    from ballast_operator.api.api_failure import ApiFailure
+    from ballast_operator.api.cluster import Cluster, context_namespace, load_credentials
     from ballast_operator.kinds import DEPLOYMENT, HARDWARE_PROFILE, HTTP_ROUTE, INFERENCE_POOL, SERVICE, Kind
 
     scaler = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")

@@ -70,10 +70,10 @@ def _text(of: str, namespace: str | None) -> str:
 
 def _of_cluster(serving_pool: str, namespace: str | None) -> str:
     from ballast_api import names
-    from ballast_operator.api_failure import ApiFailure
-    from ballast_operator.cluster import Cluster, context_namespace, load_credentials
+    from ballast_operator.api.api_failure import ApiFailure
+    from ballast_operator.api.cluster import Cluster, context_namespace, load_credentials
     from ballast_operator.kinds import CONFIG_MAP
-    from ballast_operator.scaling_records import RECORDS
+    from ballast_operator.scaling.records import RECORDS
 
     try:
         load_credentials()

@@ -114,7 +114,7 @@ def operator(
 
     Credentials come from the pod's ServiceAccount, outside of a cluster from KUBECONFIG.
     """
-    from ballast_operator.api_failure import ApiFailure
+    from ballast_operator.api.api_failure import ApiFailure
     from ballast_operator.run import configure_logs, run
     from ballast_operator.settings import GatewayDefaults, OperatorSettings
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ballast_operator.api_failure import ApiFailure
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.kinds import SERVING_POOL, Kind
 from ballast_operator.reconcile import Result
 from ballast_operator.settings import OperatorSettings

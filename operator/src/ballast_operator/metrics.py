@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from ballast_api.metric_making import counter, gauge, histogram
 from ballast_core.policies.scaling.protocol import Decision
 from ballast_operator.kinds import Manifest
-from ballast_operator.steered import Steered
+from ballast_operator.scaling.steered import Steered
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _INSTANCES = {"wanted": "replicas", "ready": "readyReplicas", "updated": "updatedReplicas"}

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ballast_api.serving_pool import ParentRef
+from ballast_operator.gateways.loads import Loads
+from ballast_operator.gateways.measured import Measured
 from ballast_operator.kinds import Kind, Manifest, ObjectKey, key_of
-from ballast_operator.loads import Loads
-from ballast_operator.measured import Measured
 from ballast_operator.settings import GatewayDefaults
 
 

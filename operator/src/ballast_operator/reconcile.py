@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ballast_api import names
-from ballast_operator.accepted import accepted_status, profile_status, used_by_of
-from ballast_operator.api_failure import ApiFailure
-from ballast_operator.apply import Writer, apply
-from ballast_operator.attainment import following, taught
-from ballast_operator.board import Board
+from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.conditions import transitions
-from ballast_operator.drain_notices import drain_notices
-from ballast_operator.events import event_for, notice_event
-from ballast_operator.gather import OptionalKinds, Reader, gather
-from ballast_operator.helm import Helm
+from ballast_operator.gateways.board import Board
+from ballast_operator.gateways.loads import Loads
 from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
-from ballast_operator.lessons import Lessons
-from ballast_operator.loads import Loads
 from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.observed import Observed
-from ballast_operator.plan import plan
-from ballast_operator.references import named_objects
-from ballast_operator.scaling import steered
+from ballast_operator.planning.plan import plan
+from ballast_operator.planning.references import named_objects
+from ballast_operator.planning.scaling import steered
+from ballast_operator.profiles.lessons import Lessons
+from ballast_operator.reading.gather import OptionalKinds, Reader, gather
+from ballast_operator.reading.users import Referred, Users
+from ballast_operator.scaling.helm import Helm
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.users import Referred, Users
-from ballast_operator.verdict import unreadable, verdict
+from ballast_operator.status.accepted import accepted_status, profile_status, used_by_of
+from ballast_operator.status.attainment import following, taught
+from ballast_operator.status.drain_notices import drain_notices
+from ballast_operator.status.events import event_for, notice_event
+from ballast_operator.status.verdict import unreadable, verdict
+from ballast_operator.writing.apply import Writer, apply
 
 logger = logging.getLogger(__name__)
 

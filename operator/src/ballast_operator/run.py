@@ -13,24 +13,24 @@ from typing import Final, Literal
 
 import kopf
 
-from ballast_operator.board import Board
-from ballast_operator.cached import CachedCluster, connections_of
-from ballast_operator.cluster import Cluster, load_credentials
-from ballast_operator.collecting import Collector
+from ballast_operator.api.cached import CachedCluster, connections_of
+from ballast_operator.api.cluster import Cluster, load_credentials
+from ballast_operator.api.kept import Change
 from ballast_operator.controller import Controller, Key
+from ballast_operator.gateways.board import Board
+from ballast_operator.gateways.collecting import Collector
+from ballast_operator.gateways.surveying import ask_loads
 from ballast_operator.handlers import kopf_settings, registry_for
-from ballast_operator.helm import Helm
-from ballast_operator.kept import Change
 from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind
 from ballast_operator.leading import Election
-from ballast_operator.learning import Learner
-from ballast_operator.lessons import Lessons
 from ballast_operator.metrics import OperatorMetrics
+from ballast_operator.profiles.learning import Learner
+from ballast_operator.profiles.lessons import Lessons
+from ballast_operator.reading.users import Users
 from ballast_operator.reconcile import Reconciler
+from ballast_operator.scaling.helm import Helm
 from ballast_operator.settings import OperatorSettings
-from ballast_operator.steering import Scaler
-from ballast_operator.surveying import ask_loads
-from ballast_operator.users import Users
+from ballast_operator.steering.steering import Scaler
 from ballast_operator.waking import Waking
 
 LogFormat = Literal["text", "json"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ballast_api import names
+from ballast_operator.api.kept import Change
 from ballast_operator.controller import Controller, Key
-from ballast_operator.kept import Change
 from ballast_operator.kinds import GATEWAY, GATEWAY_CLASS, HTTP_ROUTE, POD, REFERRED, SERVING_POOL, Kind, Manifest
-from ballast_operator.references import named_gateways, named_objects
-from ballast_operator.users import Referred, Users
+from ballast_operator.planning.references import named_gateways, named_objects
+from ballast_operator.reading.users import Referred, Users
 
 
 class Waking:

@@ -12,7 +12,7 @@ from ballast_api.serving_pool import PoolSpec
 from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, LEADER_WORKER_SET, Kind, Manifest
 from ballast_operator.outcome import Refusal
 from ballast_operator.problems.problem import Problem
-from ballast_operator.workloads import Workload
+from ballast_operator.rollouts.workloads import Workload
 
 
 def name_of_api(kind: Kind) -> str:

@@ -15,7 +15,7 @@ from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ParentRef, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.problems.problem import Problem
-from ballast_operator.route_overlaps import Overlap
+from ballast_operator.problems.route_overlaps import Overlap
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from ballast_api.conditions import Reason
 from ballast_api.errors import explain
 from ballast_api.gateway_settings import GatewaySettings, GatewayTuning
+from ballast_operator.gateways.settings_reports import Report
 from ballast_operator.problems.problem import Problem
-from ballast_operator.settings_reports import Report
 
 
 def contradictory(error: ValidationError) -> tuple[Problem, ...]:

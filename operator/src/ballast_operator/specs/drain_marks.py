@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ballast_api import names
-from ballast_operator.draining import Step
 from ballast_operator.kinds import POD, Manifest
 from ballast_operator.observed import Observed
+from ballast_operator.rollouts.draining import Step
 
 
 def with_drains(deployment: Manifest, step: Step, live: Manifest | None) -> Manifest:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ballast_api import names
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import LEADER_WORKER_SET, Manifest
-from ballast_operator.rollout import allowance
+from ballast_operator.rollouts.rollout import allowance
 from ballast_operator.specs.engine_deployment import with_revision
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
 

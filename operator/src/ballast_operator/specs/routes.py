@@ -1,7 +1,7 @@
 """Objects that attach the pool to a Gateway: HTTPRoute, InferencePool, and Envoy Gateway's two policies.
 
-`ballast_operator.routing` decides which of them a ServingPool needs. Why the policies are as they are, with figures:
-docs/picker/failures.md.
+`ballast_operator.planning.routing` decides which of them a ServingPool needs. Why the policies are as they are, with
+figures: docs/picker/failures.md.
 """
 
 from __future__ import annotations

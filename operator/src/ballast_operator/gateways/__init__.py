@@ -1,0 +1,1 @@
+"""What gateways are asked, and what they answer."""

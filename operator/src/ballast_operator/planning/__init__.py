@@ -1,0 +1,1 @@
+"""From what was read to the objects that must be. Pure."""

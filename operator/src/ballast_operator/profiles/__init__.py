@@ -1,0 +1,1 @@
+"""How fast engines really are: what gateways have learned, against what HardwareProfiles declare."""

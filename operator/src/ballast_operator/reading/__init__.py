@@ -1,0 +1,1 @@
+"""What a look reads, and whom a change concerns."""

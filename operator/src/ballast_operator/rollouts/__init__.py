@@ -1,0 +1,1 @@
+"""How pods go and come: from one revision to another, through canaries, emptied before they go. Pure."""

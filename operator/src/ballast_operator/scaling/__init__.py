@@ -1,0 +1,1 @@
+"""What decisions on instances go by, and what is kept of them."""

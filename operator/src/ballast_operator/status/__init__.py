@@ -1,0 +1,1 @@
+"""What is said of resources: conditions, figures, Events. Pure."""

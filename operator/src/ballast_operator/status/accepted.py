@@ -1,0 +1,108 @@
+"""The status of resources that ServingPools refer to: whether Ballast can use them, and who names them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from ballast_api.conditions import MAX_USED_BY, AcceptedStatus, ConditionType, Reason
+from ballast_api.errors import InvalidInput
+from ballast_api.hardware_profile import MAX_LEARNED, LearnedNumbers, LearnedStep
+from ballast_operator.conditions import Finding, conditions, known_conditions
+from ballast_operator.kinds import Manifest
+from ballast_operator.planning.references import parse
+from ballast_operator.profiles.learned import Accuracy, Lesson
+
+_STEP: Final = tuple(LearnedStep.model_fields)
+
+
+def accepted_status(manifest: Manifest, now: str, used_by: Collection[str] | None = None) -> Manifest:
+    """Status with the condition Accepted. `now` is RFC 3339 in UTC.
+
+    `used_by`: ServingPools that name the object, as `NAMESPACE/NAME`; None: not known, what the status says stays.
+    """
+    found = used_by_of(manifest) if used_by is None else tuple(sorted(used_by)[:MAX_USED_BY])
+    return AcceptedStatus(
+        used_by=found,
+        observed_generation=manifest["metadata"].get("generation"),
+        conditions=conditions(manifest, (_finding(manifest),), now),
+    ).dump()
+
+
+def profile_status(
+    manifest: Manifest,
+    now: str,
+    used_by: Collection[str] | None = None,
+    lessons: Mapping[tuple[str, str], Lesson] | None = None,
+    ours: Callable[[str], bool] = lambda _: True,
+) -> Manifest:
+    """Status of a HardwareProfile: the same, with what was learned.
+
+    `lessons`: by namespace and name of the ServingPool; None: nobody has been asked yet, what the status says stays.
+    `ours`: whether a ServingPool, as `NAMESPACE/NAME`, is this operator's; what another one has written stays.
+    """
+    accepted = accepted_status(manifest, now, used_by)
+    if lessons is None:
+        before = manifest.get("status") or {}
+        kept = [each for each in known_conditions(manifest) if each.get("type") == ConditionType.PROFILE_ACCURATE]
+        learned = before.get("learned")
+        accepted["conditions"] = [*accepted["conditions"], *kept]
+        return {**accepted, **({"learned": learned} if learned else {})}
+    told = [_learned(*each).dump() for each in lessons.items()]
+    told += [each for each in (manifest.get("status") or {}).get("learned") or () if not ours(each["servingPool"])]
+    told.sort(key=lambda each: (-each["stepObservations"] - each["prefills"], each["servingPool"]))
+    condition = conditions(manifest, (_accuracy(told, accepted.get("usedBy")),), now)[0].dump()
+    return {**accepted, "conditions": [*accepted["conditions"], condition], "learned": told[:MAX_LEARNED]}
+
+
+def _learned(name: tuple[str, str], lesson: Lesson) -> LearnedNumbers:
+    learned, ratio = lesson.learned, lesson.prefill_ratio
+    step = learned.learned
+    return LearnedNumbers(
+        serving_pool="/".join(name),
+        model=lesson.model,
+        accurate=None if lesson.accuracy is Accuracy.UNKNOWN else not lesson.accuracy.off,
+        step_ratio=None if lesson.step_ratio is None else round(lesson.step_ratio, 2),
+        step_observations=learned.observations,
+        step=None if step is None else LearnedStep(**{name: _plain(getattr(step, name)) for name in _STEP}),
+        prefill_ratio=None if ratio is None else round(ratio, 2),
+        prefills=learned.prefills,
+    )
+
+
+def _plain(value: float) -> float:
+    """Three digits: more say nothing."""
+    return float(f"{max(0.0, value):.3g}")
+
+
+def _accuracy(told: Sequence[Manifest], used_by: object) -> Finding:
+    kind = ConditionType.PROFILE_ACCURATE
+    off = [each for each in told if each.get("accurate") is False]
+    if off:
+        ratios = [each[name] for each in off[:1] for name in ("stepRatio", "prefillRatio") if each.get(name)]
+        slower = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0) > 1
+        reason = Reason.SLOWER_THAN_DECLARED if slower else Reason.FASTER_THAN_DECLARED
+        # Without figures: they are in status.learned, and a message that changes is one more write.
+        more = f" and {len(off) - 1} more" if len(off) > 1 else ""
+        message = f"ServingPool {off[0]['servingPool']}{more}: status.learned has the ratios"
+        return Finding(kind, "False", reason, message)
+    if any(each.get("accurate") for each in told):
+        return Finding(kind, "True", Reason.AS_DECLARED)
+    if told:
+        return Finding(kind, "Unknown", Reason.TOO_FEW_OBSERVATIONS)
+    why = "no gateway has learned of such engines: none serves, or its policy needs no step times"
+    return Finding(kind, "Unknown", Reason.NOT_MEASURED, why if used_by else "no ServingPool names it")
+
+
+def used_by_of(manifest: Manifest) -> tuple[str, ...]:
+    """The ServingPools that the status names."""
+    return tuple((manifest.get("status") or {}).get("usedBy") or ())
+
+
+def _finding(manifest: Manifest) -> Finding:
+    try:
+        parse(manifest)
+    except InvalidInput as error:
+        message = "; ".join(str(problem) for problem in error.problems)
+        return Finding(ConditionType.ACCEPTED, "False", Reason.INVALID_SPEC, message)
+    return Finding(ConditionType.ACCEPTED, "True", Reason.ACCEPTED)

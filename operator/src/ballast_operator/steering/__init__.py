@@ -1,0 +1,1 @@
+"""The loop that decides on instances, and what is told of it."""

@@ -1,0 +1,1 @@
+"""What a plan wants and the cluster does not have yet."""
