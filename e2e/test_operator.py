@@ -162,7 +162,7 @@ def test_killed_after_any_of_its_writes_it_converges(
         wait_until(lambda: operator.has_ended() or settled(kubectl), 90, f"settled, or killed at write {kill_at}")
         if not operator.has_ended(within_s=2.0):
             break  # it needs fewer writes than that; news that come together make one status of several
-        assert len(relay.writes) == kill_at
+        assert len(relay.writes) >= kill_at  # another worker may have been in the midst of one
         operator.stop()
         relay.reset()
         made = kubectl.find("secret", TOKEN)
