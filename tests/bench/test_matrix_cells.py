@@ -60,6 +60,7 @@ def test_fleets_near_balance_are_as_near_as_24_endpoints_allow(cell: Cell) -> No
         assert 2 / 3 <= prefill / (wanted * decode) <= 1.8
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("cell", BALANCED, ids=lambda cell: cell.workload.name)
 def test_seeds_differ_and_are_the_same_load(cell: Cell) -> None:
     if not cell.workload.available:

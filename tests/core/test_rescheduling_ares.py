@@ -191,6 +191,7 @@ def test_what_drains_is_left_first(policy: Ares, fleet: Decodes) -> None:
     assert all(fleet.takes[fleet.endpoint[move.request]] for move in moves)
 
 
+@pytest.mark.rotating(2)
 @settings(deadline=None, max_examples=300)
 @given(policy=policies, fleet=fleets(), most=st.integers(1, 6))
 def test_a_round_that_empties_is_the_plain_loop(policy: Ares, fleet: Decodes, most: int) -> None:

@@ -88,6 +88,7 @@ def asked(draw: st.DrawFn) -> Inputs:
     )
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.type)
 @settings(max_examples=150, deadline=None)
 @given(first=asked(), waits=st.lists(st.floats(1, 400), min_size=1, max_size=4), data=st.data())

@@ -41,6 +41,7 @@ def change(on: Director, at_s: float = 0.0, **parts: object) -> list[object]:
     return list(on.on_event(SettingsChanged(replace(on.settings, **parts)), at_s))  # type: ignore[arg-type]
 
 
+@pytest.mark.rotating(2)
 @given(
     settings,
     st.lists(st.tuples(settings, scripts), min_size=1, max_size=3),

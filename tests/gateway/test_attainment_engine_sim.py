@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ballast_api.attainment_report import ObjectiveReport, read_report, summed
 from ballast_core.attainment import Counts, Threshold
 from ballast_sim.engine_sim.options import KvTransfer
@@ -36,6 +38,7 @@ def reports(gateways: list[RunningGateway]) -> list[ObjectiveReport]:
     return [each for one in gateways for each in read_report(one.gateway.attainment.report()).objectives]
 
 
+@pytest.mark.rotating(2)
 async def test_two_gateways_together_count_what_their_clients_measured(tmp_path: Path) -> None:
     """Prompt ones within; slow ones outside by their TPOT alone; failed ones outside all."""
     for name in ("a", "b"):

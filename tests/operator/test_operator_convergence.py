@@ -114,6 +114,7 @@ def test_every_starting_state_ends_alike(start: Callable[[], ObjectStore]) -> No
     assert store.writes[before:] == []
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("interruption", [Killed(), UNAVAILABLE], ids=["killed", "answered-503"])
 @pytest.mark.parametrize("start", STARTS, ids=lambda start: start.__name__)
 def test_interrupted_before_any_write_it_converges(start: Callable[[], ObjectStore], interruption: Exception) -> None:

@@ -336,6 +336,7 @@ def test_at_the_deadline_it_goes_with_what_it_has_and_the_event_says_so() -> Non
     assert cluster.asked == 3
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("back", [False, True], ids=["down", "down and up again"])
 def test_killed_between_any_two_writes_it_goes_on(back: bool) -> None:
     """For every write of a scale-down, also where the wish is taken back after it."""

@@ -97,7 +97,7 @@ def test_the_marked_fields_are_these() -> None:
     assert set(restarting_fields(GatewaySettings)) == {
         *("limits.maxBodyBytes", "limits.drainGraceS", "limits.drainTimeoutS", "watch.enabled", "logs.decisionsFile"),
         *("kvEvents", "tls", "keys", "admin", "face", "connector", "discovery", "listeners", "workers", "podApi"),
-        "peers",
+        *("peers", "tracing"),
     }
 
 

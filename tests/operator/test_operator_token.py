@@ -161,6 +161,7 @@ def test_a_rotation_goes_by_steps_and_looks_again_when_one_is_due(operator: Oper
     assert operator.tokens()[0] == new
 
 
+@pytest.mark.rotating(3)
 @given(st.lists(st.tuples(st.floats(0, 400), st.sampled_from(["", "1", "2", "3"])), min_size=1, max_size=30))
 def test_whenever_somebody_asks_for_a_rotation_readers_understand_each_other(plan_of: list[tuple[float, str]]) -> None:
     """Invariant 2: from one text to the next, each one's first token is among the other's."""

@@ -8,6 +8,6 @@ a frozen value to the next ones:
     apply(cluster, observed, plan)    -> Outcome    what was written, what was refused
     verdict(observed, plan, outcome)  -> Verdict    the status, and when to look again
 
-`plan`, `verdict` and all that they import are pure: no Kubernetes client, clock or event loop. Only `cluster` sends
-requests to the API server. The contract "rooms of the operator" in pyproject.toml states who may import whom.
+`planning`, `status` and all that they import are pure: no Kubernetes client, clock or event loop. Only `api.cluster`
+sends requests to the API server; looks read what `api.cached` keeps. The contract "rooms of the operator" in pyproject.toml states who may import whom.
 """
