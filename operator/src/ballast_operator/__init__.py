@@ -9,5 +9,6 @@ a frozen value to the next ones:
     verdict(observed, plan, outcome)  -> Verdict    the status, and when to look again
 
 `planning`, `status` and all that they import are pure: no Kubernetes client, clock or event loop. Only `api.cluster`
-sends requests to the API server; looks read what `api.cached` keeps. The contract "rooms of the operator" in pyproject.toml states who may import whom.
+sends requests to the API server; looks read what `api.cached` keeps. The contract "rooms of the operator" in
+pyproject.toml states who may import whom.
 """
