@@ -67,11 +67,15 @@ class Buildah:
     def has(self, image: str) -> bool:
         return self.call("inspect", "--type", "image", image, check=False).returncode == 0
 
-    def build(self, image: str, dockerfile: Path, folder: Path, arguments: Mapping[str, str]) -> None:
-        """Build with cached layers. chroot isolation needs neither a runtime nor cgroups."""
+    def build(
+        self, image: str, dockerfile: Path, folder: Path, arguments: Mapping[str, str], *, cached: bool = True
+    ) -> None:
+        """Build, with cached layers unless all of it is to be made anew: labels of other arguments would be taken for
+        the same. chroot isolation needs neither a runtime nor cgroups."""
         values = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-        options = ["--isolation", "chroot", "--network", "host", "--layers", "--pull=false", "--quiet"]
-        self.call("bud", *options, *values, "--tag", image, "--file", str(dockerfile), str(folder))
+        options = ["--isolation", "chroot", "--network", "host", "--pull=false", "--quiet"]
+        layers = "--layers" if cached else "--no-cache"
+        self.call("bud", *options, layers, *values, "--tag", image, "--file", str(dockerfile), str(folder))
 
     def export(self, image: str, archive: Path) -> None:
         """Write the image as an OCI archive."""
@@ -217,7 +221,8 @@ def try_release(
         buildah = Buildah.open()
         prepared, base = context.prepare(say), _ensure_base(buildah, say)
         hashes = {"DEPENDENCIES": prepared.dependencies_hash, "CODE": prepared.code_hash}
-        buildah.build(image, REPOSITORY / "Dockerfile", prepared.folder, {"BASE": base, **hashes, **arguments})
+        given = {"BASE": base, **hashes, **arguments}
+        buildah.build(image, REPOSITORY / "Dockerfile", prepared.folder, given, cached=False)
         container = buildah.call("from", "--pull=false", image).stdout.strip()
         try:
             said = buildah.call("run", "--isolation", "chroot", container, "--", *command).stdout

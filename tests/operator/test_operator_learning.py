@@ -142,6 +142,8 @@ def test_the_condition_says_whether_engines_are_as_declared(
 def test_an_operator_that_starts_anew_keeps_what_the_last_one_wrote_until_it_has_asked() -> None:
     first = profile_status(profile("h200"), NOW, ["team/chat"], {("team", "chat"): lesson(2.0)})
     assert profile_status({**profile("h200"), "status": first}, LATER, ["team/chat"], None) == first
+    # The API server sets what is left out to its default: a status without it would be written at every look.
+    assert profile_status(profile("h200"), NOW, ["team/chat"], None)["learned"] == []
 
 
 def test_what_an_operator_of_other_namespaces_has_written_stays() -> None:

@@ -43,11 +43,10 @@ def profile_status(
     """
     accepted = accepted_status(manifest, now, used_by)
     if lessons is None:
-        before = manifest.get("status") or {}
         kept = [each for each in known_conditions(manifest) if each.get("type") == ConditionType.PROFILE_ACCURATE]
-        learned = before.get("learned")
-        accepted["conditions"] = [*accepted["conditions"], *kept]
-        return {**accepted, **({"learned": learned} if learned else {})}
+        # Written also where it is empty: the API server sets it then, and a look would see a difference for ever.
+        learned = (manifest.get("status") or {}).get("learned") or []
+        return {**accepted, "conditions": [*accepted["conditions"], *kept], "learned": learned}
     told = [_learned(*each).dump() for each in lessons.items()]
     told += [each for each in (manifest.get("status") or {}).get("learned") or () if not ours(each["servingPool"])]
     told.sort(key=lambda each: (-each["stepObservations"] - each["prefills"], each["servingPool"]))
