@@ -136,6 +136,7 @@ def in_force(fleet: Kubectl, change: Callable[[], object]) -> Applied:
     return Applied(after_s, pods)
 
 
+@pytest.mark.rotating(2)
 async def test_a_policy_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None:
     """The pods stay, the streams go on, and the policy is in force within what a kubelet takes for a ConfigMap."""
     before = ready_gateways(fleet)
@@ -149,6 +150,7 @@ async def test_a_policy_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None
     assert applied.pods == set(gateways(fleet)) == before
 
 
+@pytest.mark.rotating(2)
 async def test_a_profile_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None:
     """A number of the decode engines' HardwareProfile."""
     before = ready_gateways(fleet)
