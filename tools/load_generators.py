@@ -24,7 +24,8 @@ from typing import Any, Final
 import httpx
 import yaml
 
-from ballast_cli.demo.processes import ProcessGroup, free_ports
+from ballast_cli.demo.ports import free_ports
+from ballast_cli.demo.processes import ProcessGroup
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOOLS = REPOSITORY / ".tools"
