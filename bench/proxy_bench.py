@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import httptools
 import httpx
@@ -61,7 +61,7 @@ GOALS = (
 )
 """Of which figure, what it is about, of which proxy, beside which one, and the most that their ratio may be."""
 
-FEATURES: dict[str, dict[str, object]] = {
+FEATURES: dict[str, dict[str, Any]] = {
     "the progress watch": {"watch": {"enabled": False}},
     "bounded admission": {"policy": {"admission": {"type": "open"}}},
     "tokens kept for rescues": {"streams": {"rescue": False}},
@@ -467,7 +467,7 @@ def main() -> None:
             policies = {}
         elif options.features:
             everything = {key: value for settings in FEATURES.values() for key, value in settings.items()}
-            left_out: dict[str, dict[str, object]] = {DEFAULT: {}} | {
+            left_out: dict[str, dict[str, Any]] = {DEFAULT: {}} | {
                 WITHOUT + name: more for name, more in {**FEATURES, ALL_OF_THEM: everything}.items()
             }
             for name, more in left_out.items():
