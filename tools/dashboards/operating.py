@@ -103,6 +103,18 @@ OPERATOR: Final = Dashboard(
                     ),
                     unit="s",
                 ),
+                Panel(
+                    "Foreign edits",
+                    "Objects that somebody else changed or deleted, and that were set back. Good: none. Bad: without "
+                    "end: another controller writes the same fields. Do: the Events `EditReverted` say who and which.",
+                    (
+                        (
+                            total("ballast_operator_edits_reverted_total", by="serving_pool, kind"),
+                            "{{serving_pool}} {{kind}}",
+                        ),
+                    ),
+                    unit="ops",
+                ),
             ),
         ),
         (

@@ -23,7 +23,7 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "estimate": "`predicted`, `observed`, `other`.",
         "face": "`proxy`, `picker`.",
         "fault": "A fixed list of 6.",
-        "kind": "Kinds of objects that the operator looks at: 4.",
+        "kind": "Kinds of objects that the operator looks at (4) or writes: a fixed list of 18.",
         "knowledge": "`complete`, `partial`.",
         "le": "Bounds of a histogram's buckets, at most 17.",
         "missing": "`prefill`, `decode`.",
@@ -619,6 +619,14 @@ OPERATOR: Final = (
             "namespace serving_pool pool count",
             "Instances of a pool.",
             "`ready` below `wanted` for long: `kubectl describe` its pods.",
+        ),
+        (
+            "edits_reverted_total",
+            "counter",
+            "namespace serving_pool kind",
+            "Foreign edits and deletions of objects of a ServingPool that were set back, by the kind of the object.",
+            "Grows without end: another controller writes the same fields. The Events `EditReverted` name object, "
+            "fields and field manager.",
         ),
         (
             "scaling_instances",

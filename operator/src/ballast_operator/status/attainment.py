@@ -53,7 +53,7 @@ def following(observed: Observed, plan: Plan) -> Followed | None:
     tokens = tokens_of(secret)
     if not (objectives or plan.canary is not None) or not tokens:
         return None
-    return Followed(str(observed.pool["metadata"].get("uid", "")), objectives, tokens[0].encode())
+    return Followed(observed.uid, objectives, tokens[0].encode())
 
 
 def taught(observed: Observed, plan: Plan) -> Taught | None:
@@ -62,7 +62,7 @@ def taught(observed: Observed, plan: Plan) -> Taught | None:
     if plan.target is None or not tokens:
         return None
     spec = plan.target.spec
-    uid, profiles = str(observed.pool["metadata"].get("uid", "")), frozenset(pool.hardware for pool in spec.pools)
+    uid, profiles = observed.uid, frozenset(pool.hardware for pool in spec.pools)
     return Taught(uid, spec.model.name, profiles, tokens[0].encode())
 
 
