@@ -642,6 +642,21 @@ OPERATOR: Final = (
             "Rounds of scaling by the reason of their decision.",
             "`Waiting`: a gateway was silent, and nothing was decided. Events have the reasons, too.",
         ),
+        (
+            "rehearsals_total",
+            "counter",
+            "namespace serving_pool outcome",
+            "Rehearsals of scaling by what came of them; `chosen` decided, for the others the equilibrium did.",
+            "`out-of-budget`: raise `ratio.rehearse.cpuS` or `timeoutS`. `put-off`: another one ran, or the last one"
+            " failed. `silent`: a gateway kept its recorded traffic. `outdated`: the traffic changed meanwhile.",
+        ),
+        (
+            "rehearsal_seconds",
+            "histogram",
+            "",
+            "Time of a rehearsal, from its beginning to its end: a change of instances waits so long for it.",
+            "Near `ratio.rehearse.timeoutS`: the fleet is large or its traffic dense; see their outcomes.",
+        ),
     ),
 )
 

@@ -102,6 +102,7 @@ def run(settings: OperatorSettings) -> None:
                 helm,
                 changed,
                 told=metrics.decided,
+                rehearsed=metrics.rehearsed,
                 namespaces=settings.namespaces,
                 lessons=lessons,
             )
