@@ -177,6 +177,46 @@ def test_an_operator_that_starts_anew_leaves_the_figures_until_it_has_asked() ->
     assert slo_met(status_of(situation()))[:2] == ("Unknown", "NotMeasured")
 
 
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param((), id="no-gateway"),
+        pytest.param((SILENT,), id="silent"),
+        pytest.param((answer(),), id="no-counts"),
+        pytest.param((answer(gold=Counts(500)),), id="one-class"),
+        pytest.param((answer(gold=Counts(2000), rest=Counts(2000)),), id="met"),
+        pytest.param((answer(gold=Counts(900, 100), rest=Counts(2000)),), id="missed"),
+    ],
+)
+def test_a_restart_of_a_settled_serving_pool_writes_nothing(answers: tuple[Answer, ...]) -> None:
+    """Neither before its first answer nor after it: what is known stays, and the answer is the same."""
+    store = ObjectStore(profile("a100"), profile("h20"), *MANIFESTS.values(), serving_pool(sloRefs=REFS))
+    name = (NAMESPACE, "chat")
+    for restart in range(3):
+        board = Board()
+        looks = reconciler(store, board=board)
+        before = len(store.writes)
+        for _ in range(2):
+            looks.serving_pool(*name)
+            store.run_deployments()
+        assert board.answered(name, board.followed()[name], of(*answers), 0.0)
+        for _ in range(2):
+            looks.serving_pool(*name)
+        assert store.writes[before:] == [] or restart == 0
+
+
+def test_what_another_spec_was_measured_by_is_not_kept() -> None:
+    """Another generation without a count, or a reason that no gateway gave."""
+    quiet = status_of(situation(measured=of()))
+    assert slo_met(quiet) == ("Unknown", "NotMeasured", "no gateway runs")
+    edited = serving_pool(sloRefs=REFS, generation=2, status=quiet)
+    again = status_of(observed(edited, children=all_ready(), objectives=MANIFESTS))
+    assert slo_met(again)[2] == "no gateway has been asked yet"
+    lost = status_of(observed(serving_pool(sloRefs=REFS), children=all_ready()))
+    assert slo_met(lost)[1] == "SLONotFound"
+    assert slo_met(status_of(situation(status=lost)))[2] == "no gateway has been asked yet"
+
+
 def test_a_gateway_that_goes_by_older_thresholds_does_not_count() -> None:
     """Its counts answer another question."""
     newer = Objective("gold", ttft_s=0.5, tpot_s=0.1)

@@ -262,6 +262,7 @@ CHILD = {names.LABEL_SERVING_POOL: "chat"}
         (POD, Change((NAMESPACE, "x"), (CHILD,), {}), set()),
         (GATEWAY, Change((NAMESPACE, "front"), ({},), {}), {POOL}),
         (GATEWAY, Change(("lab", "front"), ({},), {}), set()),
+        (GATEWAY, Change((NAMESPACE, "front"), ({}, {}), {}, same_generation=True), set()),
         (GATEWAY_CLASS, Change((None, "envoy"), ({},), {}), {POOL}),
         (SCHEDULING_POLICY, Change((NAMESPACE, "fair"), ({},), {}), {POOL, ("SchedulingPolicy", NAMESPACE, "fair")}),
         (SCHEDULING_POLICY, Change((NAMESPACE, "other"), ({},), {}), {("SchedulingPolicy", NAMESPACE, "other")}),

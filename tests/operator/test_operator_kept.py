@@ -40,6 +40,34 @@ def test_a_reader_may_change_what_it_gets() -> None:
     assert found.list("team", {})[0]["spec"] == {"x": [1]}
 
 
+def test_what_is_shared_is_read_once_and_anew_when_it_changes() -> None:
+    """A look at each of 500 ServingPools reads 500 routes: each is read from its text once, not 500 times."""
+    found = kept(thing(5), thing(6, name="b"))
+    before = found.shared("team")
+    assert [id(each) for each in found.shared(None)] == [id(each) for each in before]
+    found.reported("MODIFIED", thing(11, spec=2))
+    found.reported("DELETED", thing(12, name="b"))
+    assert [each["spec"] for each in found.shared("team")] == [2]
+    assert "spec" not in before[0]
+
+
+def test_a_change_tells_whether_the_spec_is_as_it_was() -> None:
+    """By the generation, which the server counts; another object of the same name has another spec."""
+
+    def versions(*seen: tuple[str, int, int | None]) -> list[bool]:
+        found, said = kept(), []
+        for uid, version, generation in seen:
+            item = thing(version, uid=uid)
+            item["metadata"]["generation"] = generation
+            change = found.reported("MODIFIED", item)
+            assert change is not None
+            said.append(change.same_generation)
+        return said
+
+    assert versions(("1", 11, 1), ("1", 12, 1), ("1", 13, 2), ("2", 14, 2)) == [False, True, False, False]
+    assert versions(("1", 11, None), ("1", 12, None)) == [False, False]
+
+
 def test_objects_are_found_by_labels_and_namespace_in_order() -> None:
     """Also after their labels have changed."""
     found = kept(thing(1, name="b"), thing(2, name="a"), thing(3, name="c", labels={"managed": "us"}))

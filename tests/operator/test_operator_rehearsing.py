@@ -19,6 +19,7 @@ from ballast_core.policies.scaling.ballast import BallastScaling
 from ballast_core.policies.scaling.records import explained
 from ballast_operator.gateways.gateway_pods import GatewayPod
 from ballast_operator.kinds import Manifest
+from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.scaling.records import records_of
 from ballast_operator.scaling.steered import Rehearse
 from ballast_operator.steering.rehearsing import Rehearsals, Trace
@@ -38,7 +39,17 @@ def rehearsing(lines: Sequence[bytes] | None = None, *, budget: dict[str, float]
     fleet.scaler.policy = BallastScaling(rehearse=False, candidates=2)
     given = rows(fleet.now_s + 15.0, 1.5, **LONG) if lines is None else lines
     fleet.scaler.rehearsals.trace = lambda *_: Trace(tuple(given), 1, ())
+    fleet.scaler.rehearsed = OperatorMetrics().rehearsed
     return fleet
+
+
+def outcomes(fleet: Fleet) -> dict[str, float]:
+    """What the metrics say came of its rehearsals; `seconds` is how many have a time."""
+    registry = fleet.scaler.rehearsed.__self__.registry  # type: ignore[attr-defined]
+    samples = [each for found in registry.collect() for each in found.samples]
+    counted = {s.labels["outcome"]: s.value for s in samples if s.name == "ballast_operator_rehearsals_total"}
+    timed = [s.value for s in samples if s.name == "ballast_operator_rehearsal_seconds_count"]
+    return {**counted, "seconds": timed[0]}
 
 
 def decided(fleet: Fleet) -> Manifest:
@@ -73,21 +84,22 @@ def test_a_change_waits_for_its_rehearsal_and_is_stored_with_what_each_candidate
     assert record["reason"] == "ScaledUp"
     assert record["predicted_attainment"] == tried[0]["attainment"]
     assert fleet.counts()["prefill"] > before["prefill"]
+    assert outcomes(fleet) == {"chosen": 1, "seconds": 1}
     [line] = [line for line in explained(record) if "(equilibrium)" in line]
     assert line.endswith(f"{tried[0]['attainment']:.1%} of {tried[0]['requests']} met in rehearsal")
 
 
 @pytest.mark.parametrize(
-    ("lines", "budget", "why"),
+    ("lines", "budget", "why", "outcome"),
     [
-        pytest.param(None, {"timeoutS": 0.05}, "out of its budget of 0.05 s (spec.ratio.rehearse.timeoutS)", id="time"),
-        pytest.param(None, {"cpuS": 0.01}, "out of its budget of 0.01 s of processor time", id="processor"),
-        pytest.param([], None, "gateways have recorded no traffic", id="empty"),
-        pytest.param([b'{"arrival_s": "soon"}\n'], None, "recorded traffic cannot be replayed", id="garbage"),
+        pytest.param(None, {"timeoutS": 0.05}, "out of its budget of 0.05 s (spec.ratio.", "out-of-budget", id="time"),
+        pytest.param(None, {"cpuS": 0.01}, "out of its budget of 0.01 s of proc", "out-of-budget", id="processor"),
+        pytest.param([], None, "gateways have recorded no traffic", "no-traffic", id="empty"),
+        pytest.param([b'{"arrival_s": "soon"}\n'], None, "recorded traffic cannot be repl", "failed", id="garbage"),
     ],
 )
 def test_without_a_rehearsal_the_equilibrium_decides_and_says_why(
-    lines: list[bytes] | None, budget: dict[str, float] | None, why: str
+    lines: list[bytes] | None, budget: dict[str, float] | None, why: str, outcome: str
 ) -> None:
     if budget and "cpuS" in budget:  # a bound of a whole second, which a longer trace exceeds
         lines = rows(1_800_000_015.0, 12.0, **LONG)
@@ -102,12 +114,14 @@ def test_without_a_rehearsal_the_equilibrium_decides_and_says_why(
     fleet.round(1)
     assert not fleet.scaler.rehearsals.running()
     assert "not rehearsed: the last one failed" in fleet.said["message"]
+    assert outcomes(fleet) == {outcome: 1, "put-off": 1, "seconds": 1}
 
 
 def test_gateways_that_keep_their_traffic_to_themselves_are_named() -> None:
     fleet = rehearsing()
     fleet.scaler.rehearsals.trace = lambda *_: Trace((), 2, ("gateway-b: no answer within 30 s",))
     assert "recorded traffic is missing: gateway-b: no answer within 30 s" in decided(fleet)["message"]
+    assert outcomes(fleet) == {"silent": 1, "seconds": 1}
 
 
 @pytest.mark.rotating(3)
@@ -118,6 +132,7 @@ def test_what_was_tried_is_not_taken_for_an_answer_to_another_question() -> None
     over(fleet.scaler.rehearsals)
     fleet.round(1)
     assert "the traffic asks for something else by now" in fleet.said["message"]
+    assert outcomes(fleet) == {"outdated": 1, "seconds": 1}
     assert fleet.counts()["prefill"] > 2
 
 
@@ -127,6 +142,7 @@ def test_without_the_field_nothing_is_tried() -> None:
     fleet.look()
     fleet.round(1)
     assert "equilibrium, not rehearsed" in fleet.said["message"]
+    assert outcomes(fleet) == {"seconds": 0}
     assert not fleet.scaler.rehearsals.running()
 
 

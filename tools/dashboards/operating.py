@@ -55,7 +55,6 @@ OPERATOR: Final = Dashboard(
                             "{{serving_pool}} {{pool}} {{stage}}",
                         ),
                     ),
-                    width=8,
                 ),
                 Panel(
                     "Rounds of scaling by reason",
@@ -63,7 +62,20 @@ OPERATOR: Final = Dashboard(
                     "and down in turn. Do: see the gateways; widen the stabilisation.",
                     ((total("ballast_operator_scaling_decisions_total", by="serving_pool, reason"), "{{reason}}"),),
                     unit="ops",
-                    width=8,
+                ),
+                Panel(
+                    "Rehearsals",
+                    "What came of them, and the P90 of their time, with `ratio.rehearse`. Good: chosen. Bad: "
+                    "out-of-budget, silent, failed: arithmetic decides. Do: raise the budget; the last decision says "
+                    "why.",
+                    (
+                        (total("ballast_operator_rehearsals_total", by="outcome"), "{{outcome}} a second"),
+                        (
+                            "histogram_quantile(0.9, sum by (le) "
+                            "(rate(ballast_operator_rehearsal_seconds_bucket[$__rate_interval])))",
+                            "P90 s",
+                        ),
+                    ),
                 ),
                 Panel(
                     "Requests of emptied endpoints",
@@ -71,7 +83,6 @@ OPERATOR: Final = Dashboard(
                     "ended before they were empty. Do: raise `scaleDown.drainTimeoutS`.",
                     ((total("ballast_gateway_drained_requests_total", by="outcome"), "{{outcome}}"),),
                     unit="ops",
-                    width=8,
                 ),
             ),
         ),
@@ -102,6 +113,18 @@ OPERATOR: Final = Dashboard(
                         ),
                     ),
                     unit="s",
+                ),
+                Panel(
+                    "Foreign edits",
+                    "Objects that somebody else changed or deleted, and that were set back. Good: none. Bad: without "
+                    "end: another controller writes the same fields. Do: the Events `EditReverted` say who and which.",
+                    (
+                        (
+                            total("ballast_operator_edits_reverted_total", by="serving_pool, kind"),
+                            "{{serving_pool}} {{kind}}",
+                        ),
+                    ),
+                    unit="ops",
                 ),
             ),
         ),

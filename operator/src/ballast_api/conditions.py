@@ -55,6 +55,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     DRAINED = "Drained"
     DRAIN_TIMED_OUT = "DrainTimedOut"
+    EDIT_REVERTED = "EditReverted"
     APPLYING_SETTINGS = "ApplyingSettings"
     DELETING = "Deleting"
     COMPLETE = "Complete"
@@ -124,6 +125,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.DRAINING: "Instances that are to go are being emptied.",
     Reason.DRAINED: "An instance that is to go is empty. Of Events only.",
     Reason.DRAIN_TIMED_OUT: "An instance goes although requests are still there. Of Events only.",
+    Reason.EDIT_REVERTED: "Somebody changed or deleted an object of ours, and it was set back. Of Events only.",
     Reason.APPLYING_SETTINGS: "Gateways have not all taken the newest settings yet.",
     Reason.DELETING: "The resource is being deleted.",
     Reason.COMPLETE: "All pods are of the wanted revision, in the wanted number, and ready.",

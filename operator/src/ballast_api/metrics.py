@@ -23,7 +23,7 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "estimate": "`predicted`, `observed`, `other`.",
         "face": "`proxy`, `picker`.",
         "fault": "A fixed list of 6.",
-        "kind": "Kinds of objects that the operator looks at: 4.",
+        "kind": "Kinds of objects that the operator looks at (4) or writes: a fixed list of 18.",
         "knowledge": "`complete`, `partial`.",
         "le": "Bounds of a histogram's buckets, at most 17.",
         "missing": "`prefill`, `decode`.",
@@ -621,6 +621,14 @@ OPERATOR: Final = (
             "`ready` below `wanted` for long: `kubectl describe` its pods.",
         ),
         (
+            "edits_reverted_total",
+            "counter",
+            "namespace serving_pool kind",
+            "Foreign edits and deletions of objects of a ServingPool that were set back, by the kind of the object.",
+            "Grows without end: another controller writes the same fields. The Events `EditReverted` name object, "
+            "fields and field manager.",
+        ),
+        (
             "scaling_instances",
             "gauge",
             "namespace serving_pool pool stage",
@@ -633,6 +641,21 @@ OPERATOR: Final = (
             "namespace serving_pool reason",
             "Rounds of scaling by the reason of their decision.",
             "`Waiting`: a gateway was silent, and nothing was decided. Events have the reasons, too.",
+        ),
+        (
+            "rehearsals_total",
+            "counter",
+            "namespace serving_pool outcome",
+            "Rehearsals of scaling by what came of them; `chosen` decided, for the others the equilibrium did.",
+            "`out-of-budget`: raise `ratio.rehearse.cpuS` or `timeoutS`. `put-off`: another one ran, or the last one"
+            " failed. `silent`: a gateway kept its recorded traffic. `outdated`: the traffic changed meanwhile.",
+        ),
+        (
+            "rehearsal_seconds",
+            "histogram",
+            "",
+            "Time of a rehearsal, from its beginning to its end: a change of instances waits so long for it.",
+            "Near `ratio.rehearse.timeoutS`: the fleet is large or its traffic dense; see their outcomes.",
         ),
     ),
 )

@@ -26,6 +26,9 @@ class OperatorMetrics:
         self._instances = gauge("ballast_operator_instances", self.registry)
         self._asked = gauge("ballast_operator_scaling_instances", self.registry)
         self._decisions = counter("ballast_operator_scaling_decisions_total", self.registry)
+        self._rehearsals = counter("ballast_operator_rehearsals_total", self.registry)
+        self._rehearsal_seconds = histogram("ballast_operator_rehearsal_seconds", self.registry, _SECONDS)
+        self._set_back = counter("ballast_operator_edits_reverted_total", self.registry)
         self._lock = threading.Lock()
         self._advised: dict[tuple[str, str], set[tuple[str, ...]]] = {}
         self._shown: dict[tuple[str, str], tuple[set[tuple[str, ...]], set[tuple[str, ...]]]] = {}
@@ -60,6 +63,16 @@ class OperatorMetrics:
                     shown.remove(*labels)
                 for labels, value in now.items():
                     shown.labels(*labels).set(value)
+
+    def set_back(self, namespace: str, name: str, kind: str) -> None:
+        """A foreign edit of an object of a ServingPool was set back."""
+        self._set_back.labels(namespace, name, kind).inc()
+
+    def rehearsed(self, name: tuple[str, str], outcome: str, seconds: float | None) -> None:
+        """A rehearsal is over; without seconds: it was not begun."""
+        self._rehearsals.labels(*name, outcome).inc()
+        if seconds is not None:
+            self._rehearsal_seconds.observe(seconds)
 
     def decided(self, name: tuple[str, str], of: Steered | None, decision: Decision | None) -> None:
         """A round of scaling is over, without a decision where a gateway was silent. `of` is None when it is over for

@@ -66,6 +66,11 @@ class Observed:
         return str(self.pool["metadata"]["name"])
 
     @property
+    def uid(self) -> str:
+        """metadata.uid of the ServingPool."""
+        return str(self.pool["metadata"].get("uid", ""))
+
+    @property
     def generation(self) -> int | None:
         """metadata.generation of the ServingPool."""
         generation = self.pool["metadata"].get("generation")

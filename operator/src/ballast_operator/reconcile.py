@@ -6,6 +6,7 @@ Blocking; level-based; safe to repeat, and to kill between any two writes.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -18,7 +19,9 @@ from ballast_operator.gateways.loads import Loads
 from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
 from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.observed import Observed
+from ballast_operator.outcome import Outcome
 from ballast_operator.planning.plan import plan
+from ballast_operator.planning.planned import Plan
 from ballast_operator.planning.references import named_objects
 from ballast_operator.planning.scaling import steered
 from ballast_operator.profiles.lessons import Lessons
@@ -29,9 +32,11 @@ from ballast_operator.settings import OperatorSettings
 from ballast_operator.status.accepted import accepted_status, profile_status, used_by_of
 from ballast_operator.status.attainment import following, taught
 from ballast_operator.status.drain_notices import drain_notices
+from ballast_operator.status.edit_notices import EditNotices
 from ballast_operator.status.events import event_for, notice_event
 from ballast_operator.status.verdict import unreadable, verdict
 from ballast_operator.writing.apply import Writer, apply
+from ballast_operator.writing.in_place import InPlace
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +68,14 @@ class Result:
     """Whether something was refused: the next look comes with growing delay."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Healing:
+    """What is remembered of a ServingPool to tell of foreign edits. One look at a time uses it."""
+
+    in_place: InPlace
+    notices: EditNotices
+
+
 class Reconciler:
     """Holds the connection to the cluster. `now` gives RFC 3339 in UTC, `token` a new secret text at each call."""
 
@@ -80,12 +93,16 @@ class Reconciler:
         lessons: Lessons | None = None,
         said: Callable[[str, str, Manifest | None], None] = lambda *_: None,
         ask: Callable[[Sequence[Manifest], bytes], Loads] | None = None,
+        set_back: Callable[[str, str, str], None] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`board`: what gateways have counted, where they are asked. `users`: which ServingPools name an object, where
         that is known. `helm`: for who decides on instances. `lessons`: what gateways
         have learned of engines. `said`: is told of each ServingPool that was looked at, by
         namespace and name, with its status; None when it is gone. `ask`: asks gateways what it takes to empty pods,
-        given the pods of a ServingPool and a token that signs; None: nobody is asked."""
+        given the pods of a ServingPool and a token that signs; None: nobody is asked. `set_back`: is told of each
+        foreign edit that was set back, by namespace and name of the ServingPool and the kind of the object. `clock`:
+        seconds."""
         self._api = api
         self._optional = optional
         self._settings = settings
@@ -97,6 +114,9 @@ class Reconciler:
         self._lessons = Lessons() if lessons is None else lessons
         self._said = said
         self._ask = ask
+        self._set_back = set_back
+        self._clock = clock
+        self._healing: dict[tuple[str, str], _Healing] = {}
 
     def serving_pool(self, namespace: str, name: str) -> Result:
         """Bring one ServingPool's objects and status in line.
@@ -115,6 +135,7 @@ class Reconciler:
             self._board.follow(namespace, name, None)
             self._helm.steer(namespace, name, None)
             self._lessons.follow(namespace, name, None)
+            self._healing.pop((namespace, name), None)
             self._said(namespace, name, None)
             return Result()
         planned = plan(observed)
@@ -124,7 +145,7 @@ class Reconciler:
         self._lessons.follow(namespace, name, taught(observed, planned))
         for notice in drain_notices(planned):
             self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
-        outcome = apply(self._api, observed, planned)
+        outcome = self._applied(observed, planned)
         found = verdict(observed, planned, outcome)
         if found.status is not None:
             self._write_status(SERVING_POOL, observed.pool, found.status)
@@ -143,6 +164,20 @@ class Reconciler:
             measured=self._board.shown(namespace, name),
             ask=self._ask,
         )
+
+    def _applied(self, observed: Observed, planned: Plan) -> Outcome:
+        name = (observed.pool["metadata"]["namespace"], observed.name)
+        healing = self._healing.get(name)
+        if healing is None or healing.in_place.uid != observed.uid:
+            healing = self._healing[name] = _Healing(InPlace(observed.uid), EditNotices())
+        try:
+            return apply(self._api, observed, planned, healing.in_place)
+        finally:
+            edits = healing.in_place.taken()
+            for edit in edits:
+                self._set_back(*name, edit.key.kind)
+            for notice in healing.notices.of(edits, self._clock()):
+                self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
 
     def _unreadable(self, namespace: str, name: str, error: ApiFailure) -> Result:
         """Says so, where ServingPools may be read."""

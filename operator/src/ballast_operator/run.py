@@ -82,6 +82,7 @@ def run(settings: OperatorSettings) -> None:
             lessons=lessons,
             said=metrics.said,
             ask=ask_loads,
+            set_back=metrics.set_back,
         )
         controller = Controller(reconciler, settings, metrics.looked, cluster)
         waking = Waking(controller, users, lambda: cluster.kept(SERVING_POOL))
@@ -101,6 +102,7 @@ def run(settings: OperatorSettings) -> None:
                 helm,
                 changed,
                 told=metrics.decided,
+                rehearsed=metrics.rehearsed,
                 namespaces=settings.namespaces,
                 lessons=lessons,
             )

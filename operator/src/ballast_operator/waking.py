@@ -51,6 +51,8 @@ class Waking:
     def _woken(self, kind: Kind, change: Change) -> Iterator[Key]:
         """ServingPools that an object belongs to, or belonged to before. Pods wake nobody: the counts of their
         Deployments change with them. A route that is nobody's, or gone, wakes those that may have matched like it."""
+        if kind in (GATEWAY, GATEWAY_CLASS) and change.same_generation:
+            return  # its status counts the routes of all ServingPools, and no look reads it
         owners = {owner for labels in change.labels if (owner := labels.get(names.LABEL_SERVING_POOL))}
         if kind in (GATEWAY, GATEWAY_CLASS) or (kind is HTTP_ROUTE and not (owners and change.manifest)):
             for pool in self._pools():

@@ -128,18 +128,20 @@ class CachedCluster:
         return informer.kept.get((namespace if kind.namespaced else None, name))
 
     def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
-        """Objects of a kind by label selector; of all namespaces without one."""
+        """Objects of a kind by label selector; of all namespaces without one. Without `labels` all readers share what
+        is kept, and must not change it: every look at a ServingPool with parents reads all HTTPRoutes."""
         informer, wanted = self._of(kind, namespace), equalities(labels)
         if informer is None or not informer.kept.selector.items() <= wanted.items():
             return self._server.list(kind, namespace, labels=labels)
         _believe(informer)
-        return informer.kept.list(namespace if kind.namespaced else None, wanted)
+        where = namespace if kind.namespaced else None
+        return informer.kept.list(where, wanted) if wanted else informer.kept.shared(where)
 
     def kept(self, kind: Kind) -> Iterator[Manifest]:
-        """All objects of a kind as they are kept, whether they may be believed or not."""
+        """All objects of a kind as they are kept, whether they may be believed or not; shared by all readers."""
         for (watched, _), informer in self.informers.items():
             if watched is kind:
-                yield from informer.kept.list(None, {})
+                yield from informer.kept.shared(None)
 
     # --- writes -----------------------------------------------------------------------------------------------------
 

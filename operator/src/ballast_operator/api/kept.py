@@ -34,12 +34,15 @@ class Change:
     """Before and after."""
     manifest: Manifest | None
     """As it is now; None: it is gone."""
+    same_generation: bool = False
+    """Whether it is the same object with the same spec: metadata or status have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     version: int
     uid: str
+    generation: int | None
     labels: Mapping[str, str]
     text: bytes
 
@@ -54,6 +57,8 @@ class Kept:
         self._entries: dict[Name, _Entry] = {}
         self._of_pool: dict[Name, set[Name]] = {}
         """Names by namespace and ServingPool of their label."""
+        self._shared: dict[Name, Manifest] = {}
+        """What `shared` has read."""
         self._unseen: dict[Name, int] = {}
         """Versions of our own writes that the watch has not reported yet."""
         self._ended: set[str] = set()
@@ -144,6 +149,16 @@ class Kept:
             texts = [self._entries[name] for name in found]
         return tuple(map(_read, texts))
 
+    def shared(self, namespace: str | None) -> tuple[Manifest, ...]:
+        """All objects, of all namespaces without one. Each is read once, and all readers have the same: none of them
+        may change it."""
+        with self._lock:
+            found = sorted(name for name in self._entries if namespace in (None, name[0]))
+            for name in found:
+                if name not in self._shared:
+                    self._shared[name] = _read(self._entries[name])
+            return tuple(self._shared[name] for name in found)
+
     def _found(self, namespace: str | None, labels: Mapping[str, str]) -> Iterator[Name]:
         pool = labels.get(names.LABEL_SERVING_POOL)
         near: Iterable[Name] = self._entries
@@ -157,7 +172,9 @@ class Kept:
 
     def _put(self, item: Manifest) -> Change | None:
         name, known = _name(item), self._entries.get(_name(item))
-        entry = _Entry(_version(item), _uid(item), _labels(item), json.dumps(item, separators=(",", ":")).encode())
+        text = json.dumps(item, separators=(",", ":")).encode()
+        generation = item["metadata"].get("generation")
+        entry = _Entry(_version(item), _uid(item), generation, _labels(item), text)
         if known is not None and (known.version, known.uid) == (entry.version, entry.uid):
             return None
         self._forget(name)
@@ -165,7 +182,10 @@ class Kept:
         pool = entry.labels.get(names.LABEL_SERVING_POOL)
         if pool is not None:
             self._of_pool.setdefault((name[0], pool), set()).add(name)
-        return Change(name, (entry.labels,) if known is None else (known.labels, entry.labels), item)
+        if known is None:
+            return Change(name, (entry.labels,), item)
+        same = generation is not None and (known.uid, known.generation) == (entry.uid, generation)
+        return Change(name, (known.labels, entry.labels), item, same)
 
     def _drop(self, name: Name) -> Change | None:
         known = self._forget(name)
@@ -173,6 +193,7 @@ class Kept:
 
     def _forget(self, name: Name) -> _Entry | None:
         known = self._entries.pop(name, None)
+        self._shared.pop(name, None)
         if known is not None:
             pool = (name[0], known.labels.get(names.LABEL_SERVING_POOL, ""))
             others = self._of_pool.get(pool, set())

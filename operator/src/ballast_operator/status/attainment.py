@@ -25,6 +25,8 @@ _REASONS: Final[Mapping[Why, Reason]] = {
     Why.UNSEEN: Reason.OUTPUTS_UNSEEN,
     Why.NO_TRAFFIC: Reason.NO_TRAFFIC,
 }
+_MEASURED: Final = frozenset({Reason.SLO_MET, Reason.SLO_MISSED, Reason.NOT_MEASURED, *_REASONS.values()})
+"""What comes of asking gateways."""
 _ORDER: Final = (Why.UNSEEN, Why.TOO_FEW, Why.NO_TRAFFIC)
 """Which reason is given where classes have several."""
 
@@ -53,7 +55,7 @@ def following(observed: Observed, plan: Plan) -> Followed | None:
     tokens = tokens_of(secret)
     if not (objectives or plan.canary is not None) or not tokens:
         return None
-    return Followed(str(observed.pool["metadata"].get("uid", "")), objectives, tokens[0].encode())
+    return Followed(observed.uid, objectives, tokens[0].encode())
 
 
 def taught(observed: Observed, plan: Plan) -> Taught | None:
@@ -62,7 +64,7 @@ def taught(observed: Observed, plan: Plan) -> Taught | None:
     if plan.target is None or not tokens:
         return None
     spec = plan.target.spec
-    uid, profiles = str(observed.pool["metadata"].get("uid", "")), frozenset(pool.hardware for pool in spec.pools)
+    uid, profiles = observed.uid, frozenset(pool.hardware for pool in spec.pools)
     return Taught(uid, spec.model.name, profiles, tokens[0].encode())
 
 
@@ -107,8 +109,10 @@ def _met_of(before: Iterable[ObjectiveStatus], name: str) -> str:
 
 def _as_before(observed: Observed, target: Target, before: tuple[ObjectiveStatus, ...]) -> Attained:
     old = next((item for item in known_conditions(observed.pool) if item.get("type") == ConditionType.SLO_MET), None)
-    known = old is not None and old.get("reason") in set(Reason)
-    if old is None or not known or [each.name for each in before] != [each.name for each in target.objectives]:
+    # Without a count no class is in the status: then the generation says that it is about these objectives.
+    same = [each.name for each in before] == [each.name for each in target.objectives]
+    same = same or (old is not None and old.get("observedGeneration") == observed.generation)
+    if old is None or old.get("reason") not in _MEASURED or not same:
         return Attained(_unknown(Reason.NOT_MEASURED, "no gateway has been asked yet"))
     status: Literal["True", "False", "Unknown"] = old["status"]
     finding = Finding(ConditionType.SLO_MET, status, Reason(old["reason"]), str(old["message"]))

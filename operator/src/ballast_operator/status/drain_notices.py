@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ballast_api.conditions import Reason
 from ballast_operator.planning.planned import Plan
 from ballast_operator.rollouts.draining import Victim
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """An Event about no condition."""
-
-    reason: Reason
-    message: str
-    warning: bool = False
+from ballast_operator.status.notice import Notice
 
 
 def drain_notices(plan: Plan) -> Iterator[Notice]:

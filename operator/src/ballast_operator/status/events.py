@@ -7,7 +7,7 @@ from ballast_api.conditions import ConditionType, Reason
 from ballast_api.serving_pool import ScalingDecision
 from ballast_operator.kinds import SERVING_POOL, Manifest
 from ballast_operator.specs.meta import Owner
-from ballast_operator.status.drain_notices import Notice
+from ballast_operator.status.notice import Notice
 
 MAX_NOTE = 1000
 """Characters of an Event's message; the API allows 1024."""

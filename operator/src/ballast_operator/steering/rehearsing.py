@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -33,6 +34,24 @@ logger = logging.getLogger(__name__)
 REST_S: Final = 300.0
 MINUTES: Final = 2.0
 """Of traffic that gateways are asked for: what a warm-up replays."""
+
+
+class Outcome(StrEnum):
+    """What came of a rehearsal."""
+
+    CHOSEN = "chosen"
+    """What it found decided."""
+    OUTDATED = "outdated"
+    """The traffic asked for something else by then."""
+    OUT_OF_BUDGET = "out-of-budget"
+    """Of seconds, of processor time or of memory."""
+    NO_TRAFFIC = "no-traffic"
+    """Gateways had recorded none."""
+    SILENT = "silent"
+    """A gateway did not give its recorded traffic."""
+    FAILED = "failed"
+    PUT_OFF = "put-off"
+    """It was not begun: another one runs, or its last one failed a short while ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +86,17 @@ class Rehearsed:
 
     proposal: Proposal
     answer: RehearsalAnswer
+    outcome: Outcome | None
+    """Why there is no answer; None if there is one."""
+    seconds: float
+
+
+class _Missing(Exception):
+    """There is no answer, and why."""
+
+    def __init__(self, outcome: Outcome, problem: str) -> None:
+        super().__init__(problem)
+        self.outcome = outcome
 
 
 @dataclass(slots=True)
@@ -77,7 +107,7 @@ class _Trial:
     thread: threading.Thread
     began_s: float
     process: subprocess.Popen[bytes] | None = None
-    ended: RehearsalAnswer | None = None
+    ended: Rehearsed | None = None
     stopped: bool = False
 
 
@@ -127,9 +157,9 @@ class Rehearsals:
         if trial is None or trial.ended is None:
             return None
         del self._trials[name]
-        if trial.ended.problem:
+        if trial.ended.outcome is not None:
             self._rests[name] = self.clock() + REST_S
-        return Rehearsed(trial.proposal, trial.ended)
+        return trial.ended
 
     def forget(self, name: Name) -> None:
         """What it came to is of no use any more."""
@@ -148,25 +178,33 @@ class Rehearsals:
     def _run(
         self, trial: _Trial, budget: Rehearse, job: RehearsalJob, gateways: Sequence[GatewayPod], token: bytes
     ) -> None:
+        outcome: Outcome | None = Outcome.FAILED
         try:
-            trace = self.trace(gateways, token, MINUTES)
-            if trace.problems:
-                answer = RehearsalAnswer(problem=f"recorded traffic is missing: {'; '.join(trace.problems)}")
-            elif not trace.lines:
-                answer = RehearsalAnswer(problem="gateways have recorded no traffic")
-            else:
-                answer = self._tried(trial, budget, msgspec.structs.replace(job, rows=trace.lines))
+            answer = self._answer(trial, budget, job, gateways, token)
+            outcome = Outcome.FAILED if answer.problem else None
+        except _Missing as missing:
+            outcome, answer = missing.outcome, RehearsalAnswer(problem=str(missing))
         except (ValueError, OSError) as error:
             answer = RehearsalAnswer(problem=str(error))
         except Exception as error:
             logger.exception("a rehearsal failed unexpectedly")
             answer = RehearsalAnswer(problem=f"unexpected {type(error).__name__}")
-        trial.ended = answer
+        trial.ended = Rehearsed(trial.proposal, answer, outcome, self.clock() - trial.began_s)
+
+    def _answer(
+        self, trial: _Trial, budget: Rehearse, job: RehearsalJob, gateways: Sequence[GatewayPod], token: bytes
+    ) -> RehearsalAnswer:
+        trace = self.trace(gateways, token, MINUTES)
+        if trace.problems:
+            raise _Missing(Outcome.SILENT, f"recorded traffic is missing: {'; '.join(trace.problems)}")
+        if not trace.lines:
+            raise _Missing(Outcome.NO_TRAFFIC, "gateways have recorded no traffic")
+        return self._tried(trial, budget, msgspec.structs.replace(job, rows=trace.lines))
 
     def _tried(self, trial: _Trial, budget: Rehearse, job: RehearsalJob) -> RehearsalAnswer:
         left_s = trial.began_s + budget.timeout_s - self.clock()
         if left_s <= 0:
-            return _too_long(budget)
+            raise _too_long(budget)
         late = threading.Event()
         with subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -198,21 +236,23 @@ class Rehearsals:
                 timer.cancel()
                 process.kill()
         if late.is_set():
-            return _too_long(budget)
+            raise _too_long(budget)
         if process.returncode == 0:
             return read_answer(body)
         if process.returncode < 0 and not said:
-            return RehearsalAnswer(
-                problem=f"out of its budget of {budget.cpu_s:g} s of processor time (spec.ratio.rehearse.cpuS), or out "
-                "of memory; the equilibrium decides"
+            raise _Missing(
+                Outcome.OUT_OF_BUDGET,
+                f"out of its budget of {budget.cpu_s:g} s of processor time (spec.ratio.rehearse.cpuS), or out of "
+                "memory; the equilibrium decides",
             )
         last = said.decode(errors="replace").strip().rsplit("\n", 1)[-1]
         return RehearsalAnswer(problem=f"the worker ended with {process.returncode}: {last[:200]}")
 
 
-def _too_long(budget: Rehearse) -> RehearsalAnswer:
-    return RehearsalAnswer(
-        problem=f"out of its budget of {budget.timeout_s:g} s (spec.ratio.rehearse.timeoutS); the equilibrium decides"
+def _too_long(budget: Rehearse) -> _Missing:
+    return _Missing(
+        Outcome.OUT_OF_BUDGET,
+        f"out of its budget of {budget.timeout_s:g} s (spec.ratio.rehearse.timeoutS); the equilibrium decides",
     )
 
 

@@ -42,7 +42,7 @@ from ballast_operator.scaling.steered import Instance, Steered
 from ballast_operator.specs.meta import Owner, child
 from ballast_operator.status.events import scaling_event
 from ballast_operator.steering.deciding import Told, settled
-from ballast_operator.steering.rehearsing import Rehearsals
+from ballast_operator.steering.rehearsing import Outcome, Rehearsals
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,8 @@ class Scaler:
     helm: Helm
     changed: Callable[[Name], None]
     told: Callable[[Name, Steered | None, Decision | None], None] = lambda *_: None
+    rehearsed: Callable[[Name, str, float | None], None] = lambda *_: None
+    """Is told of each rehearsal: what came of it, and its seconds; None of one that was not begun."""
     namespaces: tuple[str, ...] = ()
     round_s: float = ROUND_S
     admin_port: int = names.PORT_ADMIN
@@ -289,8 +291,11 @@ class Scaler:
         if self.rehearsals.runs(name):
             return None
         rehearsed = self.rehearsals.take(name)
-        if rehearsed is not None and not rehearsed.answer.problem:
+        if rehearsed is not None and rehearsed.outcome is not None:
+            self.rehearsed(name, rehearsed.outcome, rehearsed.seconds)
+        if rehearsed is not None and rehearsed.outcome is None:
             found = carried_over(rehearsed.proposal, rehearsed.answer.rehearsals, proposal)
+            self.rehearsed(name, Outcome.CHOSEN if found else Outcome.OUTDATED, rehearsed.seconds)
             if found:
                 return policy.decide(proposal, found)
             problem = "the traffic asks for something else by now than what was tried"
@@ -308,6 +313,7 @@ class Scaler:
             problem = self.rehearsals.begin(name, of.rehearse, job, heard.gateways, of.token)
             if not problem:
                 return None
+            self.rehearsed(name, Outcome.PUT_OFF, None)
         return unrehearsed(policy.decide(proposal), problem)
 
     def _store(self, name: Name, of: Steered, course: _Course, told: Told) -> None:

@@ -18,6 +18,7 @@ from ballast_operator.outcome import Outcome, Refusal
 from ballast_operator.planning.ownership import owner_conflict
 from ballast_operator.planning.planned import Plan
 from ballast_operator.writing.drift import differs
+from ballast_operator.writing.in_place import InPlace
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +46,16 @@ class Writer(Protocol):
         ...
 
 
-def apply(writer: Writer, observed: Observed, plan: Plan) -> Outcome:
-    """Write what must exist, then delete what must go.
+def apply(writer: Writer, observed: Observed, plan: Plan, in_place: InPlace) -> Outcome:
+    """Write what must exist, then delete what must go. `in_place`: of this ServingPool, since its first look.
 
     Raises `ApiFailure` when the server is away or in trouble (`ApiFailure.transient`): the look is then tried again as
     a whole. Other refusals are in the outcome.
     """
-    results = [_ensure(writer, observed, manifest, names.MANAGER) for manifest in plan.apply]
-    results += [_ensure(writer, observed, manifest, names.ROLLOUT_MANAGER) for manifest in plan.resize]
+    wishes = [(manifest, names.MANAGER) for manifest in plan.apply]
+    wishes += [(manifest, names.ROLLOUT_MANAGER) for manifest in plan.resize]
+    in_place.keep(wishes)
+    results = [_ensure(writer, observed, in_place, manifest, manager) for manifest, manager in wishes]
     results += [_mark(writer, observed, manifest) for manifest in plan.marks]
     results += [_remove(writer, manifest) for manifest in plan.prune]
     return Outcome(
@@ -61,17 +64,22 @@ def apply(writer: Writer, observed: Observed, plan: Plan) -> Outcome:
     )
 
 
-def _ensure(writer: Writer, observed: Observed, manifest: Manifest, manager: str) -> ObjectKey | Refusal | None:
+def _ensure(
+    writer: Writer, observed: Observed, in_place: InPlace, manifest: Manifest, manager: str
+) -> ObjectKey | Refusal | None:
     """The object's key if it was written, None if it was right already."""
     live = observed.child(key_of(manifest))
     if live is not None and not differs(manifest, live, manager):
+        in_place.is_right(manifest, manager)
         return None
     try:
-        # An object that is not among the children may still exist.
-        conflict = _conflict(writer, observed, manifest) if live is None else None
-        if conflict is not None:
-            return Refusal(key_of(manifest), conflict, taken=True)
-        writer.apply(manifest, manager)
+        if live is None:  # an object that is not among the children may still exist
+            live = writer.get(kind_of(manifest), manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+            conflict = None if live is None else owner_conflict(live, observed.pool)
+            if conflict is not None:
+                return Refusal(key_of(manifest), conflict, taken=True)
+        edit = in_place.edit_of(manifest, live, manager)
+        in_place.written(manifest, writer.apply(manifest, manager), manager, edit)
     except ApiFailure as error:
         return _refusal(manifest, error)
     return _written("applied", manifest)
@@ -88,12 +96,6 @@ def _mark(writer: Writer, observed: Observed, manifest: Manifest) -> Refusal | N
         return None if error.status in _GONE else _refusal(manifest, error)
     _written("marked", manifest)
     return None
-
-
-def _conflict(writer: Writer, observed: Observed, manifest: Manifest) -> str | None:
-    metadata = manifest["metadata"]
-    found = writer.get(kind_of(manifest), metadata["namespace"], metadata["name"])
-    return None if found is None else owner_conflict(found, observed.pool)
 
 
 def _remove(writer: Writer, manifest: Manifest) -> ObjectKey | Refusal | None:

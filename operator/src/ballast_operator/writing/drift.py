@@ -10,10 +10,10 @@ others own do not matter.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ballast_operator.kinds import Manifest
 
@@ -23,7 +23,18 @@ def differs(desired: Manifest, live: Manifest, manager: str) -> bool:
     owned = applied_fields(live, manager)
     if owned is None or not _covers(live, desired, owned):
         return True
-    return _has_stale_field(owned, desired) or _has_lost_field(owned, desired)
+    return _has_stale_field(owned, desired) or any(_lost_fields(owned, desired))
+
+
+def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[Path, ...]:
+    """The desired fields that `live` does not have as `manager` applied them. Empty if it never applied the object, and
+    where only fields that are no longer desired keep the two apart."""
+    owned = applied_fields(live, manager)
+    if owned is None:
+        return ()
+    lost = tuple(_lost_fields(owned, desired))
+    changed = _uncovered(live, desired, owned, (), "")
+    return (*(path for path in changed if not any(path[: len(one)] == one for one in lost)), *lost)
 
 
 def applied_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
@@ -34,6 +45,9 @@ def applied_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
             return fields
     return None
 
+
+Path: TypeAlias = tuple[str, ...]
+"""Names of fields from the object inwards; an entry of a list has its key: `containers[engine]`."""
 
 _LIST_KEYS: Final = ("name", "uid", "mountPath", "containerPort", "port", "type", "topologyKey", "ip", "number")
 """Fields that identify the entries of a list; the first that all entries have, each its own, counts."""
@@ -54,13 +68,7 @@ def _covers(live: Any, desired: Any, owned: _Owned, *, quantity: bool = False, f
             isinstance(live, Mapping)
             and all(
                 key in live
-                and _covers(
-                    live[key],
-                    value,
-                    owned.get(f"f:{key}", _UNKNOWN) if owned else _WHOLE,
-                    quantity=field in _QUANTITY_PARENTS or key in _QUANTITY_FIELDS,
-                    field=key,
-                )
+                and _covers(live[key], value, _below(owned, key), quantity=_is_quantity(field, key), field=key)
                 for key, value in desired.items()
             )
         ) or (live is None and not desired)
@@ -71,12 +79,49 @@ def _covers(live: Any, desired: Any, owned: _Owned, *, quantity: bool = False, f
     return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)
 
 
+def _uncovered(live: Any, desired: Any, owned: _Owned, path: Path, field: str) -> Iterator[Path]:
+    """Where `_covers` says no, as near to the leaves as it can be said."""
+    if isinstance(desired, Mapping) and isinstance(live, Mapping):
+        for key, value in desired.items():
+            below = _below(owned, key)
+            if key not in live:
+                yield (*path, key)
+            elif not _covers(live[key], value, below, quantity=_is_quantity(field, key), field=key):
+                yield from _uncovered(live[key], value, below, (*path, key), key)
+        return
+    key = _key_of_entries(desired) if isinstance(desired, (list, tuple)) and isinstance(live, list) else None
+    if key is None or not owned:
+        yield path
+        return
+    by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
+    for item in desired:
+        below, where = _entry(owned, item), (*path[:-1], f"{path[-1]}[{item[key]}]")
+        if item[key] not in by_key:
+            yield where
+        elif not _covers(by_key[item[key]], item, below):
+            yield from _uncovered(by_key[item[key]], item, below, where, "")
+
+
+def _below(owned: _Owned, key: str) -> _Owned:
+    """fieldsV1 of one field of a mapping."""
+    return owned.get(f"f:{key}", _UNKNOWN) if owned else _WHOLE
+
+
+def _is_quantity(parent: str, key: str) -> bool:
+    return parent in _QUANTITY_PARENTS or key in _QUANTITY_FIELDS
+
+
 def _covers_list(live: list[Any], desired: Sequence[Any], owned: _Owned) -> bool:
-    key = next((key for key in _LIST_KEYS if _identifies(key, desired)), None)
-    if key is None or not desired or not owned:
+    key = _key_of_entries(desired)
+    if key is None or not owned:
         return len(live) == len(desired) and all(_covers(a, b, owned) for a, b in zip(live, desired, strict=True))
     by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
     return all(item[key] in by_key and _covers(by_key[item[key]], item, _entry(owned, item)) for item in desired)
+
+
+def _key_of_entries(desired: Sequence[Any]) -> str | None:
+    """The field that tells the entries of a list apart; None of a list that is compared as a whole."""
+    return next((key for key in _LIST_KEYS if _identifies(key, desired)), None) if desired else None
 
 
 def _entry(owned: _Owned, item: Any) -> _Owned:
@@ -106,18 +151,17 @@ def _has_stale_field(owned: Mapping[str, Any], desired: Any) -> bool:
     return False
 
 
-def _has_lost_field(owned: _Owned, desired: Mapping[str, Any]) -> bool:
-    """Whether a list or mapping that we want has no field of ours left: who changes one that is applied as a whole (a
-    Service's selector) owns it from then on, and what was added shows in no value of ours."""
+def _lost_fields(owned: _Owned, desired: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
+    """The lists and mappings that we want and of which no field is ours any more: who changes one that is applied as a
+    whole (a Service's selector) owns it from then on, and what was added shows in no value of ours."""
     for key, value in desired.items():
         if not value or not isinstance(value, (Mapping, list, tuple)):
             continue
         below = owned.get(f"f:{key}")
         if below is None and key != "metadata":  # of which a name or uid is nobody's
-            return True
-        if isinstance(value, Mapping) and (below or key == "metadata") and _has_lost_field(below or {}, value):
-            return True
-    return False
+            yield (*path, key)
+        elif isinstance(value, Mapping) and (below or key == "metadata"):
+            yield from _lost_fields(below or {}, value, (*path, key))
 
 
 _MISSING: Final = object()
