@@ -15,7 +15,7 @@ from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
-from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
+from ballast_core.policies.partition.forecast import Forecast, Rules, outstanding, pace
 from ballast_core.policies.partition.libra import Libra, LibraPlanner, Probe, search
 from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.policies.placement.placements import LeastRequests
@@ -194,7 +194,7 @@ def test_the_plan_is_the_best_of_its_probes_and_no_worse_than_whole() -> None:
     book = d.partitioner.book
     plan = Libra().planner().plan(view, book)
     assert plan is not None
-    now = [Timeline(outstanding(view, book, at), pace(view, at, 256)) for at in range(2)]
+    now = [Timeline(outstanding(view, book, at), pace(view, at, Rules())) for at in range(2)]
     whole = [abs(now[at].end_with_s(Part(700, 320, 0)) - now[1 - at].end_s) for at in range(2)]
     assert plan.gap_s <= min(whole)
     assert plan.probes <= 2 * (6 + 1)
@@ -296,8 +296,8 @@ def test_what_a_request_without_a_plan_has_to_do() -> None:
         asked = Request(RequestId("new"), 10)
         view = d.placer.view(Stage.DECODE, asked, d.inventory.candidates(Stage.DECODE), now_s)
         found = [outstanding(view, book, at) for at in range(2)]
-        kept = forecast.remaining_s(view, book, 256)
-        ends = [Timeline(found[at], pace(view, at, 256)).end_s for at in range(2)]
+        kept = forecast.remaining_s(view, book, Rules())
+        ends = [Timeline(found[at], pace(view, at, Rules())).end_s for at in range(2)]
         assert kept.tolist() == pytest.approx(ends)
         return found
 
@@ -342,13 +342,13 @@ def test_forecasts_are_those_of_the_book_from_scratch(
     book, forecast, now_s = d.partitioner.book, forecast_of(d), now_s + 0.1
     view = d.placer.view(Stage.DECODE, Request(RequestId("new"), prompt), d.inventory.candidates(Stage.DECODE), now_s)
     for at in range(3):
-        queue, limits = outstanding(view, book, at), pace(view, at, 256)
+        queue, limits = outstanding(view, book, at), pace(view, at, Rules())
         part = Part(prompt, output, 0)
         plain = [Plain(each.prefill_tokens, each.decode_tokens, each.context_tokens) for each in [*queue, part]]
         OneEndpoint(plain, limits.token_budget, limits.most, limits.decoding).run()
         expected = max(each.finished_s for each in plain)
         if limits.prefill_factor == 1:
-            assert forecast.timeline(view, book, at, 256).end_with_s(part) == pytest.approx(expected, rel=1e-9)
+            assert forecast.timeline(view, book, at, Rules()).end_with_s(part) == pytest.approx(expected, rel=1e-9)
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:
