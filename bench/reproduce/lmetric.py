@@ -427,8 +427,8 @@ HOTSPOTS = Experiment(
         f"{DOCUMENTS_RPS:g} requests/s have one prefix of 16,384 (*short*: 8,192) tokens, which one endpoint holds, "
         "and a question of 32 tokens; answers have 300 tokens on average. *Tenants*: 16 with prompts of 2,048 tokens "
         f"of their own, one of which sends 60 % of {TENANTS_RPS:g} requests/s in every other minute. *Documents*: "
-        f"60 % of {DOCUMENTS_RPS:g} requests/s ask about one document of 16,384 tokens, another one every minute, which one "
-        "endpoint holds from half a minute before. All others share nothing."
+        f"60 % of {DOCUMENTS_RPS:g} requests/s ask about one document of 16,384 tokens, another one every minute, "
+        "which one endpoint holds from half a minute before. All others share nothing."
     ),
     runs=[
         *(
