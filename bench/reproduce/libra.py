@@ -155,7 +155,7 @@ def _tuned(results: Results, setting: str, figure: str) -> str:
 
 def _capacity_runs() -> list[Run]:
     others = ("disaggregated", "libra", "libra-profile", "libra-no-memory", "libra-prompt-cuts", "colocated-slo")
-    reduced = ("disaggregated", "libra", "libra-profile", "colocated-slo")
+    reduced = ("disaggregated", "libra", "colocated-slo")
     return [
         *(
             _capacity(

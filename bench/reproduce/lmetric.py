@@ -432,11 +432,11 @@ HOTSPOTS = Experiment(
     ),
     runs=[
         *(
-            Run(f"prefix/{name}", colocated(policy, DOCUMENTS_RPS, PREFIXES["prefix"]), cost_s=9.0)
+            Run(f"prefix/{name}", colocated(policy, DOCUMENTS_RPS, PREFIXES["prefix"]), name in DETECTORS, cost_s=9.0)
             for name, policy in {**DETECTORS, **STRONG}.items()
         ),
         *(
-            Run(f"short prefix/{name}", colocated(policy, DOCUMENTS_RPS, PREFIXES["short prefix"]), cost_s=6.0)
+            Run(f"short prefix/{name}", colocated(policy, DOCUMENTS_RPS, PREFIXES["short prefix"]), False, cost_s=6.0)
             for name, policy in DETECTORS.items()
         ),
         *(

@@ -111,14 +111,12 @@ class Plan:
                 yield number, experiment, run
 
     def _recorded(self, experiment: Experiment, run: Run) -> frozenset[int]:
-        """Seeds of the run that the earlier record has, run as it would be now and with all figures of its like."""
+        """Seeds of the run that the earlier record has, run as it would be now."""
         runs = {} if self.earlier is None else self.earlier.experiments.get(experiment.name, {})
         before = runs.get(run.name)
         if before is None or before.of != digest_of(run.task.description):
             return frozenset()
-        told = {name for each in runs.values() for done in each.seeds.values() for name in done.figures}
-        wanted = told.intersection(experiment.figures)
-        return frozenset(seed for seed, done in before.seeds.items() if wanted <= done.figures.keys())
+        return frozenset(before.seeds)
 
     def _recall(self, job: Job, code: Code) -> bool:
         found = self.store.get(job.description, code)
