@@ -34,7 +34,7 @@ from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId
 from ballast_core.model.effects import Dispatch
 from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
 from ballast_core.policies.partition.fixed import Fixed
-from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
+from ballast_core.policies.partition.forecast import Forecast, Rules, outstanding, pace
 from ballast_core.policies.partition.libra import Libra
 from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.policies.placement.placements import LeastRequests
@@ -68,12 +68,12 @@ class Again(Timeline):
 class Naive(Forecast):
     """Keeps nothing."""
 
-    def remaining_s(self, view: View, book: Book, max_requests: int) -> FloatArray:
-        ends = [self.timeline(view, book, index, max_requests).end_s for index in range(len(view.endpoints))]
+    def remaining_s(self, view: View, book: Book, rules: Rules) -> FloatArray:
+        ends = [self.timeline(view, book, index, rules).end_s for index in range(len(view.endpoints))]
         return np.array(ends, np.float64)
 
-    def timeline(self, view: View, book: Book, index: int, max_requests: int) -> Timeline:
-        return Again(outstanding(view, book, index), pace(view, index, max_requests))
+    def timeline(self, view: View, book: Book, index: int, rules: Rules) -> Timeline:
+        return Again(outstanding(view, book, index), pace(view, index, rules))
 
 
 @dataclass(slots=True)

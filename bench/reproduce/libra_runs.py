@@ -86,6 +86,10 @@ class Told(LengthHints):
         return max(self.tokens, generated_tokens + 1.0)
 
 
+PAPERS = Libra(batches="recent", kv_memory=True)
+"""Virtual batches as section 4.1 has them: composed as recent ones, under the constraints of the hardware."""
+PROFILE = Libra()
+"""Virtual batches of the profile's token budget."""
 CHUNKED = (("kv_transfer", "chunked"),)
 
 
@@ -94,10 +98,12 @@ def systems(size: str = "14b-tp1") -> dict[str, System]:
     made = {f"colocated-{chunk}": System(f"2C@{size}", f"chunk:{chunk}") for chunk in (256, 512, 1024, 2048)}
     made["colocated-slo"] = System(f"2C@{size}", LOCAL_SLO)
     made["disaggregated"] = System(f"1P1D@{size}")
-    made["libra"] = System(f"2F@{size}", LOCAL_SLO, Libra(), CHUNKED)
+    made["libra"] = System(f"2F@{size}", LOCAL_SLO, PAPERS, CHUNKED)
+    made["libra-no-memory"] = System(f"2F@{size}", LOCAL_SLO, Libra(batches="recent"), CHUNKED)
+    made["libra-profile"] = System(f"2F@{size}", LOCAL_SLO, PROFILE, CHUNKED)
     made["libra-prompt-cuts"] = System(f"2F@{size}", LOCAL_SLO, Libra(cuts="prompt"), CHUNKED)
     made["libra-at-cut"] = System(f"2F@{size}", LOCAL_SLO, Libra(), (*CHUNKED, ("cut_tokens", "at-cut")))
-    made["libra-3"] = System(f"3F@{size}", LOCAL_SLO, Libra(segments=3), CHUNKED)
+    made["libra-3"] = System(f"3F@{size}", LOCAL_SLO, replace(PAPERS, segments=3), CHUNKED)
     return made
 
 

@@ -1,4 +1,4 @@
-"""A hotspot that no built-in workload has: a long document that many ask about at once, another one every minute."""
+"""Hotspots that no built-in workload has: documents that change, and one prefix that keeps being asked for."""
 
 from __future__ import annotations
 
@@ -53,6 +53,51 @@ class HotDocuments(WorkloadSource):
                     arrival_s=at_s,
                     input_tokens=tokens + QUESTION_TOKENS,
                     output_tokens=1 + int(rng.expovariate(1 / ANSWER_TOKENS)),
+                    hash_ids=tuple(range(first, first + tokens // BLOCK_TOKENS)),
+                    block_size=BLOCK_TOKENS,
+                )
+            )
+        return Load(tuple(requests), {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotPrefix(WorkloadSource):
+    """Poisson arrivals; from `begins_s` on, `hot_ratio` of them have one long prefix and a short question of their own.
+
+    This is the case of section 5.2: on the endpoints that hold the prefix next to nothing is left to prefill, so that
+    no batch size makes up for it. The very first request has the prefix, too: one endpoint holds it when the others
+    come. All others share nothing. Takes `rate_rps` and `limit`; the rest of a source is unused. Hot answers are
+    exponential, mean `answer_tokens`, those of others as above.
+    """
+
+    prefix_tokens: int
+    hot_ratio: float = 0.2
+    question_tokens: int = 32
+    answer_tokens: int = 300
+    begins_s: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """See `WorkloadSource`."""
+        return f"hot prefix of {self.prefix_tokens} tokens"
+
+    def load(self, seed: int, rate_scale: float) -> Load:
+        """See `WorkloadSource`."""
+        assert self.rate_rps is not None
+        assert self.limit is not None
+        rng = random.Random(f"hot prefix {seed}")
+        requests, at_s = [], 0.0
+        for number in range(self.limit):
+            at_s += rng.expovariate(self.rate_rps * rate_scale)
+            hot = (rng.random() < self.hot_ratio and at_s >= self.begins_s) or not number
+            first = 0 if hot else _OWN_IDS * (number + 1)
+            tokens = self.prefix_tokens if hot else OTHER_TOKENS
+            answer = rng.expovariate(1 / (self.answer_tokens if hot else ANSWER_TOKENS))
+            requests.append(
+                WorkloadRequest(
+                    arrival_s=at_s,
+                    input_tokens=tokens + (self.question_tokens if hot else QUESTION_TOKENS),
+                    output_tokens=1 + int(answer),
                     hash_ids=tuple(range(first, first + tokens // BLOCK_TOKENS)),
                     block_size=BLOCK_TOKENS,
                 )

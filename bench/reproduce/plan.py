@@ -74,6 +74,8 @@ class Plan:
     experiments: Sequence[Experiment]
     store: Store
     full: bool
+    earlier: Record | None = None
+    """A record whose runs are not done again."""
     known: dict[tuple[str, str], dict[int, Done]] = field(default_factory=dict)
     left: list[Job] = field(default_factory=list)
     """In the order in which they are to be done."""
@@ -92,7 +94,10 @@ class Plan:
                 self.skipped[f"{experiment.name} {run.name}"] = f"needs {run.needs.name} of ../shared/traces"
                 continue
             code = run.task.code if seeds else Code("", "")
+            recorded = self._recorded(experiment, run) if seeds else frozenset[int]()
             for turn, seed in enumerate(seeds):
+                if seed in recorded:
+                    continue
                 job = Job(experiment.name, run.name, seed, run.task, experiment.figures)
                 if not self._recall(job, code):
                     turns.append((turn > 0, turn > 0 and not run.reduced, turn, number, job))
@@ -104,6 +109,14 @@ class Plan:
             for run in experiment.runs:
                 number += 1
                 yield number, experiment, run
+
+    def _recorded(self, experiment: Experiment, run: Run) -> frozenset[int]:
+        """Seeds of the run that the earlier record has, run as it would be now."""
+        runs = {} if self.earlier is None else self.earlier.experiments.get(experiment.name, {})
+        before = runs.get(run.name)
+        if before is None or before.of != digest_of(run.task.description):
+            return frozenset()
+        return frozenset(before.seeds)
 
     def _recall(self, job: Job, code: Code) -> bool:
         found = self.store.get(job.description, code)

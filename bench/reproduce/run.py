@@ -3,6 +3,7 @@
     python -m bench.reproduce.run                            the reduced set: 64 endpoints, two seeds
     python -m bench.reproduce.run --set full --record        everything; writes record, page and plots; some hours
     python -m bench.reproduce.run --set full --record --minutes 50     as much as fits; the next call goes on
+    python -m bench.reproduce.run --set full --record --missing        what the committed record lacks, and no more
     python -m bench.reproduce.run --only 'ares/*'            one paper, or one experiment: sibyl/figure-8
     python -m bench.reproduce.run --only sibyl/figure-8 --show         print what is recorded, compute nothing
     python -m bench.reproduce.run --list                     experiments, runs, and what they may cost
@@ -53,7 +54,7 @@ def main() -> int:
         return _show(experiments, earlier)
     full = options.set == "full"
     store = Store(cache_folder("reproduce", CHECKOUT), trust_common=options.trust_code)
-    plan = Plan(experiments, store, full)
+    plan = Plan(experiments, store, full, earlier if options.missing else None)
     if options.list:
         _list(plan)
         return 0
@@ -83,6 +84,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start nothing after this long")
     parser.add_argument("--record", action="store_true", help="write the committed record, page and plots")
+    parser.add_argument("--missing", action="store_true", help="leave out what the committed record has")
     parser.add_argument("--show", action="store_true", help="print what is recorded, compute nothing")
     parser.add_argument("--list", action="store_true", help="list experiments and expected costs, and do nothing")
     parser.add_argument("--trust-code", action="store_true", help="take figures of other core or simulator code, too")

@@ -1,11 +1,11 @@
-"""The made hotspot: a document that one endpoint holds when everybody asks about it."""
+"""The made hotspots: documents that one endpoint holds when everybody asks, and one prefix that stays hot."""
 
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.reproduce.lmetric_runs import HotDocuments
+from bench.reproduce.lmetric_runs import HotDocuments, HotPrefix
 
 
 @settings(max_examples=20)
@@ -24,3 +24,20 @@ def test_every_document_is_asked_about_once_before_its_period(seed: int, rate_rp
     cold = [request.hash_ids or () for request in requests if request.input_tokens != 1024 + 128]
     assert len({blocks[0] for blocks in cold}) == len(cold)
     assert source.load(seed + 1, 1.0).requests != requests
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 1000), st.floats(10, 40))
+def test_one_prefix_is_asked_for_once_and_then_by_a_fifth(seed: int, rate_rps: float) -> None:
+    source = HotPrefix(prefix_tokens=1024, rate_rps=rate_rps, limit=int(120 * rate_rps))
+    requests = source.load(seed, 1.0).requests
+    assert requests == source.load(seed, 1.0).requests
+    hot = [request for request in requests if request.input_tokens == 1024 + 32]
+    assert {(request.hash_ids or ())[0] for request in hot} == {0}
+    assert hot[0] is requests[0]
+    assert all(request.arrival_s >= 30 for request in hot[1:])
+    late = [request for request in requests if request.arrival_s >= 30]
+    assert 0.12 < (len(hot) - 1) / len(late) < 0.28
+    cold = [request.hash_ids or () for request in requests if request.input_tokens != 1024 + 32]
+    assert len({blocks[0] for blocks in cold}) == len(cold)
+    assert 0 not in {blocks[0] for blocks in cold}

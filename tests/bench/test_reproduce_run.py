@@ -155,6 +155,22 @@ def test_a_worker_that_dies_and_a_task_that_fails_stop_nothing_else(tmp_path: Pa
     assert "no such thing" in plan.failures["tiny/tail bad seed 1"]
 
 
+def test_what_a_record_has_is_left_out_unless_it_would_be_run_otherwise(tmp_path: Path) -> None:
+    first = Plan([CALLED], Store(tmp_path / "a"), full=True)
+    work_off(first, 4)  # both runs with seed 0, and one with all seeds
+    record = first.record()
+    rest = Plan([CALLED], Store(tmp_path / "b"), full=True, earlier=record)
+    assert [(job.run, job.seed) for job in rest.left] == [("turns", 1), ("turns", 2)]
+    work_off(rest)
+    assert {run: sorted(each.seeds) for run, each in rest.record(record).experiments["tiny/tail"].items()} == {
+        "few": [0, 1, 2],
+        "turns": [0, 1, 2],
+    }
+    changed = experiment(Run("few", Called(number, {"times": 3.0})), CALLED.runs[1])
+    plan = Plan([changed], Store(tmp_path / "c"), full=True, earlier=record)
+    assert [job.seed for job in plan.left if job.run == "few"] == [0, 1, 2]
+
+
 def test_a_missing_trace_is_said_and_its_recorded_figures_are_kept(tmp_path: Path) -> None:
     needing = experiment(Run("few", Called(number, {"times": 1.0}), needs=tmp_path / "trace.gz"))
     plan = Plan([needing], Store(tmp_path / "store"), full=True)

@@ -14,8 +14,16 @@ from ballast_core.directing.partitioner import Partitioner
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import Endpoint, EndpointId, Outcome, Request, RequestId, Role, Stage
 from ballast_core.model.effects import Dispatch
-from ballast_core.model.events import EndpointObserved, FirstToken, Progress, RequestArrived, RequestEnded, SegmentDone
-from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
+from ballast_core.model.events import (
+    EndpointObserved,
+    FirstToken,
+    Progress,
+    ProgressBatch,
+    RequestArrived,
+    RequestEnded,
+    SegmentDone,
+)
+from ballast_core.policies.partition.forecast import Forecast, Rules, outstanding, pace
 from ballast_core.policies.partition.libra import Libra, LibraPlanner, Probe, search
 from ballast_core.policies.partition.timeline import Pace, Part, Timeline
 from ballast_core.policies.placement.placements import LeastRequests
@@ -194,7 +202,7 @@ def test_the_plan_is_the_best_of_its_probes_and_no_worse_than_whole() -> None:
     book = d.partitioner.book
     plan = Libra().planner().plan(view, book)
     assert plan is not None
-    now = [Timeline(outstanding(view, book, at), pace(view, at, 256)) for at in range(2)]
+    now = [Timeline(outstanding(view, book, at), pace(view, at, Rules())) for at in range(2)]
     whole = [abs(now[at].end_with_s(Part(700, 320, 0)) - now[1 - at].end_s) for at in range(2)]
     assert plan.gap_s <= min(whole)
     assert plan.probes <= 2 * (6 + 1)
@@ -296,8 +304,8 @@ def test_what_a_request_without_a_plan_has_to_do() -> None:
         asked = Request(RequestId("new"), 10)
         view = d.placer.view(Stage.DECODE, asked, d.inventory.candidates(Stage.DECODE), now_s)
         found = [outstanding(view, book, at) for at in range(2)]
-        kept = forecast.remaining_s(view, book, 256)
-        ends = [Timeline(found[at], pace(view, at, 256)).end_s for at in range(2)]
+        kept = forecast.remaining_s(view, book, Rules())
+        ends = [Timeline(found[at], pace(view, at, Rules())).end_s for at in range(2)]
         assert kept.tolist() == pytest.approx(ends)
         return found
 
@@ -342,13 +350,39 @@ def test_forecasts_are_those_of_the_book_from_scratch(
     book, forecast, now_s = d.partitioner.book, forecast_of(d), now_s + 0.1
     view = d.placer.view(Stage.DECODE, Request(RequestId("new"), prompt), d.inventory.candidates(Stage.DECODE), now_s)
     for at in range(3):
-        queue, limits = outstanding(view, book, at), pace(view, at, 256)
+        queue, limits = outstanding(view, book, at), pace(view, at, Rules())
         part = Part(prompt, output, 0)
         plain = [Plain(each.prefill_tokens, each.decode_tokens, each.context_tokens) for each in [*queue, part]]
         OneEndpoint(plain, limits.token_budget, limits.most, limits.decoding).run()
         expected = max(each.finished_s for each in plain)
         if limits.prefill_factor == 1:
-            assert forecast.timeline(view, book, at, 256).end_with_s(part) == pytest.approx(expected, rel=1e-9)
+            assert forecast.timeline(view, book, at, Rules()).end_with_s(part) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_recent_batches_are_learned_where_prompts_are_computed(together: bool) -> None:
+    """A decode gets 40 tokens in 2 s while a prompt of 8,000 is computed: passes of 200 tokens in 50 ms."""
+    for policy, learned in ((Libra(batches="recent"), True), (Libra(), False)):
+        d = fleet(policy, 1)
+        come(d, "decodes", prompt=100, output=500.0)
+        d.on_event(FirstToken(RequestId("decodes")), 0.0)
+        d.on_event(Progress(RequestId("decodes"), 10), 1.2)
+        come(d, "prompt", 1.2, prompt=8000, output=500.0)
+        for k in range(1, 5):
+            at_s, tokens = 1.2 + 0.5 * k, 10 + 10 * k
+            if together:
+                d.on_event(ProgressBatch(((at_s, RequestId("decodes"), tokens),)), at_s)
+            else:
+                d.on_event(Progress(RequestId("decodes"), tokens), at_s)
+        d.on_event(FirstToken(RequestId("prompt")), 3.2)
+        seen = d.placer.view(Stage.DECODE, Request(RequestId("new"), 10), d.inventory.candidates(Stage.DECODE), 3.2)
+        found = seen.beliefs.batches.composition(int(seen.slots[0]), A100_QWEN3_32B)
+        assert (found is not None) == learned
+        if found is not None:
+            assert found.prompt_tokens == pytest.approx(200, rel=0.02)
+            limits = pace(seen, 0, Rules(batches="recent", kv_memory=True))
+            assert (limits.prompt_tokens, limits.prefill_factor) == (found.prompt_tokens, found.factor)
+            assert limits.kv_tokens == SHIPPED_PROFILES["a100-qwen3-32b"].kv_tokens
 
 
 def test_numbers_that_cannot_be_are_refused() -> None:

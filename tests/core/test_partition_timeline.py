@@ -13,6 +13,7 @@ from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B
 from tests.support.virtual_endpoint import OneEndpoint
 from tests.support.virtual_endpoint import Part as Plain
 
+INF = float("inf")
 parts = st.builds(
     Part,
     prefill_tokens=st.one_of(st.just(0), st.integers(0, 60)),
@@ -20,24 +21,30 @@ parts = st.builds(
     context_tokens=st.integers(0, 500),
 )
 paces = st.builds(
-    lambda law, budget, most: Pace(law, replace(law, max_num_batched_tokens=budget), max_requests=most),
+    lambda law, budget, most, prompt, memory: Pace(
+        law, replace(law, max_num_batched_tokens=budget), max_requests=most, prompt_tokens=prompt, kv_tokens=memory
+    ),
     st.sampled_from([A100_QWEN3_32B, H20_QWEN3_32B]),
     st.sampled_from([1, 7, 32, 8192]),
     st.sampled_from([1, 2, 5, 256]),
+    st.sampled_from([INF, 1.0, 5.0, 20.0]),
+    st.sampled_from([INF, 100.0, 700.0, 2000.0]),
 )
 
 
 def from_scratch(queue: list[Part], pace: Pace) -> float:
     """Pass by pass."""
     plain = [Plain(part.prefill_tokens, part.decode_tokens, part.context_tokens) for part in queue]
-    OneEndpoint(plain, pace.token_budget, pace.most, pace.decoding).run()
+    one = OneEndpoint(plain, pace.token_budget, pace.most, pace.decoding)
+    one.prompt, one.memory = pace.prompt_tokens, pace.kv_tokens
+    one.run()
     return max((part.finished_s for part in plain), default=0.0)
 
 
 @settings(max_examples=400)
 @given(st.lists(parts, max_size=12), parts, paces)
 def test_one_part_more_is_as_from_scratch(queue: list[Part], part: Part, pace: Pace) -> None:
-    """Exact: shared passes, places that have to be waited for, parts of nothing."""
+    """Exact: shared passes, places and KV memory that have to be waited for, parts of nothing."""
     timeline = Timeline(queue, pace)
     assert timeline.end_s == pytest.approx(from_scratch(queue, pace), rel=1e-9)
     assert timeline.end_with_s(part) == pytest.approx(from_scratch([*queue, part], pace), rel=1e-9)
@@ -93,3 +100,21 @@ def test_the_sums_by_hand() -> None:
     mixed = step(12, 200, 10 * 5, 2)
     after = [step(3, 202 + 10, 0, 3), step(3, 215, 0, 3)]
     assert timeline.end_with_s(Part(10, 2, 0)) == pytest.approx(mixed + sum(after) + sum(one))
+
+
+def test_a_part_waits_for_memory() -> None:
+    """Of 1,000 tokens the decode holds 800 + 40 / 2; a prompt of 300 waits until it has ended, one of 100 does not."""
+    law = A100_QWEN3_32B
+    timeline = Timeline([Part(0, 40, 800)], Pace(law, law, kv_tokens=1000.0))
+    assert timeline.end_with_s(Part(100, 0, 0)) == pytest.approx(
+        timeline.end_s + law.step_s(101, 800, 100 * 50, 1) - law.step_s(1, 800, 0, 1)
+    )
+    assert timeline.end_with_s(Part(300, 0, 0)) == pytest.approx(timeline.end_s + law.step_s(300, 0, 300 * 150, 0))
+
+
+def test_prompts_of_many_small_passes_leave_decodes_more_tokens() -> None:
+    """A prompt of 1,000 in passes of 50: 20 passes, after which a decode of 20 tokens is done."""
+    law = A100_QWEN3_32B
+    timeline = Timeline([Part(0, 20, 0)], Pace(law, law, prompt_tokens=50.0))
+    passes = [law.step_s(51, k, 50 * (50 * k + 25), 1) for k in range(20)]
+    assert timeline.end_with_s(Part(1000, 0, 0)) == pytest.approx(sum(passes))

@@ -17,10 +17,18 @@ class Part:
     context: int = 0
     ready_s: float = 0.0
     finished_s: float = math.inf
+    kv: float = 0.0
+    """What it holds on average, from the beginning."""
+
+    def __post_init__(self) -> None:
+        self.kv = self.context + self.prefill + self.decode / 2
 
 
 class OneEndpoint:
     """The module's three rules, one pass after the other."""
+
+    prompt: float = math.inf
+    memory: float = math.inf
 
     def __init__(self, parts: list[Part], budget: int, most: int, profile: HardwareProfile) -> None:
         self.waiting = sorted(parts, key=lambda part: part.ready_s)
@@ -39,7 +47,11 @@ class OneEndpoint:
     def may_begin(self, number: int) -> bool:
         if number >= len(self.waiting) or len(self.decoding) + number >= self.most:
             return False
-        return self.waiting[number].ready_s <= self.now_s + 1e-9
+        if self.waiting[number].ready_s > self.now_s + 1e-9:
+            return False
+        active = [*self.decoding, *self.waiting[:number]]
+        held = sum(part.kv for part in active) + self.waiting[number].kv
+        return not active or held <= self.memory
 
     def prefilled(self, part: Part) -> None:
         if part.decode:
@@ -48,7 +60,7 @@ class OneEndpoint:
             part.finished_s = self.now_s
 
     def one_pass(self) -> None:
-        left, computed, pairs, ended = max(self.budget - len(self.decoding), 1), 0, 0.0, 0
+        left, computed, pairs, ended = int(max(min(self.budget - len(self.decoding), self.prompt), 1)), 0, 0.0, 0
         while left and self.may_begin(ended):
             part = self.waiting[ended]
             chunk = min(part.prefill, left)

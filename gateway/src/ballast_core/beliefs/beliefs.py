@@ -13,6 +13,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.beliefs.prefill_time import PrefillTimes
 from ballast_core.beliefs.prefix_index import PrefixIndex
 from ballast_core.beliefs.rates import ServiceRates
+from ballast_core.beliefs.recent_batches import RecentBatches
 from ballast_core.beliefs.reported_prefixes import ReportedPrefixes
 from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
 from ballast_core.beliefs.step_time import StepTimeBook
@@ -41,6 +42,7 @@ class Beliefs:
         self.reported = ReportedPrefixes()
         """By what endpoints report."""
         self.rates = ServiceRates()
+        self.batches = RecentBatches()
         self.hotspots = HotspotDetector()
         self.hindsight = Hindsight()
         """Of placements; no policy reads it. It stays empty while no policy reads prefill times."""
@@ -56,6 +58,7 @@ class Beliefs:
         profile = self._profiles.get(profile_name)
         if self._names.get(slot) != profile_name:
             self._names[slot] = profile_name
+            self.batches.forget(slot)
             self.hardware.put(slot, profile or UNINFORMED_PROFILE)
             if Belief.STEP_TIMES in self.kinds:
                 self.step_times.add(slot, profile)
@@ -113,6 +116,7 @@ class Beliefs:
         self.prefixes.remove(slot)
         self.reported.vacate(slot)
         self.rates.forget(slot)
+        self.batches.forget(slot)
 
     def use_blocks_of(self, block_size: int) -> bool:
         """Whether the prefix index works in blocks of this size: it takes the first size that it is given."""

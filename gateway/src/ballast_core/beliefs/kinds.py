@@ -25,4 +25,6 @@ class Belief(Flag):
     """Output tokens of running requests: in `View.tokens`, `View.decoding_tokens` and `View.flights`."""
     EMA_LENGTHS = auto()
     """Survival curves by SIBYL's estimator instead of ours; not part of ALL, as a pool has one estimator."""
+    BATCHES = auto()
+    """What passes with prompts were like recently, by endpoint (Libra)."""
     ALL = LENGTHS | STEP_TIMES | PREFILL_TIMES | PREFIXES | RATES | HOTSPOTS | PROGRESS

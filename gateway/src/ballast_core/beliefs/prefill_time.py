@@ -97,16 +97,16 @@ class PrefillTimes:
         now_s: float,
         cached_tokens: float = 0.0,
         predicted_s: float | None = None,
-    ) -> bool:
+    ) -> float | None:
         """Learn from a completed prefill. Times in seconds on the caller's clock.
 
-        `predicted_s`: the duration predicted at dispatch, from which the model's error is tracked. Returns whether the
-        completion could be used.
+        `predicted_s`: the duration predicted at dispatch, from which the model's error is tracked. Returns the seconds
+        that it was in service; None if the completion could not be used.
         """
         learned = self._learned.get(slot)
         usable = uncached_tokens >= 0 and cached_tokens >= 0 and now_s >= dispatched_s
         if learned is None or not (usable and math.isfinite(uncached_tokens + cached_tokens + now_s - dispatched_s)):
-            return False
+            return None
         if predicted_s is not None and predicted_s > 0:
             learned.errors.add((now_s - dispatched_s) / predicted_s - 1.0)
         work_s = self._profiles.prefill_alone_s(slot, uncached_tokens, cached_tokens)
@@ -120,7 +120,7 @@ class PrefillTimes:
         learned.service_s = kept * learned.service_s + service_s
         factor = (learned.service_s + learned.prior_work_s) / (learned.work_s + learned.prior_work_s)
         self._factors[slot] = min(max(factor, 1 / self.settings.max_factor), self.settings.max_factor)
-        return True
+        return service_s
 
     def work_s(
         self, slots: IntArray, uncached_tokens: FloatArray | float, cached_tokens: FloatArray | float = 0.0

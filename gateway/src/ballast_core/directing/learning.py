@@ -49,6 +49,7 @@ class Learner:
         self._learns_prefixes = Belief.PREFIXES in kinds
         self._learns_rates = Belief.RATES in kinds
         self._learns_hotspots = Belief.HOTSPOTS in kinds
+        self._learns_batches = Belief.BATCHES in kinds
         self.follows_progress = self._learns_rates or self._learns_step_times
         """Whether gaps between tokens teach anything."""
 
@@ -104,7 +105,7 @@ class Learner:
         slot = entry.decode_slot if entry.prefill_slot is None else entry.prefill_slot
         if slot is not None:
             plan = entry.prefill
-            self.beliefs.prefill_times.completed(
+            service_s = self.beliefs.prefill_times.completed(
                 slot,
                 dispatched_s=plan.dispatched_s,
                 uncached_tokens=plan.uncached_tokens,
@@ -112,6 +113,8 @@ class Learner:
                 predicted_s=plan.predicted_s,
                 now_s=now_s,
             )
+            if self._learns_batches and service_s is not None:
+                self.beliefs.batches.prefilled(slot, service_s, plan.uncached_tokens, plan.cached_tokens)
             if plan.other_s > 0:
                 self.beliefs.hindsight.judge(
                     predicted_s=plan.predicted_s, observed_s=now_s - plan.dispatched_s, other_s=plan.other_s
@@ -125,8 +128,11 @@ class Learner:
             self._rates.observe(slot, tokens, seconds, now_s)
         if self._learns_step_times:
             decodes, context_tokens, others = self._ledger.decode_load(slot)
-            if others or self._inventory.waiting[slot]:
-                return  # the gap tells of more than our decodes
+            if others or self._inventory.waiting[slot]:  # the gap tells of more than our decodes
+                if self._learns_batches and self._ledger.requests[Stage.PREFILL][slot] == others > 0:
+                    context = float(context_tokens - tokens)
+                    self.beliefs.batches.passed(slot, tokens, seconds, decodes, context)
+                return
             self._tokens_of[slot] += tokens
             self._seconds_of[slot] += seconds
             self._decodes_of[slot] += tokens * decodes
@@ -147,6 +153,8 @@ class Learner:
         decodes_only = ledger.requests[Stage.PREFILL] + ledger.foreign + self._inventory.waiting == 0
         told = decodes_only[slots]
         if not told.all():
+            if self._learns_batches:
+                self._add_mixed_gaps(slots[~told], more[~told], seconds[~told])
             slots, more, seconds, at_s = slots[told], more[told], seconds[told], at_s[told]
         tokens = np.bincount(slots, more, len(decodes_only))
         squares = np.bincount(slots, more * more, len(decodes_only))
@@ -157,6 +165,16 @@ class Learner:
         np.add.at(self._seconds, slots, seconds)
         if len(first := np.flatnonzero(self._since_s[slots] > at_s)):
             np.minimum.at(self._since_s, slots[first], at_s[first])
+
+    def _add_mixed_gaps(self, slots: IntArray, more: FloatArray, seconds: FloatArray) -> None:
+        """Gaps while prompts of ours were computed. The context is that on the books, before these tokens."""
+        ledger = self._ledger
+        prompts = (ledger.requests[Stage.PREFILL] > 0) & (ledger.foreign == 0)
+        passes = np.bincount(slots, more, len(prompts)) * prompts
+        took_s = np.bincount(slots, seconds, len(prompts))
+        for slot in np.flatnonzero(passes).tolist():
+            load = ledger.decoding_requests[slot], ledger.decoding_tokens[slot]
+            self.beliefs.batches.passed(slot, passes[slot], took_s[slot], *map(float, load))
 
     def ended(self, entry: Entry, outcome: Outcome, output_tokens: int, now_s: float) -> None:
         """It has ended after this many output tokens (0 if the driver does not know)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +23,18 @@ _FRESHENED = 2
 """At most this many timelines are rebuilt in one decision for their age alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How virtual batches are made."""
+
+    max_requests: int = 256
+    """N_max."""
+    batches: Literal["profile", "recent"] = "profile"
+    """Prompts in passes of the profile's token budget, or as in the endpoint's recent passes."""
+    kv_memory: bool = False
+    """Whether parts wait for KV memory."""
+
+
 @dataclass(slots=True)
 class _Kept:
     timeline: Timeline
@@ -32,15 +46,15 @@ class Forecast:
     """Timelines by slot. After a change of a slot's work, its timeline is rebuilt on the next read.
 
     Between changes an endpoint is assumed to progress as predicted. The timelines of the endpoints that a request may
-    go to are always rebuilt, so a decision sees all reported tokens where it matters. One forecast serves one value of
-    `max_requests`.
+    go to are always rebuilt, so a decision sees all reported tokens where it matters. One forecast serves one set of
+    rules.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
         self._done_at_s: FloatArray = np.zeros(16)
 
-    def remaining_s(self, view: View, book: Book, max_requests: int) -> FloatArray:
+    def remaining_s(self, view: View, book: Book, rules: Rules) -> FloatArray:
         """Seconds until each endpoint of the view has finished its present work. Shape (endpoints,)."""
         most = int(view.slots.max(initial=0)) + 1
         if most > len(self._done_at_s):
@@ -52,14 +66,14 @@ class Forecast:
         ):
             kept = self._kept.get(slot)
             if kept is None or kept.version != version:
-                self._make(view, book, index, max_requests)
+                self._make(view, book, index, rules)
             elif view.now_s - kept.made_at_s > _STALE_S and book.busy(slot):
                 aged.append((kept.made_at_s, index))
         for _, index in sorted(aged)[:_FRESHENED]:
-            self._make(view, book, index, max_requests)
+            self._make(view, book, index, rules)
         return np.maximum(self._done_at_s.take(view.slots) - view.now_s, 0.0)
 
-    def timeline(self, view: View, book: Book, index: int, max_requests: int) -> Timeline:
+    def timeline(self, view: View, book: Book, index: int, rules: Rules) -> Timeline:
         """The timeline of the endpoint with this index in the view, as of now."""
         slot = int(view.slots[index])
         kept = self._kept.get(slot)
@@ -68,28 +82,34 @@ class Forecast:
             or kept.made_at_s != view.now_s
             or kept.version != int(book.versions(view.slots[index : index + 1])[0])
         ):
-            return self._make(view, book, index, max_requests)
+            return self._make(view, book, index, rules)
         return kept.timeline
 
-    def _make(self, view: View, book: Book, index: int, max_requests: int) -> Timeline:
+    def _make(self, view: View, book: Book, index: int, rules: Rules) -> Timeline:
         slot = int(view.slots[index])
-        timeline = Timeline(outstanding(view, book, index), pace(view, index, max_requests))
+        timeline = Timeline(outstanding(view, book, index), pace(view, index, rules))
         self._kept[slot] = _Kept(timeline, int(book.versions(view.slots[index : index + 1])[0]), view.now_s)
         self._done_at_s[slot] = view.now_s + timeline.end_s
         return timeline
 
 
-def pace(view: View, index: int, max_requests: int) -> Pace:
-    """The pace of an endpoint: decodes as recalibrated from gaps between tokens, prompts from completed prefills."""
+def pace(view: View, index: int, rules: Rules) -> Pace:
+    """The pace of an endpoint: decodes as recalibrated from gaps between tokens, prompts from completed prefills.
+
+    With recent batches, passes with prompts are as the endpoint's were, once enough of them were seen.
+    """
     beliefs, slot = view.beliefs, int(view.slots[index])
     model = beliefs.step_times.model(slot)
     others = int(view.foreign_requests[index])
     ours = max(int(view.requests[index]) - others, 1)
+    recent = beliefs.batches.composition(slot, model.base) if rules.batches == "recent" else None
     return Pace(
         decoding=model.profile,
         prefilling=model.base,
-        prefill_factor=beliefs.prefill_times.factor(slot),
-        max_requests=max_requests,
+        prefill_factor=beliefs.prefill_times.factor(slot) if recent is None else recent.factor,
+        prompt_tokens=math.inf if recent is None else float(recent.prompt_tokens),
+        kv_tokens=float(model.base.kv_tokens) if rules.kv_memory else math.inf,
+        max_requests=rules.max_requests,
         others=others,
         others_tokens=others * float(view.tokens[index]) / ours,
     )

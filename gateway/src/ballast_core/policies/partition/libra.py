@@ -13,7 +13,7 @@ from ballast_core.beliefs.kinds import Belief
 from ballast_core.model.segments import Segment
 from ballast_core.policies.declaring import check_within, parameter
 from ballast_core.policies.partition.base import expected_output_tokens, least_loaded, trace
-from ballast_core.policies.partition.forecast import Forecast, outstanding, pace
+from ballast_core.policies.partition.forecast import Forecast, Rules, outstanding, pace
 from ballast_core.policies.partition.protocol import Plan
 from ballast_core.policies.partition.timeline import Part, Timeline
 from ballast_core.state.book import Book, Work, works_of
@@ -74,18 +74,22 @@ class Libra:
     is as good: within eps_s, or if both endpoints are idle (cold start). Requests that may not be cut count as work.
     The time to first token is "the request's SLO" of section 3.2, to which Algorithm 1 gives no form. Without it, an
     endpoint that only prefills gets a queue of prompts as long as others take to finish their decodes.
+    With `batches: recent`, prompts are computed in passes like the endpoint's last ones (`beliefs/recent_batches.py`),
+    as the paper has it, instead of the profile's largest ones. With `kv_memory`, a part waits until what all active
+    parts hold on average fits with it.
     Parts are predicted as if all were ready at once. The second part's wait for the first changes when it is done, but
     not how much work its endpoint has, and the work is what is balanced.
     Example: 1,024 prompt tokens and 1,024 to come, two endpoints with equal work -> a cut beyond the prompt.
     """
 
     type: ClassVar[str] = "libra"
-    needs: ClassVar[Belief] = (
-        Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
-    )
     max_probes: int = parameter(6, "Cuts to try for each order of the two endpoints (K), 1 to 64.")
     eps_s: float = parameter(0.1, "Difference of completion times in seconds that counts as balanced, 0 or more.")
     max_requests: int = parameter(256, "Requests that an endpoint works on at a time (N_max), 1 to 65536.")
+    batches: Literal["profile", "recent"] = parameter(
+        "profile", "Prompts of virtual batches: in passes of the profile's token budget, or as in recent passes."
+    )
+    kv_memory: bool = parameter(False, "Whether parts of virtual batches wait for KV memory.")
     margin_tokens: int = parameter(20, "Tokens added to every predicted output length, 0 to 1000000.")
     ttft_slo_s: float = parameter(1.0, "Time to first token that cuts should meet, in seconds; 0: no such bound.")
     cuts: Literal["any", "prompt"] = parameter(
@@ -115,6 +119,17 @@ class Libra:
             raise ValueError(f"think_tbt_slo_s: must be finite and above 0, not {self.think_tbt_slo_s!r}")
         if self.segments == 3 and self.cuts == "prompt":
             raise ValueError("segments: 3 cut the output, which cuts: prompt rules out")
+
+    @property
+    def needs(self) -> Belief:
+        """See `Partition`."""
+        read = Belief.LENGTHS | Belief.STEP_TIMES | Belief.PREFILL_TIMES | Belief.PREFIXES | Belief.PROGRESS
+        return read | Belief.BATCHES if self.batches == "recent" else read
+
+    @property
+    def rules(self) -> Rules:
+        """Of its virtual batches."""
+        return Rules(self.max_requests, self.batches, self.kv_memory)
 
     def planner(self) -> LibraPlanner:
         """A planner that keeps the endpoints' timelines while they are valid."""
@@ -149,7 +164,7 @@ class _Planning:
 
     def plan(self) -> Plan:
         policy, view, book = self._policy, self._view, self._book
-        loads = self._forecast.remaining_s(view, book, policy.max_requests)
+        loads = self._forecast.remaining_s(view, book, policy.rules)
         chosen = [int(index) for index in least_loaded(view, book, loads, 3 if policy.segments == 3 else 2)]
         traces = tuple(trace(policy.type, view, loads, index) for index in chosen)
         if len(chosen) == 1 or not any(book.busy(int(view.slots[index])) for index in chosen):
@@ -232,9 +247,9 @@ class _Planning:
             more = added.get(index, [])
             if len(more) > 1:
                 ahead = outstanding(self._view, self._book, index)
-                timeline = Timeline([*ahead, *more], pace(self._view, index, self._policy.max_requests))
+                timeline = Timeline([*ahead, *more], pace(self._view, index, self._policy.rules))
             else:
-                timeline = self._forecast.timeline(self._view, self._book, index, self._policy.max_requests)
+                timeline = self._forecast.timeline(self._view, self._book, index, self._policy.rules)
             ends.append(timeline.end_with_s(*more) if len(more) == 1 else timeline.end_s)
         return ends
 

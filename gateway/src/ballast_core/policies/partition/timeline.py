@@ -1,7 +1,8 @@
 """When one endpoint will have finished all its work, and when with one more part (Libra section 4.1).
 
-The rules are those of `placement.virtual_batches`, for one endpoint and with all parts ready at once. The timeline is
-simulated once, up to the time from which no part waits. From then on passes only decode, and the time of any number of
+The rules are those of `placement.virtual_batches`, for one endpoint and with all parts ready at once, and two that may
+be added: a number of prompt tokens for each pass, and KV memory that admitted parts need. The timeline is simulated
+once, up to the time from which no part waits. From then on passes only decode, and the time of any number of
 them is a closed form: sums over the parts in the order in which they end. One more part goes behind all others, so
 everything before its first token stays the same and is not simulated again. What remains is its own prompt, one pass
 per chunk, and two look-ups in the sums: with one more decode while it decodes, and without it afterwards. The result
@@ -10,6 +11,7 @@ equals that of a simulation from the start.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +32,11 @@ class Part(NamedTuple):
     context_tokens: int
     """Tokens of its request that are computed already."""
 
+    @property
+    def kv_tokens(self) -> float:
+        """KV that it holds while it decodes, on the average of its life."""
+        return self.context_tokens + self.prefill_tokens + self.decode_tokens / 2
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -41,6 +48,10 @@ class Pace:
     """The law of passes with prompts, and the token budget."""
     prefill_factor: float = 1.0
     """Real seconds per second of that law."""
+    prompt_tokens: float = math.inf
+    """Prompt tokens of a pass, if the budget has room for them."""
+    kv_tokens: float = math.inf
+    """KV memory: a part is admitted when what all active ones hold on average fits, or when none is active."""
     max_requests: int = 256
     """N_max: active parts at a time."""
     others: int = 0
@@ -52,6 +63,15 @@ class Pace:
     def token_budget(self) -> int:
         """Tokens of a pass, without those of foreign decodes."""
         return max(self.prefilling.max_num_batched_tokens - self.others, 1)
+
+    def room_tokens(self, decodes: int) -> int:
+        """Prompt tokens that fit into a pass beside so many of our decodes, 1 or more."""
+        return max(int(min(self.token_budget - decodes, self.prompt_tokens)), 1)
+
+    @property
+    def room_kv_tokens(self) -> float:
+        """KV memory without that of foreign decodes."""
+        return self.kv_tokens - self.others_tokens
 
     @property
     def most(self) -> int:
@@ -85,6 +105,8 @@ class _Shared(NamedTuple):
     prefill_tokens: int
     pairs: float
     room_tokens: int
+    held_tokens: float
+    """KV of all parts that are active in it."""
 
 
 class Timeline:
@@ -95,9 +117,11 @@ class Timeline:
         self._now_s = 0.0
         self._passes = 0
         self._shared: _Shared | None = None
-        self._ends: list[tuple[int, int]] = []
-        """Heap of the decoding parts: the pass after which each is done, and its context less the passes so far."""
+        self._ends: list[tuple[int, int, float]] = []
+        """Heap of the decoding parts: the pass after which each is done, its context less the passes so far, its KV."""
         self._base_tokens = 0
+        self._held_tokens = 0.0
+        """KV of the decoding parts."""
         self._simulate(list(parts))
         self._sum()
         self.end_s = self._now_s + self._elapsed_s(self._last)
@@ -106,22 +130,30 @@ class Timeline:
     # --- up to the time from which no part waits ----------------------------------------------------------------
 
     def _simulate(self, parts: list[Part]) -> None:
-        most, first, left = self._pace.most, 0, [part.prefill_tokens for part in parts]
+        first, left = 0, [part.prefill_tokens for part in parts]
         while first < len(parts):
-            if left[first] == 0 and len(self._ends) < most:
+            if not self._fits(parts[first]):
+                self._leap()
+            elif left[first] == 0:
                 self._join(parts[first])
                 self._shared = None
                 first += 1
-            elif len(self._ends) >= most:
-                self._leap()
             else:
                 first = self._mixed_pass(parts, left, first)
+
+    def _fits(self, part: Part) -> bool:
+        """Whether it may be active beside the decoding ones."""
+        if not self._ends:
+            return True
+        held = self._held_tokens + part.kv_tokens
+        return len(self._ends) < self._pace.most and held <= self._pace.room_kv_tokens
 
     def _join(self, part: Part) -> None:
         if part.decode_tokens:
             base = part.context_tokens + part.prefill_tokens - self._passes
-            heappush(self._ends, (self._passes + part.decode_tokens, base))
+            heappush(self._ends, (self._passes + part.decode_tokens, base, part.kv_tokens))
             self._base_tokens += base
+            self._held_tokens += part.kv_tokens
 
     def _leap(self) -> None:
         """Passes of decodes alone, until the first part ends and another may be admitted."""
@@ -133,18 +165,24 @@ class Timeline:
 
     def _retire(self) -> None:
         while self._ends and self._ends[0][0] <= self._passes:
-            self._base_tokens -= heappop(self._ends)[1]
+            _, base, held = heappop(self._ends)
+            self._base_tokens -= base
+            self._held_tokens -= held
 
     def _mixed_pass(self, parts: list[Part], left: list[int], first: int) -> int:
         """One pass with prompts, from the index `first` on. Returns the index of the first part not joined after it."""
         decodes = len(self._ends)
         context = self._base_tokens + decodes * self._passes
-        room = max(self._pace.token_budget - decodes, 1)
+        room = self._pace.room_tokens(decodes)
+        held, most_held = self._held_tokens, self._pace.room_kv_tokens
         last = min(len(parts), first + self._pace.most - decodes)
         tokens, pairs, end = 0, 0.0, first
         while end < last:
-            chunk = min(left[end], room)
             part = parts[end]
+            if (decodes or end > first) and held + part.kv_tokens > most_held:
+                break
+            held += part.kv_tokens
+            chunk = min(left[end], room)
             pairs += chunk * (part.context_tokens + part.prefill_tokens - left[end] + chunk / 2)
             left[end] -= chunk
             room -= chunk
@@ -153,7 +191,9 @@ class Timeline:
                 break
             end += 1
         may_share = end == len(parts) and room > 0 and decodes + end - first < self._pace.most
-        self._shared = _Shared(self._now_s, self._passes, decodes, context, tokens, pairs, room) if may_share else None
+        self._shared = None
+        if may_share:
+            self._shared = _Shared(self._now_s, self._passes, decodes, context, tokens, pairs, room, held)
         self._now_s += self._pace.mixed_s(tokens, context, pairs, decodes)
         self._passes += 1
         self._retire()
@@ -169,14 +209,17 @@ class Timeline:
         Piece q: the passes between the ends of the (q-1)th and the qth part to end, in which all later parts decode.
         """
         ends = sorted(self._ends)
-        self._until: list[int] = [end for end, _ in ends]
+        self._until: list[int] = [end for end, *_ in ends]
         self._last = self._until[-1] if ends else self._passes
         self._first: list[int] = [self._passes, *self._until]
         """The pass after which each piece begins; the last piece begins when all parts are done."""
         first, count = np.array(self._first, np.float64), len(ends)
         decodes = count - np.arange(count + 1)
-        base = np.array([base for _, base in ends] + [0], np.float64)
+        base = np.array([base for _, base, _ in ends] + [0], np.float64)
         base = np.cumsum(base[::-1])[::-1]
+        held = np.array([held for *_, held in ends] + [0.0], np.float64)
+        self._held: FloatArray = np.cumsum(held[::-1])[::-1]
+        """KV of the decoding parts in each piece."""
         read_s = self._pace.read_s
         reads_s = read_s * (base + decodes * first + self._pace.others_tokens)
         growth_s = read_s * decodes
@@ -213,20 +256,20 @@ class Timeline:
             return self.end_s
         now_s, passes = self._now_s, self._passes
         shared = self._shared
-        if shared is not None and left:
+        if shared is not None and left and shared.held_tokens + part.kv_tokens <= pace.room_kv_tokens:
             chunk = min(left, shared.room_tokens)
             pairs = shared.pairs + chunk * (context + chunk / 2)
             now_s = shared.now_s + pace.mixed_s(
                 shared.prefill_tokens + chunk, shared.context_tokens, pairs, shared.decodes
             )
             left, context = left - chunk, context + chunk
-        elif len(self._until) >= pace.most:
-            passes = self._until[len(self._until) - pace.most]
+        elif piece := self._first_with_room(part):
+            passes = self._until[piece - 1]
             now_s += self._elapsed_s(passes)
         while left:
             piece = bisect_right(self._until, passes)
             decodes = len(self._until) - piece
-            chunk = min(left, max(pace.token_budget - decodes, 1))
+            chunk = min(left, pace.room_tokens(decodes))
             reads = self._base[piece] + decodes * passes
             now_s += pace.mixed_s(chunk, reads, chunk * (context + chunk / 2), decodes)
             left, context, passes = left - chunk, context + chunk, passes + 1
@@ -235,3 +278,13 @@ class Timeline:
             own = part.decode_tokens * context + part.decode_tokens * (part.decode_tokens - 1) / 2
             now_s += self._elapsed_s(over, 1) - self._elapsed_s(passes, 1) + pace.read_s * own
         return now_s + (self._elapsed_s(self._last) - self._elapsed_s(over) if over < self._last else 0.0)
+
+    def _first_with_room(self, part: Part) -> int:
+        """The first piece in which it may be active; in the last one no other part is."""
+        count = len(self._until)
+        piece = max(count - self._pace.most + 1, 0)
+        if self._pace.kv_tokens == math.inf:
+            return piece
+        fits = self._held[piece:] + part.kv_tokens <= self._pace.room_kv_tokens
+        fits[-1] = True
+        return piece + int(np.argmax(fits))
