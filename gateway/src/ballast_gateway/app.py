@@ -485,6 +485,7 @@ class Gateway:
                 service="ballast-gateway",
                 whose=self.whose,
                 endpoint=asked.endpoint,
+                protocol=asked.protocol,
                 sample_ratio=asked.sample_ratio,
                 follow_clients=asked.follow_clients,
                 now_s=self.driver.now_s,
