@@ -133,6 +133,21 @@ def without_control_fields(document: JsonObject, dropped: frozenset[str] = CONTR
     return {**(document if kept is None else kept), "vllm_xargs": cleaned}
 
 
+def keeps_nothing(document: JsonObject) -> bool:
+    """Whether a body for `/v1/responses` says itself that its answer is not kept; else `store: false` is to be added.
+
+    A kept response is on one engine, and the next request may go to any. Raises `InvalidBody` where one is asked for.
+    """
+    if document.get("previous_response_id") is not None:
+        raise InvalidBody(
+            "previous_response_id: responses are not kept; send the whole conversation as input", "previous_response_id"
+        )
+    for field in ("background", "store"):
+        if document.get(field) not in (None, False):
+            raise InvalidBody(f"{field}: responses are not kept; send false, or leave it out", field)
+    return document.get("store") is False
+
+
 def _without(fields: JsonObject, dropped: frozenset[str]) -> JsonObject | None:
     if dropped.isdisjoint(fields):
         return None
