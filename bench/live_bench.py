@@ -4,7 +4,8 @@ A real admin port serves real streams to clients in another process. The fleet i
 never asked for anything, and 400 requests stand on the books. Every 5 ms one of them goes on (a prompt ends, a first
 token comes, a request ends and another one comes), so 200 steps of requests a second change rows. What they cost by
 themselves is in every line, so lines are compared with that of 0 watchers; the cost of making frames alone
-(`Watchers.spent_s`) stands beside it.
+(`Watchers.spent_s`) stands beside it. With `--gateways N` so many gateways hear each other in this one process, each
+with such a load: lines are of all of them, so what the others spend on being asked is in them, too.
 """
 
 from __future__ import annotations
@@ -20,12 +21,17 @@ import tempfile
 import time
 from collections import deque
 from pathlib import Path
+from statistics import median
+
+import msgspec
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role
 from ballast_gateway.app import Gateway
 from ballast_gateway.driver import Ticket
-from ballast_gateway.live.rows import EVENTS
+from ballast_gateway.live.rows import EVENTS, Frame
+from ballast_gateway.live.shares import answers
+from ballast_gateway.podapi.messages import SHARE
 from ballast_gateway.records import RequestRecord
 
 WATCH = """
@@ -37,20 +43,29 @@ with urllib.request.urlopen(sys.argv[1]) as stream:
 LINE = "{:>8} {:>16} {:>16} {:>14} {:>12} {:>12}"
 
 
-async def gateway_of(endpoints: int, folder: Path) -> Gateway:
-    """A gateway that knows so many endpoints, a fifth of them for prefill."""
-    (folder / "endpoints.yaml").write_text('{"endpoints": []}')
+async def gateway_of(endpoints: int, folder: Path, peers: list[Gateway] | None) -> Gateway:
+    """A gateway that knows so many endpoints, a fifth of them for prefill; None: there are no other gateways."""
+    file = folder / f"endpoints-{len(peers or ())}.yaml"
+    file.write_text('{"endpoints": []}')
     settings = {
         "model": {"servedNames": ["tiny"]},
-        "discovery": {"file": str(folder / "endpoints.yaml")},
+        "discovery": {"file": str(file)},
         "listeners": {"host": "127.0.0.1", "proxy": 0, "admin": 0},
         "scrape": {"intervalS": 3600, "failuresUntilLost": 1000},
         "objectives": [{"name": name, "ttftS": 2, "attainment": 0.99, "match": {}} for name in ("chat", "code")],
         "limits": {"maxInFlight": 10_000},
         "policy": {"admission": {"type": "open"}},
     }
+    if peers is not None:
+        (folder / "token").write_text("fleet-" * 8)
+        settings["podApi"] = {"tokenFile": str(folder / "token"), "port": 0}
+        settings["peers"] = {"addresses": [pod_api_of(each) for each in peers]}
     gateway = Gateway(GatewaySettings.parse(settings), out=io.StringIO())
     await gateway.start()
+    for each in peers or ():
+        everybody = {pod_api_of(one) for one in (*(peers or ()), gateway) if one is not each}
+        assert each.pod_api is not None
+        each.pod_api.view.follow_peers(sorted(everybody))
     for number in range(endpoints):
         role = Role.PREFILL if number % 5 == 0 else Role.DECODE
         profile = ("a100-qwen3-32b", "h20-qwen3-32b")[number % 2]
@@ -59,6 +74,11 @@ async def gateway_of(endpoints: int, folder: Path) -> Gateway:
         seen = Observation(gateway.driver.now_s(), 4, 0, 0.3)
         gateway.fleet.scraped(gateway.fleet.members[endpoint.id], seen)
     return gateway
+
+
+def pod_api_of(gateway: Gateway) -> str:
+    """Where the others hear it."""
+    return f"127.0.0.1:{gateway.ports['pod_api']}"
 
 
 async def work(gateway: Gateway, requests: int) -> None:
@@ -122,13 +142,40 @@ async def watched(gateway: Gateway, watchers: int, seconds: float) -> tuple[floa
     return cpu_ms, frames_ms, sent / 1e3 / share, events / share
 
 
+def share_costs(gateway: Gateway) -> str:
+    """Processor time of one gateway's share: the answer that it makes once a second, and its reading by who asked."""
+    tell, decode = answers(gateway.live.taking)[SHARE], msgspec.json.Decoder(Frame).decode
+    now = gateway.live.taking.snapshot(0)
+    second = {"ended": str(now.ended - 70), "decided": str(now.decided - 140)}
+    lines = []
+    for title, query in (("the first", {}), ("each second", second)):
+        made, read, size = [], [], 0
+        for _ in range(200):
+            began_s = time.thread_time()
+            said = tell(query) or b""
+            between_s = time.thread_time()
+            decode(said)
+            made.append(between_s - began_s)
+            read.append(time.thread_time() - between_s)
+            size = len(said)
+        lines.append(f"{title}: {1e3 * median(made):.2f} ms, {1e3 * median(read):.2f} ms to read, {size / 1e3:.0f} kB")
+    return "a share, medians of 200; " + "; ".join(lines)
+
+
 async def main(arguments: argparse.Namespace) -> None:
     """Print a line for each number of watchers."""
     with tempfile.TemporaryDirectory(prefix="ballast-live-bench-") as folder:
-        gateway = await gateway_of(arguments.endpoints, Path(folder))
-        working = asyncio.create_task(work(gateway, arguments.requests))
+        gateways: list[Gateway] = []
+        for _ in range(arguments.gateways):
+            peers = gateways if arguments.gateways > 1 else None
+            gateways.append(await gateway_of(arguments.endpoints, Path(folder), None if peers is None else [*peers]))
+        gateway, share = gateways[0], arguments.requests // arguments.gateways
+        working = [asyncio.create_task(work(each, share)) for each in gateways]
         try:
-            print(f"{arguments.endpoints} endpoints, {arguments.requests} requests in flight, 200 changes a second")
+            print(
+                f"{arguments.endpoints} endpoints, {share * arguments.gateways} requests in flight at "
+                f"{arguments.gateways} gateways, 200 changes a second at each"
+            )
             print(LINE.format("watchers", "all, ms/s", "above none, ms/s", "frames, ms/s", "kB/s each", "frames/s"))
             none: list[float] = []
             for _ in range(arguments.rounds):
@@ -139,17 +186,23 @@ async def main(arguments: argparse.Namespace) -> None:
                     more = all_ms - none[-1]
                     row = (f"{all_ms:.1f}", f"{more:.1f}" if watchers else "-", f"{frames_ms:.2f}")
                     print(LINE.format(watchers, *row, f"{kb:.0f}" if watchers else "-", f"{events:.1f}"), flush=True)
-            if working.done():
-                working.result()
+            if len(gateways) > 1:
+                print(share_costs(gateways[1]))
+            for each in working:
+                if each.done():
+                    each.result()
         finally:
-            working.cancel()
-            await gateway.close()
+            for each in working:
+                each.cancel()
+            for one in gateways:
+                await one.close()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--endpoints", type=int, default=100)
     parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=2)
     logging.disable()  # of scrapes that nobody answers

@@ -14,7 +14,10 @@ from playwright.async_api import Page, async_playwright, expect
 
 from ballast_core.model import Endpoint, EndpointId, Observation, Outcome, Request, RequestId, Role
 from ballast_core.model.effects import Migrate
-from tests.support.gateway_kit import RunningGateway, running_gateway
+from tests.gateway.test_live_together import two_gateways
+from tests.support.gateway_kit import RunningGateway, post, raw_exchange, running_gateway
+from tests.support.scripted_engine import decode_script, prefill_script, scripted_engine
+from tests.support.view_kit import view_of
 
 CHROMIUM = shutil.which("chromium", path=f"{os.environ.get('PATH', '')}:/usr/bin")
 pytestmark = pytest.mark.skipif(
@@ -112,6 +115,33 @@ async def test_the_page_shows_the_fleet_and_explains_a_request_whatever_its_name
         assert await page.title() == "Ballast, live"
 
         await fits_a_phone_and_comes_back(open_page, gateway)
+
+
+async def test_the_page_of_one_gateway_shows_what_another_has_done(tmp_path: Path) -> None:
+    """A request that the other one dispatched, its reasons, its end; and alone what this one has done itself."""
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(decode_script) as decode,
+        two_gateways(tmp_path, {"p0": prefill.address, "d0": decode.address}) as (first, second),
+        browsing() as open_page,
+    ):
+        page = await open_page()
+        await page.goto(f"http://127.0.0.1:{first.ports['admin']}/")
+        await expect(page.locator("#who")).to_contain_text("all 2 gateways")
+        await expect(page.locator("#scope")).to_contain_text("are sums, asked of the others")
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
+        await raw_exchange(second.ports["proxy"], post("/v1/completions", body, "x-request-id: far"), answers=1)
+        row = page.locator("#done tbody tr")
+        await expect(row).to_contain_text(f"{view_of(second).me}/far")
+        await expect(page.locator(".class")).to_contain_text("1 of 1")
+        await row.locator("button").click()
+        await expect(page.locator("#told .cost")).to_have_count(3)
+        await expect(page.locator("#told")).to_contain_text("Prompt placed")
+        await page.keyboard.press("Escape")
+        await page.mouse.move(0, 0)  # lists stand still below the pointer
+        await page.select_option("#part", "only=1")
+        await expect(page.locator("#who")).to_contain_text(view_of(first).me)
+        await expect(row).to_have_count(0)
 
 
 async def enters(page: Page) -> None:

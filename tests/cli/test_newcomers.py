@@ -1,5 +1,10 @@
 """What a newcomer tries first works, or is refused with the fix."""
 
+import contextlib
+import os
+import pty
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -50,3 +55,50 @@ def test_an_unknown_workload_is_answered_with_the_nearest() -> None:
     answer = CliRunner().invoke(app, ["load", "--url", "http://127.0.0.1:9", "--model", "m", "--workload", "chatt"])
     assert answer.exit_code == 2
     assert "did you mean chat?" in " ".join(answer.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["simulate", *RUN, "--endpoints", "1P1D@h20", "--rate", "2rps"],
+            "'--rate': is not a number; write digits without a unit",
+        ),
+        (["simulate", *RUN, "--endpoints", "1P1D@h20", "--duration", "5m"], "'--duration': is not a number"),
+        (["adopt", "deployment.yaml"], "(deployment.yaml); all that it takes are options"),
+        (
+            ["simulate", "--workload", "chat", "--endpoints", "1P1D@h20", "--rate", "1e9", "--duration", "5"],
+            "--rate: 1e+09 requests a second for 5 s are more than the 100,000,000 requests",
+        ),
+        (
+            ["engine-sim", "serve", "m", "--port", "99999"],
+            "argument --port: must be a port from 0 to 65535, not '99999'",
+        ),
+        (["engine-sim", "serve", "m", "--port", "-1"], "--port"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_meant_is_refused_in_words(words: list[str], said: str) -> None:
+    answer = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
+    assert answer.exit_code == 2
+    assert said in " ".join(answer.output.split())
+
+
+def test_lists_fit_a_terminal_and_have_one_row_a_line_in_pipes() -> None:
+    """80 columns, as `script` gives them; names stay in their own column."""
+    command = [sys.executable, "-c", "from ballast_cli.main import app; app()", "policies"]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert max(map(len, piped)) > 80
+    main, side = pty.openpty()
+    with subprocess.Popen(command, stdout=side, env={**os.environ, "COLUMNS": "80"}) as process:
+        os.close(side)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal says that nobody writes there any more
+            while part := os.read(main, 65536):
+                shown += part
+        assert process.wait() == 0
+    os.close(main)
+    lines = shown.decode().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) > len(piped)
+    assert "".join("".join(lines).split()) == "".join("".join(piped).split())

@@ -113,6 +113,15 @@ def test_an_address_that_cannot_be_asked_is_one_line(url: str) -> None:
     assert result.output.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [("--interval", "0"), ("--interval", "nan")])
-def test_an_interval_that_cannot_be_is_refused(arguments: Sequence[str]) -> None:
+def test_the_head_says_whose_sums_these_are() -> None:
+    about = About(
+        whose="2 of 3 gateways", models="tiny", policies={}, name="gw-0", view=True, peers=2, agents=4, together=2
+    )
+    assert shown(frame(about=about))[:3] == ["2 of 3 gateways tiny", "", "asked by gw-0, which hears 4 agents"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--interval", "0"), ("--interval", "nan"), ("--only", "--worker", "1")], ids=" ".join
+)
+def test_options_that_cannot_be_are_refused(arguments: Sequence[str]) -> None:
     assert asked(*arguments).exit_code == 2

@@ -336,7 +336,7 @@ async def watched(client: httpx.AsyncClient, url: str, mine: dict[str, str]) -> 
     assert (await client.get(f"{url}{PAGE}")).content == page().body
     assert (await client.get(f"{url}{EVENTS}")).status_code == 401
     assert (await client.get(f"{url}{EVENTS}", params={"worker": "2"}, headers=mine)).status_code == 404
-    together = "this gateway with all 2 workers"
+    together = "all 2 workers"
     for params, whose in (({"worker": "1"}, "worker 1"), ({}, together)):
         async with client.stream("GET", f"{url}{EVENTS}", params=params, headers=mine) as answer:
             assert (answer.status_code, answer.headers[WORKERS]) == (200, "2")

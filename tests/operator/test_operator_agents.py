@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ballast_api.loading import parse_settings
+from ballast_gateway.agent.command import read
 from ballast_operator.kinds import Manifest
 from ballast_operator.planning.plan import plan
 from ballast_operator.planning.planned import Plan
@@ -101,6 +102,25 @@ def test_an_overlay_changes_the_agent_by_its_name() -> None:
     result = plan(observed(serving_pool(FLEET[0], decode, gateway={"face": "Picker"})))
     (agent,) = template(result, "chat-decode")["spec"]["initContainers"]
     assert (agent["image"], agent["restartPolicy"]) == ("own/ballast:1", "Always")
+
+
+def test_an_agent_traces_by_the_environment_that_a_pools_template_gives_it() -> None:
+    """Beside what it has anyway; the agent's own command reads it. The engine's container stays as it was."""
+    wanted = [
+        {"name": "BALLAST_TRACE_ENDPOINT", "value": "http://collector:4318"},
+        {"name": "OTEL_EXPORTER_OTLP_PROTOCOL", "value": "http/protobuf"},
+    ]
+    overlay = {"spec": {"initContainers": [{"name": "agent", "env": wanted}]}}
+    decode = pool("decode", "Decode", template=overlay)
+    changed = plan(observed(serving_pool(FLEET[0], decode, gateway={"face": "Picker"})))
+    pod, plain = template(changed, "chat-decode")["spec"], template(behind("Picker"), "chat-decode")["spec"]
+    (agent,), (before,) = pod["initContainers"], plain["initContainers"]
+    assert [each for each in agent["env"] if each not in before["env"]] == wanted
+    assert [each for each in before["env"] if each not in agent["env"]] == []
+    assert pod["containers"] == plain["containers"]
+    values = {each["name"]: each.get("value", "pod") for each in agent["env"]}
+    assert agent["args"][0] == "agent"
+    assert read(agent["args"][1:], values)[0].trace_endpoint == "http://collector:4318"
 
 
 def test_the_status_says_what_becomes_of_requests_behind_an_envoy() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class Receiver:
     closed: threading.Event = field(default_factory=threading.Event)
     discards: bool = False
     batches: int = 0
+    protobuf: list[bytes] = field(default_factory=list)
+    """Bodies in protobuf: read by `from_protobuf`."""
 
     def take(self, headers: dict[str, str], body: bytes) -> None:
         self.batches += 1
@@ -57,7 +63,14 @@ class Receiver:
             body = gzip.decompress(body)
         self.headers.append(headers)
         self.raw.append(body)
-        for of_resource in json.loads(body)["resourceSpans"]:
+        if headers["content-type"] == "application/x-protobuf":
+            self.protobuf.append(body)
+            return
+        self.read(json.loads(body))
+
+    def read(self, said: dict[str, Any]) -> None:
+        """One request in JSON."""
+        for of_resource in said["resourceSpans"]:
             resource = _values(of_resource["resource"]["attributes"])
             for of_scope in of_resource["scopeSpans"]:
                 self.spans += [_span(each, resource) for each in of_scope["spans"]]
@@ -97,6 +110,45 @@ def _span(said: dict[str, Any], resource: dict[str, Any]) -> Received:
         resource=resource,
         state=said.get("traceState", ""),
     )
+
+
+OFFICIAL: Final = next(iter(sorted((Path(__file__).parents[2] / ".tools").glob("otlp-*"))), None)
+"""OpenTelemetry's own messages in a folder of their own: they cannot be installed beside those of xds-protos."""
+_DECODE: Final = """
+import sys
+import opentelemetry
+opentelemetry.__path__ = [sys.argv[1] + "/opentelemetry"]
+from google.protobuf.json_format import MessageToJson
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+for line in sys.stdin:
+    message = ExportTraceServiceRequest.FromString(bytes.fromhex(line))
+    print(MessageToJson(message, indent=None, use_integers_for_enums=True))
+"""
+
+
+def from_protobuf(bodies: Sequence[bytes]) -> list[dict[str, Any]]:
+    """What OpenTelemetry's own package reads, in OTLP's JSON: ids are hexadecimal there."""
+    assert OFFICIAL is not None
+    said = subprocess.run(
+        [sys.executable, "-c", _DECODE, str(OFFICIAL)],
+        input="\n".join(body.hex() for body in bodies),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    requests = [json.loads(line) for line in said.stdout.splitlines()]
+    for request in requests:
+        for span in _spans(request):
+            for holder in (span, *span.get("links", ())):
+                for name in {"traceId", "spanId", "parentSpanId"} & holder.keys():
+                    holder[name] = b64decode(holder[name]).hex()
+    return requests
+
+
+def _spans(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for of_resource in request["resourceSpans"]:
+        for of_scope in of_resource["scopeSpans"]:
+            yield from of_scope["spans"]
 
 
 @contextmanager

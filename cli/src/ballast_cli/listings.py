@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -97,4 +100,12 @@ def _print(rows: Sequence[Mapping[str, Any]], json_out: bool, line: Callable[[Ma
         if row.get("kind") != kind:
             kind = row["kind"]
             typer.echo(f"{str(kind).capitalize()}:")
-        typer.echo(f"{row['name']:<{width}}  {line(row)}")
+        typer.echo(_fitted(f"{row['name']:<{width}}  {line(row)}", width + 2))
+
+
+def _fitted(text: str, indent: int) -> str:
+    """Wrapped below its second column on a terminal; one line for pipes."""
+    if not sys.stdout.isatty():
+        return text
+    columns = max(shutil.get_terminal_size().columns, indent + 30)
+    return textwrap.fill(text, columns, subsequent_indent=" " * indent, break_on_hyphens=False)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from ballast_cli import (
     adopt,
@@ -50,6 +51,9 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except TyperException as error:
+            _make_plain(error)
+            raise
         except ModuleNotFoundError as error:
             needed = missing_extra(ctx.invoked_subcommand, error)
             if needed is None:
@@ -66,6 +70,15 @@ class _Commands(TyperGroup):
         rows = [(name, _sentence(command.help or "")) for name, command in known if command and not command.hidden]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _make_plain(error: Any) -> None:
+    """A refusal of the option parser with what to do instead."""
+    said = getattr(error, "message", "")
+    if "unable to parse string" in said:
+        error.message = "is not a number; write digits without a unit, the unit is in --help"
+    elif said.startswith("Got unexpected extra argument"):
+        error.message = f"{said}; all that it takes are options: --NAME VALUE"
 
 
 def _sentence(text: str) -> str:

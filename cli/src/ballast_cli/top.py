@@ -1,4 +1,4 @@
-"""`ballast top`: the fleet as one gateway sees it, in the terminal; the same snapshot as the live page."""
+"""`ballast top`: the fleet as its gateways see it, in the terminal; the same snapshot as the live page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ def top_command(
         str | None, typer.Option(envvar="BALLAST_ADMIN_TOKEN", help="The admin token, where the gateway asks for one.")
     ] = None,
     worker: Annotated[
-        int | None, typer.Option(help="Of a gateway with workers: which one. Default: all together.")
+        int | None, typer.Option(help="Of a gateway with workers: what this one has done. Default: all together.")
     ] = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="What this gateway has done itself. Default: all gateways of the fleet.")
+    ] = False,
+    *,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot and end, as pipes and scripts do.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two snapshots.")] = 1.0,
 ) -> None:
@@ -33,19 +37,22 @@ def top_command(
 
     if not 0.1 <= interval <= 60:
         raise typer.BadParameter(f"must be from 0.1 to 60, not {interval:g}", param_hint="--interval")
+    if only and worker is not None:
+        raise typer.BadParameter("is what --worker asks for already; give one of the two", param_hint="--only")
+    asked = {"only": "1"} if only else {} if worker is None else {"worker": str(worker)}
     try:
-        frame = _asked(gateway, token, worker)
+        frame = _asked(gateway, token, asked)
         console = narrow_console()
         if once or not console.is_terminal:
             console.print(screen(frame, None, None))
             return
-        _watch(gateway, token, worker, interval, frame)
+        _watch(gateway, token, asked, interval, frame)
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
 
 
-def _watch(gateway: str, token: str | None, worker: int | None, interval_s: float, frame: Frame) -> None:
+def _watch(gateway: str, token: str | None, asked: dict[str, str], interval_s: float, frame: Frame) -> None:
     import time
 
     from rich.live import Live
@@ -57,13 +64,13 @@ def _watch(gateway: str, token: str | None, worker: int | None, interval_s: floa
         with Live(screen(frame, None, console.height), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval_s)
-                before, frame = frame, _asked(gateway, token, worker)
+                before, frame = frame, _asked(gateway, token, asked)
                 live.update(screen(frame, before, console.height), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def _asked(gateway: str, token: str | None, worker: int | None) -> Frame:
+def _asked(gateway: str, token: str | None, asked: dict[str, str]) -> Frame:
     """One snapshot. Raises `ValueError` in plain words."""
     import httpx
     import msgspec
@@ -72,9 +79,8 @@ def _asked(gateway: str, token: str | None, worker: int | None) -> Frame:
 
     url = f"{gateway.rstrip('/')}{LIVE}"
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    params = {} if worker is None else {"worker": str(worker)}
     try:
-        answer = httpx.get(url, headers=headers, params=params, timeout=_WAIT_S, trust_env=False)
+        answer = httpx.get(url, headers=headers, params=asked, timeout=_WAIT_S, trust_env=False)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise ValueError(f"--gateway: {gateway!r} is no address such as http://127.0.0.1:9090 ({error})") from None
     except UnicodeEncodeError:

@@ -45,9 +45,15 @@ def plain(text: str) -> str:
 def _head(frame: Frame, before: Frame | None) -> Text:
     about, said = frame.about, Text()
     if about is not None:
-        said.append(plain(" ".join(filter(None, (about.name or about.whose, about.models)))) + "\n", style="bold")
+        said.append(
+            plain(" ".join(filter(None, (about.whose if about.together else about.name or about.whose, about.models))))
+            + "\n",
+            style="bold",
+        )
         said.append(", ".join(f"{kind} {policy}" for kind, policy in about.policies.items()) + "\n", style="dim")
-        if about.view:
+        if about.together:
+            said.append(f"asked by {about.name}, which hears {about.agents} agents\n", style="dim")
+        elif about.view:
             leads = "leads" if about.leads else "does not lead"
             said.append(f"{leads}; hears {about.peers} other gateways, {about.agents} agents\n", style="dim")
     said.append(f"in flight {frame.own}")
@@ -63,7 +69,7 @@ def _head(frame: Frame, before: Frame | None) -> Text:
         span_s = frame.unix_s - before.unix_s
         ended = frame.ended - before.ended
         said.append(f"\narriving {max(0, ended + frame.own - before.own) / span_s:.1f}/s")
-        said.append(f"   finished {ended / span_s:.1f}/s")
+        said.append(f"   finished {max(0, ended) / span_s:.1f}/s")
     else:
         said.append(f"\nfinished {frame.ended}")
     steps = [row.step_ms for row in frame.endpoints if row.step_ms is not None]

@@ -43,6 +43,7 @@ from ballast_gateway.kv_metrics import KvMetrics
 from ballast_gateway.labelled import Labelled
 from ballast_gateway.learned_profiles import profiles_report
 from ballast_gateway.live.serving import Live
+from ballast_gateway.live.shares import Shares, answers
 from ballast_gateway.live.taking import Taking
 from ballast_gateway.logs import ALONE, LineWriter, RequestLog, Whose
 from ballast_gateway.metrics import Metrics
@@ -67,6 +68,7 @@ from ballast_gateway.tls_metrics import TlsMetrics
 from ballast_gateway.tokenizing import Tokenizing
 from ballast_gateway.tracing.starting import CannotTrace, tracing_of
 from ballast_gateway.traffic import Bounds, TrafficRecorder
+from ballast_gateway.view.fleet_view import FleetView
 from ballast_gateway.view.service import PodApi
 from ballast_gateway.who_may_ask import WhoMayAsk
 
@@ -191,21 +193,24 @@ class Gateway:
         self._lines = LineWriter(out, loop, shared=settings.workers > 1)
         self._request_log = RequestLog(self._lines, unix_s=unix_s, whose=whose)
         self.pod_api = PodApi(settings, self.driver, self.pool) if settings.pod_api.token_file is not None else None
-        self.live = Live(
-            Taking(
-                director=director,
-                fleet=self.fleet,
-                decisions=self.decisions,
-                attainment=self.attainment,
-                now_s=self.driver.now_s,
-                unix_s=unix_s,
-                whose=whose,
-                models=lambda: self._served,
-                view=None if self.pod_api is None else self._view_in_short,
-            )
-        )
+        self.live = self._live(unix_s)
         self.proxy: ProxyFace | None = None
         self.picker: PickerServer | None = None
+
+    def _live(self, unix_s: float) -> Live:
+        taking = Taking(
+            director=self.driver.director,
+            fleet=self.fleet,
+            decisions=self.decisions,
+            attainment=self.attainment,
+            now_s=self.driver.now_s,
+            unix_s=unix_s,
+            whose=self.whose,
+            models=lambda: self._served,
+            view=None if self.pod_api is None else self._view_in_short,
+        )
+        unit = "workers" if self.settings.workers > 1 else "gateways"
+        return Live(taking, Shares(taking, self._others, unit=unit))
 
     def _listen(self) -> None:
         """Listen to engines' KV events, where that is asked for and while a policy reads what they tell."""
@@ -253,6 +258,9 @@ class Gateway:
         view = self.pod_api.view
         return view.me, view.leads, *view.connected()
 
+    def _others(self) -> FleetView | None:
+        return self.pod_api.view if self.pod_api is not None and self.pod_api.started else None
+
     def _asked_to_drain(self, on: bool) -> None:
         self._draining = on
 
@@ -280,6 +288,7 @@ class Gateway:
                 drain=self._asked_to_drain,
                 synced=lambda: self.fleet.synced,
                 on_engine=self._engine_said,
+                asked=answers(self.live.taking),
             )
             self.ports["pod_api"] = self.pod_api.port
             self.metrics.watch_view(self.pod_api.view)
@@ -476,6 +485,7 @@ class Gateway:
                 service="ballast-gateway",
                 whose=self.whose,
                 endpoint=asked.endpoint,
+                protocol=asked.protocol,
                 sample_ratio=asked.sample_ratio,
                 follow_clients=asked.follow_clients,
                 now_s=self.driver.now_s,
@@ -610,7 +620,7 @@ class Gateway:
         server = AdminServer(probes, host, port)
         self.ports["admin"] = server.port
         self._closing.push_async_callback(server.aclose)
-        self._closing.callback(self.live.watchers.close)
+        self._closing.callback(self.live.close)
 
 
 def _naming_key(said: str) -> bytes:

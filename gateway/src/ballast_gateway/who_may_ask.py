@@ -76,11 +76,6 @@ class WhoMayAsk:
         given = next((value for name, value in headers if name == b"authorization"), b"")
         return None if secrets.compare_digest(given, b"Bearer " + token) else _NO_TOKEN
 
-    def own_authorization(self) -> dict[bytes, bytes]:
-        """The header with which we ask those who judge by the same file; empty where none is needed."""
-        token = None if self._token_file is None else self._token(self._token_file)
-        return {} if token is None else {b"authorization": b"Bearer " + token}
-
     def _token(self, file: Path) -> bytes | None:
         """The token; None if the file has none. A change of what is wrong with it is logged."""
         problem, token = "", b""

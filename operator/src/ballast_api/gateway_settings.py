@@ -38,6 +38,7 @@ from ballast_api.policy_fit import misfits
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.service_level_objective import ServiceLevelObjectiveSpec
 from ballast_api.settings_changes import RESTARTS
+from ballast_api.trace_protocols import TraceProtocol
 from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.canary import Canary
 
@@ -459,6 +460,9 @@ class Tracing(ApiModel):
     endpoint: Annotated[str, AfterValidator(_receiver)] | None = None
     """Base URL of an OTLP/HTTP receiver, such as http://collector:4318. Left out, OTEL_EXPORTER_OTLP_ENDPOINT says it,
     or http://localhost:4318 is taken."""
+    protocol: TraceProtocol | None = None
+    """What the receiver gets over HTTP; all take both. Left out, OTEL_EXPORTER_OTLP_PROTOCOL says it, or http/json is
+    taken."""
     sample_ratio: ShareRatio | None = None
     """Share of the traces that begin here which are recorded. Left out, OTEL_TRACES_SAMPLER says it, or all are."""
     follow_clients: bool = True

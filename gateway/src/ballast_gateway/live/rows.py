@@ -18,6 +18,8 @@ REQUEST: Final = f"{LIVE}/request"
 PAGE: Final = "/ballast/live"
 WORKERS: Final = "x-ballast-workers"
 """Header of a stream that one of so many workers gives: `?worker=N` asks for another."""
+ONLY: Final = "only"
+"""Query parameter: with any value but an empty one, what this gateway has done itself, and nothing of the others."""
 
 
 class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
@@ -142,6 +144,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     """Other gateways that it hears."""
     view: bool = False
     """Whether it is told what other gateways do."""
+    together: int = 0
+    """Of how many gateways counts, ended requests and attainment are; 0: of this one."""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,15 +154,15 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     unix_s: float
     own: int
-    """This gateway's requests in flight."""
+    """Requests in flight of the gateways that this is about."""
     others: int
-    """Other gateways'."""
+    """Other gateways', on the books of this one."""
     waiting: int
     """Requests without an endpoint, for want of capacity."""
     wait_s: float
     """Expected time until what waits now has been dispatched."""
     ended: int
-    """Requests that have ended at this gateway, ever."""
+    """Requests that have ended at these gateways, ever."""
     decided: int
     """Decisions, ever."""
     about: About | None = None

@@ -9,7 +9,8 @@ from urllib.parse import parse_qs
 
 from ballast_gateway.live.frames import encoded
 from ballast_gateway.live.page import page
-from ballast_gateway.live.rows import EVENTS, LIVE, PAGE, REQUEST
+from ballast_gateway.live.rows import EVENTS, LIVE, ONLY, PAGE, REQUEST
+from ballast_gateway.live.shares import Shares
 from ballast_gateway.live.taking import Taking
 from ballast_gateway.live.watchers import MOST_WATCHERS, TooMany, Watchers
 
@@ -34,38 +35,60 @@ async def serve_page(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Live:
-    """An ASGI application for the paths below `LIVE`."""
+    """An ASGI application for the paths below `LIVE`: of all gateways, or with `only` in the query of this one."""
 
-    def __init__(self, taking: Taking) -> None:
+    def __init__(self, taking: Taking, shares: Shares) -> None:
         self.taking = taking
-        self.watchers = Watchers(taking.snapshot)
+        self.shares = shares
+        self.watchers = Watchers(shares.frame)
+        """Of all gateways."""
+        self.own_watchers = Watchers(taking.snapshot)
         self._answers = {LIVE: self._snapshot, REQUEST: self._story, EVENTS: self._events}
 
     def answers(self, path: str) -> bool:
         """Whether a path is one of these."""
         return path in self._answers
 
+    def close(self) -> None:
+        """End every stream, and ask nobody any more."""
+        self.watchers.close()
+        self.own_watchers.close()
+        self.shares.close()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a GET."""
         await self._answers[scope["path"]](scope, receive, send)
 
     async def _snapshot(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, 200, encoded(self.taking.snapshot(0)), _JSON)
+        frame = self.taking.snapshot(0) if _asked(scope, ONLY) else await self.shares.snapshot()
+        await respond(send, 200, encoded(frame), _JSON)
 
     async def _story(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True).get("id", [""])
-        story = self.taking.story(asked[0])
+        """The gateway of a request knows it best."""
+        request_id = _asked(scope, "id")
+        story = self.taking.story(request_id)
+        if story is None or self.taking.is_anothers(request_id):
+            told = await self.shares.story(request_id)
+            if told is not None:
+                await respond(send, 200, told, _JSON)
+                return
         if story is None:
             await _refuse(send, 404, "no request of this id is in flight or has ended lately")
         else:
             await respond(send, 200, encoded(story), _JSON)
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watchers = self.own_watchers if _asked(scope, ONLY) else self.watchers
         try:
-            with self.watchers.watching() as events:
+            with watchers.watching() as events:
                 await stream(events, receive, send)
         except TooMany:
             await _refuse(send, 503, f"{MOST_WATCHERS} watch already; close a page, or ask again later")
+
+
+def _asked(scope: Scope, name: str) -> str:
+    query: bytes = scope.get("query_string", b"")
+    return parse_qs(query.decode("latin-1"), keep_blank_values=True).get(name, [""])[0]
 
 
 async def stream(events: Any, receive: Receive, send: Send, more: Mapping[str, str] | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from ballast_core.attainment import Objective, Threshold
@@ -29,13 +30,11 @@ from ballast_gateway.live.rows import (
     RequestRow,
     Tally,
 )
+from ballast_gateway.live.together import MOST_ENDED, MOST_PLACED, MOST_REQUESTS, last, more
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import RequestRecord
 
 MOST_ENDPOINTS: Final = 2000
-MOST_REQUESTS: Final = 400
-MOST_ENDED: Final = 200
-MOST_PLACED: Final = 100
 """Rows of a frame."""
 MOST_CHARS: Final = 253
 """Of a name: as long as a pod's may be."""
@@ -109,24 +108,51 @@ class Taking:
 
     def snapshot(self, number: int) -> Frame:
         """All there is to say now."""
-        director, now_s = self._director, self._now_s()
-        ledger = director.ledger
-        return Frame(
-            number=number,
-            unix_s=round(now_s + self._unix_s, 3),
-            own=ledger.own,
-            others=ledger.adopted,
-            waiting=len(director.queue),
-            wait_s=round(director.expected_wait_s, 2),
-            ended=self._count,
-            decided=self._decisions.count,
-            about=self._about(),
+        now_s = self._now_s()
+        return msgspec.structs.replace(
+            self._counts(number, now_s),
             attainment=self._attainments(now_s),
             endpoints=self._endpoints(now_s),
             requests=self._requests(),
             recent=tuple(self._ended),
             placed=tuple(map(_placed, self._decisions.newest(MOST_PLACED))),
         )
+
+    def _counts(self, number: int, now_s: float) -> Frame:
+        """A frame without rows."""
+        director = self._director
+        return Frame(
+            number=number,
+            unix_s=round(now_s + self._unix_s, 3),
+            own=director.ledger.own,
+            others=director.ledger.adopted,
+            waiting=len(director.queue),
+            wait_s=round(director.expected_wait_s, 2),
+            ended=self._count,
+            decided=self._decisions.count,
+            about=self._about(),
+        )
+
+    def share(self, ended: int, decided: int) -> Frame:
+        """What no other gateway's books tell of this one: counts, attainment, requests that wait here, and what ended
+        or was decided since these counts were told."""
+        now_s = self._now_s()
+        whole = self._counts(0, now_s)
+        since = more(whole.ended, ended), more(whole.decided, decided)
+        return msgspec.structs.replace(
+            whole,
+            attainment=self._attainments(now_s),
+            requests=tuple(self._request(entry) for entry in self._waiting()),
+            recent=last(tuple(self._ended), since[0]),
+            placed=tuple(map(_placed, self._decisions.newest(min(MOST_PLACED, since[1])))),
+        )
+
+    def _waiting(self) -> Iterable[Entry]:
+        """Of the newest requests in flight."""
+        if not len(self._director.queue):
+            return ()
+        newest = self._director.ledger.newest(MOST_REQUESTS)
+        return (entry for entry in newest if entry.phase is Phase.HELD and not entry.adopted)
 
     def _about(self) -> About:
         settings = self._director.settings
@@ -250,6 +276,11 @@ class Taking:
 
     def _name(self, slot: int | None) -> str:
         return "" if slot is None else self._director.inventory.endpoint(slot).id[:MOST_CHARS]
+
+    def is_anothers(self, request_id: str) -> bool:
+        """Whether another gateway has dispatched a request that is in flight."""
+        entry = self._director.ledger.get(RequestId(request_id))
+        return entry is not None and entry.adopted
 
     def story(self, request_id: str) -> dict[str, Any] | None:
         """One request: its row, its times in seconds since its arrival, and every decision about it, oldest first.

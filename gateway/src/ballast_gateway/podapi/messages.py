@@ -17,6 +17,9 @@ from ballast_gateway.podapi.plan import Place, key_of
 
 STATE: Final = "/ballast/v1/state"
 EVENTS: Final = "/ballast/v1/events"
+SHARE: Final = "/ballast/v1/share"
+"""A gateway's share of the live page, and below it one of its requests."""
+STORY: Final = f"{SHARE}/request"
 MIGRATIONS: Final = "/ballast/v1/migrations"
 LEAVE: Final = "/ballast/v1/leave"
 CANCEL: Final = "/ballast/v1/cancel"

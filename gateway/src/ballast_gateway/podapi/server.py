@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol, cast
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias, cast
+from urllib.parse import parse_qsl
 
 from ballast_api.signatures import PROOF
 from ballast_gateway.clients import Clients
@@ -87,6 +89,7 @@ class Holder(Protocol):
         ...
 
 
+Query: TypeAlias = Mapping[str, str]
 _Answer = tuple[int, bytes]
 _Route = Callable[["PodApiServer", Body], _Answer]
 
@@ -112,8 +115,10 @@ class PodApiServer:
         *,
         metrics: Callable[[], bytes] | None = None,
         state: Callable[[], State] | None = None,
+        asked: Mapping[str, Callable[[Query], bytes | None]] = MappingProxyType({}),
     ) -> None:
-        """`metrics`: Prometheus' text, where the holder has no other place for it. `state`: the feed's, with more."""
+        """`metrics`: Prometheus' text, where the holder has no other place for it. `state`: the feed's, with more.
+        `asked`: what answers a GET of further paths in JSON, of its query; None: there is no such thing."""
         self.connections: set[ClientConnection] = set()
         self.clients = Clients(
             most_bytes=_MOST_BYTES, most_client_bytes=_MOST_BYTES, most_client_connections=_MOST_CONNECTIONS
@@ -126,6 +131,7 @@ class PodApiServer:
         self._guard = guard
         self._metrics = metrics
         self._state = state or feed.state
+        self._asked = asked
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -199,7 +205,12 @@ class PodApiServer:
     def _routed(
         self, client: ClientConnection, request: HttpRequest, target: str, extra: tuple[Header, ...]
     ) -> Work | None:
-        known = {**_READS, **({METRICS: "GET"} if self._metrics is not None else {}), **_METHODS}
+        path, _, query = target.partition("?")
+        if path in self._asked:
+            target = path
+        known = {**_READS, **dict.fromkeys(self._asked, "GET"), **_METHODS}
+        if self._metrics is not None:
+            known[METRICS] = "GET"
         method = request.method.decode("latin-1")
         allowed = known.get(target)
         if allowed is None:
@@ -208,6 +219,9 @@ class PodApiServer:
             client.respond_error(method_not_allowed(method, target, allowed), (*extra, (b"allow", allowed.encode())))
         elif target == messages.EVENTS:
             return self._tell(client, extra)
+        elif target in self._asked:
+            answer = self._asked[target](dict(parse_qsl(query, keep_blank_values=True)))
+            client.respond(404 if answer is None else 200, (_JSON, *extra), answer or b"{}")
         elif target == messages.STATE:
             client.respond(200, (_JSON, *extra), messages.write(self._state()))
         elif self._metrics is not None and target == METRICS:

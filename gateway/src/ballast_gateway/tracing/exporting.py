@@ -28,6 +28,7 @@ from ballast_core.model import RequestId
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Hold, Reject
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.spans import RecordedTrace, Span, Trace, Value
+from ballast_gateway.tracing.protobuf import ProtobufSpanExporter
 
 _OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
@@ -65,20 +66,21 @@ class Tracing:
         service: str,
         instance: str,
         endpoint: str | None,
+        protobuf: bool,
         sample_ratio: float | None,
         follow_clients: bool,
         now_s: Callable[[], float],
         unix_s: float,
     ) -> None:
-        """`endpoint`: base URL of an OTLP/HTTP receiver; `sample_ratio`: of traces that begin here; where they are None
-        the environment says. `follow_clients`: a request with a trace context belongs to its caller's trace, and is
-        recorded if that is. `unix_s` plus `now_s` gives seconds since 1970."""
+        """`endpoint`: base URL of an OTLP/HTTP receiver, which gets `protobuf` or JSON; `sample_ratio`: of traces that
+        begin here; where they are None the environment says. `follow_clients`: a request with a trace context belongs
+        to its caller's trace, and is recorded if that is. `unix_s` plus `now_s` gives seconds since 1970."""
         sampler = None if sample_ratio is None else ParentBased(TraceIdRatioBased(sample_ratio))
         self._provider = TracerProvider(sampler, _resource(service, instance), shutdown_on_exit=False)
         self._sampler = self._provider.sampler
         self._resource = self._provider.resource
         url = None if endpoint is None else endpoint.rstrip("/").removesuffix(_PATH) + _PATH
-        self._processor = BatchSpanProcessor(OTLPSpanExporter(url))
+        self._processor = BatchSpanProcessor(ProtobufSpanExporter(url) if protobuf else OTLPSpanExporter(url))
         self._provider.add_span_processor(self._processor)
         self._follow_clients = follow_clients
         self._now_s = now_s

@@ -54,10 +54,12 @@ class Calls:
         )
         return head.encode() + body, signed
 
-    async def call(self, address: str, method: str, target: str, body: bytes = b"") -> Answer:
+    async def call(
+        self, address: str, method: str, target: str, body: bytes = b"", *, limit_bytes: int = _MOST_ANSWER_BYTES
+    ) -> Answer:
         """Call and wait for the answer. Raises `CallFailed`."""
         payload, signed = self.signed(address, method, target, body)
-        exchange = Collect(limit_bytes=_MOST_ANSWER_BYTES)
+        exchange = Collect(limit_bytes=limit_bytes)
         try:
             async with asyncio.timeout(CALL_S):
                 await self.pool.perform(address, payload, exchange)

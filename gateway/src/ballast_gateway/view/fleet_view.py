@@ -30,6 +30,8 @@ TICK_S: Final = 0.25
 HOPELESS_S: Final = 5.0
 """A source that has not spoken for so long since it became known is not waited for."""
 _AGENT, _PEER = "agent/", "gateway/"
+_MOST_ANSWER_BYTES: Final = 1024 * 1024
+"""Of what a gateway is asked for people's sake."""
 
 
 class FleetView:
@@ -165,6 +167,27 @@ class FleetView:
         names = [name for name, one in self._subscriptions.items() if one.connected]
         agents = sum(name.startswith(_AGENT) for name in names)
         return agents, len(names) - agents
+
+    def gateways(self) -> dict[str, str]:
+        """Addresses of the other gateways that are heard, by name."""
+        sources, heard = self.book.sources, [one for one in self._subscriptions.values() if one.connected]
+        return {sources[one.name].holder: one.address for one in heard if one.name.startswith(_PEER)}
+
+    def peers(self) -> int:
+        """How many other gateways are followed, heard or not."""
+        return sum(name.startswith(_PEER) for name in self._subscriptions)
+
+    async def ask(self, gateway: str, target: str) -> bytes | None:
+        """What another gateway answers to a GET; None if it is not heard, has no such thing or does not answer."""
+        address = self.gateways().get(gateway)
+        if address is None:
+            return None
+        try:
+            answer = await self._calls.call(address, "GET", target, limit_bytes=_MOST_ANSWER_BYTES)
+        except CallFailed as error:
+            _log.debug("another gateway does not answer", extra={"gateway": gateway, "problem": str(error)})
+            return None
+        return answer.body if answer.status == 200 else None
 
     def oldest_s(self) -> float:
         """Seconds since the most silent source that is heard said anything; 0 without one."""

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ballast_api import names
@@ -18,7 +18,7 @@ from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.auth import Guard, TokenFile
 from ballast_gateway.podapi.feed import Feed
-from ballast_gateway.podapi.server import PodApiServer
+from ballast_gateway.podapi.server import PodApiServer, Query
 from ballast_gateway.view.calls import Calls
 from ballast_gateway.view.fleet_view import FleetView
 from ballast_gateway.view.holding import GatewayHolder
@@ -71,8 +71,9 @@ class PodApi:
         drain: Callable[[bool], None],
         synced: Callable[[], bool],
         on_engine: Callable[[said.Engine], None],
+        asked: Mapping[str, Callable[[Query], bytes | None]],
     ) -> None:
-        """Listen, and begin to follow. Raises `OSError` (port taken)."""
+        """Listen, and begin to follow; `asked` is what further paths answer. Raises `OSError` (port taken)."""
         settings = self._settings
         host, port = settings.listeners.host, settings.pod_api.port
         me = name_of(port)
@@ -80,7 +81,7 @@ class PodApi:
         publisher = Publisher(me, self._driver.director, feed)
         holder = GatewayHolder(me, self._driver, holds=settings.face.serves_proxy, ready=ready, drain=drain)
         predicting = Predicting(me, self._driver, feed)
-        self._server = PodApiServer(holder, feed, self.guard(), state=predicting.state)
+        self._server = PodApiServer(holder, feed, self.guard(), state=predicting.state, asked=asked)
         self.port = await self._server.listen(host, port)
         self._driver.listen(publisher.effect)
         peers = settings.peers

@@ -1,7 +1,7 @@
 """The admin port of a gateway with workers: metrics of all, ready if all are, the rest by one that is named.
 
-The live page is of all workers together, which are asked while somebody watches; of one that is named its events are
-passed on as they come.
+The live page is that of one worker, whose events are passed on as they come. Workers hear each other as replicas do, so
+the first one that serves shows all; one that is named shows what it has done itself.
 
 `/metrics` has every series of every worker with the label `worker`; sums are the reader's to make. Attainment,
 demand, loads and recorded traffic are those of all together. Other routes are those of one worker, 0 if it is not said;
@@ -34,11 +34,8 @@ from ballast_api.profile_report import PROFILES, read_profiles
 from ballast_api.profile_report import together as profiles_together
 from ballast_api.recorded_traffic import TRAFFIC
 from ballast_api.recorded_traffic import merged as traces_merged
-from ballast_gateway.live.frames import encoded
-from ballast_gateway.live.rows import EVENTS, LIVE, REQUEST, WORKERS, Frame
+from ballast_gateway.live.rows import EVENTS, LIVE, ONLY, REQUEST, WORKERS
 from ballast_gateway.live.serving import OPEN, serve_page, stream
-from ballast_gateway.live.together import Together
-from ballast_gateway.live.watchers import MOST_WATCHERS, TooMany, Watchers
 from ballast_gateway.probes import Receive, Scope, Send, asking_pod
 from ballast_gateway.who_may_ask import WhoMayAsk
 
@@ -50,7 +47,6 @@ _TOGETHER: Final = frozenset({ATTAINMENT, DEMAND, LOAD, PROFILES, TRAFFIC})
 _WAIT_S: Final = 2.0
 """For a worker's metrics, or for its word that it is ready."""
 _ADMIN_WAIT_S: Final = 30.0
-_AGAIN_S: Final = 0.5
 
 
 class Admin:
@@ -60,12 +56,9 @@ class Admin:
         self._workers = workers
         self._who_may_ask = who_may_ask
         self._client: httpx.AsyncClient | None = None
-        self._together_live = Together()
-        self._watchers = Watchers(self._take)
 
     async def aclose(self) -> None:
-        """End streams, close connections to workers."""
-        self._watchers.close()
+        """Close connections to workers; streams of theirs end with that."""
         if self._client is not None:
             await self._client.aclose()
 
@@ -122,8 +115,6 @@ class Admin:
         if "worker" not in query:
             if path in _TOGETHER:
                 return await self._together(path, query, given)
-            if path == LIVE:
-                return await self._snapshot()
             if path == REQUEST:
                 return await self._story(query, given)
         url = self._url(path, query)
@@ -144,8 +135,13 @@ class Admin:
 
     def _url(self, path: str, query: dict[str, str]) -> str | tuple[int, str, bytes]:
         """Of the worker that is asked for; or why there is none."""
-        number = query.pop("worker", "0")
         workers = self._workers()
+        if path in (LIVE, EVENTS):
+            if "worker" in query:
+                query[ONLY] = "1"
+            else:
+                query["worker"] = next((number for number, port in workers.items() if port is not None), "0")
+        number = query.pop("worker", "0")
         if number not in workers:
             return 404, _JSON, _detail(f"there is no such worker; there are {', '.join(workers)}")
         port = workers[number]
@@ -154,11 +150,8 @@ class Admin:
         return f"http://127.0.0.1:{port}{path}?{urlencode(query)}"
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One worker's stream, or that of all, until it or the client ends it."""
+        """A worker's stream, until it or the client ends it."""
         refused = self._refused(scope)
-        if refused is None and "worker" not in _query(scope):
-            await self._events_of_all(receive, send)
-            return
         url = self._url(EVENTS, _query(scope)) if refused is None else refused
         if not isinstance(url, str):
             await _respond(send, *url)
@@ -174,35 +167,6 @@ class Admin:
                 await stream(_parts(answer), receive, send, {WORKERS: str(len(self._workers()))})
         except httpx.HTTPError as error:
             await _respond(send, 502, _JSON, _detail(f"the worker does not answer: {type(error).__name__}"))
-
-    async def _events_of_all(self, receive: Receive, send: Send) -> None:
-        try:
-            with self._watchers.watching() as events:
-                await stream(events, receive, send, {WORKERS: str(len(self._workers()))})
-        except TooMany:
-            await _respond(
-                send, 503, _JSON, _detail(f"{MOST_WATCHERS} watch already; close a page, or ask again later")
-            )
-
-    async def _take(self, number: int) -> Frame:
-        """A frame of all for those who watch."""
-        if number == 0:
-            self._together_live = Together()
-        while not (frames := await self._frames()):  # noqa: ASYNC110 - workers are other processes
-            await asyncio.sleep(_AGAIN_S)
-        return self._together_live(number, frames, len(self._workers()))
-
-    async def _snapshot(self) -> tuple[int, str, bytes]:
-        frames = await self._frames()
-        if not frames:
-            return 503, _JSON, _detail("no worker serves now")
-        return 200, _JSON, encoded(Together()(0, frames, len(self._workers())))
-
-    async def _frames(self) -> dict[str, Frame]:
-        """Of the workers that answer; who may ask was decided before."""
-        answers = await self._ask_all(LIVE, given=self._who_may_ask.own_authorization())
-        decode = msgspec.json.Decoder(Frame).decode
-        return {number: decode(answer.content) for number, answer in answers.items() if answer.status_code == 200}
 
     async def _story(self, query: Mapping[str, str], given: Mapping[bytes, bytes]) -> tuple[int, str, bytes]:
         """Of the worker that has the request."""

@@ -27,6 +27,9 @@ DEFAULT_PROFILE = "h20-qwen3-32b"
 PULL_CONNECTORS = ("NixlConnector", "NixlPullConnector")
 
 
+_LAST_PORT = 65535
+
+
 class OptionError(ValueError):
     """A flag or environment variable that cannot be used; the message names it and the fix."""
 
@@ -149,11 +152,17 @@ class _Parser(argparse.ArgumentParser):
         raise OptionError(message)
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= _LAST_PORT):
+        raise argparse.ArgumentTypeError(f"must be a port from 0 to {_LAST_PORT}, not {text!r}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="ballast engine-sim serve", add_help=False, allow_abbrev=False)
     parser.add_argument("model")
     parser.add_argument("--host", default="0.0.0.0")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=_port, default=8000)
     parser.add_argument("--served-model-name", nargs="+", default=[])
     for flag in ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--block-size"):
         parser.add_argument(flag, type=_positive)

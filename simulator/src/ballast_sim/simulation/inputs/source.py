@@ -146,6 +146,14 @@ class WorkloadSource:
             raise SourceError("limit", f"must be {MOST_REQUESTS:,} requests or fewer; they are kept in memory")
         if self.rate_rps is not None and not 0 < self.rate_rps < math.inf:
             raise SourceError("rate_rps", f"must be above 0 and finite, not {self.rate_rps:g}")
+        if self.rate_rps is not None and self.limit is None:
+            rate_rps, drawn_s = self.rate_rps * rate_scale, self._drawn_s
+            if rate_rps * drawn_s > MOST_REQUESTS:
+                raise SourceError(
+                    "rate_rps",
+                    f"{rate_rps:g} requests a second for {drawn_s:g} s are more than the {MOST_REQUESTS:,} requests "
+                    "that can be kept in memory; give a lower rate, a shorter --duration or a --limit",
+                )
 
     def _check_own_arrivals(self) -> None:
         if self.rate_rps is not None:
