@@ -35,12 +35,11 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from ballast_cli.demo.ports import free_port
+from ballast_cli.demo.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "e2e"))
 
-from ballast_cli.demo.processes import free_ports  # noqa: E402
 from testbed.build import GO_ROOT, KWOK, bin_folder, build  # noqa: E402
 
 GROUP = "/apis/serving.ballast.dev/v1alpha1"
