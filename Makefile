@@ -244,7 +244,7 @@ docs-serve: $(STAMP) ## Show the documentation at 127.0.0.1:8300, anew with each
 dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the chart, from tools/dashboards
 	@$(DASHBOARDS)
 
-operator-scale: $(STAMP) testbed-build ## The operator with many ServingPools on a real API server, beside another commit (SCALE_ARGS="--pools 100 --baseline REF"; 5 minutes)
+operator-scale: $(STAMP) testbed-build ## The operator with many ServingPools on a real API server, beside another commit (SCALE_ARGS="--pools 100 --baseline REF", "--pools 500 --nodes 1000" with KWOK; 5 minutes and up)
 	@$(BIN)/python bench/operator_scale.py $(SCALE_ARGS)
 
 operator-kills: $(STAMP) testbed-build ## Kill the operator at random writes on a real API server; it converges each time (KILLS=100; 10 minutes)

@@ -1,11 +1,13 @@
 """What the operator costs with many ServingPools, and whether it converges after kills; on a real API server.
 
     operator_scale.py [--pools 50] [--edits 40] [--baseline REF]     latency, API calls and memory (make operator-scale)
+    operator_scale.py --pools 500 --nodes 1000                       the same with KWOK's nodes
     operator_scale.py --kills 100                                    kill -9 at random writes (make operator-kills)
 
 etcd and kube-apiserver run without nodes and controllers: a loop of this program makes a pod for each replica and says
-that it is ready. Requests are counted by the API server's audit log, by user and verb. With a baseline the operator of
-that commit runs on the same objects right after.
+that it is ready. With `--nodes` Kubernetes' own controllers and scheduler make and place pods, and KWOK plays kubelets
+(built once, two minutes). Requests are counted by the API server's audit log, by user and verb. With a baseline the
+operator of that commit runs on the same objects right after.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from ballast_cli.demo.ports import free_port
+from ballast_cli.demo.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "e2e"))
 
-from testbed.build import bin_folder  # noqa: E402
+from testbed.build import GO_ROOT, KWOK, bin_folder, build  # noqa: E402
 
 GROUP = "/apis/serving.ballast.dev/v1alpha1"
 WRITES = frozenset({"create", "update", "patch", "delete"})
@@ -77,7 +79,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.audit = folder / "audit.log"
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         key = rsa.generate_private_key(65537, 2048)
         pem = serialization.Encoding.PEM
         private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
@@ -88,20 +90,25 @@ class Server:
         rules = [{"level": "Metadata", "users": ["operator"], "omitStages": ["RequestReceived", "ResponseStarted"]}]
         policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [*rules, {"level": "None"}]}
         (folder / "audit.yaml").write_text(yaml.safe_dump(policy))
+        self.kubeconfig = self._kubeconfig("operator")
+        self.admin = self._kubeconfig("bench")
+
+    def _kubeconfig(self, user: str) -> Path:
         cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
         config = {
             "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"token": "operator"}}],
+            "users": [{"name": "u", "user": {"token": user}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "x",
         }
-        self.kubeconfig = folder / "kubeconfig"
-        self.kubeconfig.write_text(yaml.safe_dump(config))
+        written = self.folder / f"kubeconfig-{user}"
+        written.write_text(yaml.safe_dump(config))
+        return written
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[httpx.AsyncClient]:
         """A client of it while the block runs."""
-        store, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        store, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
         etcd = ["etcd", "--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync"]
         etcd += ["--listen-client-urls", store, "--advertise-client-urls", store, "--listen-peer-urls", peer]
         etcd += ["--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"]
@@ -116,7 +123,8 @@ class Server:
             "--service-account-issuer=https://kubernetes.default.svc",
             "--authorization-mode=AlwaysAllow",
             f"--token-auth-file={self.folder / 'tokens.csv'}",
-            "--disable-admission-plugins=ServiceAccount",
+            # No controller makes ServiceAccounts, and none takes the taint of new nodes away.
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
             f"--audit-policy-file={self.folder / 'audit.yaml'}",
             f"--audit-log-path={self.audit}",
         ]
@@ -238,6 +246,51 @@ async def fill(client: httpx.AsyncClient, pools: int) -> None:
         await apply(client, pool_path(number), serving_pool(number, 64))
 
 
+def kwok_stages() -> list[Path]:
+    """How nodes and pods become ready, and pods go: KWOK's own files, of its module."""
+    go = ["go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"]
+    found = subprocess.run(go, cwd=GO_ROOT / KWOK[0].folder, check=True, capture_output=True, text=True).stdout.strip()
+    kinds = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/pod-delete")
+    return [Path(found) / "kustomize" / "stage" / f"{kind}.yaml" for kind in kinds]
+
+
+@contextlib.contextmanager
+def controllers(server: Server) -> Iterator[None]:
+    """Those of Deployments and ReplicaSets, the scheduler, and KWOK for kubelets, while the block runs."""
+    folder, config = server.folder, f"--kubeconfig={server.admin}"
+    fast = ["--kube-api-qps=400", "--kube-api-burst=800", "--leader-elect=false"]
+    ports = free_ports(3)
+    manager = [str(bin_folder() / "kube-controller-manager"), config, *fast, f"--secure-port={ports[0]}"]
+    manager += ["--controllers=deployment-controller,replicaset-controller"]
+    scheduler = [str(bin_folder() / "kube-scheduler"), config, *fast, f"--secure-port={ports[1]}"]
+    kwok = [str(bin_folder(KWOK) / "kwok"), config, "--manage-all-nodes=true", "--node-lease-duration-seconds=0"]
+    kwok += [f"--config={file}" for file in kwok_stages()]
+    kwok += [f"--server-address=127.0.0.1:{ports[2]}", "--cidr=10.128.0.0/9"]
+    with (
+        process(manager, folder / "manager.log"),
+        process(scheduler, folder / "scheduler.log"),
+        process(kwok, folder / "kwok.log"),
+    ):
+        yield
+
+
+async def make_nodes(client: httpx.AsyncClient, count: int) -> None:
+    """Nine in ten have 8 GPUs."""
+    turns = asyncio.Semaphore(8)
+
+    async def make(number: int) -> None:
+        gpus = {"nvidia.com/gpu": "8"} if number % 10 else {}
+        room = {"cpu": "128", "memory": "2Ti", "ephemeral-storage": "4Ti", "pods": "110", **gpus}
+        labels = {"kubernetes.io/hostname": f"node-{number}", **({"hardware": "h20"} if gpus else {})}
+        metadata = {"name": f"node-{number}", "labels": labels, "annotations": {"kwok.x-k8s.io/node": "fake"}}
+        status = {"capacity": room, "allocatable": room}
+        async with turns:
+            answer = await client.post("/api/v1/nodes", json={"metadata": metadata, "status": status})
+        answer.raise_for_status()
+
+    await asyncio.gather(*map(make, range(count)))
+
+
 async def play_nodes(client: httpx.AsyncClient) -> None:
     """What controllers and kubelets would do: Deployments have as many pods as they ask for, all ready."""
     seen: dict[str, str] = {}
@@ -286,6 +339,16 @@ async def settled(client: httpx.AsyncClient) -> bool:
     return all(map(is_settled, items))
 
 
+async def print_unsettled(client: httpx.AsyncClient) -> None:
+    """How many are not settled, and what a few of them say."""
+    items = (await client.get(f"{GROUP}/servingpools")).json()["items"]
+    left = [item for item in items if not is_settled(item)]
+    print(f"{len(left)} of {len(items)} are not settled, among them:")
+    for item in left[:3]:
+        said = [f"{each['type']} {each['reason']}: {each['message']}" for each in item["status"].get("conditions", ())]
+        print(item["metadata"]["name"], *said, sep="\n  ", flush=True)
+
+
 # --- the operator ---------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +356,7 @@ async def settled(client: httpx.AsyncClient) -> bool:
 def operator(server: Server, source: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The real one, with its sources of a checkout."""
     command = [sys.executable, "-m", "ballast_cli", "operator", "--gateway-image", "registry.test/ballast:1"]
-    command += ["--health-port", str(free_port()), "--no-network-policies"]
+    command += ["--health-port", str(free_ports(1)[0]), "--no-network-policies"]
     environment = {"KUBECONFIG": str(server.kubeconfig), "PYTHONPATH": str(source / "operator" / "src")}
     with process(command, server.folder / "operator.log", **environment) as started:
         yield started
@@ -307,6 +370,12 @@ def memory_mib(pid: int) -> float:
     return 0.0
 
 
+def processor_s(pid: int) -> float:
+    """Seconds of processor time that a process has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @dataclass
 class Figures:
     """Of one operator."""
@@ -316,6 +385,10 @@ class Figures:
     edits_s: list[float] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
     memory: float = 0.0
+    settle_cpu_s: float = 0.0
+    settle_calls: int = 0
+    idle_cpu: float = 0.0
+    """Share of a core while nothing changes."""
 
     def lines(self) -> str:
         """As people read them."""
@@ -326,7 +399,9 @@ class Figures:
         return (
             f"{self.name:>10}: start to settled {self.settle_s:6.1f} s; edit to applied p50 "
             f"{statistics.median(ordered):6.2f} s, p99 {p99:6.2f} s; per edit {self.calls['list'] / count:5.1f} lists, "
-            f"{reads / count:5.1f} reads in all, {writes / count:4.1f} writes; {self.memory:5.0f} MiB"
+            f"{reads / count:5.1f} reads in all, {writes / count:4.1f} writes; {self.memory:5.0f} MiB; "
+            f"{self.settle_cpu_s:.1f} s of processor and {self.settle_calls} requests to settle, then "
+            f"{100 * self.idle_cpu:.1f} % of a core"
         )
 
 
@@ -342,10 +417,18 @@ async def measured(
         async def has_looked() -> bool:
             return running.poll() is not None or (server.mark() > mark and await settled(client))
 
-        await until(has_looked, LIMIT_S, "all ServingPools are settled")
+        try:
+            await until(has_looked, args.limit, "all ServingPools are settled")
+        except TimeoutError:
+            await print_unsettled(client)
+            raise
         assert running.poll() is None, (server.folder / "operator.log").read_text()[-3000:]
         found.settle_s = time.monotonic() - began_s
+        found.settle_cpu_s, found.settle_calls = processor_s(running.pid), len(server.requests(mark))
         await asyncio.sleep(5.0)
+        idle_s, used_s = time.monotonic(), processor_s(running.pid)
+        await asyncio.sleep(args.idle)
+        found.idle_cpu = (processor_s(running.pid) - used_s) / (time.monotonic() - idle_s)
         mark, chosen = server.mark(), random.Random(1)
         for edit in range(args.edits):
             number, batch = chosen.randrange(args.pools), base + edit
@@ -358,7 +441,7 @@ async def measured(
 
             await until(applied, 120.0, f"edit {edit} is applied")
             found.edits_s.append(time.monotonic() - began_s)
-        await until(lambda: settled(client), LIMIT_S, "all edits are settled")
+        await until(lambda: settled(client), args.limit, "all edits are settled")
         found.calls = Counter(each["verb"] for each in server.requests(mark))
         found.memory = memory_mib(running.pid)
     return found
@@ -386,13 +469,22 @@ async def scale(args: argparse.Namespace, sources: list[tuple[str, Path]]) -> No
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
         async with server.running() as client:
-            await fill(client, args.pools)
-            nodes = asyncio.create_task(play_nodes(client))
-            print(f"{args.pools} ServingPools, {args.edits} edits one after the other", flush=True)
-            for number, (name, source) in enumerate(sources):
-                figures = await measured((name, source, 1000 * (number + 1)), server, client, args)
-                print(figures.lines(), flush=True)
-            nodes.cancel()
+            with contextlib.ExitStack() as stack:
+                await fill(client, args.pools)
+                nodes = None
+                if args.nodes:
+                    build(lambda line: print(line, flush=True), KWOK)
+                    await make_nodes(client, args.nodes)
+                    stack.enter_context(controllers(server))
+                else:
+                    nodes = asyncio.create_task(play_nodes(client))
+                kubelets = f" on {args.nodes} KWOK nodes" if args.nodes else ""
+                print(f"{args.pools} ServingPools{kubelets}, {args.edits} edits one after the other", flush=True)
+                for number, (name, source) in enumerate(sources):
+                    figures = await measured((name, source, 1000 * (number + 1)), server, client, args)
+                    print(figures.lines(), flush=True)
+                if nodes is not None:
+                    nodes.cancel()
 
 
 # --- kills ----------------------------------------------------------------------------------------------------------
@@ -483,6 +575,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pools", type=int, default=50)
     parser.add_argument("--edits", type=int, default=40)
+    parser.add_argument("--nodes", type=int, default=0, help="nodes that KWOK plays; 0: neither nodes nor controllers")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds to measure in which nothing changes")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds within which all must be settled")
     parser.add_argument("--baseline", default="", help="a commit to run right after, on the same objects")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from testbed.errors import TestbedError
@@ -65,6 +65,8 @@ MODULES = (
     ),
     GoModule("envoy-gateway", ("github.com/envoyproxy/gateway/cmd/envoy-gateway",)),
 )
+KWOK = (GoModule("kwok", ("sigs.k8s.io/kwok/cmd/kwok",)),)
+"""Nodes and pods without kubelets, for benchmarks only."""
 
 
 def programs(modules: Iterable[GoModule] = MODULES) -> list[str]:
@@ -85,13 +87,13 @@ def content_hash(go_root: Path = GO_ROOT, modules: Iterable[GoModule] = MODULES)
     return digest.hexdigest()[:16]
 
 
-def bin_folder() -> Path:
-    return cache_root() / content_hash() / "bin"
+def bin_folder(modules: Iterable[GoModule] = MODULES) -> Path:
+    return cache_root() / content_hash(GO_ROOT, modules) / "bin"
 
 
-def missing(folder: Path) -> list[str]:
+def missing(folder: Path, modules: Iterable[GoModule] = MODULES) -> list[str]:
     """Programs that are not in `folder` yet."""
-    return [name for name in programs() if not os.access(folder / name, os.X_OK)]
+    return [name for name in programs(modules) if not os.access(folder / name, os.X_OK)]
 
 
 def require_built() -> Path:
@@ -184,16 +186,16 @@ def _build_module(module: GoModule, folder: Path, say: Callable[[str], None]) ->
             (Path(scratch) / name).rename(folder / name)
 
 
-def build(say: Callable[[str], None]) -> Path:
+def build(say: Callable[[str], None], modules: Sequence[GoModule] = MODULES) -> Path:
     """Build what is missing and return the folder. Raises TestbedError when Go is missing or a build fails."""
-    folder = bin_folder()
-    absent = set(missing(folder))
+    folder = bin_folder(modules)
+    absent = set(missing(folder, modules))
     if not absent:
         say(f"==> programs are built: {folder}")
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     say(f"==> building {len(absent)} programs into {folder} (6-11 minutes on two cores with an empty Go cache, once)")
-    for module in MODULES:
+    for module in modules:
         if absent & set(module.programs):
             _build_module(module, folder, say)
     return folder

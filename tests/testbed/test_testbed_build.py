@@ -50,7 +50,7 @@ def test_every_version_in_the_pins_is_the_one_that_we_name() -> None:
     assert f"k8s.io/kubernetes {build.KUBERNETES_VERSION}" in text
     staging = build.KUBERNETES_VERSION.replace("v1.", "v0.")
     assert f"k8s.io/client-go => k8s.io/client-go {staging}" in text
-    for module in build.MODULES:
+    for module in (*build.MODULES, *build.KWOK):
         declared = (build.GO_ROOT / module.folder / "go.mod").read_text()
         assert all(package == "." or package in declared for package in module.packages)
 
