@@ -48,7 +48,7 @@ tested here, those about kernels, networks or measured machines cannot.
   `--show` it computes what is missing, with `--set full` for all seeds.
 
 `make reproduce` reruns a small set in a quarter of an hour and says how it compares; `make reproduce-full` computes
-what is missing.
+what the code at hand has not computed yet, with `REPRODUCE_ARGS=--missing` only what is not recorded here.
 """
 
 
