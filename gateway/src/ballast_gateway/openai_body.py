@@ -18,8 +18,6 @@ CONTROL_FIELDS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Routing internals of vLLM's connectors. From a client they would name the engine that KV is read from."""
 
 
-_decode_any = json.JSONDecoder().decode
-
 CHARS_PER_TOKEN: Final = 4
 """Estimated length of a token in text."""
 _MOST_TOKENS: Final = 2**31 - 1
@@ -156,7 +154,7 @@ def _without(fields: JsonObject, dropped: frozenset[str]) -> JsonObject | None:
 
 def load(raw: bytes) -> object:
     """An engine's JSON, in UTF-8. Raises `ValueError` and `RecursionError`."""
-    return _decode_any(raw.decode("utf-8", "surrogatepass"))
+    return strict_json.load(raw)
 
 
 def dump(document: JsonObject) -> bytes:
