@@ -190,8 +190,8 @@ $(AIPERF): | $(BIN)/uv
 	@$(BIN)/uv pip install --quiet --python .tools/aiperf/bin/python aiperf==0.13.0
 	@touch $(AIPERF)
 
-load-generators: $(STAMP) $(AIPERF) $(if $(findstring guidellm,$(GENERATORS)),$(GUIDELLM)) $(if $(findstring vllm,$(GENERATORS)),$(VLLM_STAMP)) ## Send AIPerf's requests to the gateway (GENERATORS="aiperf guidellm vllm"; 1 minute each)
-	@$(BIN)/python tools/load_generators.py $(or $(GENERATORS),aiperf)
+load-generators: $(STAMP) $(AIPERF) $(if $(findstring guidellm,$(GENERATORS)),$(GUIDELLM)) $(if $(findstring vllm,$(GENERATORS)),$(VLLM_STAMP)) $(ENVOY) ## Send AIPerf's requests to the gateway (GENERATORS="aiperf guidellm vllm" FACE=picker; 1 minute each)
+	@PYTHONPATH=. $(BIN)/python tools/load_generators.py $(or $(GENERATORS),aiperf) --face $(or $(FACE),proxy)
 
 gie: $(STAMP) $(ENVOY) testbed-build ## Measure the picker beside GIE's own, built with Go (15 minutes; needs etcd)
 	@$(BIN)/python -m bench.gie_bench

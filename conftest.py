@@ -1,7 +1,8 @@
 """Tests and scenarios that take turns.
 
 `@pytest.mark.rotating(N)` is for what is slow and rarely breaks: each commit and Python runs one in N of these, others
-the next time. `--all` runs them all, and so does naming one (`-k`, or its path).
+the next time. `--all` runs them all, and so does naming one (`-k`, or its path). With `--one-in N` every test takes
+turns: for a second Python beside one that runs them all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run rotating tests all, not a sample that each commit changes")
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="of the tests that read no shared data, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -23,15 +25,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--all") or config.getoption("keyword") or any("::" in each for each in config.args):
         return
     turn = f"{_commit()} {sys.version_info.minor}"
-    left_out = [item for item in items if not _has_its_turn(item, turn)]
+    left_out = [item for item in items if not _has_its_turn(item, turn, config.getoption("one_in"))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
 
 
-def _has_its_turn(item: pytest.Item, turn: str) -> bool:
+def _has_its_turn(item: pytest.Item, turn: str, one_in: int) -> bool:
     mark = item.get_closest_marker("rotating")
-    return mark is None or int(sha256(f"{turn} {item.nodeid}".encode()).hexdigest(), 16) % mark.args[0] == 0
+    every = 1 if item.get_closest_marker("shared") else one_in
+    every = max(every, mark.args[0] if mark else 1)
+    return int(sha256(f"{turn} {item.nodeid}".encode()).hexdigest(), 16) % every == 0
 
 
 def _commit() -> str:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import math
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from ballast_cli.demo.ports import free_port
 from ballast_core.profiles import H200_LLAMA3_8B
 from ballast_sim.engine import CoarseEngine, Engine, EngineConfig, EngineRequest, Finished, UniqueContent
 from ballast_sim.load import LoadSettings, run_load
@@ -69,12 +69,6 @@ def _children_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def _drive(port: int, concurrency: int) -> int:
     """Streams in parallel, all at once; returns the tokens that came."""
     url = f"http://127.0.0.1:{port}"
@@ -96,7 +90,7 @@ def stream(concurrency: int) -> dict[str, float]:
     """A server process: its processor time, start-up taken out by a run without requests."""
 
     def cpu_s(streams: int) -> tuple[float, int]:
-        before_s, port = _children_cpu_s(), _free_port()
+        before_s, port = _children_cpu_s(), free_port()
         command = [sys.executable, "-m", "ballast_cli", "engine-sim", "serve", "m", "--host", "127.0.0.1"]
         process = subprocess.Popen(
             [*command, "--port", str(port), "--profile", H200_LLAMA3_8B.name], stderr=subprocess.DEVNULL

@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from bench.gie_picker import VERSION, Missing, free_port, gie_pickers
+from ballast_cli.demo.ports import free_port
+from bench.gie_picker import VERSION, Missing, gie_pickers
 from bench.picker_bench import ALONE, BALLAST, BODY, Answer, Client, Row, Stage, cpu_s, gateway, median, one_run
 from tests.support.envoy import BINARY, EnvoySetup, envoy
 
@@ -128,7 +129,7 @@ async def stages(endpoints: int, folder: Path) -> AsyncIterator[tuple[list[Stage
     """Envoy alone, behind ours, and behind GIE's; and an upstream's address."""
     loop = asyncio.get_running_loop()
     hosts = [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(endpoints)]
-    port = free_port(hosts)
+    port = free_port(*hosts)
     servers = [await loop.create_server(Answer, host, port) for host in hosts]
     addresses = [f"{host}:{port}" for host in hosts]
     async with AsyncExitStack() as stack:

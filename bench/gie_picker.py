@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -25,6 +24,8 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from grpc_health.v1 import health_pb2
+
+from ballast_cli.demo.ports import free_port
 
 MODULE: Final = "sigs.k8s.io/gateway-api-inference-extension"
 VERSION: Final = "v1.5.0"
@@ -88,23 +89,6 @@ def _program(name: str, *folders: Path, hint: str) -> str:
     if found is None:
         raise Missing(f"no {name}: {hint}")
     return found
-
-
-def free_port(addresses: Sequence[str] = ("127.0.0.1",)) -> int:
-    """A port that is free at each of these addresses."""
-    while True:
-        with socket.create_server((addresses[0], 0)) as first:
-            port: int = first.getsockname()[1]
-            if all(_is_free(address, port) for address in addresses[1:]):
-                return port
-
-
-def _is_free(address: str, port: int) -> bool:
-    try:
-        socket.create_server((address, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

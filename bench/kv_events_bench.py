@@ -18,7 +18,6 @@ import asyncio
 import io
 import json
 import random
-import socket
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ import numpy as np
 
 from ballast_api.gateway_settings import GatewaySettings
 from ballast_api.hardware_profile import EngineProfile
+from ballast_cli.demo.ports import free_port
 from ballast_core.beliefs.block_hashes import token_block_hashes
 from ballast_core.beliefs.prefix_index import PrefixIndex
 from ballast_core.beliefs.reported_prefixes import ReportedPrefixes
@@ -55,11 +55,6 @@ POLICY = {"prefill": {"type": "least-uncached-tokens"}, "decode": {"type": "leas
 
 
 # --- gain -------------------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 import httpx
 import uvloop
 
+from ballast_cli.demo.ports import free_port
 from bench.proxy_bench import SPLIT, Subject, engines, gateway, measure
 
 FOLDER = Path(__file__).parents[1] / ".tools/peers/bin"
@@ -66,12 +66,6 @@ PLAIN = (
 APART = (Peer("vllm-router", ("vllm-router", *_AT, *_QUIET, "--vllm-pd-disaggregation"), splits=True),)
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
 @contextlib.contextmanager
 def _running(name: str, command: list[str], port: int, folder: Path, **more: str) -> Iterator[Subject]:
     with (folder / f"{name}-{port}.log").open("wb") as log:
@@ -102,7 +96,7 @@ def _wait(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> 
 @contextlib.contextmanager
 def peer(which: Peer, ports: list[int], folder: Path) -> Iterator[Subject]:
     """A router in front of the engines."""
-    port, metrics = _free_port(), _free_port()
+    port, metrics = free_port(), free_port()
     with _running(which.name, which.argv(ports, port, metrics), port, folder) as subject:
         yield subject
 
@@ -113,7 +107,7 @@ def litellm(ports: list[int], folder: Path) -> Iterator[Subject]:
     params = [{"model": "hosted_vllm/tiny", "api_base": f"http://127.0.0.1:{at}/v1", "api_key": "x"} for at in ports]
     models = [{"model_name": "tiny", "litellm_params": each} for each in params]
     (folder / "litellm.yaml").write_text(json.dumps({"model_list": models}))
-    port = _free_port()
+    port = free_port()
     command = [str(FOLDER / "litellm"), "--config", "litellm.yaml", "--host", "127.0.0.1", "--port", str(port)]
     unlocked = {"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true", "LITELLM_LOG": "ERROR"}
     with _running(LITELLM, command, port, folder, **unlocked) as subject:

@@ -6,6 +6,9 @@ measured, not an engine); a closed-loop load on a lean client. The direct rows a
 in the same run and take turns in each round; medians are shown, and ratios to the floor. Everything shares this
 machine's cores: compare within one run. Prints a table; `--json FILE` writes the figures.
 
+`--features` compares the gateway with the same without one of the things that protect or observe requests, each in
+turn, under the default policy, and says what share of a request and of a chunk each one costs.
+
 `--workers N` compares a gateway of one process with one of so many workers instead: requests a second, and processor
 time of all their processes together.
 """
@@ -26,7 +29,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import httptools
 import httpx
@@ -57,6 +60,16 @@ GOALS = (
     ("cpu_ms_per_1000", "1,000 chunks", DEFAULT, LEAST, 1.15),
 )
 """Of which figure, what it is about, of which proxy, beside which one, and the most that their ratio may be."""
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "the progress watch": {"watch": {"enabled": False}},
+    "bounded admission": {"policy": {"admission": {"type": "open"}}},
+    "tokens kept for rescues": {"streams": {"rescue": False}},
+    "recorded traffic": {"traffic": {"keptS": 0}},
+    "the log of requests": {"logs": {"requests": False}},
+}
+"""What can be left out, and the settings that leave it out."""
+WITHOUT, ALL_OF_THEM = "without ", "all of these"
 
 
 # --- the engines: one lean server ---------------------------------------------------------------------------------
@@ -263,6 +276,7 @@ def settings(
     folder: Path,
     ports: list[int],
     policy: str,
+    /,
     *,
     rescue: bool,
     roles: Sequence[str] = SPLIT,
@@ -362,6 +376,26 @@ def table(figures: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
+def shares(figures: dict[str, dict[str, float]]) -> str:
+    """What each feature costs: the share of what a request, or a chunk, takes with all of them."""
+    rows = {
+        "requests, 32 connections": "cpu_ms",
+        "short streams": "cpu_ms",
+        "paced streams": "cpu_ms_per_1000",
+    }
+    lines = [f"{'share of processor time':34}{'whole answer':>15}{'short stream':>15}{'a chunk':>12}"]
+    for feature in (*FEATURES, ALL_OF_THEM):
+        found = [
+            1 - figures[f"{row}, {WITHOUT}{feature}"][key] / figures[f"{row}, {DEFAULT}"][key]
+            for row, key in rows.items()
+        ]
+        lines.append(
+            f"{feature:34}"
+            + "".join(f"{100 * share:{width}.1f} %" for share, width in zip(found, (13, 13, 10), strict=True))
+        )
+    return "\n".join(lines)
+
+
 @contextlib.contextmanager
 def engines(chunks: int = CHUNKS, gap_s: float = GAP_S) -> Iterator[list[int]]:
     """The server that plays all engines; gives its ports, prefill before decode."""
@@ -375,6 +409,7 @@ def gateway(
     name: str,
     ports: list[int],
     policy: str,
+    /,
     *,
     rescue: bool,
     ballast: Sequence[str] = OURS,
@@ -412,6 +447,7 @@ def main() -> None:
     parser.add_argument("--ballast", help="the `ballast` of another installation, to compare with")
     parser.add_argument("--no-rescue", action="store_true", help="streams.rescue: false, so no token ids are kept")
     parser.add_argument("--workers", type=int, help="compare one process with so many workers, and nothing else")
+    parser.add_argument("--features", action="store_true", help="what each feature costs, and nothing else")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engines", nargs=2, type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -429,6 +465,14 @@ def main() -> None:
                     named = f"{name}, {count} process{'es' * (count > 1)}"
                     subjects.append(running.enter_context(gateway(named, ports, policy, rescue=True, workers=count)))
             policies = {}
+        elif options.features:
+            everything = {key: value for settings in FEATURES.values() for key, value in settings.items()}
+            left_out: dict[str, dict[str, Any]] = {DEFAULT: {}} | {
+                WITHOUT + name: more for name, more in {**FEATURES, ALL_OF_THEM: everything}.items()
+            }
+            for name, more in left_out.items():
+                subjects.append(running.enter_context(gateway(name, ports, "", rescue=True, **more)))
+            policies = {}
         else:
             subjects.append(running.enter_context(bare_proxy(ports)))
         for name, policy in policies.items():
@@ -440,6 +484,8 @@ def main() -> None:
                     )
         figures = uvloop.run(measure(subjects, options.rounds, options.requests))
     sys.stdout.write(f"{table(figures)}\n")
+    if options.features:
+        sys.stdout.write(f"{shares(figures)}\n")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 

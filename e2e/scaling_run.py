@@ -8,7 +8,6 @@ does not collect it by itself. `SCALING_RUN_S` sets another length.
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ballast_cli.demo.ports import free_port
 from bench.reliability.kit.client import Fate
 from kit import Cluster, Kubectl
 from kit.agreement import agreement, asked_at, moves, table
@@ -108,8 +108,7 @@ def recorded_by(fleet: Kubectl) -> Iterator[list[str]]:
     with ExitStack() as stack:
         urls = []
         for pod in fleet.items("pods", "app.kubernetes.io/component=gateway"):
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+            port = free_port()
             argv = ["kubectl", "--kubeconfig", str(fleet.kubeconfig), "-n", str(fleet.namespace)]
             argv += ["port-forward", f"pod/{pod['metadata']['name']}", f"{port}:9090"]
             process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)

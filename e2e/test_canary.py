@@ -17,7 +17,7 @@ from kit import Cluster, Kubectl, wait_until
 from kit.quickstart import NAME, condition, objects, wait_serving
 from kit.release import Release
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("canary"), pytest.mark.rotating(3)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("canary"), pytest.mark.rotating(5)]
 
 CANARY = {"weight": 50, "observeS": 30, "minRequests": 20}
 FAILING = {"fault": "status", "status": 500, "scope": {"share": 0.34, "seed": 1, "paths": ["/v1/*"]}}

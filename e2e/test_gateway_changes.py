@@ -136,7 +136,7 @@ def in_force(fleet: Kubectl, change: Callable[[], object]) -> Applied:
     return Applied(after_s, pods)
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 async def test_a_policy_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None:
     """The pods stay, the streams go on, and the policy is in force within what a kubelet takes for a ConfigMap."""
     before = ready_gateways(fleet)
@@ -150,7 +150,7 @@ async def test_a_policy_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None
     assert applied.pods == set(gateways(fleet)) == before
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 async def test_a_profile_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None:
     """A number of the decode engines' HardwareProfile."""
     before = ready_gateways(fleet)
@@ -164,6 +164,7 @@ async def test_a_profile_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> Non
     assert applied.pods == set(gateways(fleet)) == before
 
 
+@pytest.mark.rotating(3)
 async def test_a_rollout_of_gateways_cuts_no_stream(fleet: Kubectl) -> None:
     """A field that restarts gateways; the old ones end with their last streams."""
     before = ready_gateways(fleet)
@@ -180,6 +181,7 @@ async def test_a_rollout_of_gateways_cuts_no_stream(fleet: Kubectl) -> None:
     wait_until(lambda: not set(gateways(fleet)) & before, 60, "the old gateways end with their last streams")
 
 
+@pytest.mark.rotating(3)
 async def test_draining_a_gateways_node_cuts_no_stream(cluster: Cluster, fleet: Kubectl) -> None:
     """The eviction waits for the streams; the other gateway takes what comes."""
     name, pod = next(iter(sorted(gateways(fleet).items())))

@@ -138,7 +138,7 @@ def remove(kubectl: Kubectl) -> None:
     wait_until(lambda: not kubectl.items(KINDS, SELECTOR), 60, "no object of the ServingPool is left")
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 def test_killed_after_any_of_its_writes_it_converges(
     operator: LocalOperator, relay: ApiRelay, kubectl: Kubectl, referred: dict[str, Any]
 ) -> None:

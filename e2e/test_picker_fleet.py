@@ -515,6 +515,7 @@ PAUSE_S = (4.0, 9.0)
 VICTIMS = ("gateway", "agent", "engine")
 
 
+@pytest.mark.rotating(2)
 async def test_pickers_agents_and_engines_die_at_random_and_only_their_own_streams_with_them(
     cluster: Cluster, fleet: Kubectl, front: Front
 ) -> None:

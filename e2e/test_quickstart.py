@@ -65,6 +65,7 @@ def test_the_status_says_what_is_there(fleet: Kubectl) -> None:
     assert fleet.text("get", "spool", NAME).splitlines()[0] == header
 
 
+@pytest.mark.rotating(3)
 def test_a_trace_is_served_without_a_failure(cluster: Cluster, fleet: Kubectl) -> None:
     """The first 120 s of the trace through the gateway's Service: every request ends with all its tokens."""
     load = start_load(fleet, "trace", image=cluster.images.ballast, url=URL, duration_s=120, time_scale=TIME_SCALE)
@@ -81,7 +82,7 @@ def gateway_pods(kubectl: Kubectl) -> set[str]:
     return {pod["metadata"]["name"] for pod in found}
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 def test_a_new_gateway_breaks_no_stream_of_the_old_one(cluster: Cluster, fleet: Kubectl) -> None:
     """An edit of a setting that restarts gateways, with traffic on: old pods drain while new ones serve."""
     before = gateway_pods(fleet)
@@ -97,7 +98,7 @@ def test_a_new_gateway_breaks_no_stream_of_the_old_one(cluster: Cluster, fleet: 
     wait_until(lambda: not gateway_pods(fleet) & before, 360, "the old gateway pod has ended with its last stream")
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 def test_scaling_under_load_loses_at_most_what_ran_on_removed_pods(cluster: Cluster, fleet: Kubectl) -> None:
     """Decode 4 -> 5 -> 3 with traffic on. Engines finish what they have within their grace period."""
     load = start_load(fleet, "scaling", image=cluster.images.ballast, url=URL, duration_s=60, time_scale=TIME_SCALE)
@@ -147,7 +148,7 @@ class Rollout:
         return max(max(each.values()) - min(each.values()) for each in shares)
 
 
-@pytest.mark.rotating(2)
+@pytest.mark.rotating(4)
 def test_a_change_of_the_block_size_rolls_prefill_and_decode_in_step(cluster: Cluster, fleet: Kubectl) -> None:
     """To 32 and back with traffic on and no pod above the wanted number: engines of two block sizes read none of each
     other's KV blocks, no request fails, and the bounds of the rollout hold at every look."""

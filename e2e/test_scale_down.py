@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),
     pytest.mark.xdist_group("scale-down"),
-    pytest.mark.rotating(2),
+    pytest.mark.rotating(3),
 ]
 
 TIME_SCALE = 3.0

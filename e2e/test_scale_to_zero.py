@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),
     pytest.mark.xdist_group("scaling"),
-    pytest.mark.rotating(2),
+    pytest.mark.rotating(4),
 ]
 
 

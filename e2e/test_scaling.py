@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(1500),
     pytest.mark.xdist_group("scaling"),
-    pytest.mark.rotating(2),
+    pytest.mark.rotating(4),
 ]
 
 STEP_TIMES = {"overheadMs", "aMs", "dMsPerToken", "kMsPerKvToken", "sMsPerPair", "bMsPerSeq"}

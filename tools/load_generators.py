@@ -1,9 +1,10 @@
 """Other people's load generators against our gateway, unchanged: `python tools/load_generators.py NAME...`.
 
-Starts three engine-sims (one computes prompts, two generate) and a gateway with the proxy face, runs GuideLLM, AIPerf
-or `vllm bench serve` from its own environment under .tools against it, and prints what it reports beside what the
-gateway counted. Neither goes to the network: each takes a tokenizer that is made here. Ends with status 1 when a
-request failed, or when the two counts differ.
+Starts three engine-sims (one computes prompts, two generate) and a gateway, runs GuideLLM, AIPerf or `vllm bench serve`
+from its own environment under .tools against it, and prints what it reports beside what the gateway counted. With
+`--face picker` a real Envoy stands in front, the gateway is its picker, and each engine has its agent. No generator
+goes to the network: each takes a tokenizer that is made here. Ends with status 1 when a request failed, or when the two
+counts differ.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +27,9 @@ from typing import Any, Final
 import httpx
 import yaml
 
-from ballast_cli.demo.processes import ProcessGroup, free_ports
+from ballast_cli.demo.ports import free_ports
+from ballast_cli.demo.processes import ProcessGroup
+from tests.support.envoy import EnvoySetup, PickerAt, envoy
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOOLS = REPOSITORY / ".tools"
@@ -124,43 +129,84 @@ def counted(admin: str) -> Mapping[str, int]:
     return found
 
 
-def start_fleet(processes: ProcessGroup, folder: Path) -> tuple[str, str]:
-    """Engines and gateway; the addresses of its API and of its admin API once they are ready."""
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Where the gateway is, once it and its engines are ready."""
+
+    proxy: int
+    picker: PickerAt
+    admin: str
+
+
+def start_fleet(processes: ProcessGroup, folder: Path, face: str) -> Fleet:
+    """Engines, for a picker their agents, and the gateway."""
     roles = {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
-    ports = free_ports(2 * len(roles) + 2)
+    own = free_ports(4)
+    listeners = dict(zip(("proxy", "admin", "extProc", "grpcHealth"), own, strict=True))
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
     checks, endpoints = {}, []
-    for (name, role), port, side in zip(roles.items(), ports[2::2], ports[3::2], strict=True):
+    for name, role in roles.items():
+        port, side, agent, pod_api = free_ports(4)
         transfer = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
         words = ["engine-sim", "serve", MODEL, "--host", "127.0.0.1", "--port", str(port)]
         channel = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side)}
         processes.start(name, [*words, "--kv-transfer-config", transfer], channel)
         checks[name] = f"http://127.0.0.1:{port}/health"
-        profile = "h20-qwen3-32b"
-        endpoints.append({"name": name, "address": f"127.0.0.1:{port}", "role": role, "profile": profile})
+        endpoint = {"name": name, "address": f"127.0.0.1:{port}", "role": role, "profile": "h20-qwen3-32b"}
+        if face == "picker":
+            here = f"127.0.0.1:{agent}"
+            words = ["agent", "--host", "127.0.0.1", "--port", str(agent), "--engine", endpoint["address"]]
+            words += ["--pod-api-port", str(pod_api), "--token-file", str(token), "--name", name, "--address", here]
+            processes.start(f"{name}-agent", words)
+            checks[f"{name}-agent"] = f"http://{here}/health"
+            endpoint |= {"address": here, "podApi": f"127.0.0.1:{pod_api}"}
+        endpoints.append(endpoint)
     settings, fleet = folder / "gateway.yaml", folder / "endpoints.yaml"
     fleet.write_text(yaml.safe_dump({"endpoints": endpoints}))
-    listeners = {"host": "127.0.0.1", "proxy": ports[0], "admin": ports[1]}
-    content = {"model": {"servedNames": [MODEL]}, "discovery": {"file": str(fleet)}, "listeners": listeners}
+    content: dict[str, Any] = {"model": {"servedNames": [MODEL]}, "discovery": {"file": str(fleet)}}
+    content["listeners"] = {"host": "127.0.0.1", **listeners}
+    if face == "picker":
+        content |= {"face": "Picker", "podApi": {"tokenFile": str(token), "port": 0}}
     settings.write_text(yaml.safe_dump(content))
     processes.start("gateway", ["gateway", "--config", str(settings)])
-    admin = f"http://127.0.0.1:{ports[1]}"
+    admin = f"http://127.0.0.1:{listeners['admin']}"
     asyncio.run(processes.ready({**checks, "gateway": f"{admin}/readyz"}))
-    return f"http://127.0.0.1:{ports[0]}", admin
+    return Fleet(listeners["proxy"], PickerAt(listeners["extProc"], listeners["grpcHealth"]), admin)
+
+
+@contextmanager
+def front_door(fleet: Fleet, face: str, folder: Path) -> Iterator[str]:
+    """The address that clients are given."""
+    if face == "proxy":
+        yield f"http://127.0.0.1:{fleet.proxy}"
+        return
+    setup = EnvoySetup(response_body=None, survives=True)  # as the operator sets up Envoy Gateway
+    with asyncio.Runner() as runner:
+        front = envoy([fleet.picker], setup, folder / "envoy")
+        running = runner.run(front.__aenter__())
+        try:
+            yield running.url
+        finally:
+            runner.run(front.__aexit__(None, None, None))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("names", nargs="+", choices=GENERATORS, metavar="NAME", help=", ".join(GENERATORS))
+    parser.add_argument("--face", choices=("proxy", "picker"), default="proxy")
     given = parser.parse_args(arguments)
     status = 0
     print(f"{'':10} {'completed':>10} {'TTFT p50 ms':>12} {'TPOT p50 ms':>12}   gateway")
-    with tempfile.TemporaryDirectory() as scratch, ProcessGroup(Path(scratch)) as processes:
-        url, admin = start_fleet(processes, Path(scratch))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        fleet = start_fleet(stack.enter_context(ProcessGroup(scratch)), scratch, given.face)
+        url, admin = stack.enter_context(front_door(fleet, given.face, scratch)), fleet.admin
         for name in given.names:
             before = counted(admin)
             try:
-                found = GENERATORS[name](url, tokenizer_for(name, Path(scratch)), Path(scratch))
+                found = GENERATORS[name](url, tokenizer_for(name, scratch), scratch)
             except ValueError as error:
                 print(f"{name:10} {error}")
                 status = 1

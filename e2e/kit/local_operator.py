@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from ballast_cli.demo.ports import free_port
 
 
 class LocalOperator:
@@ -26,7 +27,7 @@ class LocalOperator:
         command = [
             *(str(Path(sys.executable).with_name("ballast")), "operator"),
             *("--gateway-image", self._image, "--namespace", self._namespace),
-            *("--resync-s", str(resync_s), "--health-port", str(_free_port())),
+            *("--resync-s", str(resync_s), "--health-port", str(free_port())),
         ]
         with self._log.open("ab") as log:
             environment = {**os.environ, "KUBECONFIG": str(self._kubeconfig)}
@@ -61,10 +62,3 @@ class LocalOperator:
     def log_tail(self) -> str:
         """The end of its log."""
         return self._log.read_text(errors="replace")[-6000:] if self._log.exists() else ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

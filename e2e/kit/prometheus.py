@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from typing import Any, Self
 
 import yaml
 
+from ballast_cli.demo.ports import free_port
 from kit.cluster import Cluster
 from kit.waiting import wait_until
 
@@ -36,7 +36,7 @@ class Prometheus:
         self._cluster = cluster
         self._folder = folder
         self._rules = rules
-        self._port = _free_port()
+        self._port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @staticmethod
@@ -45,7 +45,7 @@ class Prometheus:
         return shutil.which("prometheus") is not None
 
     def __enter__(self) -> Self:
-        proxy = _free_port()
+        proxy = free_port()
         self._run("proxy.log", *self._cluster.kubectl.argv("proxy", f"--port={proxy}", "--accept-hosts=.*"))
         (self._folder / "ballast-rules.yaml").write_text(yaml.safe_dump(dict(self._rules)))
         config = self._folder / "prometheus.yml"
@@ -154,9 +154,3 @@ def _through(proxy: int, targets: Path) -> dict[str, Any]:
         {"target_label": "__address__", "replacement": f"127.0.0.1:{proxy}"},
     ]
     return config
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -8,8 +8,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from ballast_cli.demo.ports import free_port
 from ballast_cli.main import app
-from tests.support.served_engine import free_port, serving
+from tests.support.served_engine import serving
 
 BODY = {"prompt": "once upon a time", "max_tokens": 3}
 PATH = "/v1/completions"

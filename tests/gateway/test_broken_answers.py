@@ -77,6 +77,32 @@ async def test_a_whole_answer_that_is_no_completion_is_asked_for_elsewhere(tmp_p
         assert len(asked) == 2
 
 
+@pytest.mark.parametrize("status", [102, 103, 199])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_interim_answer_with_a_body_is_not_passed_on(tmp_path: Path, status: int, stream: bool) -> None:
+    """It can have none: its bytes would be an answer without a head. The client gets the other engine's."""
+    asked: list[str] = []
+
+    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
+        asked.append(request.path)
+        if len(asked) > 1:
+            await decode_script(request, writer)
+            return
+        writer.write(SSE_HEAD.replace(b" 200 OK", b" %d X" % status))
+        await asyncio.sleep(0.05)
+        writer.write(b"".join(chunk(event) for event in sse_events(["x"])))
+
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(once) as first,
+        scripted_engine(once) as second,
+        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
+    ):
+        (answer,) = await raw_exchange(gateway.port, post(PATH, TIED | {"stream": stream}), answers=1)
+        assert (answer.status, answer.whole, len(asked)) == (200, True, 2)
+        assert b'"x"' not in answer.body
+
+
 @pytest.mark.parametrize(
     ("stream", "whole"),
     [

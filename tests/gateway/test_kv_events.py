@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from ballast_api.gateway_settings import KvEvents
+from ballast_cli.demo.ports import free_ports
 from ballast_core.beliefs.reported_prefixes import ReportedCache, ReportedPrefixes
 from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.events import CacheReported, CacheReportsBegun, CacheReportsEnded, Event
@@ -33,7 +34,7 @@ from ballast_sim.engine_sim.options import KvEventsConfig
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.engine_sim import FAST, TINY, engine_sim
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
-from tests.support.kv_publisher import RandomCache, ScriptedPublisher, batch, free_ports, removed, stored
+from tests.support.kv_publisher import RandomCache, ScriptedPublisher, batch, removed, stored
 
 E = EndpointId("e")
 POLICY = {"prefill": {"type": "least-uncached-tokens"}, "decode": {"type": "least-uncached-tokens"}}
@@ -46,7 +47,7 @@ async def fleet(
     tmp_path: Path, count: int, *, profile: Any = FAST, wait_s: float = 10.0, **more: Any
 ) -> AsyncIterator[tuple[RunningGateway, list[EngineSimServer], httpx.AsyncClient]]:
     """So many engine-sims that publish, and a gateway that listens to them."""
-    port, replay_port = free_ports(2)
+    port, replay_port = free_ports(2, ["0.0.0.0"])
     async with AsyncExitStack() as stack:
         servers = []
         for number in range(count):
@@ -210,7 +211,7 @@ class Listener:
     """One endpoint's streams on one side, an index on the other."""
 
     def __init__(self, host: str = "127.0.0.9", **more: Any) -> None:
-        self.ports = free_ports(2)
+        self.ports = free_ports(3, ["0.0.0.0"])[::2]  # those of a second rank are the next
         settings = KvEvents(enabled=True, port=self.ports[0], replay_port=self.ports[1], **more)
         self.host = host
         self.index = ReportedPrefixes()
@@ -336,14 +337,13 @@ async def test_an_engine_without_a_replay_port_is_believed_what_it_says_and_no_m
 
 
 async def test_each_rank_has_ports_of_its_own() -> None:
-    first = free_ports(1)[0]
     async with listening(ranks=2) as listener:
         listener.ports[:] = [listener.ports[0] + 1, listener.ports[1] + 1]
         publisher = listener.publisher()
         try:
             publisher.kept[0] = batch(stored([1], [1] * 4), rank=1)
             await until(lambda: listener.found([1] * 5) == 4)
-            assert not listener.known().complete, first
+            assert not listener.known().complete
         finally:
             publisher.close()
 

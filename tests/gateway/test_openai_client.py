@@ -1,5 +1,5 @@
-"""The official `openai` client, unchanged, against the proxy face in front of engine-sims: chat, completions,
-embeddings, responses, models and errors."""
+"""The official `openai` client, unchanged, in front of engine-sims: chat, completions, embeddings, responses, models
+and errors of the proxy face, and the same through a real Envoy whose picker the gateway is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from ballast_sim.engine_sim.options import KvTransfer
 from tests.support.engine_sim import engine_sim
+from tests.support.envoy import EnvoySetup, PickerAt, envoy, needs_envoy
 from tests.support.gateway_kit import RunningGateway, running_gateway
 
 HELLO = "Hello there, who are you?"
@@ -44,6 +45,11 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
 
 async def test_chat(client: openai.AsyncOpenAI, gateway: RunningGateway) -> None:
     """Disaggregated, whole and streamed: the same text."""
+    await chat(client)
+    assert {(entry["prefill"], entry["decode"]) for entry in gateway.requests()} == {("p0", "d0")}
+
+
+async def chat(client: openai.AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(
         model="m", messages=[{"role": "user", "content": HELLO}], max_completion_tokens=8, temperature=0
     )
@@ -62,7 +68,6 @@ async def test_chat(client: openai.AsyncOpenAI, gateway: RunningGateway) -> None
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
     assert chunks[-1].usage == whole.usage
-    assert {(entry["prefill"], entry["decode"]) for entry in gateway.requests()} == {("p0", "d0")}
 
 
 async def test_completions(client: openai.AsyncOpenAI) -> None:
@@ -128,3 +133,33 @@ async def test_errors_are_those_that_the_client_knows(client: openai.AsyncOpenAI
         await client.responses.create(model="m", input="a", store=True)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve("resp_1")
+
+
+@pytest.mark.envoy
+@needs_envoy
+async def test_all_of_it_behind_envoy(tmp_path: Path) -> None:
+    """Set up as the operator sets up Envoy Gateway, without agents."""
+    async with (
+        engine_sim() as (first, _),
+        engine_sim() as (second, _),
+        running_gateway(
+            tmp_path,
+            {f"e{n}": f"127.0.0.1:{engine.port}" for n, engine in enumerate((first, second))},
+            model={"servedNames": ["m"]},
+            face="Picker",
+        ) as running,
+    ):
+        at = PickerAt(running.gateway.ports["ext_proc"], running.gateway.ports["grpc_health"])
+        setup = EnvoySetup(response_body=None, survives=True)
+        async with (
+            envoy([at], setup, tmp_path / "envoy") as front,
+            openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="key", max_retries=0) as client,
+        ):
+            await test_models(client)
+            await chat(client)
+            await test_completions(client)
+            assert len((await client.embeddings.create(model="m", input=["one", "two"])).data) == 2
+            answer = await client.responses.create(model="m", input=HELLO, max_output_tokens=6)
+            assert answer.output_text
+            await test_a_conversation_goes_on_with_all_of_its_items(client)
+            await test_errors_are_those_that_the_client_knows(client)

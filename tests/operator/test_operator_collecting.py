@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from ballast_api.attainment_report import ATTAINMENT
+from ballast_cli.demo.ports import free_port
 from ballast_core.attainment import Counts, Objective, Threshold
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways import asking
@@ -57,12 +57,6 @@ class Pods:
         return tuple(self.pods)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.2", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
-
-
 async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
     events = vllm_events(["a", "b", "c"], prompt=asked.body["prompt"])
     writer.write(SSE_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n")
@@ -79,7 +73,7 @@ async def ask(gateway: RunningGateway, host: str, prompt: list[int]) -> None:
 @asynccontextmanager
 async def gateways(tmp_path: Path, engine: str, *hosts: str) -> AsyncIterator[tuple[int, list[RunningGateway]]]:
     """Gateways at one admin port of several addresses, and that port."""
-    token, port = tmp_path / "token", free_port()
+    token, port = tmp_path / "token", free_port("127.0.0.2")
     token.write_bytes(TOKEN)
     async with AsyncExitStack() as stack:
         running = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import Counter
 from random import Random
 from typing import Any
@@ -13,15 +12,6 @@ import zmq
 import zmq.asyncio
 
 _END = (-1).to_bytes(8, "big", signed=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has on any loopback address now."""
-    sockets = [socket.create_server(("0.0.0.0", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class ScriptedPublisher:

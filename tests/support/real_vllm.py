@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from ballast_cli.demo.ports import free_port
 from ballast_gateway.proxy.bodies import ASK_FOR_HANDLE
 
 ROOT = Path(__file__).parents[2]
@@ -95,13 +95,6 @@ def _pair(folder: Path, transfers: Mapping[str, Mapping[str, object]]) -> Iterat
         for server in servers:
             _wait(server)
         yield servers[0], servers[1]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _environment(**more: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """`ballast engine-sim serve` as a process of its own."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,14 +9,9 @@ from contextlib import contextmanager
 
 import httpx
 
+from ballast_cli.demo.ports import free_port
+
 CLI = [sys.executable, "-m", "ballast_cli"]
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

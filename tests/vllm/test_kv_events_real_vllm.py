@@ -15,15 +15,15 @@ import httpx
 import numpy as np
 import pytest
 
+from ballast_cli.demo.ports import free_ports
 from ballast_core.arrays import IntArray
 from ballast_core.model import EndpointId, Request
 from ballast_core.model.prompt_tokens import PromptTokens
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
-from tests.support.kv_publisher import free_ports
 from tests.support.real_vllm import BLOCK_SIZE, PATIENT, RealVllm, one_engine
 
 POLICY = {"prefill": {"type": "least-uncached-tokens"}, "decode": {"type": "least-uncached-tokens"}}
-PORTS = free_ports(2)
+PORTS = free_ports(2, ["0.0.0.0"])
 TELLS_S = 120.0
 """vLLM publishes a step's events on a thread, after its answer: on a busy machine, long after."""
 SENTINELS = Random(6)

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from bench.reliability.kit.processes import Program, free_port
+from ballast_cli.demo.ports import free_port
+from bench.reliability.kit.processes import Program
 
 MODEL = "tiny"
 PROFILE = "h200-qwen3-32b"

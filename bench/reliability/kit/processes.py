@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,10 +88,3 @@ class Program:
         if self.running:
             self.signal(signal.SIGKILL)
             await self.ended()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

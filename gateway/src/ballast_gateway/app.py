@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -56,6 +55,7 @@ from ballast_gateway.probes import App, Probes
 from ballast_gateway.proxy.carrying import carries
 from ballast_gateway.proxy.face import ProxyFace
 from ballast_gateway.records import RequestRecord
+from ballast_gateway.request_ids import request_ids
 from ballast_gateway.served_names import ServedNames
 from ballast_gateway.service_classes import ServiceClasses
 from ballast_gateway.settings import director_settings
@@ -293,7 +293,7 @@ class Gateway:
                 self.driver,
                 self.pool,
                 self.settings,
-                new_id=lambda: secrets.token_hex(16),
+                new_id=request_ids(),
                 created_s=int(time.time()),
                 max_model_len=self.fleet.max_model_len,
                 not_ready=self.not_ready,

@@ -18,8 +18,6 @@ CONTROL_FIELDS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Routing internals of vLLM's connectors. From a client they would name the engine that KV is read from."""
 
 
-_decode_any = json.JSONDecoder().decode
-
 CHARS_PER_TOKEN: Final = 4
 """Estimated length of a token in text."""
 _MOST_TOKENS: Final = 2**31 - 1
@@ -133,6 +131,21 @@ def without_control_fields(document: JsonObject, dropped: frozenset[str] = CONTR
     return {**(document if kept is None else kept), "vllm_xargs": cleaned}
 
 
+def keeps_nothing(document: JsonObject) -> bool:
+    """Whether a body for `/v1/responses` says itself that its answer is not kept; else `store: false` is to be added.
+
+    A kept response is on one engine, and the next request may go to any. Raises `InvalidBody` where one is asked for.
+    """
+    if document.get("previous_response_id") is not None:
+        raise InvalidBody(
+            "previous_response_id: responses are not kept; send the whole conversation as input", "previous_response_id"
+        )
+    for field in ("background", "store"):
+        if document.get(field) not in (None, False):
+            raise InvalidBody(f"{field}: responses are not kept; send false, or leave it out", field)
+    return document.get("store") is False
+
+
 def _without(fields: JsonObject, dropped: frozenset[str]) -> JsonObject | None:
     if dropped.isdisjoint(fields):
         return None
@@ -141,7 +154,7 @@ def _without(fields: JsonObject, dropped: frozenset[str]) -> JsonObject | None:
 
 def load(raw: bytes) -> object:
     """An engine's JSON, in UTF-8. Raises `ValueError` and `RecursionError`."""
-    return _decode_any(raw.decode("utf-8", "surrogatepass"))
+    return strict_json.load(raw)
 
 
 def dump(document: JsonObject) -> bytes:

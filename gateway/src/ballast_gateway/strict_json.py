@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 
@@ -41,9 +41,15 @@ _ESCAPED_COLON: Final = b"\\u003"
 _CONSTANT: Final = re.compile(rb"-?(?:NaN|Infinity)")
 _POSITION: Final = re.compile(r" \(byte ([0-9]+)\)$")
 
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
 _decode: Final = msgspec.json.Decoder().decode
 _decode_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
+_decode_leniently: Final = json.JSONDecoder(parse_constant=_no_constant).decode
 _encode_leniently: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -158,6 +164,14 @@ def _numbers(text: bytes) -> list[Any]:
         if cut < 0:
             return values
         start = cut + 1
+
+
+def load(raw: bytes) -> Any:
+    """An engine's JSON, in UTF-8; lone surrogates may be in it. Raises `ValueError` and `RecursionError`."""
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _decode_leniently(raw.decode("utf-8", "surrogatepass"))
 
 
 def dump(document: object) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -108,15 +107,3 @@ async def _wait(client: httpx.AsyncClient, process: Process, url: str) -> None:
         if asyncio.get_running_loop().time() > deadline_s:
             raise DemoError(f"{process.name} did not answer at {url} within {START_S:.0f} s:\n{process.last_words()}")
         await asyncio.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    """So many free ports of the loopback interface. Another program could take one before we do: unlikely, and seen."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

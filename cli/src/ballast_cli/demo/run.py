@@ -10,7 +10,8 @@ from pathlib import Path
 from ballast_api import names
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_cli.demo.plan import DemoError, Fleet, endpoints_file, gateway_settings
-from ballast_cli.demo.processes import ProcessGroup, free_ports
+from ballast_cli.demo.ports import free_ports
+from ballast_cli.demo.processes import ProcessGroup
 from ballast_sim.load import LoadReport, LoadSettings, Progress, run_load
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.workloads import WorkloadRequest

@@ -242,6 +242,8 @@ class Link(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        if self.status < 200:
+            self._framed = False  # of an interim answer, which has no body
 
     def on_message_complete(self) -> None:
         self._whole = self.status >= 200

@@ -50,11 +50,14 @@ class ResponseReader:
         return self._reusable and not self._dirty
 
     def feed(self, data: bytes) -> bytes:
-        """Take in one read; returns the part of the body in it. Raises `httptools.HttpParserError` or `-Upgrade`."""
+        """Take in one read; returns the part of the body in it, and none before `head` is there. Raises
+        `httptools.HttpParserError` or `-Upgrade`."""
         self._parser.feed_data(data)
         parts = self._parts
         if not parts:
             return b""
+        if self.head is None:  # llhttp reads chunks after any 1xx but 100; it can have none (RFC 9110 section 15.2)
+            raise httptools.HttpParserError("an interim answer with a body")
         self._parts = []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple, Self, TypeAlias
 
 from ballast_core.attainment import Objective
-from ballast_gateway import errors, lax, openai_body
+from ballast_gateway import errors, lax, openai_body, paths
 from ballast_gateway.errors import ApiError
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
@@ -63,6 +63,10 @@ class Query(NamedTuple):
     """Of its class."""
 
 
+def _refused(error: openai_body.InvalidBody) -> InvalidRequest:
+    return InvalidRequest(errors.invalid_request(str(error), param=error.param, quoteless=error.problem))
+
+
 def read_body(
     body: bytes,
     *,
@@ -90,14 +94,18 @@ def read_body(
         model = openai_body.model_of(document) if must_be_json else str(document.get("model") or "")
     except openai_body.InvalidBody as error:
         if must_be_json:
-            raise InvalidRequest(
-                errors.invalid_request(str(error), param=error.param, quoteless=error.problem)
-            ) from None
+            raise _refused(error) from None
         return BodyFacts.unseen(len(body))
     if must_be_json and served_models and model not in served_models:
         raise InvalidRequest(errors.model_not_found(model, served_models))
     cleaned = openai_body.without_control_fields(document, dropped)
     read = lax.plain(document, chat=True) or document
+    if path.partition("?")[0] == paths.RESPONSES:
+        try:
+            if not openai_body.keeps_nothing(read):
+                cleaned = (document if cleaned is None else cleaned) | {"store": False}
+        except openai_body.InvalidBody as error:
+            raise _refused(error) from None
     movable, divisible = (False, False) if carries is None else carries(path, document if cleaned is None else cleaned)
     return BodyFacts(
         model=model,

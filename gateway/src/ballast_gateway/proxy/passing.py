@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from ballast_gateway import lax, openai_body, paths
-from ballast_gateway.openai_body import InvalidBody, JsonObject
+from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import Generation, check_stream, is_plain_object
 from ballast_gateway.strict_json import Size
 
@@ -54,13 +54,6 @@ def read_passed(raw: bytes, *, path: str, default_model: str, dropped: frozenset
 
 def _not_stored(raw: bytes, document: JsonObject) -> tuple[bytes, JsonObject]:
     """A request for a response that no engine keeps. Raises `InvalidBody` where it asks for another."""
-    if document.get("previous_response_id") is not None:
-        raise InvalidBody(
-            "previous_response_id: responses are not kept; send the whole conversation as input", "previous_response_id"
-        )
-    for field in ("background", "store"):
-        if document.get(field) not in (None, False):
-            raise InvalidBody(f"{field}: responses are not kept; send false, or leave it out", field)
-    if document.get("store") is False:
+    if openai_body.keeps_nothing(document):
         return raw, document
     return raw[: raw.rindex(b"}")] + _NOT_STORED, document | {"store": False}  # of two equal keys the last one counts

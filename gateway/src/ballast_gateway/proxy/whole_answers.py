@@ -11,10 +11,10 @@ the output, or it gives no token ids, the request is sent once more as it came (
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+from ballast_gateway import strict_json
 from ballast_gateway.errors import ApiError
 from ballast_gateway.http.client import UpstreamError
 from ballast_gateway.http.server import ClientConnection, Flow, Header
@@ -34,13 +34,6 @@ _USAGE_DETAILS: Final = {
     "completion_tokens_details": ("reasoning_tokens",),
 }
 """What vLLM names in a whole answer also where it has no value. Its streams leave that out."""
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-_decode: Final = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 class Spoiled(UpstreamError):
@@ -120,7 +113,7 @@ class WholeAnswer:
 
     def end(self) -> None:
         """Answer."""
-        self._client.respond(self._status, self._headers, _dumped(self._document()))
+        self._client.respond(self._status, self._headers, strict_json.dump(self._document()))
 
     def abort(self) -> None:
         """Cut the connection: there is no answer."""
@@ -139,7 +132,7 @@ class WholeAnswer:
         self._parts, self._bytes = [], 0
         events = [event[6:] for event in raw.split(SEPARATOR) if event.startswith(b"data: {")]
         try:
-            documents = _decode((b"[%b]" % b",".join(events)).decode())
+            documents = strict_json.load(b"[%b]" % b",".join(events))
             if len(documents) != len(events):
                 raise ValueError("events that are not one object each")
             text = [self._take(document) for document in documents]
@@ -221,14 +214,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} in place of a text")
     return value
-
-
-def _dumped(document: JsonObject) -> bytes:
-    """As vLLM writes it; a lone surrogate, legal in JSON but not in UTF-8, makes all an escape that is no ASCII."""
-    try:
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(document, separators=(",", ":")).encode()
 
 
 class Unfit:
