@@ -202,6 +202,12 @@ class World:
         else:
             self.store.put(manifest)
 
+    def bring_back(self) -> None:
+        """All that specs name is there."""
+        for number, manifest in enumerate(REFERRED):
+            if key_of(manifest) not in self.store.objects:
+                self.refer(number)
+
     def settle(self) -> None:
         """Looks until neither they nor the cluster's controllers have anything to do."""
         self.server.loses = False
@@ -275,9 +281,7 @@ def test_it_ends_in_what_the_last_spec_asks_for(first: str, steps: list[tuple[An
                 world.refer(*more)
             case "meddle":
                 world.meddle(*more)
-    for number, manifest in enumerate(REFERRED):
-        if key_of(manifest) not in world.store.objects:
-            world.refer(number)
+    world.bring_back()
     if world.spec in ("invalid", "dangling"):
         world.edit("plain")
     world.settle()
