@@ -14,7 +14,7 @@ import logging
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_operator.kinds import Manifest
@@ -49,8 +49,8 @@ class Operator:
 
     def look(self) -> Result:
         """One look of an operator that has just started."""
-        settings = OperatorSettings(gateway=DEFAULTS)
-        return Reconciler(self.store, self.store, settings, self._now, self._token).serving_pool(NAMESPACE, "chat")
+        chosen = OperatorSettings(gateway=DEFAULTS)
+        return Reconciler(self.store, self.store, chosen, self._now, self._token).serving_pool(NAMESPACE, "chat")
 
     def after(self, seconds: float) -> Result:
         """A look some time later."""
@@ -162,6 +162,7 @@ def test_a_rotation_goes_by_steps_and_looks_again_when_one_is_due(operator: Oper
 
 
 @pytest.mark.rotating(3)
+@settings(max_examples=30)  # of up to thirty looks each
 @given(st.lists(st.tuples(st.floats(0, 400), st.sampled_from(["", "1", "2", "3"])), min_size=1, max_size=30))
 def test_whenever_somebody_asks_for_a_rotation_readers_understand_each_other(plan_of: list[tuple[float, str]]) -> None:
     """Invariant 2: from one text to the next, each one's first token is among the other's."""
