@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from ballast_api.attainment_report import ATTAINMENT, read_report, summed
 from ballast_api.demand_report import DEMAND, read_demand
 from ballast_api.recorded_traffic import TRAFFIC
+from ballast_cli.demo.ports import free_port
 from ballast_core.attainment import Threshold
 from ballast_gateway.live.page import page
 from ballast_gateway.live.rows import EVENTS, LIVE, PAGE, REQUEST, WORKERS
@@ -394,6 +395,17 @@ async def test_a_taken_port_is_reported_once(tmp_path: Path) -> None:
         other.mkdir()
         config = written(other, {}, listeners={"host": "127.0.0.1", "proxy": at.ports["proxy"], "admin": 0})
         said = await refused("--config", str(config))
+        assert said.count("in use") == 1
+
+
+async def test_the_workers_own_ports_are_kept_for_them(tmp_path: Path) -> None:
+    """Those of the pod API, one for each: another gateway is told so, and does not share them."""
+    (tmp_path / "token").write_text("t" * 32)
+    own = {"podApi": {"tokenFile": str(tmp_path / "token"), "port": free_port()}}
+    async with running(tmp_path, {}, **own):
+        other = tmp_path / "other"
+        other.mkdir()
+        said = await refused("--config", str(written(other, {}, **own)))
         assert said.count("in use") == 1
 
 

@@ -136,9 +136,12 @@ class PodApiServer:
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def listen(self, host: str, port: int) -> int:
-        """Open the listener; port 0 takes a free one. Returns the port. Raises `OSError`."""
-        self._server = await self._loop.create_server(self._connect, host, port, backlog=_BACKLOG)
+    async def listen(self, host: str, port: int, *, shared: bool = False) -> int:
+        """Open the listener; port 0 takes a free one; `shared`: one that a supervisor keeps for us. Returns the port.
+        Raises `OSError`."""
+        self._server = await self._loop.create_server(
+            self._connect, host, port, backlog=_BACKLOG, reuse_port=shared or None
+        )
         self._sweep()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound

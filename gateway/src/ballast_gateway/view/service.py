@@ -82,7 +82,7 @@ class PodApi:
         holder = GatewayHolder(me, self._driver, holds=settings.face.serves_proxy, ready=ready, drain=drain)
         predicting = Predicting(me, self._driver, feed)
         self._server = PodApiServer(holder, feed, self.guard(), state=predicting.state, asked=asked)
-        self.port = await self._server.listen(host, port)
+        self.port = await self._server.listen(host, port, shared=settings.workers > 1)
         self._driver.listen(publisher.effect)
         peers = settings.peers
         self._view = FleetView(

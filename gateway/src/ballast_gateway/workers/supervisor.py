@@ -60,10 +60,13 @@ class _Supervisor:
         at = self._settings.listeners
         token_file = self._settings.admin.token_file
         who_may_ask = WhoMayAsk(None if token_file is None else Path(token_file))
-        with _reserved(self._settings) as ports, _token(self._settings) as token:
+        with (
+            _reserved(self._settings) as ports,
+            _token(self._settings) as token,
+            _pod_api_ports(self._settings) as pod_apis,
+        ):
             admin = Admin(self._admin_ports, who_may_ask)
             server = AdminServer(admin, at.host, at.admin)
-            pod_apis = _pod_api_ports(self._settings)
             for worker, port in zip(self._workers, pod_apis, strict=True):
                 worker.settings = _of_worker(self._settings, ports, port, pod_apis, token)
             try:
@@ -239,14 +242,20 @@ def _token(settings: GatewaySettings) -> Iterator[str]:
             yield file.replace("/proc/self/", f"/proc/{os.getpid()}/")
 
 
-def _pod_api_ports(settings: GatewaySettings) -> list[int]:
-    """One for each worker: the others must be able to tell them apart. Those that are set are one after another."""
-    first = settings.pod_api.port
-    if settings.pod_api.token_file is not None and first:
-        return [first + number for number in range(settings.workers)]
+@contextmanager
+def _pod_api_ports(settings: GatewaySettings) -> Iterator[list[int]]:
+    """One for each worker: the others must be able to tell them apart. Those that are set are one after another. They
+    stay ours while a worker starts again. Raises `OSError` for one that is taken."""
+    host, first = settings.listeners.host, settings.pod_api.port
+    is_set = settings.pod_api.token_file is not None and first
     with ExitStack() as held:
-        free = [held.enter_context(_bound_to_any(settings.listeners.host)) for _ in range(settings.workers)]
-        return [each.getsockname()[1] for each in free]
+        ports = []
+        for number in range(settings.workers):
+            if is_set:
+                _check_free(_family(host), host, first + number)
+            bound = held.enter_context(_bound(host, first + number if is_set else 0))
+            ports.append(bound.getsockname()[1])
+        yield ports
 
 
 @contextmanager
@@ -258,20 +267,11 @@ def _reserved(settings: GatewaySettings) -> Iterator[dict[str, int]]:
     if face.serves_picker:
         wanted |= {"ext_proc": at.ext_proc, "grpc_health": at.grpc_health}
     family = _family(at.host)
-    held: list[socket.socket] = []
-    try:
+    with ExitStack() as held:
         for name, port in wanted.items():
             _check_free(family, at.host, port)
-            bound = socket.socket(family, socket.SOCK_STREAM)
-            held.append(bound)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            bound.bind((at.host, port))  # and does not listen: connections go to those that do
-            wanted[name] = bound.getsockname()[1]
+            wanted[name] = held.enter_context(_bound(at.host, port)).getsockname()[1]
         yield wanted
-    finally:
-        for bound in held:
-            bound.close()
 
 
 def _check_free(family: int, host: str, port: int) -> None:
@@ -286,9 +286,16 @@ def _check_free(family: int, host: str, port: int) -> None:
             raise OSError(error.errno, f"address ({host!r}, {port}) is already in use") from None
 
 
-def _bound_to_any(host: str) -> socket.socket:
+def _bound(host: str, port: int) -> socket.socket:
+    """It does not listen: connections go to those that do, and who listens there sets the same options."""
     bound = socket.socket(_family(host), socket.SOCK_STREAM)
-    bound.bind((host, 0))
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
     return bound
 
 
