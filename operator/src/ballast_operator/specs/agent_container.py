@@ -12,7 +12,7 @@ from ballast_api import names
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.settings import GatewayDefaults
-from ballast_operator.specs.ballast_image import ballast_image
+from ballast_operator.specs.ballast_image import STARTS_WITHIN_S, ballast_image
 from ballast_operator.specs.security import container_security
 from ballast_operator.specs.token_mount import TOKEN_FILE, token_mount
 
@@ -50,7 +50,7 @@ def agent_container(spec: ServingPoolSpec, defaults: GatewayDefaults) -> Manifes
         "securityContext": container_security(read_only=True),
         "volumeMounts": [token_mount()],
         # The engine's container waits for this one, and for nothing else of the agent.
-        "startupProbe": _probe("live", period_s=1, failures=60),
+        "startupProbe": _probe("live", period_s=1, failures=STARTS_WITHIN_S),
         "readinessProbe": _probe("ready", period_s=2, failures=2),
         # Sooner than the engine's, which asks through the agent: an agent that hangs must not cost the engine.
         "livenessProbe": _probe("live", period_s=5, failures=3),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ballast_api.serving_pool import GatewaySpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.settings import GatewayDefaults
+
+STARTS_WITHIN_S: Final = 180
+"""Start-up of such a container: a second, or a minute where a node's processors are taken."""
 
 
 def pull_secrets(defaults: GatewayDefaults) -> Manifest:

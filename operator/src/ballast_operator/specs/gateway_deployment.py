@@ -12,7 +12,7 @@ from ballast_api.serving_pool import GatewaySpec
 from ballast_api.settings_changes import restarting_part
 from ballast_operator.kinds import DEPLOYMENT, Manifest
 from ballast_operator.settings import GatewayDefaults
-from ballast_operator.specs.ballast_image import ballast_image, pull_secrets
+from ballast_operator.specs.ballast_image import STARTS_WITHIN_S, ballast_image, pull_secrets
 from ballast_operator.specs.engine_deployment import REVISION_HISTORY, spread, with_overlay
 from ballast_operator.specs.meta import Owner, child, content_hash
 from ballast_operator.specs.security import container_security, pod_security
@@ -122,7 +122,7 @@ def _container(gateway: GatewaySpec, defaults: GatewayDefaults) -> Manifest:
             {"name": "tmp", "mountPath": "/tmp"},
             token_mount(),
         ],
-        "startupProbe": _probe("/healthz", period_s=1, failures=60),
+        "startupProbe": _probe("/healthz", period_s=1, failures=STARTS_WITHIN_S),
         "readinessProbe": _probe("/readyz", period_s=2, failures=2),
         "livenessProbe": _probe("/healthz", period_s=10, failures=3),
     }
