@@ -22,13 +22,24 @@ def made_of(prompt: int, decodes: int, context: int, slower: float) -> RecentBat
     return batches
 
 
-@given(st.integers(16, 2000), st.integers(2, 200), st.integers(0, 150_000), st.floats(0.5, 3.0))
+@given(st.integers(32, 2000), st.integers(2, 200), st.integers(0, 150_000), st.floats(0.5, 3.0))
 def test_the_composition_is_found(prompt: int, decodes: int, context: int, slower: float) -> None:
     """Whatever the engine batches by, and however its speed differs from the profile."""
     found = made_of(prompt, decodes, context, slower).composition(0, LAW)
     assert found is not None
     assert found.prompt_tokens == pytest.approx(prompt, abs=1)
     assert found.factor == pytest.approx(slower, rel=0.05)
+
+
+def test_passes_short_of_prompts_do_not_say_what_fits() -> None:
+    """Prompts that are all but cached: a prompt of 100,000 tokens is not predicted to take as many passes."""
+    batches = RecentBatches()
+    for _ in range(100):
+        batches.prefilled(0, 0.02, 1, 4000)
+        batches.passed(0, 8, 0.16, 8, 10_000)
+    found = batches.composition(0, LAW)
+    assert found is not None
+    assert found.prompt_tokens == LAW.max_num_batched_tokens // 256
 
 
 def test_the_recent_past_counts() -> None:

@@ -15,9 +15,10 @@ from ballast_core.directing.director import Director
 from ballast_core.directing.rescheduler import Rescheduler
 from ballast_core.directing.settings import DirectorSettings
 from ballast_core.model import EndpointId, Observation, Outcome, RequestId, Role, Stage
-from ballast_core.model.effects import Dispatch, Effect, Migrate, WakeAt
+from ballast_core.model.effects import Dispatch, Effect, Migrate, Reject, WakeAt
 from ballast_core.model.events import (
     ClientGone,
+    DispatchFailed,
     EndpointDraining,
     EndpointLost,
     EndpointObserved,
@@ -27,6 +28,7 @@ from ballast_core.model.events import (
     LengthPredicted,
     Migrated,
     MigrationFailed,
+    ModelsObserved,
     PrefillDone,
     Progress,
     RequestArrived,
@@ -34,6 +36,7 @@ from ballast_core.model.events import (
     SegmentDone,
     TimerFired,
 )
+from ballast_core.model.served_models import ServedModels
 from ballast_core.policies.admission import Bounded
 from ballast_core.policies.partition.fixed import Fixed
 from ballast_core.policies.placement.placements import LeastRequests
@@ -308,6 +311,39 @@ def test_one_that_fails_on_a_draining_endpoint_is_counted_as_lost() -> None:
     d.on_event(RequestEnded(RequestId("r1"), Outcome.FAILED, 5), 2.0)
     d.on_event(ClientGone(RequestId("r2")), 2.0)
     assert (d.departures.moved_out, d.departures.finished, d.departures.lost) == (0, 0, 2)
+
+
+def test_one_that_cannot_go_on_elsewhere_is_counted_as_lost() -> None:
+    """Its leg broke on the only endpoint, which drained: the Director rejects it, and hears nothing more of it."""
+    d = emptier(("d0",))
+    start(d, "r0", 0.0, on="d0")
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+    effects = d.on_event(DispatchFailed(RequestId("r0"), Stage.DECODE, EndpointId("d0")), 1.0)
+    assert [type(each) for each in effects if not isinstance(each, WakeAt)] == [Reject]
+    assert (len(d.ledger), d.departures.lost) == (0, 1)
+
+
+def test_moves_out_go_where_the_adapter_is() -> None:
+    """d1 has more room, and does not serve it."""
+    d = emptier()
+    for name, models in (("d0", {"m", "x"}), ("d1", {"m"}), ("d2", {"m", "x"})):
+        served = ServedModels(frozenset(models), frozenset({"x"} & models))
+        d.on_event(ModelsObserved(EndpointId(name), served), 0.0)
+    start(d, "r0", 0.0, on="d0", model="x")
+    d.on_event(EndpointObserved(endpoint("d2"), Observation(0.1, 5, 0, 0.5)), 0.1)
+    d.on_event(EndpointDraining(EndpointId("d0")), 0.5)
+    assert [move.target.id for move in moves(d.on_event(TimerFired(), 1.0))] == ["d2"]
+
+
+def test_an_endpoint_that_appears_draining_gets_nothing_that_waits() -> None:
+    """Not for a moment: its pod is to go."""
+    d = emptier((), hold_s=60.0)
+    d.on_event(RequestArrived(request("r0", 100)), 0.0)
+    appeared = d.on_event(EndpointObserved(endpoint("d0"), draining=True), 1.0)
+    assert not [each for each in appeared if isinstance(each, Dispatch)]
+    assert slot_of(d, "d0") in d.inventory.leaving
+    restored = d.on_event(EndpointRestored(EndpointId("d0")), 2.0)
+    assert [type(each) for each in restored if isinstance(each, Dispatch)] == [Dispatch]
 
 
 def test_moves_go_where_admission_has_a_place() -> None:

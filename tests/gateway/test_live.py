@@ -287,6 +287,27 @@ async def test_frames_that_take_long_come_less_often() -> None:
     assert rests[0] == pytest.approx(1.0)
 
 
+async def test_a_first_frame_that_waits_for_others_is_not_charged_for_what_goes_on_meanwhile() -> None:
+    """The loop's other work while it waits is no reason to rest."""
+    clock, rests = [0.0], []
+
+    async def waits(number: int) -> Frame:
+        await asyncio.sleep(0)
+        clock[0] += 0.5
+        return made(number)
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        clock[0] = 0.0
+        await asyncio.sleep(0)
+
+    crowd = Watchers(lambda number: made(number) if number else waits(number), processor_s=lambda: clock[0], rest=rest)
+    with crowd.watching() as stream:
+        await anext(stream)
+        await anext(stream)
+    assert rests[0] == watchers.EVERY_S
+
+
 async def test_a_fault_of_ours_ends_the_streams_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody waits for a frame that will not come."""
 

@@ -92,9 +92,10 @@ async def test_what_the_picker_routes_is_recorded_as_traffic() -> None:
 
 
 async def test_a_client_that_leaves_while_its_request_is_held_is_forgotten() -> None:
-    """Held for want of an endpoint; the proxy breaks the stream off; nothing stays in the ledger."""
+    """Held for want of an endpoint; the proxy breaks the stream off: it leaves the ledger, and a record."""
     driver = Driver(director((), hold_s=60))
-    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id")
+    records: list[RequestRecord] = []
+    face = PickerFace(driver, ExchangeSettings(max_body_bytes=1000), new_id=lambda: "id", on_record=records.append)
     serving = asyncio.create_task(converse(face.open, ScriptedStream(REQUEST)))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -102,6 +103,7 @@ async def test_a_client_that_leaves_while_its_request_is_held_is_forgotten() -> 
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     assert len(driver.director.ledger) == 0
+    assert [(each.outcome, each.reason) for each in records] == [("cancelled", "client-gone")]
     driver.close()
 
 

@@ -118,6 +118,13 @@ class Pipe(asyncio.Transport):
             self.closing = True
             self._loop.call_soon(self.protocol.connection_lost, None)
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """Our peer ends its side as soon as the server has."""
+        self.close()
+
     def abort(self) -> None:
         self.aborted = True
         self.close()

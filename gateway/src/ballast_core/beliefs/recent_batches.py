@@ -20,6 +20,8 @@ _MEMORY_S = 10.0
 """The same for seconds in which prompts were computed."""
 _LEAST_PASSES = 32.0
 _MAX_FACTOR = 8.0
+_LEAST_SHARE = 1 / 256
+"""Of the profile's token budget: passes that had less were short of prompts, and tell nothing of what fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class RecentBatches:
             return None
         pass_s, decodes = seen.pass_s / seen.passes, round(seen.decodes / seen.passes)
         most = max(profile.max_num_batched_tokens - decodes, 1)
-        tokens = min(max(round(pass_s * seen.prompt_tokens / seen.prompt_s), 1), most)
+        least = min(max(int(profile.max_num_batched_tokens * _LEAST_SHARE), 1), most)
+        tokens = min(max(round(pass_s * seen.prompt_tokens / seen.prompt_s), least), most)
         law_s = profile.step_s(
             tokens + decodes, seen.context_tokens / seen.passes, tokens * seen.pairs / seen.prompt_tokens, decodes
         )

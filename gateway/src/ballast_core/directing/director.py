@@ -30,7 +30,7 @@ from ballast_core.directing.settings import DirectorSettings, SettingsChanged
 from ballast_core.directing.timers import Timers
 from ballast_core.directing.watch import Watch
 from ballast_core.model import Outcome, RejectReason, ShedCause, Stage
-from ballast_core.model.effects import Cancel, Effect
+from ballast_core.model.effects import Cancel, Effect, Reject
 from ballast_core.model.events import (
     CacheReported,
     CacheReportsBegun,
@@ -324,11 +324,16 @@ class Director:
         entry.failures += 1
         entry.avoid |= {event.endpoint_id}
         final = self.outcomes.failed(entry, event, now_s)
+        was_leaving = entry.decode_slot in self.inventory.leaving
         self._bookings.failed(entry)
-        if final is not None:
+        if final is None:
+            effects = self._admitter.admit(entry, now_s)
+        else:
             self.ledger.close(event.request_id)
-            return [self._admitter.rejected(entry.request, *final, now_s)]
-        return self._admitter.admit(entry, now_s)
+            effects = [self._admitter.rejected(entry.request, *final, now_s)]
+        if was_leaving and any(type(each) is Reject and each.request_id == event.request_id for each in effects):
+            self.departures.ended(entry, Outcome.FAILED)
+        return effects
 
     def _ended(self, entry: Entry, event: RequestEnded, now_s: float) -> list[Effect]:
         self.outcomes.ended(entry, event, now_s)
@@ -392,6 +397,8 @@ class Director:
 
     def _observed(self, event: EndpointObserved, now_s: float) -> list[Effect]:
         slot, changed = self.inventory.put(event.endpoint)
+        if event.draining:
+            self.inventory.drain(slot)
         if self.inventory.capacity > len(self.ledger.foreign):
             self.ledger.resize(self.inventory.capacity)
             self.placer.grow(self.inventory.capacity)

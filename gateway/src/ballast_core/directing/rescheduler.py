@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ballast_core.arrays import FloatArray, IntArray
+from ballast_core.arrays import BoolArray, FloatArray, IntArray
 from ballast_core.beliefs.beliefs import Beliefs
 from ballast_core.directing.capacity import Capacity
 from ballast_core.directing.partitioner import Partitioner
@@ -273,9 +273,21 @@ class Rescheduler:
             moves_under_way=len(self._moving),
             reported_tokens=self._reported_tokens(slots) if self._draining_only else None,
             free_decodes=self._capacity.free_decodes(slots),
+            serves=self._serving(rows, slots) if self._draining_only else None,
         )
         endpoints = (*ready.endpoints, *(self._inventory.endpoint(slot) for slot in draining))
         return _Seen(decodes, rows, slots, endpoints)
+
+    def _serving(self, rows: IntArray, slots: IntArray) -> BoolArray | None:
+        """Which endpoints serve which of the requests that leave; None if all of them do."""
+        serves = np.ones((len(rows), len(slots)), np.bool_)
+        for index, row in enumerate(rows.tolist()):
+            entry = self._ledger.entry_of_row(row)
+            if entry.decode_slot in self._inventory.leaving:
+                lacking = self._models.lacking(entry.request.model)
+                if lacking:
+                    serves[index] = [slot not in lacking for slot in slots.tolist()]
+        return None if serves.all() else serves
 
     def _rows_of(self, requests: Iterable[RequestId]) -> list[int]:
         entries = [self._ledger.get(key) for key in requests]

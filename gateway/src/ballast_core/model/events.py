@@ -203,6 +203,8 @@ class EndpointObserved:
 
     endpoint: Endpoint
     observation: Observation | None = None
+    draining: bool = False
+    """It appears as one that takes no new requests."""
 
 
 @dataclass(frozen=True, slots=True)

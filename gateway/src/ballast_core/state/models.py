@@ -43,11 +43,11 @@ class Models:
 
     def serves(self, model: str, slot: int) -> bool:
         """Whether the endpoint there serves a model, as far as it has said what it serves."""
-        return slot not in self._lacks(model)
+        return slot not in self.lacking(model)
 
     def serving(self, model: str, candidates: Candidates) -> Candidates:
         """The candidates that serve a model, as far as they have said what they serve."""
-        lacking = self._lacks(model)
+        lacking = self.lacking(model)
         if not lacking:
             return candidates
         kept = [k for k, slot in enumerate(candidates.slots.tolist()) if slot not in lacking]
@@ -70,7 +70,8 @@ class Models:
             return True
         return len(said.running | self._sent.get(slot, set())) < said.most_running
 
-    def _lacks(self, model: str) -> frozenset[int]:
+    def lacking(self, model: str) -> frozenset[int]:
+        """The slots of endpoints that have said what they serve, and do not serve this."""
         lacking = self._lacking.get(model)
         if lacking is not None:
             return lacking

@@ -302,13 +302,18 @@ class Connection(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._transport.write(data)
         if self._leaving and not self.streams and not self._closing:
-            self._close()
+            self._close(lingers=True)
 
-    def _close(self) -> None:
+    def _close(self, *, lingers: bool = False) -> None:
+        """`lingers`: our side ends, and the peer ends its own: what it has sent already is no reason for a reset, which
+        could overtake our last words."""
         self._closing = True
         self._closed_s = self.loop.time()
         self._buffer = b""
-        self._transport.close()
+        if lingers and self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
 
     def _break(self, code: Code, reason: str) -> None:
         """End all, and say why."""

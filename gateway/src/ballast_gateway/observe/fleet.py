@@ -100,8 +100,13 @@ class Fleet:
         """Addresses of the endpoints that take requests."""
         return [member.endpoint.address for member in self.members.values() if member.liveness.usable]
 
-    def ready(self, endpoint: Endpoint, *, incarnation: str = "", proven: bool, pod_api: str = "") -> None:
-        """Discovery reports this endpoint as ready. Unless `proven`, it must first answer a scrape."""
+    def ready(
+        self, endpoint: Endpoint, *, incarnation: str = "", proven: bool, pod_api: str = "", draining: bool = False
+    ) -> None:
+        """Discovery reports this endpoint as ready. Unless `proven`, it must first answer a scrape.
+
+        `draining`: one that appears takes no new requests.
+        """
         member = self.members.get(endpoint.id)
         moved = member is not None and (
             member.incarnation != incarnation or member.endpoint.address != endpoint.address
@@ -113,7 +118,9 @@ class Fleet:
             member = self.members[endpoint.id] = Member(endpoint, incarnation, pod_api=pod_api)
             if proven:
                 member.liveness = member.liveness.proven()
-                self._feed(EndpointObserved(endpoint))
+                self._feed(EndpointObserved(endpoint, draining=draining))
+            if draining:
+                member.liveness = member.liveness.drained()
             self.on_change()
             return
         if member.endpoint != endpoint:

@@ -181,7 +181,13 @@ class PodDiscovery(PodWatch):
         change = read_pod(pod, port=self._settings.port)
         match change:
             case PodReady():
-                self._fleet.ready(change.endpoint, incarnation=change.uid, proven=True, pod_api=change.pod_api)
+                self._fleet.ready(
+                    change.endpoint,
+                    incarnation=change.uid,
+                    proven=True,
+                    pod_api=change.pod_api,
+                    draining=change.draining,
+                )
                 if change.draining:
                     self._fleet.draining(change.endpoint.id)
                 else:

@@ -190,6 +190,9 @@ class _StreamSession:
         self._carry_out(self._exchange.closed())
         if self._ticket is not None and not self._lingers:
             self._ticket.end(Outcome.FAILED)
+        if self._record.id and not self._record.ended_s and not self._decode:
+            self._record.outcome, self._record.reason = "cancelled", "client-gone"
+            self._recorded()
 
     def _carry_out(self, actions: list[Action]) -> list[Reply]:
         """Carry out an exchange's actions; returns its replies. Everything is reported before a reply can be sent."""

@@ -186,7 +186,8 @@ class Tracing:
         said = span.attributes
         if span.outbound:
             host, _, port = str(said["server.address"]).rpartition(":")
-            said |= {"server.address": host.strip("[]"), "server.port": int(port)}
+            if port.isdecimal():  # an address that a client wrote may have none
+                said |= {"server.address": host.strip("[]"), "server.port": int(port)}
         times_s = span.start_s, span.end_s
         return self._readable(span.name, context, parent, times_s, said, kind=kind, error=span.error)
 

@@ -171,7 +171,8 @@ class FleetView:
     def gateways(self) -> dict[str, str]:
         """Addresses of the other gateways that are heard, by name."""
         sources, heard = self.book.sources, [one for one in self._subscriptions.values() if one.connected]
-        return {sources[one.name].holder: one.address for one in heard if one.name.startswith(_PEER)}
+        known = [one for one in heard if one.name.startswith(_PEER) and one.name in sources]
+        return {sources[one.name].holder: one.address for one in known}
 
     def peers(self) -> int:
         """How many other gateways are followed, heard or not."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _JSON: Final = "application/json"
 _TOGETHER: Final = frozenset({ATTAINMENT, DEMAND, LOAD, PROFILES, TRAFFIC})
+_PARTIAL: Final = (503, _JSON, b'{"detail": "a worker that serves does not answer"}')
 _WAIT_S: Final = 2.0
 """For a worker's metrics, or for its word that it is ready."""
 _ADMIN_WAIT_S: Final = 30.0
@@ -74,7 +75,7 @@ class Admin:
         elif path == "/metrics":
             await _respond(send, *await self._metrics())
         elif path == HOLD:
-            await _respond(send, 200, _JSON, await self._hold(asking_pod(scope)))
+            await _respond(send, *await self._hold(asking_pod(scope)))
         elif path in OPEN:
             await serve_page(scope, receive, send)
         elif path == EVENTS:
@@ -101,9 +102,15 @@ class Admin:
         answers = await self._ask_all("/metrics")
         return 200, CONTENT_TYPE_LATEST, merged(answer.text for answer in answers.values())
 
-    async def _hold(self, host: str) -> bytes:
+    async def _hold(self, host: str) -> tuple[int, str, bytes]:
         answers = await self._ask_all(f"{HOLD}?{urlencode({'of': host})}")
-        return held_together(each.content for each in answers.values())
+        if self._is_partial(answers):
+            return _PARTIAL
+        return 200, _JSON, held_together(each.content for each in answers.values())
+
+    def _is_partial(self, answers: Mapping[str, httpx.Response]) -> bool:
+        """Whether a worker that serves has not answered: it may hold what nobody else knows of."""
+        return any(port is not None and number not in answers for number, port in self._workers().items())
 
     async def _forwarded(self, scope: Scope, path: str) -> tuple[int, str, bytes]:
         """Asked on loopback, a worker answers whoever asks; who may is decided here."""
@@ -184,9 +191,12 @@ class Admin:
         if path == TRAFFIC:
             asked.setdefault("names", secrets.token_hex(16))
         target = f"{path}?{urlencode(asked)}" if asked else path
-        answers = list((await self._ask_all(target, given=given, wait_s=_ADMIN_WAIT_S)).values())
+        by_worker = await self._ask_all(target, given=given, wait_s=_ADMIN_WAIT_S)
+        answers = list(by_worker.values())
         if not answers:
             return 503, _JSON, _detail("no worker serves now")
+        if path in (LOAD, DEMAND) and self._is_partial(by_worker):
+            return _PARTIAL
         wrong = next((each for each in answers if each.status_code != 200), None)
         if wrong is not None:
             return wrong.status_code, wrong.headers.get("content-type", _JSON), wrong.content
@@ -228,7 +238,8 @@ class Admin:
         if self._client is None:
             import httpx
 
-            self._client = httpx.AsyncClient(trust_env=False)
+            # Without a bound: streams that people watch must not keep probes from an answer.
+            self._client = httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None))
         return self._client
 
 

@@ -46,8 +46,10 @@ class Emptying:
             if len(moves) >= most:
                 break
             needed = float(decodes.tokens[row] + decodes.remaining_tokens[row])
-            linked = np.isfinite(decodes.migration_s[decodes.endpoint[row]])
-            share = np.where(linked & (room >= needed), (room - needed) / decodes.kv_tokens, -np.inf)
+            fits = np.isfinite(decodes.migration_s[decodes.endpoint[row]]) & (room >= needed)
+            if decodes.serves is not None:
+                fits &= decodes.serves[row]
+            share = np.where(fits, (room - needed) / decodes.kv_tokens, -np.inf)
             target = int(share.argmax())
             if not np.isfinite(share[target]):
                 without_room += 1

@@ -44,6 +44,8 @@ class Decodes:
     """KV tokens in use by each endpoint's own last report, 0 without one; shape (endpoints,). None: nobody asked."""
     free_decodes: IntArray | None = None
     """How many more decodes admission lets each endpoint take, shape (endpoints,); None: any number."""
+    serves: BoolArray | None = None
+    """Whether an endpoint serves a request's model, shape (requests, endpoints); None: all do, or nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
