@@ -32,6 +32,8 @@ NONE = {
     "Pause of moved streams": "no stream is moved",
     "Wanted by scaling": "the quickstart does not scale",
     "Rounds of scaling by reason": "the quickstart does not scale",
+    "Rehearsals": "the quickstart does not scale",
+    "Foreign edits": "nobody edits its objects",
     "Scrapes": "no scrape has failed; the ages beside are there",
 }
 """Panels that may have no data here, and why."""

@@ -190,7 +190,7 @@ NEW = {"prefill": {"2": 2}, "decode": {"2": 4}}
 def watched(world: World) -> None:
     """Until a canary has its pods, and gateways know its weight."""
     world.apply("2")
-    for _ in range(4):
+    for _ in range(6):
         world.turn()
     assert world.pods() == WATCHED
     canary = world.settings().canary

@@ -303,6 +303,21 @@ def test_fewer_replicas_empty_the_cheapest_pods_one_write_after_the_other() -> N
     assert "DrainTimedOut" not in events
 
 
+def test_a_new_image_takes_no_instance_that_was_not_emptied() -> None:
+    """Not at its first look either, when nobody has asked for the pods yet: one may be missing, and none was marked."""
+    cluster = Cluster()
+    live = cluster.store.objects["ServingPool", NAMESPACE, "chat"]
+    live["spec"] = cluster.spec(4, engine={"image": "vllm:new"}, rollout={"maxSurge": 0, "maxUnavailable": 1})["spec"]
+    live["metadata"]["generation"] = 2
+    for _ in range(4):
+        cluster.look()
+        assert cluster.asked >= 4 - sum(COST in notes for notes in cluster.pods().values())
+        if cluster.marked():
+            break
+    assert cluster.marked() == {"chat-decode-3"}
+    assert cluster.asked == 4
+
+
 def test_scaled_up_again_the_marks_are_taken_back() -> None:
     """At once, and no pod goes; the Deployment's note is empty in the end."""
     cluster = Cluster()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
+import time
 
 import pytest
 
+from ballast_operator import leading
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.kinds import Kind, Manifest
 from ballast_operator.leading import LEASE_S, RENEW_DEADLINE_S, Election, lead
@@ -115,6 +118,53 @@ def test_of_two_writes_at_once_one_wins(exists: bool) -> None:
     store.get = read_and_lose  # type: ignore[method-assign]
     assert not store.candidate("b").leads()
     assert a.leads()
+
+
+def test_a_write_whose_answer_was_lost_does_not_end_a_leader() -> None:
+    """It was stored, and the next one of the same version is refused: the Lease is ours all the same."""
+    store = Store()
+    a = store.candidate("a")
+    assert a.leads()
+    stored = store.replace
+
+    def twice(manifest: Manifest) -> None:
+        store.replace = stored  # type: ignore[method-assign]
+        stored(manifest)
+        stored(manifest)
+
+    store.replace = twice  # type: ignore[method-assign]
+    store.now_s += 2.0
+    assert a.leads()
+    store.now_s += 2.0
+    assert a.leads()
+    assert store.lease is not None
+    assert store.lease["spec"]["renewTime"] == "t0004.0"
+
+
+async def test_a_leader_whose_api_server_hangs_ends_before_another_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the call takes."""
+    monkeypatch.setattr(leading, "RENEW_DEADLINE_S", 0.3)
+    store, hangs, lost = Store(), threading.Event(), asyncio.Event()
+    me = Election(store, "sys", "ballast", "me", clock=time.monotonic, now=lambda: "t")
+    read = store.get
+
+    def read_or_hang(kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+        if store.away:
+            hangs.wait(30)
+        return read(kind, namespace, name)
+
+    store.get = read_or_hang  # type: ignore[method-assign]
+
+    async def end() -> None:
+        lost.set()
+
+    task = asyncio.create_task(lead(me, lambda: setattr(store, "away", True), end, retry_s=0.01))
+    try:
+        await asyncio.wait_for(lost.wait(), 10)
+        await task
+    finally:
+        store.away = False
+        hangs.set()
 
 
 async def test_work_begins_with_leadership_and_ends_with_it() -> None:

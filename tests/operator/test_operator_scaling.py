@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import threading
 from dataclasses import replace
@@ -163,6 +164,19 @@ def test_a_deleted_or_spoilt_record_is_written_anew_and_moves_nothing() -> None:
     fleet.round(2)
     assert fleet.counts() == wanted
     assert read(fleet.decisions).mode == "Auto"
+
+
+def test_a_config_map_of_somebody_else_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Taken over it would be deleted with the ServingPool, or when scaling is turned off."""
+    fleet = busy()
+    metadata = {"name": "chat-scaling", "namespace": NAMESPACE, "uid": "theirs"}
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"their": "own"}}
+    fleet.store.objects["ConfigMap", NAMESPACE, "chat-scaling"] = copy.deepcopy(theirs)
+    fleet.restart()
+    fleet.look()
+    fleet.round(1)
+    assert fleet.store.objects["ConfigMap", NAMESPACE, "chat-scaling"] == theirs
+    assert "was not made by Ballast; delete or rename it" in caplog.text
 
 
 def test_another_servingpool_of_the_same_name_begins_anew() -> None:

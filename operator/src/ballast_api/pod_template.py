@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Self
 
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -86,6 +87,53 @@ class PodTemplateOverlay(OpenModel):
             message = "must be a quantity such as 4Gi, 500m or 2, without spaces"
             raise_at("PodTemplateOverlay", [(path, "quantity", message, value) for path, value in wrong])
         return self
+
+    @model_validator(mode="after")
+    def _check_lists(self) -> Self:
+        """The lists that are merged by a key; Kubernetes says what else is wrong when the pods are made."""
+        spec = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        wrong = list(_not_listed(spec, "spec"))
+        if wrong:
+            raise_at("PodTemplateOverlay", [(path, "list", message, value) for path, message, value in wrong])
+        return self
+
+
+MERGED: Final = MappingProxyType({"containers": "name", "initContainers": "name"})
+"""Lists whose entries merge, by their key."""
+REPLACED: Final = MappingProxyType(
+    {
+        "env": "name",
+        "volumes": "name",
+        "imagePullSecrets": "name",
+        "volumeMounts": "mountPath",
+        "ports": "containerPort",
+        "hostAliases": "ip",
+        "topologySpreadConstraints": "topologyKey",
+    }
+)
+"""Lists whose entries replace those of the same key."""
+_KEYS: Final = {**MERGED, **REPLACED}
+_TEXTS: Final = frozenset({"args", "command"})
+
+
+def _not_listed(fields: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, Any]]:
+    """Path, what should be there, and value of what is no such list; null removes a field. Of a pod's spec, and of its
+    containers."""
+    for name, value in fields.items():
+        at = f"{path}.{name}"
+        if value is None or (name not in _KEYS and name not in _TEXTS):
+            continue
+        if not isinstance(value, list):
+            yield at, "must be a list", value
+            continue
+        for number, item in enumerate(value):
+            if name in _TEXTS:
+                if not isinstance(item, str):
+                    yield f"{at}.{number}", 'must be a text; put a number in quotes: "64"', item
+            elif not isinstance(item, Mapping) or item.get(_KEYS[name]) in (None, ""):
+                yield f"{at}.{number}", f"must be an object with the field {_KEYS[name]}", item
+            elif name in MERGED:
+                yield from _not_listed(item, f"{at}.{number}")
 
 
 _MAPS = frozenset({"limits", "requests", "capacity"})

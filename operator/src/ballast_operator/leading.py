@@ -69,13 +69,16 @@ class Election:
         try:
             held = self._try(began_s)
         except ApiFailure as error:
-            if error.status == _LOST_RACE:
-                held = False
-            else:
+            # A lost race, too: our own answer may have been lost, or somebody edited the Lease. The next try reads it.
+            if error.status != _LOST_RACE:
                 logger.warning("the Lease %s/%s cannot be had: %s", self._namespace, self._name, error)
-                return self._renewed_s is not None and self._clock() - self._renewed_s < RENEW_DEADLINE_S
+            return self.left_s() > 0
         self._renewed_s = began_s if held else None
         return held
+
+    def left_s(self) -> float:
+        """Seconds for which this candidate may still take itself for the leader; 0 or less where it may not."""
+        return 0.0 if self._renewed_s is None else self._renewed_s + RENEW_DEADLINE_S - self._clock()
 
     def release(self) -> None:
         """Give it up, so that a successor need not wait."""
@@ -124,7 +127,11 @@ async def lead(
     """Wait for leadership, `begin`, and keep it; `lost` once it is gone, and no further try."""
     leading = False
     while True:
-        leads = await asyncio.to_thread(election.leads)
+        try:  # an API server that hangs must not let us lead beyond the Lease
+            async with asyncio.timeout(max(election.left_s(), 0.0) if leading else None):
+                leads = await asyncio.to_thread(election.leads)
+        except TimeoutError:
+            leads = False
         if leads and not leading:
             logger.info("this operator leads")
             begin()

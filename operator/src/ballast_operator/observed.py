@@ -43,6 +43,8 @@ class Observed:
     pods: tuple[Manifest, ...] = ()
     """Its pods while a Deployment is not ready, or may lose some, or a gateway says that it has other settings than it
     should. Empty otherwise: only problems of pods are read from them, and which gateways are there."""
+    pods_listed: bool = True
+    """Whether `pods` are all of them; False where nobody asked."""
     marked_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds since each pod was marked as draining, by its name; 0 where that is not to be believed."""
     loads: Loads | None = None

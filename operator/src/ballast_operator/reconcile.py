@@ -34,7 +34,7 @@ from ballast_operator.status.attainment import following, taught
 from ballast_operator.status.drain_notices import drain_notices
 from ballast_operator.status.edit_notices import EditNotices
 from ballast_operator.status.events import event_for, notice_event
-from ballast_operator.status.verdict import unreadable, verdict
+from ballast_operator.status.verdict import unplannable, unreadable, verdict
 from ballast_operator.writing.apply import Writer, apply
 from ballast_operator.writing.in_place import InPlace
 
@@ -138,7 +138,14 @@ class Reconciler:
             self._healing.pop((namespace, name), None)
             self._said(namespace, name, None)
             return Result()
-        planned = plan(observed)
+        try:
+            planned = plan(observed)
+        except Exception as error:  # unforeseen: people must learn of it where they look
+            logger.exception("%s: cannot be planned", reference(observed.pool), extra=log_fields(observed.pool))
+            status = unplannable(observed, f"{type(error).__name__}: {error}"[:200])
+            self._write_status(SERVING_POOL, observed.pool, status)
+            self._said(namespace, name, status)
+            return Result(failed=True)
         followed = following(observed, planned)
         self._board.follow(namespace, name, followed)
         self._helm.steer(namespace, name, steered(observed, planned, b"" if followed is None else followed.token))

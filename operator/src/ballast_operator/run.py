@@ -112,7 +112,7 @@ def run(settings: OperatorSettings) -> None:
     def make_election() -> Election | None:
         if settings.lease is None:
             return None
-        cluster = Cluster(timeout_s=_LEASE_CALL_S, connections=1)
+        cluster = Cluster(timeout_s=_LEASE_CALL_S, connections=1, retries=False)
         namespace, name = settings.lease
         # Two processes of one pod are two candidates: the first may still end while the second one begins.
         me = f"{socket.gethostname()}_{secrets.token_hex(4)}"

@@ -64,8 +64,11 @@ class Snapshot:
 class Cluster:
     """Reads and writes objects. Safe to use from several threads."""
 
-    def __init__(self, *, timeout_s: float, connections: int) -> None:
+    def __init__(self, *, timeout_s: float, connections: int, retries: bool = True) -> None:
+        """`retries`: whether a request that got no answer is sent again, up to three times, each with the time."""
         configuration = client.Configuration.get_default_copy()
+        if not retries:
+            configuration.retries = False
         configuration.connection_pool_maxsize = connections
         if not configuration.verify_ssl:  # the user's own choice, made in KUBECONFIG: no warning for each request
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)

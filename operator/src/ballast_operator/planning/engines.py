@@ -214,6 +214,8 @@ def _step(observed: Observed, spec: ServingPoolSpec, pool: str, counts: Counts, 
     workload = next((each for each in workloads_of(observed, pool) if id_of(key_of(each)) == counts.name), None)
     if workload is not None and workload["kind"] == LEADER_WORKER_SET.kind:
         return Step(target)
+    if workload is not None and not observed.pods_listed:
+        return Step(max(counts.asked, target))  # a look that sees the pods says which of them go
     instances = () if workload is None else instances_of(observed, pool, workload)
     return next_step(counts.asked, target, instances, observed.loads, deadline_s=spec.drain_deadline_s)
 

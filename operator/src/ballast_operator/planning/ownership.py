@@ -31,10 +31,13 @@ def owner_conflict(found: Manifest, pool: Manifest) -> str | None:
     controller = _controller(found)
     if controller is not None:
         return f"exists and is controlled by {controller['kind']} {controller['name']}"
+    return None if is_labelled(found, pool) else "exists and was not made by Ballast"
+
+
+def is_labelled(found: Manifest, pool: Manifest) -> bool:
+    """Whether an object was made for a ServingPool of that name, this one or an earlier one."""
     labels = found["metadata"].get("labels") or {}
-    if any(labels.get(key) != value for key, value in _child_labels(pool).items()):
-        return "exists and was not made by Ballast"
-    return None
+    return all(labels.get(key) == value for key, value in _child_labels(pool).items())
 
 
 def _child_labels(pool: Manifest) -> dict[str, str]:

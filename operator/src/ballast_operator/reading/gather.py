@@ -102,6 +102,7 @@ def gather(
         network_policies=settings.network_policies,
         admin_from=settings.admin_from,
         pods=pods,
+        pods_listed=listed,
         marked_s={
             pod["metadata"]["name"]: max(_age_s(pod, names.ANNOTATION_DRAINING, now) or 0.0, 0.0)
             for pod in pods

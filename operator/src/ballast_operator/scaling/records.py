@@ -78,7 +78,7 @@ def read(manifest: Manifest, *, with_records: bool = True) -> Stored:
             last=None if last is None else ScalingDecision.parse(last),
             records=tuple(filter(_is_dated, records_of(manifest))) if with_records else (),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return NOTHING
 
 

@@ -16,20 +16,10 @@ Labels and annotations are the exception: those that Ballast sets win.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
+from ballast_api.pod_template import MERGED, REPLACED
 from ballast_operator.kinds import Manifest
-
-_MERGED: Final = {"containers": "name", "initContainers": "name"}
-_REPLACED_BY_KEY: Final = {
-    "env": "name",
-    "volumes": "name",
-    "imagePullSecrets": "name",
-    "volumeMounts": "mountPath",
-    "ports": "containerPort",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
-}
 
 
 def overlaid(template: Manifest, overlay: Manifest) -> Manifest:
@@ -58,10 +48,10 @@ def _value(field: str, base: Any, overlay: Any) -> Any:
     if isinstance(base, Mapping) and isinstance(overlay, Mapping):
         return merged(base, overlay)
     if isinstance(base, Sequence) and isinstance(overlay, Sequence):
-        if field in _MERGED:
-            return _by_key(base, overlay, _MERGED[field], deep=True)
-        if field in _REPLACED_BY_KEY:
-            return _by_key(base, overlay, _REPLACED_BY_KEY[field], deep=False)
+        if field in MERGED:
+            return _by_key(base, overlay, MERGED[field], deep=True)
+        if field in REPLACED:
+            return _by_key(base, overlay, REPLACED[field], deep=False)
     return _without_nulls(overlay)
 
 

@@ -84,6 +84,13 @@ def unreadable(pool: Manifest, words: str, now: str) -> Manifest:
     return _kept(pool, now, pool["metadata"].get("generation"), finding)
 
 
+def unplannable(observed: Observed, words: str) -> Manifest:
+    """The status where a look cannot be planned, by a fault of ours that this spec brings out."""
+    message = f"this spec cannot be carried out ({words}); nothing is changed; the operator's log says more"
+    finding = Finding(ConditionType.DEGRADED, "True", Reason.INVALID_SPEC, message)
+    return _kept(observed.pool, observed.now, observed.generation, finding)
+
+
 def _unrouted(observed: Observed, plan: Plan) -> Reason | None:
     """Why no Gateway sends a request; None if one may."""
     route = observed.child(HTTP_ROUTE.key(http_route_name(observed.name)))

@@ -31,6 +31,7 @@ from ballast_operator.gateways.asking import NoAnswer, asker
 from ballast_operator.gateways.board import Board, Name
 from ballast_operator.gateways.gateway_pods import GatewayPod, gateway_pods
 from ballast_operator.kinds import CONFIG_MAP, POD, Kind, Manifest
+from ballast_operator.planning.ownership import is_labelled
 from ballast_operator.planning.scaling import REFUSALS
 from ballast_operator.profiles.learned import corrected
 from ballast_operator.profiles.lessons import Lessons
@@ -237,6 +238,10 @@ class Scaler:
             stored = NOTHING
             namespace, serving_pool = name
             found = self.cluster.get(CONFIG_MAP, namespace, names.scaling_name(serving_pool))
+            pool = {"metadata": {"namespace": namespace, "name": serving_pool, "uid": of.uid}}
+            if found is not None and not is_labelled(found, pool):  # what is decided has no place until it goes
+                taken = f"ConfigMap {names.scaling_name(serving_pool)} exists and was not made by Ballast"
+                raise ApiFailure(409, "NameConflict", f"{taken}; delete or rename it")
             if found is not None and _is_of(found, of.uid):
                 stored = read(found)
             course = self._courses[name] = _Course(of.uid, stored, resumed(stored.memory, self.unix_s()))
