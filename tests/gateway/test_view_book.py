@@ -287,6 +287,8 @@ class Fleet:
         self.now_s = 0.0
         self.count = 0
         self.sent: list[Row] = []
+        self.over: set[str] = set()
+        """Requests whose holder has said that they have ended: their pickers hear it."""
         for speaker in self.speakers:
             speaker.connect()
 
@@ -305,7 +307,7 @@ class Fleet:
         elif what == "release":
             for picker in self.speakers[:2]:
                 for one in picker.rows.all(0.0):
-                    if any(one.key in agent.rows for agent in agents):
+                    if one.key in self.over or any(one.key in agent.rows for agent in agents):
                         picker.say(said.Released(key=one.key))
         elif what == "time":
             self.now_s += other
@@ -350,6 +352,7 @@ class Fleet:
                 agent.say(said.Redirected(key=key, decode=elsewhere, prefill=one.prefill))
             case "end" | "fail":
                 outcome = "completed" if what == "end" else "failed"
+                self.over.add(key)
                 agent.say(said.Ended(key=key, outcome=outcome, output_tokens=one.generated_tokens))  # type: ignore[arg-type]
 
     def read(self, speaker: Speaker) -> None:
