@@ -250,6 +250,9 @@ operator-scale: $(STAMP) testbed-build ## The operator with many ServingPools on
 operator-kills: $(STAMP) testbed-build ## Kill the operator at random writes on a real API server; it converges each time (KILLS=100; 10 minutes)
 	@$(BIN)/python bench/operator_scale.py --kills $(or $(KILLS),100)
 
+operator-outages: $(STAMP) testbed-build ## Kill the API server while ServingPools are edited; no edit is lost (OUTAGES=10; 3 minutes)
+	@$(BIN)/python bench/operator_scale.py --outages $(or $(OUTAGES),10) --pools 5
+
 verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
 	@$(DASHBOARDS) --check
@@ -268,7 +271,7 @@ lock: | $(BIN)/uv ## Pin all dependencies anew
 
 TESTBED := PYTHONPATH=e2e $(BIN)/python -m testbed
 
-testbed-build: $(STAMP) ## Build the test cluster's programs, once (root, Go; 6-11 minutes)
+testbed-build: $(STAMP) ## Build the test cluster's programs, once (root, Go; 8-12 minutes)
 	@$(TESTBED) build >/dev/null
 
 cluster-up: testbed-build ## Start a real Kubernetes without Docker and print its KUBECONFIG (root)
@@ -298,6 +301,6 @@ scaling-run: testbed-build ## Ten minutes of Auto on a real Kubernetes, beside t
 e2e-kind: $(STAMP) $(ENVOY) ## Run the scenarios in kind (needs Docker, kind, kubectl and helm)
 	@PYTHON=$(BIN)/python e2e/kind/run.sh $(PYTEST_ARGS)
 
-.PHONY: scaling-run operator-scale operator-kills docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
+.PHONY: scaling-run operator-scale operator-kills operator-outages docs docs-serve dashboards testbed-build cluster-up cluster-down images image-context e2e e2e-kind
 .PHONY: vllm golden test-vllm matrix matrix-check matrix-render reproduce reproduce-full reproduce-render
 .PHONY: load-generators installed workflows release-dry-run peers gie help setup envoy chromium pictures h2spec demo test chaos kernel-asan lint type bench generate verify format lock

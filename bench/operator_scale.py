@@ -3,6 +3,7 @@
     operator_scale.py [--pools 50] [--edits 40] [--baseline REF]     latency, API calls and memory (make operator-scale)
     operator_scale.py --pools 500 --nodes 1000                       the same with KWOK's nodes
     operator_scale.py --kills 100                                    kill -9 at random writes (make operator-kills)
+    operator_scale.py --outages 10 --pools 20                        kill -9 of the API server, while specs are edited
 
 etcd and kube-apiserver run without nodes and controllers: a loop of this program makes a pod for each replica and says
 that it is ready. With `--nodes` Kubernetes' own controllers and scheduler make and place pods, and KWOK plays kubelets
@@ -128,13 +129,23 @@ class Server:
             f"--audit-policy-file={self.folder / 'audit.yaml'}",
             f"--audit-log-path={self.audit}",
         ]
-        api = [str(bin_folder() / "kube-apiserver"), *flags]
+        self._api = [str(bin_folder() / "kube-apiserver"), *flags]
         auth = {"authorization": "Bearer bench"}
         url = f"https://127.0.0.1:{self.port}"
-        with process(etcd, self.folder / "etcd.log"), process(api, self.folder / "api.log"):
+        with process(etcd, self.folder / "etcd.log"), contextlib.ExitStack() as self._processes:
+            self.start()
             async with httpx.AsyncClient(base_url=url, headers=auth, verify=False, timeout=60.0) as client:
                 await until(lambda: ok(client, "/readyz"), 120.0, "kube-apiserver is ready")
                 yield client
+
+    def start(self) -> None:
+        """Start kube-apiserver, at first and after a kill."""
+        self._running = self._processes.enter_context(process(self._api, self.folder / "api.log"))
+
+    def kill(self) -> None:
+        """SIGKILL to kube-apiserver."""
+        self._running.kill()
+        self._running.wait()
 
     def requests(self, since: int) -> list[Manifest]:
         """The operator's, as the audit log has them after so many bytes."""
@@ -322,7 +333,8 @@ async def _be_ready(client: httpx.AsyncClient, item: Manifest) -> None:
     counts = dict.fromkeys(("replicas", "readyReplicas", "updatedReplicas", "availableReplicas"), count)
     status = {"status": {"observedGeneration": metadata["generation"], **counts}}
     where = f"/apis/apps/v1/namespaces/{metadata['namespace']}/deployments/{metadata['name']}/status"
-    await client.patch(where, content=json.dumps(status), headers=headers)
+    # An API server that begins refuses for a moment: then once more.
+    (await client.patch(where, content=json.dumps(status), headers=headers)).raise_for_status()
 
 
 def is_settled(pool: Manifest) -> bool:
@@ -570,6 +582,118 @@ async def kills(args: argparse.Namespace) -> None:
     print(f"killed {done} times at random writes (seed {args.seed}); converged each time")
 
 
+# --- an API server that is killed -----------------------------------------------------------------------------------
+
+
+class Editor:
+    """Edits ServingPools and deletes what the operator made of them, without a pause; knows what was acknowledged."""
+
+    def __init__(self, client: httpx.AsyncClient, pools: int, chosen: random.Random) -> None:
+        self._client = client
+        self._chosen = chosen
+        self._batches = iter(range(1000, 1_000_000))
+        self.possible: list[list[tuple[int, int]]] = [[(64, 2)] for _ in range(pools)]
+        """Batch and replicas of each spec: what was last acknowledged, and after it what got no answer."""
+        self.edits = self.deletions = self.unanswered = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(0.03)
+            number = self._chosen.randrange(len(self.possible))
+            try:
+                await (self._delete(number) if self._chosen.random() < 0.25 else self._edit(number))
+            except httpx.TransportError:
+                self.unanswered += 1
+
+    async def _edit(self, number: int) -> None:
+        wanted = next(self._batches), self._chosen.randint(1, 4)
+        self.possible[number].append(wanted)
+        body = serving_pool(number, wanted[0], replicas=wanted[1])
+        headers = {"content-type": "application/apply-patch+yaml"}
+        path = f"{pool_path(number)}?fieldManager=bench&force=true"
+        answer = await self._client.patch(path, content=json.dumps(body), headers=headers)
+        if answer.status_code == 200:
+            self.possible[number] = [wanted]
+            self.edits += 1
+        else:
+            self.unanswered += 1
+
+    async def _delete(self, number: int) -> None:
+        kinds = [("/api/v1", "services", "gateway"), ("/api/v1", "configmaps", "gateway")]
+        kinds.append(("/apis/apps/v1", "deployments", "decode"))
+        api, plural, part = self._chosen.choice(kinds)
+        what = f"{api}/namespaces/{namespace_of(number)}/{plural}/chat-{number}-{part}"
+        answer = await self._client.delete(what)
+        self.deletions += answer.status_code == 200
+
+
+async def carried_out(client: httpx.AsyncClient, number: int) -> bool:
+    """Whether the ServingPool is settled, all its objects are there, and its engines are those of its spec."""
+    pool = (await client.get(pool_path(number))).json()
+    batch, replicas = spec_of(pool)
+    space = f"namespaces/{namespace_of(number)}"
+    deployment = (await client.get(f"/apis/apps/v1/{space}/deployments/chat-{number}-decode")).json()
+    if not is_settled(pool) or deployment.get("spec", {}).get("replicas") != replicas:
+        return False
+    others = (f"/api/v1/{space}/services/chat-{number}-gateway", f"/api/v1/{space}/configmaps/chat-{number}-gateway")
+    there = [await ok(client, other) for other in others]
+    return f'"{batch}"' in json.dumps(deployment["spec"]) and all(there)
+
+
+def spec_of(pool: Manifest) -> tuple[int, int]:
+    """What edits change: batch, and replicas of the decode pool."""
+    return int(pool["spec"]["engine"]["args"][1]), int(pool["spec"]["pools"][1]["replicas"])
+
+
+async def outages(args: argparse.Namespace) -> None:
+    """Kill kube-apiserver again and again while specs are edited; each ServingPool must become what its last one says,
+    and the operator must live."""
+    chosen = random.Random(args.seed)
+    with tempfile.TemporaryDirectory() as name:
+        server = Server(Path(name))
+        async with server.running() as client:
+            await fill(client, args.pools)
+            nodes = asyncio.create_task(play_nodes(client))
+            editor = Editor(client, args.pools, chosen)
+            took_s = []
+            with operator(server, ROOT) as running:
+                await until(lambda: settled(client), args.limit, "all are settled")
+                for outage in range(args.outages):
+                    editing = asyncio.create_task(editor.run())
+                    await asyncio.sleep(chosen.uniform(0.5, 2.0))
+                    server.kill()
+                    await asyncio.sleep(chosen.choice((0.0, 2.0, 12.0)))
+                    server.start()
+                    await until(lambda: ok(client, "/readyz"), 120.0, "kube-apiserver is back")
+                    await asyncio.sleep(0.5)
+                    editing.cancel()
+                    await asyncio.gather(editing, return_exceptions=True)
+                    began_s = time.monotonic()
+                    for number, possible in enumerate(editor.possible):
+                        spec = spec_of((await client.get(pool_path(number))).json())
+                        assert spec in possible, f"chat-{number} is {spec}, acknowledged was {possible}"
+                        editor.possible[number] = [spec]
+                    try:
+                        for number in range(args.pools):
+                            await until(lambda n=number: carried_out(client, n), args.limit, f"chat-{number} follows")
+                    except TimeoutError:
+                        await print_unsettled(client)
+                        print((server.folder / "operator.log").read_text()[-6000:], flush=True)
+                        raise
+                    took_s.append(time.monotonic() - began_s)
+                    assert running.poll() is None, (server.folder / "operator.log").read_text()[-3000:]
+                    print(f"outage {outage + 1}: all follow {took_s[-1]:.1f} s after the last edit", flush=True)
+            assert "Traceback" not in (log := (server.folder / "operator.log").read_text()), log[-6000:]
+            nodes.cancel()
+    print(
+        f"killed it {args.outages} times with {args.pools} ServingPools: {editor.edits} edits acknowledged, "
+        f"{editor.deletions} objects deleted, {editor.unanswered} calls without an answer; no edit lost; all as their "
+        f"last specs say {statistics.median(took_s):.1f} s after the last edit in the median, {max(took_s):.1f} s at "
+        "most; the operator lived"
+    )
+
+
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -580,10 +704,14 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds within which all must be settled")
     parser.add_argument("--baseline", default="", help="a commit to run right after, on the same objects")
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--outages", type=int, default=0, help="times to kill the API server, while specs are edited")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     if args.kills:
         asyncio.run(kills(args))
+        return
+    if args.outages:
+        asyncio.run(outages(args))
         return
     with checkouts(args.baseline) as sources:
         asyncio.run(scale(args, sources))

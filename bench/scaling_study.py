@@ -3,7 +3,7 @@
 Three kinds of traffic, scaled to a fleet of six H200: a mix that shifts from short answers to long ones to long
 prompts and back (azure23, servegen_r1, mooncake, azure23), a diurnal day in 900 s, and a flash crowd. The
 simulator runs the production policy in its loop, three seeds each. `python -m bench.scaling_study` runs what is missing
-and prints the tables; `--write` puts them into docs/scaling.md. The traces are those of `../shared/traces`.
+and prints the tables; `--write` puts them into docs/scaling/study.md. The traces are those of `../shared/traces`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ballast_sim.workloads import WorkloadRequest, spread_equal_arrivals
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
-PAGE = ROOT / "docs" / "scaling.md"
+PAGE = ROOT / "docs" / "scaling" / "study.md"
 BEGIN, END = "<!-- tables: python -m bench.scaling_study --write -->", "<!-- end of tables -->"
 
 PROFILE = "h200-qwen3-32b"
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip", default="", help="contenders whose name has one of these (a+b) in it are left out")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--rows", type=Path, default=Path("scaling-study.json"), help="where rows are kept")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/scaling.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/scaling/study.md")
     wanted = parser.parse_args(arguments)
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     if wanted.rows.exists():

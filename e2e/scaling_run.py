@@ -71,7 +71,11 @@ async def test_the_simulator_decides_alike_on_what_gateways_recorded(
     own = [item for item in manifests if item["kind"] == "HardwareProfile"]
     profiles.write_text(yaml.safe_dump_all(own))
     (spec,) = [item["spec"] for item in manifests if item["kind"] == "ServingPool"]
-    (objective,) = [item["spec"] for item in manifests if item["kind"] == "ServiceLevelObjective"]
+    (objective,) = [
+        item["spec"]
+        for item in manifests
+        if item["kind"] == "ServiceLevelObjective" and item["metadata"]["name"] == spec["sloRef"]["name"]
+    ]
     result = tmp_path / "rows.json"
     ballast(
         *("simulate", "--trace", str(trace), "--profiles", str(profiles), "--endpoints", "2F"),
@@ -111,8 +115,7 @@ def recorded_by(fleet: Kubectl) -> Iterator[list[str]]:
             port = free_port()
             argv = ["kubectl", "--kubeconfig", str(fleet.kubeconfig), "-n", str(fleet.namespace)]
             argv += ["port-forward", f"pod/{pod['metadata']['name']}", f"{port}:9090"]
-            process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-            stack.callback(process.wait)
+            process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
             stack.callback(process.terminate)
             assert process.stdout is not None
             assert "Forwarding" in process.stdout.readline()

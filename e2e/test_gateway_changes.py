@@ -19,7 +19,7 @@ from bench.reliability.kit.asking import ask as asking
 from bench.reliability.kit.client import Fate, Outcome, send
 from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
 from kit import Cluster, Kubectl, wait_until
-from kit.quickstart import NAME, condition, is_ready, objects, wait_serving
+from kit.quickstart import NAME, condition, is_ready, objects, wait_serving, with_own_profiles
 from kit.release import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("gateway-changes")]
@@ -38,12 +38,7 @@ def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator
     if not cluster.is_testbed:
         pytest.skip("streams are checked from within the cluster's network")
     kubectl = cluster.kubectl.within(module_namespace)
-    found = objects(cluster.images.ballast, TIME_SCALE)
-    text = json.dumps(found)
-    profiles = [item["metadata"]["name"] for item in found if item["kind"] == "HardwareProfile"]
-    for name in profiles:  # they are cluster-scoped
-        text = text.replace(json.dumps(name), json.dumps(f"{name}-{module_namespace}"))
-    found = json.loads(text)
+    found, profiles = with_own_profiles(objects(cluster.images.ballast, TIME_SCALE), module_namespace)
     (pool,) = [item for item in found if item["kind"] == "ServingPool"]
     pool["spec"]["model"]["servedNames"] = [pool["spec"]["model"]["name"], CHECKED_MODEL]
     for entry in pool["spec"]["pools"]:
@@ -53,7 +48,7 @@ def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator
     wait_until(lambda: len(ready_gateways(kubectl)) == 2 == len(gateways(kubectl)), 60, "both gateways are ready")
     yield kubectl
     for name in profiles:
-        cluster.kubectl.delete_named("hardwareprofile", f"{name}-{module_namespace}")
+        cluster.kubectl.delete_named("hardwareprofile", name)
 
 
 def gateways(fleet: Kubectl) -> dict[str, dict[str, Any]]:

@@ -5,7 +5,6 @@ is shorter than the streams, so an engine that is told to end before its pod is 
 """
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,7 +17,7 @@ from bench.reliability.kit.asking import ask as asking
 from bench.reliability.kit.client import Fate, Outcome, send
 from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
 from kit import Cluster, Kubectl, wait_until
-from kit.quickstart import NAME, objects, wait_serving
+from kit.quickstart import NAME, objects, wait_serving, with_own_profiles
 from kit.release import Release
 
 pytestmark = [
@@ -42,12 +41,7 @@ def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator
     if not cluster.is_testbed:
         pytest.skip("streams are checked from within the cluster's network")
     kubectl = cluster.kubectl.within(module_namespace)
-    found = objects(cluster.images.ballast, TIME_SCALE)
-    text = json.dumps(found)
-    profiles = [item["metadata"]["name"] for item in found if item["kind"] == "HardwareProfile"]
-    for name in profiles:  # they are cluster-scoped
-        text = text.replace(json.dumps(name), json.dumps(f"{name}-{module_namespace}"))
-    found = json.loads(text)
+    found, profiles = with_own_profiles(objects(cluster.images.ballast, TIME_SCALE), module_namespace)
     (pool,) = [item for item in found if item["kind"] == "ServingPool"]
     pool["spec"]["model"]["servedNames"] = [pool["spec"]["model"]["name"], CHECKED_MODEL]
     pool["spec"]["scaleDown"] = {"drainTimeoutS": EMPTY_WITHIN_S}
@@ -58,7 +52,7 @@ def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator
     wait_serving(kubectl, prefill=1, decode=3)
     yield kubectl
     for name in profiles:
-        cluster.kubectl.delete_named("hardwareprofile", f"{name}-{module_namespace}")
+        cluster.kubectl.delete_named("hardwareprofile", name)
 
 
 def decodes(fleet: Kubectl) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from bench.reliability.kit.asking import ask as asking
 from bench.reliability.kit.client import Fate, Outcome, send
 from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
 from kit import Cluster, Kubectl, wait_until
-from kit.quickstart import NAME, condition, engine_pods, is_ready, objects
+from kit.quickstart import NAME, condition, engine_pods, is_ready, objects, with_own_profiles
 from kit.release import Release
 
 pytestmark = [
@@ -48,13 +48,7 @@ def fleet_objects(
 ) -> list[dict[str, Any]]:
     """The quickstart with profiles of its own, these pools, and an objective to scale for."""
     assert fleet.namespace is not None
-    found = objects(cluster.images.ballast, time_scale=1)
-    text = json.dumps(found)
-    for item in found:
-        if item["kind"] == "HardwareProfile":  # they are cluster-scoped
-            name = item["metadata"]["name"]
-            text = text.replace(json.dumps(name), json.dumps(f"{name}-{fleet.namespace}"))
-    found = json.loads(text)
+    found, _ = with_own_profiles(objects(cluster.images.ballast, time_scale=1), fleet.namespace)
     for item in found:
         if item["kind"] == "HardwareProfile":  # engines and operator go by the same numbers
             spec = item["spec"]

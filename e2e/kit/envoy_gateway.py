@@ -36,6 +36,15 @@ def uninstall(cluster: Cluster) -> None:
     cluster.kubectl.delete("namespace", NAMESPACE)
 
 
+def _patient() -> dict[str, Any]:
+    """Envoy Gateway's probes give up after a second, once: on a busy machine its Envoy would leave its Service."""
+    probe = {"timeoutSeconds": 10, "failureThreshold": 12}
+    containers = [
+        {"name": name, "readinessProbe": probe, "livenessProbe": probe} for name in ("envoy", "shutdown-manager")
+    ]
+    return {"type": "StrategicMerge", "value": {"spec": {"template": {"spec": {"containers": containers}}}}}
+
+
 def gateway_objects(name: str, envoy_image: str) -> list[dict[str, Any]]:
     """A GatewayClass, and a Gateway with an HTTP listener whose Service needs no load balancer."""
     api, own = "gateway.networking.k8s.io/v1", "gateway.envoyproxy.io/v1alpha1"
@@ -43,7 +52,7 @@ def gateway_objects(name: str, envoy_image: str) -> list[dict[str, Any]]:
         "type": "Kubernetes",
         "kubernetes": {
             "envoyService": {"type": "ClusterIP"},
-            "envoyDeployment": {"container": {"image": envoy_image}},
+            "envoyDeployment": {"container": {"image": envoy_image}, "patch": _patient()},
         },
     }
     listener = {"name": "http", "port": 80, "protocol": "HTTP"}

@@ -47,6 +47,15 @@ def objects(image: str, time_scale: float) -> list[dict[str, Any]]:
     return sorted(found, key=lambda document: document["kind"] == "ServingPool")
 
 
+def with_own_profiles(found: list[dict[str, Any]], namespace: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """These objects with HardwareProfiles named after the namespace, as they are cluster-scoped; and the new names."""
+    text = json.dumps(found)
+    names = [item["metadata"]["name"] for item in found if item["kind"] == "HardwareProfile"]
+    for name in names:
+        text = text.replace(json.dumps(name), json.dumps(f"{name}-{namespace}"))
+    return json.loads(text), [f"{name}-{namespace}" for name in names]
+
+
 def set_replicas(kubectl: Kubectl, **replicas: int) -> None:
     """Edit the replicas of pools by name."""
     spec = kubectl.get("servingpool", NAME)["spec"]

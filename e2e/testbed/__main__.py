@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--name", default=DEFAULT_NAME, help="the cluster's name (default: %(default)s)")
         return command
 
-    add("build", "install Debian packages and build the programs, once (6-11 minutes)")
+    add("build", "install Debian packages and build the programs, once (8-12 minutes)")
     start = add("up", "start a cluster and print its KUBECONFIG")
     start.add_argument(
         "--nodes",
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     add("status", "say whether a cluster is up and what has failed in it")
     add("enter", "open a shell inside the cluster's network")
     image = add("images", "build images where out of date and load them into the nodes of a running cluster")
-    image.add_argument("names", nargs="*", metavar="IMAGE", help="ballast, envoy, envoy-gateway (default: all)")
+    image.add_argument("names", nargs="*", metavar="IMAGE", help=f"{', '.join(images.IMAGES)} (default: all)")
     add("context", "fill the build context of the Dockerfile and print its folder")
     whole = add("session", "start a cluster of its own, load all images, run a command inside, and stop it again")
     whole.add_argument("--nodes", default=DEFAULT_NODES, metavar="HARDWARE[:GPUS],...", help="as for up")
@@ -94,6 +94,7 @@ def _dispatch(options: argparse.Namespace) -> int:
         case "build":
             packages.install(_say)
             print(build.build(_say))
+            build.build(_say, build.LEADER_WORKER_SET)
             return 0
         case "up":
             return _up(options)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import TestbedError
-from testbed.pki import ADMIN, COREDNS, KUBELET_CLIENT
+from testbed.pki import ADMIN, COREDNS, KUBELET_CLIENT, NETWORK_POLICIES
 from testbed.spec import GPU_RESOURCE, NodeSpec
 
 _RBAC = "rbac.authorization.k8s.io"
@@ -68,22 +68,30 @@ class ApiClient:
 
 
 def bootstrap_objects() -> list[tuple[str, dict[str, Any]]]:
-    """(path, object) pairs that the API server does not make by itself: its rights at kubelets, and CoreDNS's."""
+    """(path, object) pairs that the API server does not make by itself: its rights at kubelets, and those of CoreDNS
+    and of the enforcer of NetworkPolicies."""
     roles = f"/apis/{_RBAC}/v1/clusterroles"
     bindings = f"/apis/{_RBAC}/v1/clusterrolebindings"
-    watched = [{"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"]}]
-    watched.append({"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]})
-    role = {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": COREDNS.user},
-        "rules": [{**rule, "verbs": ["get", "list", "watch"]} for rule in watched],
+    readers = {
+        COREDNS.user: {"": ["endpoints", "services", "pods", "namespaces"], "discovery.k8s.io": ["endpointslices"]},
+        NETWORK_POLICIES.user: {"": ["nodes", "pods", "namespaces"], "networking.k8s.io": ["networkpolicies"]},
     }
     return [
-        (roles, role),
-        (bindings, _binding(COREDNS.user, COREDNS.user)),
+        *((roles, _reader(user, watched)) for user, watched in readers.items()),
+        *((bindings, _binding(user, user)) for user in readers),
         (bindings, _binding("system:kubelet-api-admin", KUBELET_CLIENT.user)),
     ]
+
+
+def _reader(name: str, watched: dict[str, list[str]]) -> dict[str, Any]:
+    """`watched`: resources by their API group."""
+    verbs = ["get", "list", "watch"]
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name},
+        "rules": [{"apiGroups": [group], "resources": kinds, "verbs": verbs} for group, kinds in watched.items()],
+    }
 
 
 def _binding(role: str, user: str) -> dict[str, Any]:

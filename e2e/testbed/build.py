@@ -41,7 +41,8 @@ class GoModule:
         return tuple(self.folder if package == "." else package.rsplit("/", 1)[-1] for package in self.packages)
 
 
-# Envoy Gateway's controller-runtime needs a newer client-go than Kubernetes 1.36 is made of: hence its own module.
+# Envoy Gateway's controller-runtime needs a newer client-go than Kubernetes 1.36 is made of, kube-router's controller
+# an older one: hence their own modules.
 MODULES = (
     GoModule("pause", (".",)),
     GoModule(
@@ -64,9 +65,12 @@ MODULES = (
         _KUBERNETES_LDFLAGS,
     ),
     GoModule("envoy-gateway", ("github.com/envoyproxy/gateway/cmd/envoy-gateway",)),
+    GoModule("network-policies", (".",)),
 )
 KWOK = (GoModule("kwok", ("sigs.k8s.io/kwok/cmd/kwok",)),)
 """Nodes and pods without kubelets, for benchmarks only."""
+LEADER_WORKER_SET = (GoModule("leader-worker-set", ("sigs.k8s.io/lws/cmd",)),)
+"""Its controller, whose program is called `cmd`. Apart, as its Kubernetes libraries are older."""
 
 
 def programs(modules: Iterable[GoModule] = MODULES) -> list[str]:
@@ -96,12 +100,12 @@ def missing(folder: Path, modules: Iterable[GoModule] = MODULES) -> list[str]:
     return [name for name in programs(modules) if not os.access(folder / name, os.X_OK)]
 
 
-def require_built() -> Path:
+def require_built(modules: Sequence[GoModule] = MODULES) -> Path:
     """The folder with every program; raises TestbedError when some are missing."""
-    folder = bin_folder()
-    absent = missing(folder)
+    folder = bin_folder(modules)
+    absent = missing(folder, modules)
     if absent:
-        raise TestbedError(f"not built yet: {', '.join(absent)}. Run `make testbed-build` (6-11 minutes, once)")
+        raise TestbedError(f"not built yet: {', '.join(absent)}. Run `make testbed-build` (8-12 minutes, once)")
     return folder
 
 
@@ -194,7 +198,7 @@ def build(say: Callable[[str], None], modules: Sequence[GoModule] = MODULES) -> 
         say(f"==> programs are built: {folder}")
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"==> building {len(absent)} programs into {folder} (6-11 minutes on two cores with an empty Go cache, once)")
+    say(f"==> building {len(absent)} programs into {folder} (8-12 minutes on two cores with an empty Go cache, once)")
     for module in modules:
         if absent & set(module.programs):
             _build_module(module, folder, say)

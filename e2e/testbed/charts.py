@@ -1,4 +1,4 @@
-"""Envoy Gateway's own chart, from the pinned Go module that its program is built from."""
+"""Others' own charts, from the pinned Go modules that their programs are built from."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 from testbed import build
 from testbed.errors import TestbedError
 
-_MODULE = "github.com/envoyproxy/gateway"
+_ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
 
 
 def envoy_gateway_chart(target: Path, image: str, pull_policy: str = "IfNotPresent") -> Path:
@@ -15,7 +15,7 @@ def envoy_gateway_chart(target: Path, image: str, pull_policy: str = "IfNotPrese
 
     The sources hold a template of values.yaml with the image and its pull policy left open. Raises TestbedError.
     """
-    source = _module_folder() / "charts" / "gateway-helm"
+    source = _module_folder("envoy-gateway", _ENVOY_GATEWAY) / "charts" / "gateway-helm"
     # Files of Go's module cache are read-only, and so would the copies be.
     shutil.copytree(source, target, copy_function=shutil.copyfile)
     for folder in (target, *(path for path in target.rglob("*") if path.is_dir())):
@@ -23,25 +23,32 @@ def envoy_gateway_chart(target: Path, image: str, pull_policy: str = "IfNotPrese
     values = (source / "values.tmpl.yaml").read_text()
     for name, value in (("GatewayImage", image), ("GatewayImagePullPolicy", pull_policy)):
         if f"${{{name}}}" not in values:
-            raise TestbedError(f"{_MODULE}'s values.tmpl.yaml has no {name} any more; adapt testbed.charts")
+            raise TestbedError(f"{_ENVOY_GATEWAY}'s values.tmpl.yaml has no {name} any more; adapt testbed.charts")
         values = values.replace(f"${{{name}}}", value)
     (target / "values.yaml").write_text(values)
     return target
 
 
-def _module_folder() -> Path:
-    folder = _go("list", "-mod=readonly", "-m", "-f", "{{.Dir}}", _MODULE)
+def leader_worker_set_chart() -> Path:
+    """The chart of LeaderWorkerSet's controller, which brings the CRD. Raises TestbedError."""
+    return _module_folder("leader-worker-set", "sigs.k8s.io/lws") / "charts" / "lws"
+
+
+def _module_folder(pinned_in: str, module: str) -> Path:
+    """Sources of a module that a folder under `go/` pins."""
+    where = ("list", "-mod=readonly", "-m", "-f", "{{.Dir}}", module)
+    folder = _go(pinned_in, *where)
     if not folder:
         # The build cache may outlive the module cache.
-        _go("mod", "download", _MODULE)
-        folder = _go("list", "-mod=readonly", "-m", "-f", "{{.Dir}}", _MODULE)
+        _go(pinned_in, "mod", "download", module)
+        folder = _go(pinned_in, *where)
     return Path(folder)
 
 
-def _go(*arguments: str) -> str:
+def _go(pinned_in: str, *arguments: str) -> str:
     try:
         result = subprocess.run(
-            ["go", *arguments], cwd=build.GO_ROOT / "envoy-gateway", capture_output=True, text=True, check=True
+            ["go", *arguments], cwd=build.GO_ROOT / pinned_in, capture_output=True, text=True, check=True
         )
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         raise TestbedError(f"cannot find the chart in Go's module cache: {error}") from error

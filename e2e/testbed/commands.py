@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from testbed.packages import find_program
-from testbed.pki import CONTROLLER_MANAGER, KUBELET_CLIENT, SCHEDULER, kubelet_identity
+from testbed.pki import CONTROLLER_MANAGER, KUBELET_CLIENT, NETWORK_POLICIES, SCHEDULER, kubelet_identity
 from testbed.spec import (
     API_ADDRESS,
     CLUSTER_DOMAIN,
@@ -142,6 +142,16 @@ def proxy(paths: ClusterPaths, programs: Path) -> list[str]:
 
 def coredns(paths: ClusterPaths, programs: Path) -> list[str]:
     return [str(programs / "coredns"), "-conf", str(paths.root / "Corefile")]
+
+
+def network_policies(node: NodeSpec, paths: ClusterPaths, programs: Path) -> list[str]:
+    """One process writes the rules for the pods of all nodes, as they share the namespace; it waits for `node`."""
+    return [
+        str(programs / "network-policies"),
+        f"--kubeconfig={paths.user_kubeconfig(NETWORK_POLICIES.file)}",
+        f"--node={node.name}",
+        f"--service-cidr={SERVICE_CIDR}",
+    ]
 
 
 def containerd(node: NodeSpec, paths: ClusterPaths) -> list[str]:

@@ -26,9 +26,11 @@ from testbed.spec import ClusterPaths, cache_root
 BALLAST_IMAGE = "localhost/ballast:dev"
 ENVOY_GATEWAY_IMAGE = "localhost/envoy-gateway:1"
 ENVOY_IMAGE = "localhost/envoy:1"
+LEADER_WORKER_SET_IMAGE = "localhost/leader-worker-set:1"
 
 _SUITE = "bookworm"
-_BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
+_BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "libnuma1")
+"""libnuma1: the real vLLM of e2e/test_real_vllm.py loads it."""
 _DOCKERFILES = Path(__file__).parent / "images"
 
 
@@ -191,12 +193,29 @@ def _envoy_gateway(_: Buildah, say: Say) -> Path:
     return archive
 
 
+def _leader_worker_set(_: Buildah, say: Say) -> Path:
+    archive = _archive("leader-worker-set", build.content_hash(modules=build.LEADER_WORKER_SET))
+    if not archive.exists():
+        say(f"==> building {LEADER_WORKER_SET_IMAGE}")
+        program = (build.require_built(build.LEADER_WORKER_SET) / "cmd").read_bytes()
+        files = [oci.LayerFile("tmp", 0o1777), oci.LayerFile("manager", 0o755, program)]  # where its chart expects it
+        oci.write_archive(archive, LEADER_WORKER_SET_IMAGE, files, ["/manager"])
+        _keep_only(archive, "leader-worker-set")
+    return archive
+
+
 _BUILDERS: Mapping[str, Callable[[Buildah, Say], Path]] = {
     "ballast": _ballast,
     "envoy": _envoy,
     "envoy-gateway": _envoy_gateway,
+    "leader-worker-set": _leader_worker_set,
 }
-IMAGES = {"ballast": BALLAST_IMAGE, "envoy": ENVOY_IMAGE, "envoy-gateway": ENVOY_GATEWAY_IMAGE}
+IMAGES = {
+    "ballast": BALLAST_IMAGE,
+    "envoy": ENVOY_IMAGE,
+    "envoy-gateway": ENVOY_GATEWAY_IMAGE,
+    "leader-worker-set": LEADER_WORKER_SET_IMAGE,
+}
 
 
 def build_archives(names: list[str], say: Say) -> dict[str, Path]:

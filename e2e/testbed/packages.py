@@ -27,6 +27,7 @@ PACKAGES = (
     Package("conntrack", "conntrack"),
     Package("nftables", "nft"),
     Package("iptables", "iptables"),
+    Package("ipset", "ipset"),
     Package("iproute2", "ip"),
     Package("openssl", "openssl"),
     Package("util-linux", "unshare"),

@@ -30,6 +30,7 @@ CONTROLLER_MANAGER = Identity("controller-manager", "system:kube-controller-mana
 SCHEDULER = Identity("scheduler", "system:kube-scheduler")
 PROXY = Identity("proxy", "system:kube-proxy")
 COREDNS = Identity("coredns", "system:coredns")
+NETWORK_POLICIES = Identity("network-policies", "system:network-policies")
 KUBELET_CLIENT = Identity("kubelet-client", "kube-apiserver-kubelet-client")
 
 
@@ -53,7 +54,7 @@ def identities(spec: ClusterSpec) -> list[Identity]:
         Identity(f"kubelet-{node.name}-server", node.name, names=(f"DNS:{node.name}", f"IP:{node.address}"))
         for node in spec.nodes
     ]
-    users = [ADMIN, CONTROLLER_MANAGER, SCHEDULER, PROXY, COREDNS, KUBELET_CLIENT]
+    users = [ADMIN, CONTROLLER_MANAGER, SCHEDULER, PROXY, COREDNS, NETWORK_POLICIES, KUBELET_CLIENT]
     return [api, *users, *(kubelet_identity(node.name) for node in spec.nodes), *servers]
 
 

@@ -9,7 +9,16 @@ from typing import Any
 
 from testbed import cgroups
 from testbed.commands import KUBELET_SETTINGS
-from testbed.pki import ADMIN, CONTROLLER_MANAGER, COREDNS, PROXY, SCHEDULER, Identity, kubelet_identity
+from testbed.pki import (
+    ADMIN,
+    CONTROLLER_MANAGER,
+    COREDNS,
+    NETWORK_POLICIES,
+    PROXY,
+    SCHEDULER,
+    Identity,
+    kubelet_identity,
+)
 from testbed.spec import (
     CLUSTER_DOMAIN,
     DNS_ADDRESS,
@@ -94,6 +103,8 @@ def kubelet(spec: ClusterSpec, node: NodeSpec, paths: ClusterPaths) -> str:
             "clusterDomain": CLUSTER_DOMAIN,
             "resolvConf": "",
             "serializeImagePulls": False,
+            # Scenarios kill containers on purpose: five minutes of waiting would show nothing.
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "10s"},
             # The machine's disk and memory are shared with others: only real need evicts, and images stay.
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
@@ -193,7 +204,7 @@ def _write_kubeconfig(spec: ClusterSpec, paths: ClusterPaths, identity: Identity
 def write_all(spec: ClusterSpec, paths: ClusterPaths) -> None:
     """Write every configuration file; the certificates must be there."""
     _write_kubeconfig(spec, paths, ADMIN, paths.kubeconfig)
-    users: Sequence[Identity] = (CONTROLLER_MANAGER, SCHEDULER, PROXY, COREDNS)
+    users: Sequence[Identity] = (CONTROLLER_MANAGER, SCHEDULER, PROXY, COREDNS, NETWORK_POLICIES)
     for identity in (*users, *(kubelet_identity(node.name) for node in spec.nodes)):
         _write_kubeconfig(spec, paths, identity, paths.user_kubeconfig(identity.file))
     _write(paths.root / "hairpin.nft", hairpin(spec))

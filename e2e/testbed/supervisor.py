@@ -132,6 +132,8 @@ class Supervisor:
         self._children.start("kube-scheduler", commands.scheduler(paths, programs))
         self._children.start("kube-proxy", commands.proxy(paths, programs))
         self._children.start("coredns", commands.coredns(paths, programs))
+        enforcer = commands.network_policies(self._spec.nodes[0], paths, programs)
+        self._children.start("network-policies", enforcer)
 
     async def _node(self, node: NodeSpec, containerd_pid: int) -> None:
         socket_path = self._paths.containerd_socket(node.name)

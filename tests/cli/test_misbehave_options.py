@@ -84,8 +84,8 @@ def test_options_that_cannot_work_are_refused(arguments: list[str], message: str
 
 
 def examples() -> list[str]:
-    """The faults in the table of docs/engine-sim.md."""
-    page = (Path(__file__).parents[2] / "docs" / "engine-sim.md").read_text(encoding="utf-8")
+    """The faults in the table of docs/engine-sim/misbehaviour.md."""
+    page = (Path(__file__).parents[2] / "docs" / "engine-sim" / "misbehaviour.md").read_text(encoding="utf-8")
     return [part for part in page.split("`") if part.startswith(('{"fault"', '[{"fault"'))]
 
 

@@ -23,7 +23,7 @@ from tests.support.virtual_clock import VirtualClock
 PAIR = "manifests/quickstart/hardware-profiles.yaml"
 DECODE_ERROR_RATIO = 0.05
 PROMPT_ERROR_RATIO = 0.25
-"""What docs/profiles.md says of profiles from scrapes."""
+"""What docs/profiles/fit.md says of profiles from scrapes."""
 
 
 def profile_of(manifest: Manifest) -> HardwareProfile:

@@ -1,6 +1,7 @@
 """`ballast recommend` as a user runs it: manifests that load, figures that `simulate` prints again, refusals."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from ballast_api.loading import load_manifest_files
+from ballast_api.loading import load_manifest, load_manifest_files
 from ballast_api.serving_pool import ServingPool
 from ballast_cli.main import app
 
@@ -42,7 +43,7 @@ def test_what_was_dropped_is_told_with_its_reason(tmp_path: Path, monkeypatch: p
     """After which length, and what it attained there; nothing is dropped with --full-length."""
     monkeypatch.setattr("ballast_sim.recommend.stretch.LEAST", 40)
     figures = tmp_path / "answer.json"
-    asked = ("--workload", "chat", "--rate", "2", "--limit", "100", "--budget", "a100=2,h20=2")
+    asked = ("--workload", "chat", "--rate", "2", "--limit", "100", "--budget", "a100=2,h20=3")
     quick = ("--seed", "0", "--jobs", "1", "--slo", "ttft=3,tpot=0.1", "--json", str(figures))
     result = recommend(*asked, *quick)
     assert result.exit_code in (0, 1), result.output
@@ -59,6 +60,9 @@ def test_what_was_dropped_is_told_with_its_reason(tmp_path: Path, monkeypatch: p
     assert "dropped after" not in whole.stderr
     again = json.loads(figures.read_text())
     assert len(again["candidates"]) > len(found["candidates"])
+    for each in again["candidates"][:12]:  # a row is a line on a terminal of 80 columns
+        shown = f"{each['endpoints'].replace('-qwen3-32b', '')} +{each['policy']}[*]? +{each['attainment']:.1%}"
+        assert re.search(rf"(?m)^{shown}", whole.stderr), whole.stderr
     assert again["simulated"]["requests"] > simulated["requests"]
 
 
@@ -85,6 +89,22 @@ def test_profiles_of_your_own_keep_their_nodes_and_are_in_the_command(tmp_path: 
         if item["kind"] == "HardwareProfile"
     }
     assert nodes == {"our-card": {"rack": "seven"}, "a100-qwen3-32b": {"serving.ballast.dev/hardware": "a100"}}
+
+
+def test_the_answer_for_engine_sims_is_the_same_fleet_without_a_model() -> None:
+    """Engines run as in the quickstart, with the image that was named; nothing else of the answer differs."""
+    asked = (*SMALL, "--slo", "ttft=3,tpot=0.1")
+    answers = [recommend(*asked), recommend(*asked, "--engine-sim", "localhost/ballast:dev")]
+    assert ["engine-sims" in answer.stderr for answer in answers] == [False, True]
+    assert all("&id" not in answer.stdout for answer in answers)  # people read and edit them
+    real, simulated = ([*yaml.safe_load_all(answer.stdout)] for answer in answers)
+    shown = [*yaml.safe_load_all((QUICKSTART / "servingpool.yaml").read_text())][-1]["spec"]
+    assert load_manifest(answers[1].stdout)
+    for pool in simulated[-1]["spec"]["pools"]:
+        assert pool.pop("template") == shown["pools"][0]["template"]
+    assert simulated[-1]["spec"].pop("engine") == shown["engine"]
+    assert real[-1]["spec"].pop("engine")["image"] == "vllm/vllm-openai:v0.32.0"
+    assert simulated == real
 
 
 def test_what_is_not_said_is_assumed_and_listed() -> None:
@@ -125,6 +145,9 @@ def test_a_fleet_that_is_too_small_is_answered_with_the_best_there_is_and_status
         (["--seed", "a"], ("--seed",)),
         (["--limit", "0"], ("--limit",)),
         (["--rate-scale", "0"], ("--rate-scale",)),
+        (["--engine-sim", "a b"], ("--engine-sim", "localhost/ballast:dev")),
+        (["--image", ""], ("--image", "localhost/ballast:dev")),
+        (["--image", "vllm", "--engine-sim", "ballast"], ("--image, --engine-sim", "give one of them")),
     ],
 )
 def test_input_that_cannot_work_names_option_and_fix(arguments: list[str], words: tuple[str, ...]) -> None:

@@ -39,7 +39,7 @@ def output_tokens(path: Path) -> FloatArray:
 def test_the_curve_learned_from_half_a_trace_is_calibrated_on_the_other_half(
     make: type[EmaSurvival] | type[CensoringAwareSurvival], name: str, mean_error: float, share_below_5_percent: float
 ) -> None:
-    """Ages and horizons up to the 99th percentile; ages that at least 30 requests reached. See docs/beliefs.md."""
+    """Ages and horizons up to the 99th percentile, ages that 30 requests reached: docs/beliefs/output-length.md."""
     lengths = output_tokens(TRACES / name)
     half = len(lengths) // 2
     estimator: SurvivalEstimator = make(GRID)

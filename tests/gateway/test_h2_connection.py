@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from struct import pack
 
 import pytest
@@ -112,6 +113,63 @@ def test_an_answer_waits_for_the_streams_window() -> None:
     assert peer.answers[1].messages == [b"hello"]
     assert peer.answers[1].status == "0"
     assert stage.handlers[0].over == ["closed"]
+
+
+def burst(peer: Peer, streams: range) -> bytes:
+    """A request on each of these streams."""
+    return b"".join(
+        raw(HEADERS, END_HEADERS, stream, peer.headers_block()) + raw(DATA, END_STREAM, stream, message(b"%d" % stream))
+        for stream in streams
+    )
+
+
+def test_a_burst_leaves_turns_to_others_and_is_answered_in_order() -> None:
+    """A few at a time; what comes meanwhile waits behind it, and nothing is read before its turn."""
+    stage = Stage()
+    peer, streams = stage.peer, range(1, 401, 2)
+    taken: list[int] = []
+
+    def another() -> None:
+        taken.append(len(stage.handlers))
+        if len(taken) < 50:
+            peer.loop.call_soon(another)
+
+    peer.connection.data_received(burst(peer, streams[:150]))
+    paused = [peer.pipe.paused]
+    peer.connection.data_received(burst(peer, streams[150:]))
+    another()
+    peer.step()
+    assert 0 < taken[0] < 60
+    assert all(after - before <= 30 for before, after in pairwise(taken))
+    assert [*paused, peer.pipe.paused] == [True, False]
+    assert [handler.seen for handler in stage.handlers] == [[b"%d" % stream] for stream in streams]
+    assert all(peer.answers[stream].messages == [b"%d" % stream] for stream in streams)
+
+
+def test_a_peer_that_reads_again_does_not_cut_a_bursts_turn_short() -> None:
+    """Reading goes on when both are over: the stall and the turn."""
+    stage = Stage()
+    peer, paused = stage.peer, list[bool]()
+    peer.connection.data_received(burst(peer, range(1, 401, 2)))
+    peer.connection.pause_writing()
+    peer.connection.resume_writing()
+    paused.append(peer.pipe.paused)
+    peer.connection.pause_writing()
+    peer.step()
+    paused.append(peer.pipe.paused)
+    peer.connection.resume_writing()
+    assert [*paused, peer.pipe.paused] == [True, True, False]
+    assert len(stage.handlers) == 200
+
+
+def test_a_connection_that_is_lost_in_a_burst_takes_nothing_more() -> None:
+    stage = Stage(keep)
+    stage.peer.connection.data_received(burst(stage.peer, range(1, 401, 2)))
+    taken = len(stage.handlers)
+    assert 0 < taken < 200
+    stage.peer.connection.connection_lost(None)
+    stage.peer.loop.step()
+    assert len(stage.handlers) == taken
 
 
 def test_a_window_that_the_peer_takes_back_is_paid_off_first() -> None:

@@ -78,12 +78,13 @@ def test_a_canary_is_judged_by_intervals(
 
 
 def test_time_counts_from_when_its_pods_were_ready() -> None:
-    """Not before, and anew where somebody spoilt it."""
+    """Not before, and anew where somebody spoilt it, or has put the operator's clock back."""
     waits, message = next_memory(Memory(), SPEC, None, ready=False, now=NOW, age_s=None)
     assert (waits, message) == (Memory(), "its pods start")
     began, _ = next_memory(waits, SPEC, None, ready=True, now=NOW, age_s=None)
     assert began == Memory(Phase.OBSERVED, NOW)
     assert next_memory(Memory(Phase.OBSERVED, "soon"), SPEC, None, ready=True, now=NOW, age_s=None)[0] == began
+    assert next_memory(Memory(Phase.OBSERVED, "later"), SPEC, None, ready=True, now=NOW, age_s=-3600.0)[0] == began
 
 
 def test_a_verdict_counts_as_soon_as_one_deployment_has_it() -> None:

@@ -17,7 +17,6 @@ from ballast_api.attainment_report import ATTAINMENT
 from ballast_cli.demo.ports import free_port
 from ballast_core.attainment import Counts, Objective, Threshold
 from ballast_operator.api.api_failure import ApiFailure
-from ballast_operator.gateways import asking
 from ballast_operator.gateways.board import Board, Name
 from ballast_operator.gateways.collecting import Collector
 from ballast_operator.gateways.gateway_pods import GatewayPod
@@ -113,7 +112,6 @@ async def test_the_counts_of_all_gateways_are_summed_without_sending_the_token(t
         assert (found.asked, found.problems, changed, len(api.asked)) == (2, (), [CHAT], 1)
         await asyncio.to_thread(collects.collect)
         assert changed == [CHAT]
-        await asyncio.to_thread(collects.stop)
 
 
 async def test_the_recorded_traffic_of_all_gateways_is_one_trace(tmp_path: Path) -> None:
@@ -150,7 +148,6 @@ async def test_a_gateway_that_ends_counts_as_long_as_it_answers(tmp_path: Path) 
         found = board.shown(*CHAT)
         assert found is not None
         assert (found.asked, found.classes, found.problems, len(changed)) == (0, (), (), 2)
-        await asyncio.to_thread(collects.stop)
 
 
 Reply = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -193,11 +190,8 @@ MISBEHAVE: list[tuple[str, Reply, str]] = [
 
 
 @pytest.mark.parametrize(("reply", "said"), [case[1:] for case in MISBEHAVE], ids=[case[0] for case in MISBEHAVE])
-async def test_a_gateway_that_misbehaves_is_left_out_and_named(
-    reply: Reply, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gateway_that_misbehaves_is_left_out_and_named(reply: Reply, said: str) -> None:
     """Within its time, and with the reason."""
-    monkeypatch.setattr(asking, "ANSWER_S", 0.5)
     targets: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -212,30 +206,32 @@ async def test_a_gateway_that_misbehaves_is_left_out_and_named(
     server = await asyncio.start_server(serve, "127.0.0.2", 0)
     port = server.sockets[0].getsockname()[1]
     collects, board, _ = collector(Pods([gateway_pod("a", "127.0.0.2")]), port)
-    began_s = time.monotonic()
-    await asyncio.to_thread(collects.collect)
-    assert time.monotonic() - began_s < 30
-    found = board.shown(*CHAT)
-    assert found is not None
-    assert (found.asked, found.classes, targets) == (1, (), [ATTAINMENT.encode()])
-    [problem] = found.problems
-    assert said in problem
-    await asyncio.to_thread(collects.stop)
-    server.close()
+    try:
+        began_s = time.monotonic()
+        await asyncio.to_thread(collects.collect)
+        assert time.monotonic() - began_s < 30
+        found = board.shown(*CHAT)
+        assert found is not None
+        assert (found.asked, found.classes, targets) == (1, (), [ATTAINMENT.encode()])
+        [problem] = found.problems
+        assert said in problem
+    finally:
+        server.close()
 
 
 async def test_it_goes_on_whatever_the_api_server_answers(tmp_path: Path) -> None:
     """In a thread of its own, until it is stopped."""
     api = Pods(fails=True)
-    collects, board, changed = collector(api, 1, round_s=0.01)
-    collects.start()
+    collects, board, changed = collector(api, 1)
+    rounds = collects.rounds(round_s=0.01)
+    rounds.start()
     await until(lambda: len(api.asked) > 3)
-    assert (changed, collects.alive()) == ([], True)
+    assert (changed, rounds.alive()) == ([], True)
     api.fails = False
     await until(lambda: changed == [CHAT])
     board.follow(*CHAT, None)
-    await asyncio.to_thread(collects.stop)
-    assert not collects.alive()
+    await asyncio.to_thread(rounds.stop)
+    assert not rounds.alive()
 
 
 def test_namespaces_are_asked_one_by_one_where_not_all_are_served() -> None:
@@ -246,4 +242,3 @@ def test_namespaces_are_asked_one_by_one_where_not_all_are_served() -> None:
     collects, _, _ = collector(api, 1, board, namespaces=("team", "other"))
     collects.collect()
     assert sorted(str(namespace) for namespace, _ in api.asked) == ["other", "team"]
-    collects.stop()

@@ -255,7 +255,8 @@ async def test_real_gateways_are_asked_and_a_silent_one_is_no_news(tmp_path: Pat
         await asyncio.to_thread(learner.learn)
         assert lessons.asked()
         assert changed == []
-        learner.start()
-        assert learner.alive()
-        await asyncio.to_thread(learner.stop)
-        assert not learner.alive()
+        rounds = learner.rounds()
+        rounds.start()
+        assert rounds.alive()
+        await asyncio.to_thread(rounds.stop)
+        assert not rounds.alive()

@@ -120,6 +120,63 @@ def test_an_operator_that_starts_anew_goes_on_with_counts_and_windows() -> None:
     assert fleet.counts() == {"prefill": 1, "decode": 1}
 
 
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("set_by_s", [-HOUR_S, HOUR_S])
+def test_a_clock_that_is_set_changes_no_window(set_by_s: float) -> None:
+    """Neither is a pool kept from growing until the old time comes again, nor does it shrink before its window is
+    over."""
+    fleet = Fleet()
+    fleet.round(4)
+    fleet.set_by_s = set_by_s
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(1)
+    grown = fleet.counts()
+    assert min(grown.values()) > 1
+    fleet.round(8)
+    fleet.rate_rps, fleet.set_by_s = CALM_RPS, 0.0
+    fleet.round(15)
+    assert (fleet.counts(), fleet.said["reason"]) == (grown, "Stabilising")
+    fleet.round(8)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_pods_that_are_emptied_while_the_clock_is_put_back_go_all_the_same() -> None:
+    """The time of their mark lies in the future then, and they are marked anew."""
+    fleet = busy()
+    fleet.rate_rps, fleet.held = CALM_RPS, 1
+    fleet.round(24)
+    fleet.set_by_s = -HOUR_S
+    fleet.round(1)
+    fleet.held = 0
+    fleet.round(2)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_another_operator_whose_clock_is_behind_begins_the_window_anew() -> None:
+    fleet = busy()
+    grown, fleet.rate_rps = fleet.counts(), CALM_RPS
+    fleet.round(10)
+    fleet.set_by_s = -HOUR_S
+    fleet.restart()
+    fleet.look()
+    fleet.round(18)
+    assert fleet.counts() == grown
+    fleet.round(6)
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
+def test_what_another_operator_said_in_the_future_is_not_the_last_word() -> None:
+    fleet = busy()
+    fleet.set_by_s = -HOUR_S
+    fleet.restart()
+    fleet.rate_rps = CALM_RPS
+    fleet.look()
+    fleet.round(10)
+    assert fleet.said["reason"] == "Stabilising"
+
+
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("error", [Killed(), UNAVAILABLE], ids=["killed", "away"])
 def test_an_operator_that_dies_before_any_write_leaves_what_the_next_one_finishes(after: int, error: Exception) -> None:

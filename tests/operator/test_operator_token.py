@@ -181,11 +181,13 @@ def test_whenever_somebody_asks_for_a_rotation_readers_understand_each_other(pla
             before, written = after, operator.now
 
 
-def test_a_step_without_its_time_begins_anew(operator: Operator) -> None:
-    """Restored from a backup without annotations' sense, or edited: nothing is dropped early."""
+@pytest.mark.parametrize("since", ["soon", "2099-01-01T00:00:00Z"])
+def test_a_step_without_its_time_begins_anew(operator: Operator, since: str) -> None:
+    """Restored from a backup without annotations' sense, edited, or in the future, because the clock has been put back:
+    nothing is dropped early, and nothing waits for that time."""
     operator.rotate("1")
     both = operator.tokens()
-    operator.store.objects[KEY]["metadata"]["annotations"]["serving.ballast.dev/token-step-time"] = "soon"
+    operator.store.objects[KEY]["metadata"]["annotations"]["serving.ballast.dev/token-step-time"] = since
     assert operator.after(1000).requeue_s is not None
     assert operator.tokens() == both
     operator.after(STEP_S[ANNOUNCED])

@@ -84,6 +84,8 @@ class Fleet:
     rate_rps: float | None = 5.0
     lengths: dict[str, Any] = field(default_factory=dict)
     now_s: float = START_S
+    set_by_s: float = 0.0
+    """By so much somebody has set the operator's clock."""
     starts: bool = True
     """Whether new pods become ready."""
     startup_s: float = 40.0
@@ -131,12 +133,20 @@ class Fleet:
             ask=self.held_by_pods,
         )
         self.changed: list[tuple[str, str]] = []
-        self.scaler = Scaler(self.store, board, helm, self.changed.append, ask=self.answers, unix_s=lambda: self.now_s)
+        self.scaler = Scaler(
+            self.store,
+            board,
+            helm,
+            self.changed.append,
+            ask=self.answers,
+            unix_s=lambda: self.now_s + self.set_by_s,
+            steady_s=lambda: self.now_s,
+        )
         self.scaler.lessons = self.lessons
 
     def time(self) -> str:
-        """Now."""
-        return datetime.fromtimestamp(self.now_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        """Now, by the operator's clock."""
+        return _rfc3339(self.now_s + self.set_by_s)
 
     def look(self) -> None:
         """One look of the operator."""
@@ -235,10 +245,10 @@ class Fleet:
             "namespace": NAMESPACE,
             "uid": f"uid-{name}",
             "labels": {"app.kubernetes.io/managed-by": "ballast-operator", **labels},
-            "creationTimestamp": self.time(),
+            "creationTimestamp": _rfc3339(self.now_s),
             "deployment": deployment,
         }
-        conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": self.time()}]
+        conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": _rfc3339(self.now_s)}]
         status = {"phase": "Running", "podIP": "127.0.0.2", "conditions": conditions}
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
         self.store.put(manifest)
@@ -248,8 +258,11 @@ class Fleet:
         [condition] = manifest["status"]["conditions"]
         created_s = datetime.fromisoformat(manifest["metadata"]["creationTimestamp"]).timestamp()
         if condition["status"] == "False" and self.starts and self.now_s >= created_s + self.startup_s:
-            at = datetime.fromtimestamp(created_s + self.startup_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            condition |= {"status": "True", "lastTransitionTime": at}
+            condition |= {"status": "True", "lastTransitionTime": _rfc3339(created_s + self.startup_s)}
+
+
+def _rfc3339(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _notes(pod: Manifest) -> dict[str, str]:

@@ -19,7 +19,9 @@ def modules(tmp_path: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("file", ["kubernetes/go.mod", "kubernetes/go.sum", "envoy-gateway/go.mod", "pause/main.go"])
+@pytest.mark.parametrize(
+    "file", ["kubernetes/go.mod", "kubernetes/go.sum", "envoy-gateway/go.mod", "network-policies/main.go"]
+)
 def test_any_changed_pin_or_source_gives_another_folder(modules: Path, file: str) -> None:
     """The cache key covers versions, checksums and our own sources."""
     before = build.content_hash(modules)
@@ -50,7 +52,7 @@ def test_every_version_in_the_pins_is_the_one_that_we_name() -> None:
     assert f"k8s.io/kubernetes {build.KUBERNETES_VERSION}" in text
     staging = build.KUBERNETES_VERSION.replace("v1.", "v0.")
     assert f"k8s.io/client-go => k8s.io/client-go {staging}" in text
-    for module in (*build.MODULES, *build.KWOK):
+    for module in (*build.MODULES, *build.KWOK, *build.LEADER_WORKER_SET):
         declared = (build.GO_ROOT / module.folder / "go.mod").read_text()
         assert all(package == "." or package in declared for package in module.packages)
 

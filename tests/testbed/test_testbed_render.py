@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed import commands, packages, pki, render
+from testbed.apiclient import bootstrap_objects
 from testbed.errors import TestbedError
 from testbed.spec import API_ADDRESS, DNS_ADDRESS, ClusterPaths, ClusterSpec, parse_nodes
 
@@ -91,6 +92,19 @@ def test_every_pod_address_has_its_hairpin_pair() -> None:
     text = render.hairpin(_SPEC)
     assert text.count(" . 10.244.") == 3 * 254
     assert "10.244.3.254 . 10.244.3.254" in text
+
+
+def test_what_enforces_network_policies_reads_and_writes_nothing() -> None:
+    """Its certificate's user has a role of its own, and its command line the kubeconfig with that certificate."""
+    user = pki.NETWORK_POLICIES.user
+    (role,) = (each for _, each in bootstrap_objects() if each["metadata"]["name"] == user)
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert "networkpolicies" in {kind for rule in role["rules"] for kind in rule["resources"]}
+    assert "secrets" not in {kind for rule in role["rules"] for kind in rule["resources"]}
+    bound = [each for _, each in bootstrap_objects() if each["metadata"]["name"] == f"testbed:{user}"]
+    assert [each["subjects"][0]["name"] for each in bound] == [user]
+    flags = commands.network_policies(_SPEC.nodes[0], _PATHS, _PROGRAMS)
+    assert "--kubeconfig=/state/dev/pki/network-policies.kubeconfig" in flags
 
 
 def test_labels_are_given_at_registration() -> None:

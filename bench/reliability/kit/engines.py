@@ -68,7 +68,7 @@ class Engine:
         await self.program.kill()
 
     async def misbehave(self, *faults: dict[str, Any]) -> dict[str, Any]:
-        """Have these faults and no others (docs/engine-sim.md, "Misbehaviour"); the state."""
+        """Have these faults and no others (docs/engine-sim/misbehaviour.md); the state."""
         async with httpx.AsyncClient(timeout=20.0, trust_env=False) as client:
             answer = await client.post(f"http://127.0.0.1:{self._control}/engine-sim/misbehave", json=list(faults))
         answer.raise_for_status()

@@ -77,7 +77,16 @@ def recommend_command(
     traffic: SampledTraffic,
     wishes: Wishes,
     name: Annotated[str, typer.Option(help="Name of the resources.")] = "recommended",
-    image: Annotated[str, typer.Option(help="Image of the engine in the ServingPool.")] = IMAGE,
+    image: Annotated[
+        str | None, typer.Option(help=f"Image of the engine in the ServingPool; {IMAGE} unless given.")
+    ] = None,
+    engine_sim: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE",
+            help="Ballast's own image: engines of the ServingPool run engine-sim, which needs neither model nor GPU.",
+        ),
+    ] = None,
     output: Annotated[str, typer.Option(help="Where the manifests go: a file, or - for standard output.")] = "-",
     json_out: Annotated[str | None, typer.Option("--json", help="Write every candidate's figures to a file.")] = None,
     jobs: Jobs = None,
@@ -105,6 +114,7 @@ def recommend_command(
         at_a_time, profiles = processes(jobs), wishes.profiles or []
         check_outputs({"--output": output, "--json": json_out}, [traffic.trace, *profiles])
         _check_name(name)
+        engine_image = _image(image, engine_sim)
         question, assumed = _question(traffic, wishes)
         prices = _prices(wishes, question)
         with stop_on_interrupt() as stop:
@@ -122,11 +132,18 @@ def recommend_command(
             *(f"Assumed: {line}" for line in assumed),
             f"Again: {_command(answer, output, profiles)}",
         ]
+        if engine_sim is not None:
+            heading.append("Engines are engine-sims: they compute no model and keep the times of these profiles")
         for line in heading:
             view.note(line)
         selectors = read_node_selectors(profiles)
         made = resources(
-            answer, name=name, model=SERVED.get(wishes.model, wishes.model), image=image, selectors=selectors
+            answer,
+            name=name,
+            model=SERVED.get(wishes.model, wishes.model),
+            image=engine_image,
+            engine_sim=engine_sim is not None,
+            selectors=selectors,
         )
         if json_out is not None:
             write_output("--json", json_out, json.dumps(_plain(answer, assumed), indent=1, allow_nan=False) + "\n")
@@ -150,6 +167,23 @@ def _check_name(name: str) -> None:
             "must be lower-case letters, digits and dashes, begin with a letter and have "
             f"{MAX_SERVING_POOL_NAME} characters at most, not {name!r}",
         )
+
+
+def _image(image: str | None, engine_sim: str | None) -> str:
+    """Of the engines. Raises SettingError."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from ballast_api.serving_pool import ImageName
+    from ballast_sim.settings import SettingError
+
+    if image is not None and engine_sim is not None:
+        raise SettingError(("image", "engine_sim"), "both say what engines run; give one of them")
+    given = next((each for each in (image, engine_sim) if each is not None), IMAGE)
+    try:
+        return TypeAdapter(ImageName).validate_python(given)
+    except ValidationError:
+        setting = "image" if engine_sim is None else "engine_sim"
+        raise SettingError(setting, f"must be an image, such as localhost/ballast:dev, not {given!r}") from None
 
 
 def _question(traffic: SampledTraffic, wishes: Wishes) -> "tuple[Question, list[str]]":

@@ -53,9 +53,9 @@ class View:
 
         table = Table(box=None, pad_edge=False)
         suffix = _common_model([each.profile.name for each in answer.question.hardware])
-        endpoints = f"endpoints, @NAME{suffix}" if suffix else "endpoints"
+        endpoints = f"endpoints,\n@NAME{suffix}" if suffix else "endpoints"
         priced = () if prices is None else ("GPUs", "cost /h") if prices else ("GPUs",)
-        titles = (endpoints, "policy", "within SLO", "TTFT p99 s", "TPOT p99 ms", "goodput /s", *priced)
+        titles = (endpoints, "policy", "within\nSLO", "TTFT\np99 s", "TPOT\np99 ms", "goodput\n/s", *priced)
         for index, title in enumerate(titles):
             table.add_column(title, justify="right" if index > 1 else "left", overflow="fold")
         for each in answer.candidates[:ROWS]:

@@ -1,6 +1,6 @@
 """The settings file of a running gateway: read again when it changes, checked whole, and passed on as news.
 
-A mounted ConfigMap changes by a new link; how long a kubelet takes for that is docs/operator.md's to say.
+A mounted ConfigMap changes by a new link; how long a kubelet takes for that is docs/operator/settings.md's to say.
 """
 
 from __future__ import annotations

@@ -93,8 +93,10 @@ def run(settings: OperatorSettings) -> None:
         def learned(profile: str) -> None:
             loop.call_soon_threadsafe(controller.touch, Key(HARDWARE_PROFILE, None, profile))
 
-        controller.beside(Learner(cluster, lessons, learned, namespaces=settings.namespaces))
-        controller.beside(Collector(cluster, board, changed, namespaces=settings.namespaces))
+        learner = Learner(cluster, lessons, learned, namespaces=settings.namespaces)
+        collector = Collector(cluster, board, changed, namespaces=settings.namespaces)
+        controller.beside(learner.rounds())
+        controller.beside(collector.rounds())
         controller.beside(
             Scaler(
                 cluster,

@@ -51,7 +51,7 @@ def hardware_of(
             f"{tensor} x {gpu} for {engine.line.model}; `ballast profile show {fits}` prints it, give it nodeSelector"
         )
         return Hardware(fits, shipped[fits], said)
-    said = f"{tensor} x {gpu}; Ballast ships no profile for {engine.line.model} on it: measure one (docs/profiles.md)"
+    said = f"{tensor} x {gpu}; no shipped profile for {engine.line.model} on it: measure one (docs/profiles/fit.md)"
     return Hardware(f"{gpu}-{_slug(engine.line.model)}-tp{tensor}", None, said)
 
 

@@ -105,7 +105,7 @@ def next_steps(manifests: Path) -> str:
     return f"""What to try next
   a quiet fleet:   {ballast} demo --case quiet (make demo DEMO=quiet)
   more load:       {ballast} demo --rate-scale 1.2
-  a trace:         {ballast} demo --trace FILE (CSV or JSONL, see docs/engine-sim.md)
+  a trace:         {ballast} demo --trace FILE (CSV or JSONL, see docs/simulate/traffic.md)
   other hardware:  copy {manifests}, edit its servingpool.yaml, then {ballast} demo --manifests COPY
   one engine:      {ballast} engine-sim serve tiny --profile h20-qwen3-32b
   a cluster:       make cluster-up, then helm install ballast charts/ballast"""

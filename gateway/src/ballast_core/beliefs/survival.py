@@ -53,7 +53,8 @@ def heavy_tailed_prior(buckets: Buckets, scale_tokens: float, shape: float) -> F
 class EmaSurvival:
     """SIBYL's estimator: at each end S(l) <- alpha S(l) + (1 - alpha) 1[L > l], for EVERY boundary l (Eq. 4).
 
-    The paper limits the update to l <= L, which can only raise S, and writes >= where Eq. 3 has >: see docs/beliefs.md.
+    The paper limits the update to l <= L, which can only raise S, and writes >= where Eq. 3 has >: see
+    docs/beliefs/output-length.md.
     It gives no initial S either; here it is the parent curve, whose weight after n ends is alpha ** n.
     """
 

@@ -22,7 +22,7 @@ POOLED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
-    """How the curves are learned. docs/beliefs.md gives the reasons for the defaults."""
+    """How the curves are learned. docs/beliefs/output-length.md gives the reasons for the defaults."""
 
     buckets: Buckets = field(default_factory=Buckets)
     max_classes: int = 32

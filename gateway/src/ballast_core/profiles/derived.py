@@ -1,4 +1,4 @@
-"""Profiles derived from public tables and from SIBYL's figures. docs/profiles.md gives the sources and errors of fit.
+"""Profiles derived from public tables and SIBYL's figures. docs/profiles/shipped.md gives sources and errors of fit.
 
 `ballast profile derive` prints these rows; a test compares them where the tables are available.
 """

@@ -1,8 +1,9 @@
 """The server's end of one HTTP/2 connection (RFC 9113): its frames, its streams, flow control both ways, its bounds.
 
-All runs in `data_received`: frames are read, receivers called, and what they send leaves in one write at the end. What
-is sent at other times leaves in the loop's next turn. A peer that breaks a rule loses its stream, or the connection
-where the rule says so; a `Receiver` hears `lost` in either case.
+All runs in `data_received`: frames are read, receivers called, and what they send leaves in one write at the end. Of a
+burst only so much at a time: the rest has its turn when others of the loop have had theirs, and nothing more is read
+until then. What is sent at other times leaves in the loop's next turn. A peer that breaks a rule loses its stream, or
+the connection where the rule says so; a `Receiver` hears `lost` in either case.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _DRAIN_PING: Final = b"drain..."
 _ALIVE_PING: Final = b"alive..?"
 _LAST_WORD_S: Final = 1.0
 """How long a draining peer may take to answer the PING after which it opens no more streams (6.8)."""
+_TURN: Final = 32
+"""Requests and parts of bodies that are taken in one turn of the loop: some 16 picks."""
 _REMEMBERED: Final = 1024
 """Streams that are over, whose late frames are known for what they are."""
 
@@ -199,6 +202,10 @@ class Connection(asyncio.Protocol):
         """Those of `_unsent` that wait for the connection's window, the longest first."""
         self._wrote_block = False
         self._reading = False
+        self._turn = 0
+        """How much more may be taken in this turn of the loop."""
+        self._has_turn = False
+        """Another turn is due for what has come already."""
         self._leaving = False
         """No more streams are taken; closed with the last."""
         self._draining = False
@@ -230,9 +237,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        self._heard = self._reading = True
-        if self._buffer:
-            data = self._buffer + data
+        self._heard = True
+        self._take(self._buffer + data if self._buffer else data)
+
+    def _take(self, data: bytes) -> None:
+        self._reading, self._turn = True, _TURN
         try:
             at = self._read(data)
             self._buffer = data[at:]
@@ -243,6 +252,22 @@ class Connection(asyncio.Protocol):
             self._break(Code.INTERNAL_ERROR, "the server failed; its log says why")
         self._reading = False
         self._flush()
+        if self._turn <= 0 and self._buffer and not (self._has_turn or self._closing):
+            self._has_turn = True
+            self._transport.pause_reading()
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Take more of a burst."""
+        self._has_turn = False
+        if not self._closing:
+            self._take(self._buffer)
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, unless a turn is due or the peer does not read. At the end its own end is waited for."""
+        if not self._has_turn and self._stalled_s is None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -256,8 +281,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._stalled_s = None
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._read_on()
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -376,7 +400,7 @@ class Connection(asyncio.Protocol):
                 return 0
             at, self._greeted = len(frames.PREFACE), True
         unpack = frames.HEAD.unpack_from
-        while size - at >= frames.HEAD_BYTES:
+        while size - at >= frames.HEAD_BYTES and self._turn > 0:
             upper, lower, kind, flags, stream_id = unpack(data, at)
             length = upper << 8 | lower
             if length > MAX_FRAME_BYTES:
@@ -442,6 +466,7 @@ class Connection(asyncio.Protocol):
         if left is not None and (left < 0 or (ended and left)):
             raise StreamBroken(stream.id, Code.PROTOCOL_ERROR, "the body is not as long as content-length says")
         stream.remote_ended = ended
+        self._turn -= 1
         if stream.receiver is not None:
             stream.receiver.data(data, ended=ended)
 
@@ -506,6 +531,7 @@ class Connection(asyncio.Protocol):
             raise StreamBroken(stream_id, Code.PROTOCOL_ERROR, wrong)
         stream = Stream(self, stream_id, request.length)
         self.streams[stream_id] = stream
+        self._turn -= 1
         receiver = self._owner.accept(stream, request)
         if stream_id in self.streams:
             stream.receiver = receiver

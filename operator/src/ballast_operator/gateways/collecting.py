@@ -1,44 +1,26 @@
-"""Asks all gateways, round after round, in a thread of its own: kopf's loop and the looks at resources go on meanwhile.
-
-One request to the API server finds the gateway pods of all ServingPools (one for each namespace that is served). A pod
-should answer while it is ready; one that ends still counts if it does.
-"""
+"""Asks all gateways for their counts. A pod should answer while it is ready; one that ends still counts if it does."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from ballast_api import names
-from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways.asking import asker
 from ballast_operator.gateways.board import Board, Name
 from ballast_operator.gateways.gateway_pods import GatewayPod, gateway_pods
+from ballast_operator.gateways.listing import GATEWAYS, Lists, listed
 from ballast_operator.gateways.measured import Answer, Followed, measured
-from ballast_operator.kinds import POD, Kind, Manifest
-
-logger = logging.getLogger(__name__)
+from ballast_operator.gateways.rounds import Rounds, every
 
 ROUND_S: Final = 15.0
 """Seconds from the beginning of one round to that of the next."""
-_SELECTOR: Final = f"{names.APP_MANAGED_BY}={names.MANAGER},{names.APP_COMPONENT}=gateway"
-
-
-class Lists(Protocol):
-    """What is needed of the API server."""
-
-    def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
-        """Objects of one kind; of all namespaces without one. Raises `ApiFailure`."""
-        ...
 
 
 class Collector:
-    """`start` it, and `stop` it at the end. `changed` is called in its thread, with each ServingPool whose status has
-    something new to say."""
+    """Calls `changed`, in the thread of its rounds, with each ServingPool whose status has something new to say."""
 
     def __init__(
         self,
@@ -47,7 +29,6 @@ class Collector:
         changed: Callable[[Name], None],
         *,
         namespaces: tuple[str, ...] = (),
-        round_s: float = ROUND_S,
         admin_port: int = names.PORT_ADMIN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,32 +37,19 @@ class Collector:
         self._board = board
         self._changed = changed
         self._namespaces = namespaces
-        self._round_s = round_s
         self._admin_port = admin_port
         self._clock = clock
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="collect", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, when those that are asked have answered or had their time."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._thread.is_alive()
+    def rounds(self, round_s: float = ROUND_S) -> Rounds:
+        """To make them again and again."""
+        return Rounds("collect", self.collect, due_s=every(round_s), without="gateways are not asked for their counts")
 
     def collect(self) -> None:
         """One round. Raises `ApiFailure`."""
         followed = self._board.followed()
         if not followed:
             return
-        pods = self._pods(followed)
+        pods = gateway_pods(listed(self._api, followed, self._namespaces, GATEWAYS), self._admin_port)
         asked = [(name, of, pod) for name, of in followed.items() for pod in pods.get(name, ())]
         answers: dict[Name, list[Answer]] = {name: [] for name in followed}
         for (name, _, pod), answer in zip(asked, asyncio.run(_reports(asked)), strict=True):
@@ -90,27 +58,6 @@ class Collector:
         for name, of in followed.items():
             if self._board.answered(name, of, measured(of.objectives, answers[name]), self._clock()):
                 self._changed(name)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            began_s = time.monotonic()
-            try:
-                self.collect()
-            except ApiFailure as error:
-                logger.warning("gateways are not asked for their counts: %s; trying again", error)
-            except Exception:
-                logger.exception("gateways are not asked for their counts: unexpected error; trying again")
-            self._stopping.wait(max(0.0, began_s + self._round_s - time.monotonic()))
-
-    def _pods(self, followed: Mapping[Name, Followed]) -> Mapping[Name, list[GatewayPod]]:
-        return gateway_pods(self._listed(followed), self._admin_port)
-
-    def _listed(self, followed: Mapping[Name, Followed]) -> Iterator[Manifest]:
-        served: Iterable[str | None] = self._namespaces or (None,)
-        if len({namespace for namespace, _ in followed}) == 1:
-            served = {namespace for namespace, _ in followed}
-        for namespace in served:
-            yield from self._api.list(POD, namespace, labels=_SELECTOR)
 
 
 async def _reports(asked: Sequence[tuple[Name, Followed, GatewayPod]]) -> list[Answer]:

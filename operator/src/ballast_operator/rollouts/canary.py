@@ -134,7 +134,7 @@ def next_memory(
     """
     if memory.phase in (Phase.PAUSED, Phase.PROMOTED):
         return memory, memory.why
-    if not memory.since or age_s is None:
+    if not memory.since or age_s is None or age_s < 0:  # the clock has been put back: it is observed anew
         if not ready:
             return memory, "its pods start"
         memory, age_s = Memory(Phase.OBSERVED, now), 0.0
@@ -145,7 +145,7 @@ def next_memory(
     requests = 0 if counted is None else counted.canary.served.within + counted.canary.served.outside
     said = "; ".join(text for text, _ in figures) or "no gateway has counts of it yet"
     if age_s < spec.observe_s:
-        return memory, f"{max(age_s, 0.0):.0f} of {spec.observe_s:g} s; {said}"
+        return memory, f"{age_s:.0f} of {spec.observe_s:g} s; {said}"
     if requests < spec.min_requests:
         return memory, f"too few requests to say: {requests} of {spec.min_requests}; {said}"
     if not ready:

@@ -123,7 +123,7 @@ def runs(recommended: Sequence[Recommended]) -> list[Recommended]:
 def resumed(memory: Memory, now_s: float) -> Memory:
     """A memory of runs as a policy takes it: each layout was right until the next one was, and the last one until now.
 
-    What lies in the future is left out: the clock has been put back.
+    What lies in the future is left out: the clock has been put back between two operators.
     """
     past = [each for each in memory.recommended if each.at_s < now_s]
     found: list[Recommended] = []

@@ -74,7 +74,7 @@ def token_secret(owner: Owner, found: Found, *, rotation: str, fresh: str, now: 
         if not rotation or rotation == before:
             return _secret(owner, _Wish(data, before))
         return _secret(owner, _Wish(_text([*tokens, fresh]), rotation, ANNOUNCED, now), STEP_S[ANNOUNCED])
-    if found.step_age_s is None:
+    if found.step_age_s is None or found.step_age_s < 0:  # the clock has been put back: a step never takes longer
         return _secret(owner, _Wish(data, before, step, now), STEP_S[step])
     left_s = STEP_S[step] - found.step_age_s
     if left_s > 0:

@@ -36,7 +36,7 @@ class Told:
 
 
 def settled(of: Steered, before: Stored, decision: Decision, *, now_s: float, time: str) -> Told:
-    """`now_s`: seconds since 1970; `time`: the same as RFC 3339."""
+    """`now_s`: seconds since 1970 by a clock that nobody sets; `time`: what the wall's says, as RFC 3339."""
     wanted = {pool.name: counts for pool, counts in zip(of.pools, decision.target, strict=True)}
     records = with_outcomes(before.records, decision, now_s)
     news = _is_news(of, before, decision, wanted, now_s)
@@ -61,13 +61,13 @@ def settled(of: Steered, before: Stored, decision: Decision, *, now_s: float, ti
 
 def with_outcomes(records: tuple[Record, ...], decision: Decision, now_s: float) -> tuple[Record, ...]:
     """The records, each applied change with what came of it once that shows: was the forecast right, and is the
-    objective met?"""
+    objective met? One from the future, of an operator whose clock was ahead, is long over."""
     inputs, demand = decision.proposal.inputs, decision.proposal.demand
 
     def outcome(record: Record) -> Record:
         if not (record.get("applied") and record.get("demand")) or "outcome" in record or demand is None:
             return record
-        if now_s < record["at_s"] + inputs.startup_s + SETTLE_S:
+        if 0 <= now_s - record["at_s"] < inputs.startup_s + SETTLE_S:
             return record
         attained = [
             {"class": each.name, "requests": each.counts.requests, "ratio": each.counts.share}
@@ -96,7 +96,9 @@ def _is_news(of: Steered, before: Stored, decision: Decision, wanted: Mapping[st
     if last.reason == decision.reason:
         return False
     refused = decision.reason in REFUSALS or last.reason in REFUSALS
-    return refused or not before.records or now_s - before.records[-1]["at_s"] >= SAY_S
+    if refused or not before.records:
+        return True
+    return not 0 <= now_s - before.records[-1]["at_s"] < SAY_S  # in the future: another operator's clock was ahead
 
 
 def _is_worth_writing(before: Stored, after: Stored) -> bool:

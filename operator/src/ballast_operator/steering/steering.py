@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -30,6 +29,8 @@ from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways.asking import NoAnswer, asker
 from ballast_operator.gateways.board import Board, Name
 from ballast_operator.gateways.gateway_pods import GatewayPod, gateway_pods
+from ballast_operator.gateways.listing import OURS, Lists, listed
+from ballast_operator.gateways.rounds import Rounds
 from ballast_operator.kinds import CONFIG_MAP, POD, Kind, Manifest
 from ballast_operator.planning.ownership import is_labelled
 from ballast_operator.planning.scaling import REFUSALS
@@ -55,18 +56,13 @@ REHEARSED_S: Final = 1.0
 """The same, to see whether a rehearsal is over."""
 PATIENCE: Final = 3
 """Rounds in which a gateway may be silent before that is said: until then nothing is decided or written."""
-_SELECTOR: Final = f"{names.APP_MANAGED_BY}={names.MANAGER}"
 
 
-class Cluster(Protocol):
+class Cluster(Lists, Protocol):
     """What is needed of the API server. Each method raises `ApiFailure`."""
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """One object, None if none of that name exists."""
-        ...
-
-    def list(self, kind: Kind, namespace: str | None, *, labels: str = "") -> tuple[Manifest, ...]:
-        """Objects of one kind; of all namespaces without one."""
         ...
 
     def apply(self, manifest: Manifest, manager: str) -> Manifest:
@@ -129,30 +125,39 @@ class Scaler:
     round_s: float = ROUND_S
     admin_port: int = names.PORT_ADMIN
     unix_s: Callable[[], float] = time.time
+    """The clock on the wall, which may be set: for pods' ages, and for what people read."""
+    steady_s: Callable[[], float] = time.monotonic
+    """For windows, and for what came of a decision."""
     ask: Callable[[Sequence[tuple[GatewayPod, bytes]]], list[DemandReport | BaseException]] = demands
     policy: BallastScaling = field(default_factory=lambda: BallastScaling(rehearse=False))
     lessons: Lessons = field(default_factory=Lessons)
     rehearsals: Rehearsals = field(default_factory=Rehearsals)
+    _ahead_s: float = field(init=False)
+    """Of the clock on the wall before the steady one, when this operator began: it goes on by the latter."""
     _courses: dict[Name, _Course] = field(default_factory=dict, init=False)
     _asleep: set[Name] = field(default_factory=set, init=False)
-    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
+    _full_s: float = field(default=0.0, init=False)
+    """When the next round of all is due, on the monotonic clock."""
+    _rounds: Rounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        self._rounds = Rounds("scale", self._make_round, due_s=self._due_s, without="nothing is scaled")
+        self._ahead_s = self.unix_s() - self.steady_s()
 
     def start(self) -> None:
         """Begin."""
-        self._thread = threading.Thread(target=self._run, name="scale", daemon=True)
-        self._thread.start()
+        self._rounds.start()
 
     def stop(self) -> None:
         """End, when those that are asked have answered or had their time."""
-        self._stopping.set()
+        self._rounds.no_more()
         self.rehearsals.stop()
-        if self._thread is not None:
-            self._thread.join()
+        self._rounds.stop()
 
     def alive(self) -> bool:
         """Whether it still runs."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._rounds.alive()
 
     def steer(self, *, soon: bool = False) -> None:
         """One round; with `soon` of those alone that cannot wait: scaled to zero, or their rehearsal is over. Raises
@@ -168,12 +173,12 @@ class Scaler:
         if not steered:
             return
         pods: defaultdict[Name, list[Manifest]] = defaultdict(list)
-        for pod in self._listed(steered):
+        for pod in listed(self.cluster, steered, self.namespaces, OURS):
             owner = (pod["metadata"].get("labels") or {}).get(names.LABEL_SERVING_POOL, "")
             pods[pod["metadata"]["namespace"], owner].append(pod)
         heard = self._heard(steered, pods)
         for name, of in steered.items():
-            if self._stopping.is_set():
+            if self._rounds.stopping:
                 return
             try:
                 learned = corrected(of, self.lessons.of(name))
@@ -184,32 +189,23 @@ class Scaler:
                 # One unforeseen ServingPool must not stop all others.
                 logger.exception("ServingPool %s/%s is not scaled: unexpected error; trying again", *name)
 
-    def _run(self) -> None:
-        full_s = 0.0
-        while not self._stopping.is_set():
-            began_s = time.monotonic()
-            soon = began_s < full_s
-            full_s = full_s if soon else began_s + self.round_s
-            try:
-                if not soon or self._asleep or self.rehearsals.over():
-                    self.steer(soon=soon)
-            except ApiFailure as error:
-                logger.warning("nothing is scaled: %s; trying again", error)
-            except Exception:
-                logger.exception("nothing is scaled: unexpected error; trying again")
-            next_s = min(full_s, began_s + WAKE_S) if self._asleep else full_s
-            if self.rehearsals.running():
-                next_s = min(next_s, began_s + REHEARSED_S)
-            self._stopping.wait(max(0.0, next_s - time.monotonic()))
+    def _make_round(self) -> None:
+        now_s = time.monotonic()
+        soon = now_s < self._full_s
+        if not soon:
+            self._full_s = now_s + self.round_s
+        if not soon or self._asleep or self.rehearsals.over():
+            self.steer(soon=soon)
+
+    def _due_s(self, began_s: float) -> float:
+        next_s = min(self._full_s, began_s + WAKE_S) if self._asleep else self._full_s
+        return min(next_s, began_s + REHEARSED_S) if self.rehearsals.running() else next_s
+
+    def _now_s(self) -> float:
+        """Seconds since 1970 by the clock with which this operator began, whoever has set it since."""
+        return self.steady_s() + self._ahead_s
 
     # --- what is there --------------------------------------------------------------------------------------------
-
-    def _listed(self, steered: Mapping[Name, Steered]) -> Iterator[Manifest]:
-        served: Iterable[str | None] = self.namespaces or (None,)
-        if len({namespace for namespace, _ in steered}) == 1:
-            served = {namespace for namespace, _ in steered}
-        for namespace in served:
-            yield from self.cluster.list(POD, namespace, labels=_SELECTOR)
 
     def _heard(self, steered: Mapping[Name, Steered], pods: Mapping[Name, Sequence[Manifest]]) -> dict[Name, _Heard]:
         asked: list[tuple[Name, GatewayPod, bytes]] = []
@@ -244,7 +240,7 @@ class Scaler:
                 raise ApiFailure(409, "NameConflict", f"{taken}; delete or rename it")
             if found is not None and _is_of(found, of.uid):
                 stored = read(found)
-            course = self._courses[name] = _Course(of.uid, stored, resumed(stored.memory, self.unix_s()))
+            course = self._courses[name] = _Course(of.uid, stored, resumed(stored.memory, self._now_s()))
         return course
 
     # --- what is decided ------------------------------------------------------------------------------------------
@@ -255,7 +251,7 @@ class Scaler:
         if decision is not None:
             course.memory = decision.memory
             (self._asleep.add if decision.reason == ASLEEP else self._asleep.discard)(name)
-            told = settled(of, course.stored, decision, now_s=self.unix_s(), time=_rfc3339(self.unix_s()))
+            told = settled(of, course.stored, decision, now_s=self._now_s(), time=_rfc3339(self.unix_s()))
             if told.stored is not None or not of.kept:
                 self._store(name, of, course, told)
             if of.acts and decision.reason not in REFUSALS:
@@ -270,7 +266,7 @@ class Scaler:
         def inputs(report: DemandReport | None) -> Inputs:
             measured = self.board.newest(*name)
             return inputs_of(
-                of, instances, report, measured, stored=course.stored, memory=course.memory, now_s=self.unix_s()
+                of, instances, report, measured, stored=course.stored, memory=course.memory, now_s=self._now_s()
             )
 
         if not of.token:

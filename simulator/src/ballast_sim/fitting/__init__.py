@@ -1,1 +1,1 @@
-"""Hardware profiles from data: public tables, step logs, benchmark files, metrics scrapes (docs/profiles.md)."""
+"""Hardware profiles from data: public tables, step logs, benchmark files, metrics scrapes (docs/profiles/fit.md)."""

@@ -1,4 +1,4 @@
-"""Profiles derived from public numbers: the ones that Ballast ships beside the three pinned ones (docs/profiles.md)."""
+"""Profiles derived from public numbers: those shipped beside the three pinned ones (docs/profiles/shipped.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles from public kernel tables: step times of whole models, summed from measured kernels (docs/profiles.md).
+"""Profiles from public kernel tables: step times of models, summed from measured kernels (docs/profiles/shipped.md).
 
 A folder holds `step_decode.csv.gz` (gpu, model, tp, batch, context, ms), `step_prefill.csv.gz` (gpu, model, tp, tokens,
 ms), `kv_capacity.csv.gz` (gpu, model, tp, kv_bytes_per_token, kv_tokens) and, by gpu,

@@ -20,11 +20,26 @@ ROLES = {"P": "Prefill", "D": "Decode", "C": "Flexible", "F": "Flexible"}
 
 Json = dict[str, Any]
 
+_ENGINE_SIM = {
+    "command": ["ballast", "engine-sim"],
+    "imagePullPolicy": "IfNotPresent",  # images that were loaded into nodes can be pulled nowhere
+}
+_SMALL = {"spec": {"containers": [{"name": "engine", "resources": {"requests": {"cpu": "20m", "memory": "96Mi"}}}]}}
+"""A pod template: what engine-sim needs, as in the quickstart. vLLM gets what the operator asks for."""
+
 
 def resources(
-    answer: Answer, *, name: str, model: str, image: str, selectors: Mapping[str, Mapping[str, str]] | None = None
+    answer: Answer,
+    *,
+    name: str,
+    model: str,
+    image: str,
+    engine_sim: bool = False,
+    selectors: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[Json]:
     """In the order in which they should be applied.
+
+    `engine_sim` says that `image` is Ballast's own: engines then run engine-sim, with the timing of these profiles.
 
     `selectors` are the node selectors of profiles that have their own; other profiles get the quickstart's label with
     the kind of hardware: without one, engines would land on each other's nodes.
@@ -45,14 +60,21 @@ def resources(
         *hardware,
         _resource("ServiceLevelObjective", name, _slo(answer)),
         _resource("SchedulingPolicy", name, answer.best.variant.spec.dump()),
-        _resource("ServingPool", name, _serving_pool(answer, name, model, image)),
+        _resource("ServingPool", name, _serving_pool(answer, name, model, image, engine_sim)),
     ]
 
 
 def to_yaml(items: Sequence[Json], heading: Sequence[str]) -> str:
     """One file; `heading` becomes comments at its head."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in heading)
-    return head + yaml.safe_dump_all(items, sort_keys=False, allow_unicode=True, width=120)
+    return head + yaml.dump_all(items, Dumper=_WithoutAnchors, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _WithoutAnchors(yaml.SafeDumper):
+    """Values that occur twice are written twice: people read and edit these files."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
 
 
 def _resource(kind: str, name: str, spec: Json) -> Json:
@@ -65,11 +87,12 @@ def _slo(answer: Answer) -> Json:
     return {**{name: limit for name, limit in limits.items() if limit}, "attainment": answer.question.attainment}
 
 
-def _serving_pool(answer: Answer, name: str, model: str, image: str) -> Json:
+def _serving_pool(answer: Answer, name: str, model: str, image: str, engine_sim: bool) -> Json:
+    template = {"template": _SMALL} if engine_sim else {}
     return {
         "model": {"name": model},
-        "engine": {"image": image, "kvConnector": _connector(answer)},
-        "pools": [_pool(pool, part) for pool, part in _named(answer.best.layout.parts)],
+        "engine": {"image": image, **(_ENGINE_SIM if engine_sim else {}), "kvConnector": _connector(answer)},
+        "pools": [_pool(pool, part) | template for pool, part in _named(answer.best.layout.parts)],
         "policyRef": {"name": name},
         "sloRef": {"name": name},
         "gateway": {"replicas": 1, "face": FACE.value},
