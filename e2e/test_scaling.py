@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ballast_core.policies.scaling.records import explained
 from bench.reliability.kit.asking import ask as asking
 from bench.reliability.kit.client import Fate, Outcome, send
 from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
@@ -204,6 +205,44 @@ async def grows_and_shrinks(cluster: Cluster, release: Release, fleet: Kubectl) 
     assert {"ScaledDown", "Rebalanced"} & set(said)
     events = {event["reason"] for event in fleet.items("events") if event["involvedObject"]["name"] == NAME}
     assert events >= {"ScaledUp", "Drained"}
+
+
+async def test_a_rehearsed_decision_is_carried_out(cluster: Cluster, release: Release, fleet: Kubectl) -> None:
+    """What gateways recorded is replayed by the operator's worker process beside it, within its budget; the record has
+    what each candidate came to there, the fleet becomes what was chosen, and every request is whole."""
+    bounds = {"minReplicas": 1, "maxReplicas": 3}
+    pools = ({"like": "prefill", "autoscaling": bounds}, {"like": "decode", "autoscaling": bounds})
+    rehearse = {"cpuS": 120, "timeoutS": 240}
+    fleet.apply(*fleet_objects(cluster, fleet, *pools, minRatio=0.3, maxRatio=3, rehearse=rehearse))
+    await asyncio.to_thread(serving, fleet)
+
+    def rehearsed() -> dict[str, Any] | None:
+        tried = [each for each in records(fleet) if each["applied"] and tried_by(each)]
+        return tried[-1] if tried else None
+
+    async with load(fleet, 0.9, prompt_tokens=1000, output_tokens=60, seed=5) as busy:
+        record = await asyncio.to_thread(
+            wait_until, rehearsed, 2 * GROWN_S, "a rehearsed decision is applied", poll_s=2
+        )
+        assert record is not None
+        wanted = {name: sum(counts.values()) for name, counts in record["to"].items()}
+
+        def grown() -> bool:
+            return all(len(ready(fleet, pool)) >= count for pool, count in wanted.items())
+
+        await asyncio.to_thread(wait_until, grown, GROWN_S, "it has grown as was decided")
+    check(busy, "a fleet that grew after a rehearsal")
+    print("\n".join(explained(record)))
+    assert record["reason"] == "ScaledUp"
+    assert sum(wanted.values()) > 2
+    (chosen,) = [each for each in record["candidates"] if each["chosen"]]
+    assert chosen in tried_by(record)
+    assert record["predicted_attainment"] == chosen["attainment"]
+
+
+def tried_by(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The candidates that were rehearsed with requests enough to count."""
+    return [each for each in record["candidates"] if each["attainment"] is not None and each["requests"] >= 50]
 
 
 async def advises_flips_and_refuses(cluster: Cluster, fleet: Kubectl) -> None:

@@ -1,4 +1,4 @@
-"""Command line: `python -m testbed build|up|down|status|enter|run|images`."""
+"""Command line: `python -m testbed build|up|down|status|enter|run|outage|images`."""
 
 import argparse
 import os
@@ -39,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     add("down", "stop a cluster and remove all that it left, after a crash too")
     add("status", "say whether a cluster is up and what has failed in it")
     add("enter", "open a shell inside the cluster's network")
+    away = add("outage", "kill a component, such as kube-apiserver, and start it again later")
+    away.add_argument("program", metavar="PROGRAM", help="kube-apiserver, etcd, kube-scheduler, ...")
+    away.add_argument("--seconds", type=float, default=10.0, help="until it starts again (default: %(default)s)")
     image = add("images", "build images where out of date and load them into the nodes of a running cluster")
     image.add_argument("names", nargs="*", metavar="IMAGE", help=f"{', '.join(images.IMAGES)} (default: all)")
     add("context", "fill the build context of the Dockerfile and print its folder")
@@ -113,6 +116,9 @@ def _dispatch(options: argparse.Namespace) -> int:
         case "session":
             names = [] if options.no_images else list(images.IMAGES)
             return session.run(parse_nodes(options.nodes), names, _words(options.argv), _say)
+        case "outage":
+            lifecycle.outage(options.name, options.program, options.seconds)
+            return 0
         case "enter":
             return _inside(options.name, [os.environ.get("SHELL", "/bin/sh")])
         case _:

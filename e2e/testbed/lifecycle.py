@@ -257,6 +257,26 @@ def enter(name: str) -> Entrance:
     return Entrance(paths.kubeconfig, prefix, build.bin_folder())
 
 
+def outage(name: str, program: str, down_s: float) -> None:
+    """SIGKILL a component by its program's name, such as kube-apiserver; it starts again so many seconds later.
+
+    Raises TestbedError when the cluster is not up, or runs no or several of these.
+    """
+    paths = ClusterPaths.of(name)
+    init = _find_init(paths)
+    if init is None or not paths.ready.exists():
+        raise TestbedError(f"cluster {name} is not up; `make cluster-up` starts it")
+    inode = os.stat(f"/proc/{init.pid}/ns/pid").st_ino
+    named = [pid for pid in pids_in_namespace("pid", inode) if Path((command_line(pid) or [""])[0]).name == program]
+    records = [record for record in map(ProcessRecord.of, named) if record is not None]
+    if len(records) != 1:
+        raise TestbedError(f"program: cluster {name} runs {len(records)} of {program!r}; name one that runs once")
+    paths.outages.mkdir(exist_ok=True)
+    (paths.outages / program).write_text(str(down_s))
+    if not kill_recorded(records[0], _KILL_TIMEOUT_S):
+        raise TestbedError(f"{program} (process {records[0].pid}) does not end; try again")
+
+
 def failure(name: str) -> str | None:
     """What has ended in a running cluster since it was up, or None."""
     paths = ClusterPaths.of(name)

@@ -158,6 +158,11 @@ class ClusterPaths:
         return self.root / "failed"
 
     @property
+    def outages(self) -> Path:
+        """One file for each program that is to start again once it has been killed: after how many seconds."""
+        return self.root / "outages"
+
+    @property
     def logs(self) -> Path:
         return self.root / "log"
 

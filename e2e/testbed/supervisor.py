@@ -36,10 +36,10 @@ class Children:
     Everything here runs on the event loop's thread, so a process cannot be reaped between its start and its entry.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, paths: ClusterPaths) -> None:
         loop = asyncio.get_running_loop()
-        self._logs = logs
-        self._components: dict[int, str] = {}
+        self._logs, self._outages = paths.logs, paths.outages
+        self._components: dict[int, tuple[str, list[str]]] = {}
         self._commands: dict[int, asyncio.Future[int]] = {}
         self.failure: asyncio.Future[str] = loop.create_future()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
@@ -47,7 +47,7 @@ class Children:
     def start(self, name: str, argv: list[str]) -> int:
         """Start a component that must not end; returns its process id."""
         pid = self._spawn(name, argv)
-        self._components[pid] = name
+        self._components[pid] = name, argv
         return pid
 
     async def run(self, name: str, argv: list[str]) -> int:
@@ -82,8 +82,20 @@ class Children:
             if command is not None and not command.done():
                 command.set_result(code)
             component = self._components.pop(pid, None)
-            if component is not None and not self.failure.done():
-                self.failure.set_result(f"{component} ended with status {code}; see log/{component}.log")
+            if component is not None:
+                self._ended(*component, code)
+
+    def _ended(self, name: str, argv: list[str], status: int) -> None:
+        """A failure, unless it is an outage that was ordered (`lifecycle.outage`): then it starts again in time."""
+        order = self._outages / name
+        try:
+            down_s = float(order.read_text())
+        except FileNotFoundError:
+            if not self.failure.done():
+                self.failure.set_result(f"{name} ended with status {status}; see log/{name}.log")
+            return
+        order.unlink()
+        asyncio.get_running_loop().call_later(down_s, self.start, name, argv)
 
 
 class Supervisor:
@@ -166,7 +178,7 @@ class Supervisor:
 async def supervise(programs: Path, listener: socket.socket, paths: ClusterPaths) -> None:
     """Bring the cluster up, relay its API, and stay. Writes `ready`, or `failed` with the reason."""
     spec = ClusterSpec.from_json(paths.spec.read_text())
-    children = Children(paths.logs)
+    children = Children(paths)
     supervisor = Supervisor(spec, paths, programs, children)
     relay = Relay(listener, ("127.0.0.1", spec.api_port))
     await relay.start()
@@ -179,7 +191,7 @@ async def supervise(programs: Path, listener: socket.socket, paths: ClusterPaths
             paths.ready.write_text("")
         except* (TestbedError, OSError) as errors:
             paths.failed.write_text("; ".join(map(str, errors.exceptions)))
-    # A component that ends stays down: to restart it would hide what a test is after. `up` and `status` show it.
+    # One that ends by itself stays down: to restart it would hide what a test is after. `up` and `status` show it.
     paths.failed.write_text(await children.failure)
     await asyncio.Event().wait()
 

@@ -7,6 +7,7 @@ elsewhere or later. The answer is signed over that nonce, so a caller knows that
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 from hashlib import sha256
 from typing import Final
@@ -39,6 +40,16 @@ class Signed:
     def is_proof(self, proof: str) -> bool:
         """Whether an answer's `PROOF` is right."""
         return hmac.compare_digest(proof.encode(), proof_of(self._token, self._nonce).encode())
+
+
+def refusal_of(body: bytes) -> str:
+    """Why a call was not let in, as the body of a 401 says it: 200 printable characters at most, of unknown origin.
+    Empty for any other body."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return message[:200] if isinstance(message, str) and message.isprintable() else ""
 
 
 def signature_of(token: bytes, said: tuple[str, str, str, str], body: bytes) -> str:

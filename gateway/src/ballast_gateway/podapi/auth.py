@@ -59,6 +59,13 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
     return tokens
 
 
+class NotSigned(Exception):
+    """A call that is not let in, and why, for whoever made it. Who lacks the token learns no more than that."""
+
+    def __init__(self, why: str = "this needs a call signed with the fleet's token, for this method, route and body"):
+        super().__init__(why)
+
+
 class Guard:
     """Judges requests. One for each listener: it remembers the nonces that it has seen."""
 
@@ -68,34 +75,42 @@ class Guard:
         self._seen: dict[str, float] = {}
         """Nonces and the times up to which they could come again, oldest first."""
 
-    def check(self, authorization: str, method: str, target: str, body: bytes) -> str | None:
-        """The proof for the answer, empty for a bearer token; None if the request is refused."""
+    def check(self, authorization: str, method: str, target: str, body: bytes) -> str:
+        """The proof for the answer, empty for a bearer token. Raises `NotSigned`."""
         scheme, _, rest = authorization.partition(" ")
         if scheme.lower() == "bearer":
             given = rest.strip().encode()
             found = [token for token in self._tokens() if hmac.compare_digest(token, given)]
-            return "" if found else None
+            if found:
+                return ""
         if scheme != SCHEME:
-            return None
+            raise NotSigned
         fields = dict(part.split("=", 1) for part in rest.split(",") if "=" in part)
         at, nonce, signature = (fields.get(name, "") for name in "tns")
-        now_s = self._unix_s()
-        if not (at.isascii() and at.isdigit() and len(at) <= 12 and abs(int(at) - now_s) <= SKEW_S):
-            return None
-        if len(nonce) != NONCE_DIGITS or not nonce.isalnum() or nonce in self._seen:
-            return None
+        if not (at.isascii() and at.isdigit() and len(at) <= 12 and len(nonce) == NONCE_DIGITS and nonce.isalnum()):
+            raise NotSigned
         for token in self._tokens():
             if hmac.compare_digest(signature_of(token, (method, target, at, nonce), body).encode(), signature.encode()):
-                return proof_of(token, nonce) if self._remember(nonce, now_s) else None
-        return None
+                self._take(nonce, int(at))
+                return proof_of(token, nonce)
+        raise NotSigned
 
-    def _remember(self, nonce: str, now_s: float) -> bool:
-        """False if there are too many to remember: then nobody is let in rather than somebody twice."""
+    def _take(self, nonce: str, at_s: int) -> None:
+        """Once, and in time. Raises `NotSigned`."""
+        now_s = self._unix_s()
+        ahead_s = at_s - now_s
+        if abs(ahead_s) > SKEW_S:
+            where = "ahead of" if ahead_s > 0 else "behind"
+            raise NotSigned(
+                f"this call was signed {abs(ahead_s):.0f} s {where} this clock, and {SKEW_S} s are allowed: set the "
+                "clocks of both nodes (NTP)"
+            )
+        if nonce in self._seen:
+            raise NotSigned("this very call was made before: sign each call anew")
         for old, until_s in list(self._seen.items()):
             if until_s >= now_s:
                 break
             del self._seen[old]
-        if len(self._seen) >= _MOST_NONCES:
-            return False
+        if len(self._seen) >= _MOST_NONCES:  # nobody is let in rather than somebody twice
+            raise NotSigned(f"{_MOST_NONCES} signed calls came within {2 * SKEW_S} s, more than can be remembered")
         self._seen[nonce] = now_s + 2 * SKEW_S  # its time may lie ahead by SKEW_S
-        return True

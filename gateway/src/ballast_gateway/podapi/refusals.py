@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ballast_gateway.errors import ApiError
+from ballast_gateway.podapi.auth import NotSigned
 
 
 class OrderRefused(Exception):
@@ -18,9 +19,9 @@ def _error(status: int, code: str, message: str, param: str | None = None) -> Ap
     return ApiError(status=status, type=kind, code=code, message=message, param=param)
 
 
-def not_signed() -> ApiError:
+def not_signed(why: NotSigned) -> ApiError:
     """No signature, or none that is taken: 401."""
-    return _error(401, "unauthorized", "this needs a call signed with the fleet's token, now and for this route")
+    return _error(401, "unauthorized", str(why))
 
 
 def too_many_readers(most: int) -> ApiError:

@@ -28,7 +28,7 @@ from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Header, Work
 from ballast_gateway.podapi import messages, refusals
-from ballast_gateway.podapi.auth import Guard
+from ballast_gateway.podapi.auth import Guard, NotSigned
 from ballast_gateway.podapi.feed import MOST_READERS, Feed
 from ballast_gateway.podapi.messages import (
     BadMessage,
@@ -187,10 +187,11 @@ class PodApiServer:
             return None
         authorization = [value for name, value in request.headers if name == b"authorization"]
         given = authorization[0].decode("latin-1") if len(authorization) == 1 else ""
-        proof = self._guard.check(given, request.method.decode("latin-1"), target, request.body)
-        if proof is None:
+        try:
+            proof = self._guard.check(given, request.method.decode("latin-1"), target, request.body)
+        except NotSigned as why:
             self.refusals += 1
-            client.respond_error(refusals.not_signed())
+            client.respond_error(refusals.not_signed(why))
             return None
         extra: tuple[Header, ...] = ((_PROOF, proof.encode()),) if proof else ()
         try:

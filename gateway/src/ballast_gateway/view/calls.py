@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ballast_api.signatures import PROOF, Signed
+from ballast_api.signatures import PROOF, Signed, refusal_of
 from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.http.responses import Headers
 
@@ -66,7 +66,10 @@ class Calls:
         except (UpstreamError, TimeoutError) as error:
             raise CallFailed(f"{address}: {error or 'no answer in time'}") from error
         if not proven(signed, exchange.headers):
-            raise CallFailed(f"{address} answered {exchange.status} without proof that it has the fleet's token")
+            why = refusal_of(exchange.body) if exchange.status == 401 else ""
+            raise CallFailed(
+                f"{address} answered {exchange.status} without proof that it has the fleet's token{why and f': {why}'}"
+            )
         return Answer(exchange.status, exchange.body)
 
 

@@ -17,7 +17,7 @@ from ballast_api.demand_report import DEMAND, DemandReport, read_demand
 from ballast_api.load_report import LoadReport
 from ballast_api.profile_report import PROFILES, ProfilesReport, read_profiles
 from ballast_api.recorded_traffic import TRAFFIC
-from ballast_api.signatures import PROOF, Signed
+from ballast_api.signatures import PROOF, Signed, refusal_of
 from ballast_operator.gateways.measured import Answer
 
 ANSWER_S: Final = 3.0
@@ -92,7 +92,8 @@ class Asker:
             except httpx.HTTPError as error:
                 raise NoAnswer(f"no answer ({type(error).__name__})") from error
         if answer.status_code != 200:
-            raise NoAnswer(f"answered {answer.status_code}")
+            why = refusal_of(body) if answer.status_code == 401 else ""
+            raise NoAnswer(f"answered {answer.status_code}{why and f': {why}'}")
         if not signed.is_proof(answer.headers.get(PROOF, "")):
             raise NoAnswer("answered without proof that it has the fleet's token")
         return body
