@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,15 +163,20 @@ class _Reader:
 
 
 async def raw_exchange(
-    port: int, *parts: bytes, answers: int | None = None, pause_s: float = 0.0, timeout_s: float = 20.0
+    port: int,
+    *parts: bytes | Callable[[], bytes],
+    answers: int | None = None,
+    pause_s: float = 0.0,
+    timeout_s: float = 20.0,
 ) -> list[Answer]:
-    """Send bytes, part by part, and read answers until so many are there, or until the server closes."""
+    """Send bytes, part by part, and read answers until so many are there, or until the server closes. A part may be
+    made when it is its turn."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     parsed = _Reader()
     try:
         async with asyncio.timeout(timeout_s):
             for part in parts:
-                writer.write(part)
+                writer.write(part if isinstance(part, bytes) else part())
                 await asyncio.sleep(pause_s)
             while answers is None or len(parsed.answers) < answers:
                 try:

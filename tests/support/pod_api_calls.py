@@ -49,11 +49,16 @@ def request_bytes(method: str, target: str, body: bytes, *headers: str) -> bytes
 
 
 async def call(port: int, method: str, target: str, body: bytes = b"", *, token: bytes = TOKEN) -> Answer:
-    """The answer to a signed call, whose own proof is right unless it is a 401."""
-    signed = Signed(token, method, target, body, time.time())
-    request = request_bytes(method, target, body, f"authorization: {signed.authorization}")
+    """The answer to a signed call, whose own proof is right unless it is a 401. It is signed once there is a
+    connection: on a machine that stands still for minutes a signature grows too old."""
+    signed: list[Signed] = []
+
+    def request() -> bytes:
+        signed.append(Signed(token, method, target, body, time.time()))
+        return request_bytes(method, target, body, f"authorization: {signed[0].authorization}")
+
     (answer,) = await raw_exchange(port, request, answers=1)
-    assert answer.status == 401 or signed.is_proof(answer.headers[PROOF])
+    assert answer.status == 401 or signed[0].is_proof(answer.headers[PROOF])
     return answer
 
 

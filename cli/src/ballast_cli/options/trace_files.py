@@ -29,6 +29,7 @@ def trace_file(where: str | Path) -> Path:
     try:
         _fetch(url, file)
     except HTTPError as error:
+        error.close()  # it holds the connection
         hint = f"; the gateway's token goes into {TOKEN}" if error.code == 401 else ""
         raise typer.BadParameter(f"{url}: answered {error.code} {error.reason}{hint}") from None
     except (URLError, OSError, ValueError) as error:
