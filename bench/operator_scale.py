@@ -167,13 +167,13 @@ async def ok(client: httpx.AsyncClient, path: str) -> bool:
         return False
 
 
-async def until(what: Any, limit_s: float, words: str) -> None:
+async def until(what: Any, limit_s: float, words: str, poll_s: float = POLL_S) -> None:
     """Wait for an async predicate."""
     end_s = time.monotonic() + limit_s
     while not await what():
         if time.monotonic() > end_s:
             raise TimeoutError(f"{words}: not within {limit_s:g} s")
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(poll_s)
 
 
 # --- objects --------------------------------------------------------------------------------------------------------
@@ -430,7 +430,8 @@ async def measured(
             return running.poll() is not None or (server.mark() > mark and await settled(client))
 
         try:
-            await until(has_looked, args.limit, "all ServingPools are settled")
+            # Each look of ours lists them all: hundreds are looked at once in some seconds.
+            await until(has_looked, args.limit, "all ServingPools are settled", max(POLL_S, args.pools / 100))
         except TimeoutError:
             await print_unsettled(client)
             raise
@@ -453,7 +454,7 @@ async def measured(
 
             await until(applied, 120.0, f"edit {edit} is applied")
             found.edits_s.append(time.monotonic() - began_s)
-        await until(lambda: settled(client), args.limit, "all edits are settled")
+        await until(lambda: settled(client), args.limit, "all edits are settled", max(POLL_S, args.pools / 100))
         found.calls = Counter(each["verb"] for each in server.requests(mark))
         found.memory = memory_mib(running.pid)
     return found
