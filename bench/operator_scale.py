@@ -276,7 +276,8 @@ def controllers(server: Server) -> Iterator[None]:
     scheduler = [str(bin_folder() / "kube-scheduler"), config, *fast, f"--secure-port={ports[1]}"]
     kwok = [str(bin_folder(KWOK) / "kwok"), config, "--manage-all-nodes=true", "--node-lease-duration-seconds=0"]
     kwok += [f"--config={file}" for file in kwok_stages()]
-    kwok += [f"--server-address=127.0.0.1:{ports[2]}", "--cidr=10.128.0.0/9"]
+    # Pods' addresses are the machine's own, where nobody listens: the operator asks gateways there.
+    kwok += [f"--server-address=127.0.0.1:{ports[2]}", "--cidr=127.128.0.0/9"]
     with (
         process(manager, folder / "manager.log"),
         process(scheduler, folder / "scheduler.log"),

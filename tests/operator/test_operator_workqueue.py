@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ballast_operator.workqueue import WorkQueue
+from ballast_operator.workqueue import NEWS_IN_A_ROW, WorkQueue
 
 
 async def test_a_key_waits_once_however_often_it_is_added() -> None:
@@ -62,3 +62,53 @@ async def test_the_earlier_of_two_delays_counts() -> None:
     queue.add_after("a", 60.0)
     assert await asyncio.wait_for(queue.get(), 1.0) == "a"
     queue.close()
+
+
+async def test_news_do_not_wait_behind_routine() -> None:
+    """An edit is looked at before hundreds of objects that have not changed, and so is one of these that changes."""
+    queue: WorkQueue[str] = WorkQueue()
+    for key in "abcd":
+        queue.add_routine(key)
+    queue.add("edited")
+    queue.add("c")
+    assert [await queue.get() for _ in range(5)] == ["edited", "c", "a", "b", "d"]
+
+
+async def test_routine_ends_however_much_is_new() -> None:
+    """One turn in nine."""
+    queue: WorkQueue[int] = WorkQueue()
+    queue.add_routine(-1)
+    queue.add_routine(-2)
+    for key in range(40):
+        queue.add(key)
+    got = [await queue.get() for _ in range(20)]
+    assert [got.index(-1), got.index(-2)] == [NEWS_IN_A_ROW, 2 * NEWS_IN_A_ROW + 1]
+
+
+async def test_routine_does_not_put_off_what_is_due() -> None:
+    """A delayed addition stays until its key is taken, and then is over: that look decides when the next one is due."""
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_after("due", 0.01)
+    queue.add_after("later", 60.0)
+    for key in ("a", "due", "later"):
+        queue.add_routine(key)
+    await asyncio.sleep(0.05)
+    assert [await queue.get() for _ in range(3)] == ["due", "a", "later"]
+    assert not queue._timers
+
+
+async def test_routine_asks_for_no_second_look_at_what_is_looked_at() -> None:
+    """Nor does a key that was both routine and news come twice, now or with the next routine."""
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add_routine("a")
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add_routine("a")
+    queue.done("a")
+    queue.add("last")
+    assert await queue.get() == "last"
+    queue.add_routine("a")
+    queue.add_routine("b")
+    assert [await queue.get(), await queue.get()] == ["a", "b"]
+    queue.add("c")
+    assert await queue.get() == "c"

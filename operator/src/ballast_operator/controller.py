@@ -150,7 +150,8 @@ class Controller:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self._settings.resync_s)
-            self.touch_all()
+            for key in sorted(self._known, key=str):
+                self._queue.add_routine(key)
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,6 +2,9 @@
 
 The discipline of client-go's work queue: a key that is added while it is being worked on is worked on once more; a key
 that failed comes back after a delay that doubles from `first_delay_s` to `last_delay_s` until it succeeds.
+
+News come before routine (a resync of all keys), as in controller-runtime's priority queue: an edit does not wait behind
+hundreds of looks at what has not changed. Routine has one turn in `NEWS_IN_A_ROW` + 1, so that it ends.
 """
 
 from __future__ import annotations
@@ -9,7 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+NEWS_IN_A_ROW: Final = 8
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
@@ -20,8 +25,12 @@ class WorkQueue(Generic[KeyT]):
     def __init__(self, *, first_delay_s: float = 1.0, last_delay_s: float = 60.0) -> None:
         self._first_delay_s = first_delay_s
         self._last_delay_s = last_delay_s
-        self._ready: deque[KeyT] = deque()
-        self._waiting: set[KeyT] = set()
+        self._news: deque[KeyT] = deque()
+        self._routine: deque[KeyT] = deque()
+        """Also keys that have become news since: they are passed over."""
+        self._is_news: dict[KeyT, bool] = {}
+        """Of the keys that wait."""
+        self._in_a_row = 0
         self._active: set[KeyT] = set()
         self._again: set[KeyT] = set()
         self._failures: dict[KeyT, int] = {}
@@ -30,14 +39,19 @@ class WorkQueue(Generic[KeyT]):
 
     def add(self, key: KeyT) -> None:
         """Work on `key` soon. A delayed addition of the same key is taken back: this one comes first."""
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
+        self._forget_delay(key)
         if key in self._active:
             self._again.add(key)
-        elif key not in self._waiting:
-            self._waiting.add(key)
-            self._ready.append(key)
+        elif not self._is_news.get(key, False):
+            self._is_news[key] = True
+            self._news.append(key)
+            self._wake.set()
+
+    def add_routine(self, key: KeyT) -> None:
+        """Work on `key` when there are no news. A delayed addition of the same key still makes news of it."""
+        if key not in self._active and key not in self._is_news:
+            self._is_news[key] = False
+            self._routine.append(key)
             self._wake.set()
 
     def add_after(self, key: KeyT, delay_s: float) -> None:
@@ -53,11 +67,12 @@ class WorkQueue(Generic[KeyT]):
 
     async def get(self) -> KeyT:
         """The next key; waits for one. Call `done` when its work has ended."""
-        while not self._ready:
+        while not self._is_news:
             self._wake.clear()
             await self._wake.wait()
-        key = self._ready.popleft()
-        self._waiting.discard(key)
+        key = self._next()
+        del self._is_news[key]
+        self._forget_delay(key)
         self._active.add(key)
         return key
 
@@ -79,6 +94,20 @@ class WorkQueue(Generic[KeyT]):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def _next(self) -> KeyT:
+        while self._routine and self._is_news.get(self._routine[0]) is not False:
+            self._routine.popleft()
+        if self._news and (self._in_a_row < NEWS_IN_A_ROW or not self._routine):
+            self._in_a_row += 1
+            return self._news.popleft()
+        self._in_a_row = 0
+        return self._routine.popleft()
+
+    def _forget_delay(self, key: KeyT) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
 
     def _due(self, key: KeyT) -> None:
         self._timers.pop(key, None)
