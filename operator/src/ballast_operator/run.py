@@ -133,12 +133,13 @@ def run(settings: OperatorSettings) -> None:
 
 
 def configure_logs(level: str, log_format: LogFormat) -> None:
-    """One line per event on stderr. kopf's own chatter about watching is kept for `debug`."""
+    """One line per event on stderr. kopf's chatter about watching, and a line for each question to a gateway, are kept
+    for `debug`."""
     debug = level == "debug"
     kopf.configure(debug=debug, log_format=kopf.LogFormat.JSON if log_format == "json" else kopf.LogFormat.FULL)
     logging.getLogger().setLevel(level.upper())
     if not debug:
-        for name in ("kopf.objects", "kopf.activities", "asyncio", "aiohttp.access", "urllib3"):
+        for name in ("kopf.objects", "kopf.activities", "asyncio", "aiohttp.access", "urllib3", "httpx"):
             logging.getLogger(name).setLevel(logging.WARNING)
 
 
