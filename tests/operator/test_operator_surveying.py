@@ -36,7 +36,7 @@ async def test_a_gateway_answers_whoever_signs_and_a_silent_one_is_named(tmp_pat
             }
             strange = await asyncio.to_thread(ask_loads, pods, b"another token of the length", admin_port=port)
             assert not strange.complete
-            assert "one: answered 40" in strange.silent[0]
+            assert "one: answered 401: this needs a call signed with the fleet's token" in strange.silent[0]
         finally:
             await fleet.close()
     gone = [gateway_pod("one"), gateway_pod("two", ready=False)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ballast_api.signatures import SCHEME
+from ballast_gateway.podapi.auth import NotSigned
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +33,13 @@ class Refusal:
     message: str
 
 
-Signature: TypeAlias = Callable[[str, str, str, bytes], str | None]
-"""Judges an `authorization` with method, target and body: the proof for the answer, None if it is refused."""
+Signature: TypeAlias = Callable[[str, str, str, bytes], str]
+"""Judges an `authorization` with method, target and body: the proof for the answer. Raises `NotSigned`."""
 
 _NOT_HERE: Final = Refusal(
     403, "without admin.tokenFile this answers on loopback only (kubectl port-forward gets there); set admin.tokenFile"
 )
 _NO_TOKEN: Final = Refusal(401, "this needs the bearer token of admin.tokenFile")
-_NOT_SIGNED: Final = Refusal(401, "the signature is not one of the fleet's token, or too old")
 _SIGNED: Final = SCHEME.encode() + b" "
 
 
@@ -62,8 +62,10 @@ class WhoMayAsk:
         given = next((value for name, value in headers if name == b"authorization"), b"")
         if self._signature is None or not given.startswith(_SIGNED):
             return None
-        proof = self._signature(given.decode("latin-1"), method, target, b"")
-        return _NOT_SIGNED if proof is None else proof
+        try:
+            return self._signature(given.decode("latin-1"), method, target, b"")
+        except NotSigned as why:
+            return Refusal(401, str(why))
 
     def refusal(self, peer: str | None, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
         """Why a request is refused; None if it may be answered. `peer`: its address; header names in lower case."""

@@ -43,10 +43,11 @@ class Signed:
 
 
 def refusal_of(body: bytes) -> str:
-    """Why a call was not let in, as the body of a 401 says it: 200 printable characters at most, of unknown origin.
-    Empty for any other body."""
+    """Why a call was not let in, as the body of a 401 says it, of a pod API (`error.message`) or an admin API
+    (`detail`): 200 printable characters at most, of unknown origin. Empty for any other body."""
     try:
-        message = json.loads(body)["error"]["message"]
+        found = json.loads(body)
+        message = found["detail"] if "detail" in found else found["error"]["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return message[:200] if isinstance(message, str) and message.isprintable() else ""
