@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_api.signatures import Signed, mac
+from ballast_api.signatures import NotSigned, Signed, mac
 from ballast_core.model import Role
 from ballast_gateway.podapi import messages
-from ballast_gateway.podapi.auth import SKEW_S, Guard, NotSigned, TokenFile
+from ballast_gateway.podapi.auth import SKEW_S, Guard, TokenFile
 from ballast_gateway.podapi.plan import LIFE_S, Part, Place, Plan, PlanRefused, sign, verify
 
 TOKEN = b"0123456789abcdef-new"

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from ballast_api.signatures import SCHEME
-from ballast_gateway.podapi.auth import NotSigned
+from ballast_api.signatures import SCHEME, NotSigned
 
 _log = logging.getLogger(__name__)
 

@@ -25,6 +25,13 @@ def mac(token: bytes, *parts: bytes) -> bytes:
     return hmac.digest(token, text, "sha256")
 
 
+class NotSigned(Exception):
+    """A call that is not let in, and why, for whoever made it. Who lacks the token learns no more than that."""
+
+    def __init__(self, why: str = "this needs a call signed with the fleet's token, for this method, route and body"):
+        super().__init__(why)
+
+
 class Signed:
     """A signed request: the header to send, and the answer's proof that is due."""
 

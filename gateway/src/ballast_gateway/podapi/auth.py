@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ballast_api.signatures import NONCE_DIGITS, SCHEME, proof_of, signature_of
+from ballast_api.signatures import NONCE_DIGITS, SCHEME, NotSigned, proof_of, signature_of
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +57,6 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
     if not tokens or min(map(len, tokens)) < LEAST_TOKEN_BYTES:
         raise ValueError(f"{path}: needs one token a line, each of {LEAST_TOKEN_BYTES} characters or more")
     return tokens
-
-
-class NotSigned(Exception):
-    """A call that is not let in, and why, for whoever made it. Who lacks the token learns no more than that."""
-
-    def __init__(self, why: str = "this needs a call signed with the fleet's token, for this method, route and body"):
-        super().__init__(why)
 
 
 class Guard:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ballast_api.signatures import NotSigned
 from ballast_gateway.errors import ApiError
-from ballast_gateway.podapi.auth import NotSigned
 
 
 class OrderRefused(Exception):

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias, cast
 from urllib.parse import parse_qsl
 
-from ballast_api.signatures import PROOF
+from ballast_api.signatures import PROOF, NotSigned
 from ballast_gateway.clients import Clients
 from ballast_gateway.errors import (
     ApiError,
@@ -28,7 +28,7 @@ from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Header, Work
 from ballast_gateway.podapi import messages, refusals
-from ballast_gateway.podapi.auth import Guard, NotSigned
+from ballast_gateway.podapi.auth import Guard
 from ballast_gateway.podapi.feed import MOST_READERS, Feed
 from ballast_gateway.podapi.messages import (
     BadMessage,
