@@ -1,11 +1,14 @@
 """Recompute some runs of the recorded matrix, drawn at random, and check that the page agrees with the record.
 
     python -m bench.matrix.check --seed "$(git rev-parse HEAD)"
+    python -m bench.matrix.check --cells "mooncake/*" --write
 
 A run whose code has not changed must give the recorded figures but for float noise (a millionth; the record keeps
 seven digits). A run whose code has changed is stale: it is named, and must be near the recorded figures: mean TPOT
 within 2 %, P99 TPOT and P99 TTFT within 10 % (0.1 s of TTFT pass), nothing lost. Beyond that the page misleads, and the
-matrix is to be made again. Only what this machine has the traces for is drawn, and only runs at the recorded rates.
+matrix is to be made again: all of it (`make matrix`), or some cells (`--cells`). With `--write` the runs that differ
+too much take the place of the recorded ones, with the code that they come from. Only what this machine has the traces
+for is drawn, and only runs at the recorded rates.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import random
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from multiprocessing import get_context
+from typing import Any
 
+from bench.common.store import rounded
 from bench.matrix import record as recorded
 from bench.matrix.cells import CELLS
 from bench.matrix.measure import RunJob, pair_of, placements
@@ -83,6 +89,11 @@ def _parts(policy: str) -> tuple[object, object]:
     return pair.suite.prefill, pair.suite.decode
 
 
+def short(check: Check) -> bool:
+    """Whether it is recomputed here; the others take minutes each."""
+    return check.run.figures.cpu_s <= LONGEST_RUN_S
+
+
 def draw(candidates: list[Check], seed: str, budget_s: float) -> list[Check]:
     """Some at random, of different cells as long as there are, that take about `budget_s` in all; one at least."""
     rng = random.Random(seed)
@@ -92,7 +103,7 @@ def draw(candidates: list[Check], seed: str, budget_s: float) -> list[Check]:
     chosen: list[Check] = []
     for check in shuffled:
         cost_s = check.run.figures.cpu_s
-        if check.job.cell.name in seen or cost_s > LONGEST_RUN_S or (chosen and cost_s > budget_s):
+        if check.job.cell.name in seen or not short(check) or (chosen and cost_s > budget_s):
             continue
         seen.add(check.job.cell.name)
         chosen.append(check)
@@ -131,11 +142,23 @@ def _within(old: float, new: float, ratio: float) -> bool:
     return old / ratio <= new <= old * ratio
 
 
+def renewed(record: Record, check: Check, now: Figures) -> None:
+    """Put a run's new figures into the record."""
+    kept: dict[str, Any] = {
+        name: rounded(value) if isinstance(value, float) else value for name, value in asdict(now).items()
+    }
+    record.cells[check.job.cell.name].runs[check.job.policy, check.job.seed] = Run(Figures(**kept), check.job.code)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", default="", help="what the draw depends on: a commit, or a date")
     parser.add_argument("--seconds", type=float, default=100.0, help="recorded processor time of the runs, about")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument(
+        "--cells", default="", metavar="GLOB", help="all runs of these cells, in place of some at random"
+    )
+    parser.add_argument("--write", action="store_true", help="put runs that differ too much into the record anew")
     options = parser.parse_args()
     record = recorded.read()
     failed = False
@@ -149,14 +172,25 @@ def main() -> int:
     if not candidates:
         print("the record describes other cells than bench/matrix/cells.py; run `make matrix`")
         return 1
-    chosen = draw(candidates, options.seed, options.seconds)
+    chosen = (
+        [check for check in candidates if fnmatch(check.job.cell.name, options.cells) and short(check)]
+        if options.cells
+        else draw(candidates, options.seed, options.seconds)
+    )
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         for check, now in zip(chosen, pool.map(carry_out, [check.job for check in chosen]), strict=True):
             assert isinstance(now, Figures)
             found = problems(check.run.figures, now, stale=check.stale)
-            failed = failed or bool(found)
+            if found and options.write:
+                renewed(record, check, now)
+                found.append("recorded anew")
+            else:
+                failed = failed or bool(found)
             print(f"{check.name}{' (stale)' if check.stale else ''}: {'; '.join(found) or 'as recorded'}", flush=True)
+    if options.write:
+        recorded.write(record)
+        print("run `make matrix-render`")
     return int(failed)
 
 

@@ -10,7 +10,7 @@ import pytest
 from bench.common.store import Code, Store, digest_of, rounded
 from bench.matrix import record as recorded
 from bench.matrix.cells import CELLS, Cell, Fleet, Workload, shape
-from bench.matrix.check import Check, draw, problems
+from bench.matrix.check import Check, draw, problems, renewed
 from bench.matrix.measure import RunJob
 from bench.matrix.record import Record, RecordedCapacity, RecordedCell, Run
 from bench.matrix.render import page
@@ -196,3 +196,16 @@ def test_a_draw_is_its_seeds_keeps_to_its_budget_and_varies_cells() -> None:
     assert drawn != draw(candidates, "b", 10.0)
     assert len(drawn) == len({check.job.cell.name for check in drawn}) == 10
     assert len(draw(candidates, "a", 0.1)) == 1
+
+
+def test_a_renewed_run_is_recorded_with_its_own_code(tmp_path: Path) -> None:
+    """The others of its cell stay as they were."""
+    runs = {("ballast", seed): Run(at(0.03), CODE) for seed in (0, 1)}
+    record = Record({}, {"ballast": ["a", "b"]}, cells={TINY.name: RecordedCell({}, 1.0, runs)})
+    job = RunJob(TINY, "ballast", 1, 1.0)
+    renewed(record, Check(job, runs["ballast", 1]), at(0.0400000001))
+    recorded.write(record, tmp_path / "matrix.json")
+    again = recorded.read(tmp_path / "matrix.json").cells[TINY.name].runs
+    assert again["ballast", 0] == Run(at(0.03), CODE)
+    assert again["ballast", 1] == Run(at(0.04), job.code)
+    assert job.code != CODE
