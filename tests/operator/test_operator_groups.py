@@ -11,6 +11,7 @@ import yaml
 
 from ballast_operator.kinds import LEADER_WORKER_SET, Manifest, key_of
 from ballast_operator.planning.plan import plan
+from ballast_operator.planning.scaling import steered
 from ballast_operator.specs.engine_group import MAX_NAME, engine_group_name
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import (
@@ -114,6 +115,17 @@ def test_gpus_of_all_nodes_count_for_the_budget() -> None:
     )
     assert enough == ()
     assert "64 (decode) = 66 GPUs" in less[0].message
+
+
+def test_scaling_counts_the_gpus_of_all_nodes_of_an_instance() -> None:
+    """Else a decision goes beyond the budget, and the budget then holds all that it is for."""
+    wide = {key: item for key, item in WIDE.items() if key != "tensorParallelSize"}
+    eight = {"a100": profile("a100"), "h20": profile("h20", gpus=8)}
+    auto = serving_pool(NARROW, wide, gpuBudget=66, ratio={"mode": "Auto"})
+    found = observed(auto, profiles=eight, optional_kinds=INSTALLED)
+    asked = steered(found, plan(found), b"t" * 32)
+    assert asked is not None
+    assert {pool.name: pool.gpus for pool in asked.pools} == {"prefill": 1, "decode": 16}
 
 
 def test_without_its_api_the_pool_waits_and_all_else_goes_on() -> None:

@@ -127,6 +127,6 @@ def _pool(
         most=count if bounds is None else bounds.max_replicas,
         count=count,
         acts=spec.steers(pool),
-        gpus=gpus_of(pool, profile),
+        gpus=gpus_of(pool, profile) * pool.nodes_per_instance,
         cost_per_hour=profile.cost_per_hour or 0.0 if priced else 0.0,
     )
