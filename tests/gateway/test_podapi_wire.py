@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_api.signatures import NotSigned, Signed, mac
+from ballast_api.signatures import NotSigned, Signed, mac, refusal_of
 from ballast_core.model import Role
 from ballast_gateway.podapi import messages
 from ballast_gateway.podapi.auth import SKEW_S, Guard, TokenFile
@@ -239,3 +239,22 @@ def test_a_wrong_body_is_refused_by_field(body: bytes, kind: type[messages.Body]
     """So that its writer can mend it."""
     with pytest.raises(messages.BadMessage, match=named):
         messages.read(body, kind)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (401, b'{"error": {"message": "set the clocks"}}', ": set the clocks"),
+        (401, b'{"detail": "set the clocks"}', ": set the clocks"),
+        (401, b'{"detail": "' + b"x" * 1000 + b'"}', ": " + "x" * 200),
+        (403, b'{"detail": "no"}', ""),
+        (401, b'{"detail": "two\\nlines"}', ""),
+        (401, b'{"detail": 7}', ""),
+        (401, b'{"error": "flat"}', ""),
+        (401, b"[" * 100_000, ""),
+        *((401, body, "") for body in (b"", b"\xff", b"7", b'"detail"', b"[]", b"{}", b"null")),
+    ],
+)
+def test_why_a_call_was_refused_is_read_from_any_answer(status: int, body: bytes, said: str) -> None:
+    """It comes from whoever answered: nothing of it raises, and no more than a line of it goes into a log."""
+    assert refusal_of(status, body) == said

@@ -49,15 +49,17 @@ class Signed:
         return hmac.compare_digest(proof.encode(), proof_of(self._token, self._nonce).encode())
 
 
-def refusal_of(body: bytes) -> str:
-    """Why a call was not let in, as the body of a 401 says it, of a pod API (`error.message`) or an admin API
-    (`detail`): 200 printable characters at most, of unknown origin. Empty for any other body."""
+def refusal_of(status: int, body: bytes) -> str:
+    """ ": REASON" for a 401, as the body says it, of a pod API (`error.message`) or an admin API (`detail`): to add to
+    an error. 200 printable characters at most, of unknown origin. Empty for any other answer."""
+    if status != 401:
+        return ""
     try:
         found = json.loads(body)
         message = found["detail"] if "detail" in found else found["error"]["message"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
-    return message[:200] if isinstance(message, str) and message.isprintable() else ""
+    return f": {message[:200]}" if isinstance(message, str) and message.isprintable() else ""
 
 
 def signature_of(token: bytes, said: tuple[str, str, str, str], body: bytes) -> str:

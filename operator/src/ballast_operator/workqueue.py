@@ -10,7 +10,7 @@ hundreds of looks at what has not changed. Routine has one turn in `NEWS_IN_A_RO
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
@@ -25,11 +25,9 @@ class WorkQueue(Generic[KeyT]):
     def __init__(self, *, first_delay_s: float = 1.0, last_delay_s: float = 60.0) -> None:
         self._first_delay_s = first_delay_s
         self._last_delay_s = last_delay_s
-        self._news: deque[KeyT] = deque()
-        self._routine: deque[KeyT] = deque()
-        """Also keys that have become news since: they are passed over."""
-        self._is_news: dict[KeyT, bool] = {}
-        """Of the keys that wait."""
+        self._news: OrderedDict[KeyT, None] = OrderedDict()
+        self._routine: OrderedDict[KeyT, None] = OrderedDict()
+        """Those that wait, each in one of the two."""
         self._in_a_row = 0
         self._active: set[KeyT] = set()
         self._again: set[KeyT] = set()
@@ -42,16 +40,15 @@ class WorkQueue(Generic[KeyT]):
         self._forget_delay(key)
         if key in self._active:
             self._again.add(key)
-        elif not self._is_news.get(key, False):
-            self._is_news[key] = True
-            self._news.append(key)
+        else:
+            self._routine.pop(key, None)
+            self._news.setdefault(key)
             self._wake.set()
 
     def add_routine(self, key: KeyT) -> None:
         """Work on `key` when there are no news. A delayed addition of the same key still makes news of it."""
-        if key not in self._active and key not in self._is_news:
-            self._is_news[key] = False
-            self._routine.append(key)
+        if key not in self._active and key not in self._news:
+            self._routine.setdefault(key)
             self._wake.set()
 
     def add_after(self, key: KeyT, delay_s: float) -> None:
@@ -67,11 +64,10 @@ class WorkQueue(Generic[KeyT]):
 
     async def get(self) -> KeyT:
         """The next key; waits for one. Call `done` when its work has ended."""
-        while not self._is_news:
+        while not (self._news or self._routine):
             self._wake.clear()
             await self._wake.wait()
         key = self._next()
-        del self._is_news[key]
         self._forget_delay(key)
         self._active.add(key)
         return key
@@ -96,13 +92,10 @@ class WorkQueue(Generic[KeyT]):
         self._timers.clear()
 
     def _next(self) -> KeyT:
-        while self._routine and self._is_news.get(self._routine[0]) is not False:
-            self._routine.popleft()
-        if self._news and (self._in_a_row < NEWS_IN_A_ROW or not self._routine):
-            self._in_a_row += 1
-            return self._news.popleft()
-        self._in_a_row = 0
-        return self._routine.popleft()
+        news = bool(self._news) and (self._in_a_row < NEWS_IN_A_ROW or not self._routine)
+        self._in_a_row = self._in_a_row + 1 if news else 0
+        key, _ = (self._news if news else self._routine).popitem(last=False)
+        return key
 
     def _forget_delay(self, key: KeyT) -> None:
         timer = self._timers.pop(key, None)

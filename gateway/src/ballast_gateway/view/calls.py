@@ -66,10 +66,8 @@ class Calls:
         except (UpstreamError, TimeoutError) as error:
             raise CallFailed(f"{address}: {error or 'no answer in time'}") from error
         if not proven(signed, exchange.headers):
-            why = refusal_of(exchange.body) if exchange.status == 401 else ""
-            raise CallFailed(
-                f"{address} answered {exchange.status} without proof that it has the fleet's token{why and f': {why}'}"
-            )
+            why = refusal_of(exchange.status, exchange.body)
+            raise CallFailed(f"{address} answered {exchange.status} without proof that it has the fleet's token{why}")
         return Answer(exchange.status, exchange.body)
 
 

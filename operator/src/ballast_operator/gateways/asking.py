@@ -92,8 +92,7 @@ class Asker:
             except httpx.HTTPError as error:
                 raise NoAnswer(f"no answer ({type(error).__name__})") from error
         if answer.status_code != 200:
-            why = refusal_of(body) if answer.status_code == 401 else ""
-            raise NoAnswer(f"answered {answer.status_code}{why and f': {why}'}")
+            raise NoAnswer(f"answered {answer.status_code}{refusal_of(answer.status_code, body)}")
         if not signed.is_proof(answer.headers.get(PROOF, "")):
             raise NoAnswer("answered without proof that it has the fleet's token")
         return body
