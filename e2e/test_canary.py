@@ -14,7 +14,7 @@ from bench.reliability.kit.asking import ask as asking
 from bench.reliability.kit.client import Fate, Outcome, send
 from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
 from kit import Cluster, Kubectl, wait_until
-from kit.quickstart import NAME, condition, objects, wait_serving
+from kit.quickstart import NAME, condition, objects, wait_serving, with_own_profiles
 from kit.release import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("canary"), pytest.mark.rotating(5)]
@@ -29,11 +29,7 @@ def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator
     if not cluster.is_testbed:
         pytest.skip("requests are sent from within the cluster's network")
     kubectl = cluster.kubectl.within(module_namespace)
-    text = json.dumps(objects(cluster.images.ballast, 1.0))
-    names = [each["metadata"]["name"] for each in json.loads(text) if each["kind"] == "HardwareProfile"]
-    for name in names:  # they are cluster-scoped
-        text = text.replace(json.dumps(name), json.dumps(f"{name}-{module_namespace}"))
-    found = json.loads(text)
+    found, profiles = with_own_profiles(objects(cluster.images.ballast, 1.0), module_namespace)
     (pool,) = [item for item in found if item["kind"] == "ServingPool"]
     pool["spec"]["model"]["servedNames"] = [pool["spec"]["model"]["name"], CHECKED_MODEL]
     pool["spec"]["rollout"] = {"maxSurge": 1, "canary": CANARY}
@@ -42,8 +38,8 @@ def fleet(cluster: Cluster, release: Release, module_namespace: str) -> Iterator
     kubectl.apply(*found)
     wait_serving(kubectl, prefill=2, decode=2)
     yield kubectl
-    for name in names:
-        cluster.kubectl.delete_named("hardwareprofile", f"{name}-{module_namespace}")
+    for name in profiles:
+        cluster.kubectl.delete_named("hardwareprofile", name)
 
 
 def edited(fleet: Kubectl, *more: str) -> None:

@@ -18,7 +18,7 @@ from kit import Cluster, Kubectl, wait_until
 from kit.api_relay import ApiRelay
 from kit.commands import CommandError
 from kit.local_operator import LocalOperator
-from kit.quickstart import condition, objects
+from kit.quickstart import condition, objects, with_own_profiles
 from kit.release import NAME as RELEASE
 from kit.release import Release
 
@@ -69,7 +69,7 @@ def operator(alone: Release, relay: ApiRelay, kubectl: Kubectl, tmp_path: Path) 
 @pytest.fixture
 def referred(kubectl: Kubectl, cluster: Cluster) -> Iterator[dict[str, Any]]:
     """Everything of the quickstart but the ServingPool, applied; the ServingPool, without replicas, returned."""
-    found = _with_profiles_of_its_own(objects(cluster.images.ballast, 1.0), str(kubectl.namespace))
+    found, profiles = with_own_profiles(objects(cluster.images.ballast, 1.0), str(kubectl.namespace))
     pool = next(item for item in found if item["kind"] == "ServingPool")
     others = [item for item in found if item is not pool]
     kubectl.apply(*others)
@@ -77,21 +77,8 @@ def referred(kubectl: Kubectl, cluster: Cluster) -> Iterator[dict[str, Any]]:
         entry["replicas"] = 0
     pool["spec"]["gateway"]["replicas"] = 0
     yield pool
-    for item in others:
-        if item["kind"] == "HardwareProfile":
-            cluster.kubectl.delete_named("hardwareprofile", item["metadata"]["name"])
-
-
-def _with_profiles_of_its_own(found: list[dict[str, Any]], suffix: str) -> list[dict[str, Any]]:
-    """HardwareProfiles are cluster-scoped: other scenarios use the quickstart's."""
-    text = json.dumps(found)
-    for item in found:
-        if item["kind"] == "HardwareProfile":
-            text = text.replace(
-                json.dumps(item["metadata"]["name"]), json.dumps(f"{item['metadata']['name']}-{suffix}")
-            )
-    renamed: list[dict[str, Any]] = json.loads(text)
-    return renamed
+    for name in profiles:
+        cluster.kubectl.delete_named("hardwareprofile", name)
 
 
 def settled(kubectl: Kubectl) -> dict[str, Any] | None:
