@@ -19,7 +19,7 @@ from bench.reliability.kit.asking import ask as asking
 from bench.reliability.kit.client import Fate, Outcome, send
 from bench.reliability.kit.engines import MODEL as CHECKED_MODEL
 from kit import Cluster, Kubectl, wait_until
-from kit.quickstart import NAME, condition, is_ready, objects, wait_serving, with_own_profiles
+from kit.quickstart import NAME, condition, engine_pods, is_ready, objects, wait_serving, with_own_profiles
 from kit.release import Release
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("gateway-changes")]
@@ -133,46 +133,76 @@ def in_force(fleet: Kubectl, change: Callable[[], object]) -> Applied:
 
 @pytest.mark.rotating(4)
 async def test_a_policy_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None:
-    """The pods stay, the streams go on, and the policy is in force within what a kubelet takes for a ConfigMap."""
-    before = ready_gateways(fleet)
-    assert len(before) == 2
     spec = {"spec": {"decode": {"type": "least-requests"}}}
-    async with long_streams(fleet, seed=1) as running:
-        applied = await asyncio.to_thread(in_force, fleet, lambda: fleet.patch("schedulingpolicy", NAME, spec))
-        policies = {settings_of(fleet, pod)["settings"]["policy"]["decode"]["type"] for pod in applied.pods}
-    check(running, f"a policy edit, in force after {applied.after_s:.0f} s")
-    assert policies == {"least-requests"}
-    assert applied.pods == set(gateways(fleet)) == before
+    said = await edited(fleet, 1, "a policy edit", lambda: fleet.patch("schedulingpolicy", NAME, spec))
+    assert {each["policy"]["decode"]["type"] for each in said} == {"least-requests"}
 
 
 @pytest.mark.rotating(4)
 async def test_a_profile_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None:
     """A number of the decode engines' HardwareProfile."""
-    before = ready_gateways(fleet)
     profile = fleet.get("servingpool", NAME)["spec"]["pools"][1]["hardware"]
     spec = {"spec": {"bMsPerSeq": 0.06}}
-    async with long_streams(fleet, seed=2) as running:
-        applied = await asyncio.to_thread(in_force, fleet, lambda: fleet.patch("hardwareprofile", profile, spec))
-        believed = {settings_of(fleet, pod)["settings"]["profiles"][profile]["bMsPerSeq"] for pod in applied.pods}
-    check(running, f"a profile edit, in force after {applied.after_s:.0f} s")
-    assert believed == {0.06}
+    said = await edited(fleet, 2, "a profile edit", lambda: fleet.patch("hardwareprofile", profile, spec))
+    assert {each["profiles"][profile]["bMsPerSeq"] for each in said} == {0.06}
+
+
+@pytest.mark.rotating(4)
+async def test_an_objective_edit_reaches_gateways_that_go_on(fleet: Kubectl) -> None:
+    """A threshold of the ServiceLevelObjective; the status judges by it."""
+    spec = {"spec": {"ttftS": 7.0}}
+    said = await edited(fleet, 5, "an objective's edit", lambda: fleet.patch("servicelevelobjective", NAME, spec))
+    assert {objective["ttftS"] for each in said for objective in each["objectives"]} == {7.0}
+
+
+async def edited(fleet: Kubectl, seed: int, what: str, change: Callable[[], object]) -> list[dict[str, Any]]:
+    """The settings that gateways say they have after an edit under streams: it is in force within what a kubelet takes
+    for a ConfigMap, the pods stay, and the streams go on."""
+    before = ready_gateways(fleet)
+    assert len(before) == 2
+    async with long_streams(fleet, seed) as running:
+        applied = await asyncio.to_thread(in_force, fleet, change)
+        said = [settings_of(fleet, pod)["settings"] for pod in applied.pods]
+    check(running, f"{what}, in force after {applied.after_s:.0f} s")
     assert applied.pods == set(gateways(fleet)) == before
+    return said
 
 
 @pytest.mark.rotating(3)
 async def test_a_rollout_of_gateways_cuts_no_stream(fleet: Kubectl) -> None:
-    """A field that restarts gateways; the old ones end with their last streams."""
-    before = ready_gateways(fleet)
+    """By a field that restarts gateways."""
     spec = {"spec": {"gateway": {"settings": {"limits": {"drainGraceS": 2.0}}}}}
+    await replaced(fleet, 3, "a rollout of the gateways", lambda: fleet.patch("servingpool", NAME, spec))
+
+
+@pytest.mark.rotating(4)
+async def test_an_upgrade_of_the_release_cuts_no_stream(cluster: Cluster, fleet: Kubectl, release: Release) -> None:
+    """`helm upgrade` to another image: a new operator replaces the gateways by ones of its release, and no engine."""
+    engines = {pod["metadata"]["uid"] for pod in engine_pods(fleet)}
+    to = f"image.tag={cluster.images.next_ballast.rpartition(':')[2]}"
+    try:
+        await replaced(fleet, 6, "helm upgrade", lambda: release.upgrade(to))
+        images = {pod["spec"]["containers"][0]["image"] for pod in gateways(fleet).values() if is_ready(pod)}
+        assert images == {cluster.images.next_ballast}
+        assert {pod["metadata"]["uid"] for pod in engine_pods(fleet)} == engines
+    finally:
+        before = ready_gateways(fleet)
+        release.upgrade()
+        wait_until(lambda: len(ready_gateways(fleet) - before) == 2, 120, "gateways of the old image are back")
+
+
+async def replaced(fleet: Kubectl, seed: int, what: str, change: Callable[[], object]) -> None:
+    """Something that replaces all gateways, under streams: the old ones end with their last streams."""
+    before = ready_gateways(fleet)
 
     def roll() -> None:
-        fleet.patch("servingpool", NAME, spec)
+        change()
         wait_until(lambda: len(ready_gateways(fleet) - before) == 2, 120, "two new gateways are ready")
 
-    async with long_streams(fleet, seed=3) as running:
+    async with long_streams(fleet, seed) as running:
         await asyncio.to_thread(roll)
         assert set(gateways(fleet)) & before, "the old ones drain"
-    check(running, "a rollout of the gateways")
+    check(running, what)
     wait_until(lambda: not set(gateways(fleet)) & before, 60, "the old gateways end with their last streams")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -342,3 +343,29 @@ def test_it_waits_for_an_api_server_that_is_away(
     wait_until(lambda: "trying again" in operator.log_tail(), 60, "it has noticed")
     relay.down = False
     wait_until(lambda: settled(kubectl), 90, "settled")
+
+
+def test_a_slow_api_server_makes_it_slow_and_nothing_else(
+    operator: LocalOperator, relay: ApiRelay, kubectl: Kubectl, referred: dict[str, Any]
+) -> None:
+    """Each answer takes a second. What comes of an edit amid its writes is what a quick one makes of it, and stays."""
+
+    def edited() -> list[dict[str, Any]]:
+        kubectl.apply(referred)
+        wait_until(lambda: kubectl.find("deployment", f"{NAME}-gateway"), 60, "it is at work")
+        limits = {"limits": {"drainGraceS": 2.0}}
+        kubectl.patch("servingpool", NAME, {"spec": {"gateway": {"settings": limits}}})
+        wait_until(lambda: settled(kubectl), 120, "the ServingPool has settled")
+        return state(kubectl)
+
+    operator.start()
+    expected = edited()
+    operator.stop()
+    remove(kubectl)
+    relay.delay_s = 1.0
+    operator.start()
+    assert edited() == expected
+    relay.reset()
+    time.sleep(10)  # five resyncs
+    assert not relay.writes
+    assert not operator.has_ended()

@@ -150,18 +150,31 @@ class Rollout:
 
 @pytest.mark.rotating(4)
 def test_a_change_of_the_block_size_rolls_prefill_and_decode_in_step(cluster: Cluster, fleet: Kubectl) -> None:
-    """To 32 and back with traffic on and no pod above the wanted number: engines of two block sizes read none of each
-    other's KV blocks, no request fails, and the bounds of the rollout hold at every look."""
+    """To 32 and back: engines of two block sizes read none of each other's KV blocks."""
+    roll_in_step(cluster, fleet, "revisions", {"args": ["--block-size", "32"]}, {"args": []})
+
+
+@pytest.mark.rotating(4)
+def test_a_new_engine_image_rolls_prefill_and_decode_in_step(cluster: Cluster, fleet: Kubectl) -> None:
+    """And the old one again: a rollback is the old spec applied."""
+    images = cluster.images
+    roll_in_step(cluster, fleet, "images", {"image": images.next_ballast}, {"image": images.ballast})
+    assert {pod["spec"]["containers"][0]["image"] for pod in engine_pods(fleet)} == {images.ballast}
+
+
+def roll_in_step(cluster: Cluster, fleet: Kubectl, name: str, there: dict[str, Any], back: dict[str, Any]) -> None:
+    """Two edits of the engine with traffic on and no pod above the wanted number: no request fails, and the bounds of
+    the rollout hold at every look."""
     wanted = {"prefill": 2, "decode": 4}
     set_replicas(fleet, **wanted)
     rollout = {"maxSurge": 0, "maxUnavailable": 1, "maxSkew": 0.25}
     fleet.patch("servingpool", NAME, {"spec": {"rollout": rollout}})
     wait_serving(fleet, **wanted)
-    load = start_load(fleet, "revisions", image=cluster.images.ballast, url=URL, duration_s=100, time_scale=TIME_SCALE)
+    load = start_load(fleet, name, image=cluster.images.ballast, url=URL, duration_s=100, time_scale=TIME_SCALE)
     load.wait_started()
     revisions = [engine_pods(fleet)[0]["metadata"]["labels"]["serving.ballast.dev/kv-revision"]]
-    for arguments in (["--block-size", "32"], []):
-        fleet.patch("servingpool", NAME, {"spec": {"engine": {"args": arguments}}})
+    for change in (there, back):
+        fleet.patch("servingpool", NAME, {"spec": {"engine": change}})
         wait_until(
             lambda: condition(fleet.get("servingpool", NAME), "Progressing").get("status") == "True", 60, "it rolls"
         )
@@ -176,7 +189,7 @@ def test_a_change_of_the_block_size_rolls_prefill_and_decode_in_step(cluster: Cl
         assert rolls.skew(new, wanted) <= 0.5  # a half is one of two prefill pods
         wait_serving(fleet, **wanted)
     report = load.result(timeout_s=100 * TIME_SCALE + 180)
-    keep("revisions", report)
+    keep(name, report)
     assert report["requests"] > 100
     assert report["failed"] == 0, report.get("failures")
     assert revisions[0] == revisions[2] != revisions[1]

@@ -1,4 +1,4 @@
-"""Engines go without a cut stream: by an edit, an eviction and a deletion.
+"""Engines go without a cut stream: by an edit, an eviction, a deletion and a taint.
 
 Streams with a `stop` end in place, all others can be moved; each is checked word by word. The engines' own drain time
 is shorter than the streams, so an engine that is told to end before its pod is empty loses those with `stop`.
@@ -33,6 +33,7 @@ STREAMS, TOKENS = 8, 600
 ENGINE_DRAIN_S, EMPTY_WITHIN_S = 10, 240
 SELECTOR = f"serving.ballast.dev/serving-pool={NAME},serving.ballast.dev/pool=decode"
 MARK = "serving.ballast.dev/draining-since"
+TAINT = "e2e.ballast.dev/taken-back"
 
 
 @pytest.fixture(scope="module")
@@ -136,17 +137,25 @@ async def test_a_scale_down_is_taken_back(fleet: Kubectl) -> None:
     assert set(decodes(fleet)) == before
 
 
+def tolerate(kubectl: Kubectl, pod: dict[str, Any]) -> None:
+    """Let a running pod stay where TAINT is: tolerations may be added to one."""
+    tolerations = [*pod["spec"]["tolerations"], {"key": TAINT, "operator": "Exists"}]
+    where = pod["metadata"]
+    kubectl.within(where["namespace"]).patch("pod", where["name"], {"spec": {"tolerations": tolerations}})
+
+
 @pytest.mark.parametrize(
     ("how", "stops"),
-    [("delete", False), ("delete", True), ("drain", True)],
-    ids=["delete", "delete-stop", "drain-stop"],
+    [("delete", False), ("delete", True), ("drain", True), ("taint", True)],
+    ids=["delete", "delete-stop", "drain-stop", "taint-stop"],
 )
 async def test_a_deleted_pod_and_a_drained_node_lose_nothing(
     cluster: Cluster, fleet: Kubectl, how: str, stops: bool
 ) -> None:
     """What can move is out of the pod soon; the pod's hook waits for what cannot. An empty pod does not linger.
 
-    Of a node with all decode engines one is drained: the others would wait for a place elsewhere.
+    Of a node with all decode engines one is drained, or does not tolerate the taint that clouds put on nodes that they
+    take back: the others would wait for a place elsewhere.
     """
     name, pod = min(decodes(fleet).items(), key=lambda each: each[0])
     node = pod["spec"]["nodeName"]
@@ -154,6 +163,11 @@ async def test_a_deleted_pod_and_a_drained_node_lose_nothing(
     def take() -> None:
         if how == "delete":
             fleet.run("delete", "pod", name, "--wait=false")
+        elif how == "taint":
+            for other in cluster.kubectl.items_everywhere("pods"):
+                if other["spec"].get("nodeName") == node and other["metadata"]["name"] != name:
+                    tolerate(cluster.kubectl, other)
+            cluster.kubectl.run("taint", "node", node, f"{TAINT}:NoExecute")
         else:
             fleet.run("label", "pod", name, "e2e=drain")
             flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s", "--pod-selector=e2e=drain")
@@ -168,5 +182,6 @@ async def test_a_deleted_pod_and_a_drained_node_lose_nothing(
                 print(f"\ngone after {time.monotonic() - began:.0f} s")
     finally:
         cluster.kubectl.run("uncordon", node)
+        cluster.kubectl.run("taint", "node", node, f"{TAINT}-", check=False)
     wait_until(lambda: name not in decodes(fleet), 120, "the pod is gone")
     wait_serving(fleet, prefill=1, decode=3)

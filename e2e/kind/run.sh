@@ -27,8 +27,10 @@ cp "$root"/.tools/envoy/lib/python*/site-packages/envoy/_bin/envoy "$scratch/env
 docker build --quiet --file "$root/e2e/testbed/images/envoy.Dockerfile" --build-arg BASE=python:3.11-slim \
   --tag localhost/envoy:1 "$scratch/envoy"
 
+docker tag localhost/ballast:dev localhost/ballast:next
+
 kind create cluster --config "$here/cluster.yaml" --kubeconfig "$KUBECONFIG" --wait 120s
-kind load docker-image localhost/ballast:dev localhost/envoy:1 --name "$cluster"
+kind load docker-image localhost/ballast:dev localhost/ballast:next localhost/envoy:1 --name "$cluster"
 gpus='{"nvidia.com/gpu": "8"}'
 for node in $(kubectl get nodes --selector serving.ballast.dev/hardware --output name); do
   kubectl patch "$node" --subresource=status --type=merge --patch "{\"status\": {\"capacity\": $gpus, \"allocatable\": $gpus}}"

@@ -12,6 +12,7 @@ import json
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,6 +48,8 @@ class ApiRelay:
         self.reads: collections.Counter[str] = collections.Counter()
         self.down = False
         """While set, every request is refused as by an API server that is away."""
+        self.delay_s = 0.0
+        """Each answer comes so much later, as from an API server that is slow; a watch begins so much later."""
         self._server = _QuietServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -93,6 +96,7 @@ class ApiRelay:
                     self.close_connection = True
                     self.connection.close()
                     return
+                time.sleep(relay.delay_s)
                 with contextlib.closing(relay._connect()) as upstream, contextlib.suppress(OSError):
                     self._relay(upstream)
 

@@ -13,10 +13,12 @@ HARDWARE_LABEL = "serving.ballast.dev/hardware"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Images:
-    """Full image names. Variables change them: BALLAST_IMAGE, ENVOY_IMAGE, ENVOY_GATEWAY_IMAGE,
+    """Full image names. Variables change them: BALLAST_IMAGE, NEXT_BALLAST_IMAGE, ENVOY_IMAGE, ENVOY_GATEWAY_IMAGE,
     LEADER_WORKER_SET_IMAGE."""
 
     ballast: str = "localhost/ballast:dev"
+    next_ballast: str = "localhost/ballast:next"
+    """What is upgraded to; it may be the same image by another name."""
     envoy: str = "localhost/envoy:1"
     envoy_gateway: str = "localhost/envoy-gateway:1"
     leader_worker_set: str = "localhost/leader-worker-set:1"

@@ -24,6 +24,8 @@ from testbed.packages import find_program
 from testbed.spec import ClusterPaths, cache_root
 
 BALLAST_IMAGE = "localhost/ballast:dev"
+NEXT_BALLAST_IMAGE = "localhost/ballast:next"
+"""The same image by another name, on every node: what a release or an engine is upgraded to."""
 ENVOY_GATEWAY_IMAGE = "localhost/envoy-gateway:1"
 ENVOY_IMAGE = "localhost/envoy:1"
 LEADER_WORKER_SET_IMAGE = "localhost/leader-worker-set:1"
@@ -276,6 +278,9 @@ def _load_node(paths: ClusterPaths, node: str, archives: Mapping[str, Path]) -> 
         result = subprocess.run(argv, capture_output=True, text=True, check=False)
         if result.returncode:
             raise TestbedError(f"loading {name} into {node} failed: {result.stderr.strip()}")
+        if name == "ballast":
+            tag = commands.ctr(paths.containerd_socket(node), "images", "tag", "--force", BALLAST_IMAGE)
+            subprocess.run([*tag, NEXT_BALLAST_IMAGE], capture_output=True, check=True)
         mark.write_text(archive.name)
         count += 1
     return count
