@@ -1,8 +1,9 @@
 """Tests and scenarios that take turns.
 
 `@pytest.mark.rotating(N)` is for what is slow and rarely breaks: each commit and Python runs one in N of these, others
-the next time. `--all` runs them all, and so does naming one (`-k`, or its path). With `--one-in N` every test takes
-turns: for a second Python beside one that runs them all.
+the next time. A module that has the mark as a whole takes turns as a whole, for its tests share a fleet. `--all` runs
+them all, and so does naming one (`-k`, or its path). With `--one-in N` every test takes turns: for a second Python
+beside one that runs them all, and on a machine that is too slow today.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _has_its_turn(item: pytest.Item, turn: str, one_in: int) -> bool:
-    mark = item.get_closest_marker("rotating")
+    node, mark = next(item.iter_markers_with_node("rotating"), (item, None))
     every = 1 if item.get_closest_marker("shared") else one_in
-    every = max(every, mark.args[0] if mark else 1)
-    return int(sha256(f"{turn} {item.nodeid}".encode()).hexdigest(), 16) % every == 0
+    return _comes_up(turn, node.nodeid, mark.args[0] if mark else 1) and _comes_up(turn, item.nodeid, every)
+
+
+def _comes_up(turn: str, name: str, every: int) -> bool:
+    return int(sha256(f"{turn} {name}".encode()).hexdigest(), 16) % every == 0
 
 
 def _commit() -> str:

@@ -82,7 +82,15 @@ def by_types_alone(mutation: Mutation) -> bool:
     return bool(mutation.field) and not mutation.server_message and not any(w in mutation.message for w in by_others)
 
 
-RULES = {"hw-kv-below-block", "hw-no-time", "slo-empty", "slo-e2e-below-ttft", "pool-surge-fraction"}
+RULES = {
+    "hw-kv-below-block",
+    "hw-no-a",
+    "hw-no-time",
+    "hw-one-speed",
+    "slo-empty",
+    "slo-e2e-below-ttft",
+    "pool-surge-fraction",
+}
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_settings_carry_profiles_through_yaml() -> None:
         (f"{SETTINGS}scrape: {{intervalS: 0}}", "scrape.intervalS: must be above 0, not 0"),
         (f"{SETTINGS}policy: {{decode: {{type: best}}}}", "policy.decode.type: unknown placement 'best'; known:"),
         (SETTINGS.replace("{file: endpoints.yaml}", "{}"), "discovery.kubernetes: set exactly one of"),
-        (f"{SETTINGS}profiles: {{a: {{}}}}", "profiles.a.aMs: is missing; add it"),
+        (f"{SETTINGS}profiles: {{a: {{}}}}", "profiles.a.kvTokens: is missing; add it"),
     ],
 )
 def test_malformed_settings_name_the_field(text: str, message: str) -> None:

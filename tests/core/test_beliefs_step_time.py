@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
-from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
+from ballast_core.beliefs.stacked_profiles import StackedProfiles
 from ballast_core.beliefs.step_time import StepTimeBook, StepTimeModel, StepTimeSettings
-from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, H200_LLAMA3_8B, SHIPPED_PROFILES, HardwareProfile
+from ballast_core.profiles import (
+    A100_QWEN3_32B,
+    H20_QWEN3_32B,
+    H200_LLAMA3_8B,
+    SHIPPED_PROFILES,
+    UNINFORMED_PROFILE,
+    HardwareProfile,
+)
 
 LOADS = [(4.0, 8_000.0), (40.0, 60_000.0), (120.0, 180_000.0)]
 

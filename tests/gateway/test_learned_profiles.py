@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from ballast_api.hardware_profile import EngineProfile
 from ballast_api.profile_report import PROFILES, LearnedProfile, ProfilesReport, read_profiles, together
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
@@ -26,10 +27,15 @@ REAL = replace(DECLARED, a_ms=DECLARED.a_ms * 1.6, k_ms_per_kv_token=DECLARED.k_
 """What the engines run: their memory is slower than declared."""
 
 
+UNKNOWN = EngineProfile(kv_tokens=DECLARED.kv_tokens, kv_bytes_per_token=DECLARED.kv_bytes_per_token)
+"""A HardwareProfile that leaves its speed out."""
+
+
 def told_of(observations: int, *, stragglers: float = 0.0, profile: str = "h20-qwen3-32b") -> LearnedProfile:
     """Two engines that run `REAL`, each seen so often, at loads that vary, with 5 % noise."""
     chance = random.Random(5)
-    settings = replace(director(()).settings, learn=Belief.STEP_TIMES, profiles={"h20-qwen3-32b": DECLARED})
+    known = {"h20-qwen3-32b": DECLARED, "unknown": UNKNOWN.to_core("unknown")}
+    settings = replace(director(()).settings, learn=Belief.STEP_TIMES, profiles=known)
     on = Director(settings)
     for name in ("d0", "d1"):
         on.on_event(EndpointObserved(replace(endpoint(name), profile=profile)), 0.0)
@@ -53,7 +59,7 @@ def step_s(found: LearnedProfile, decodes: int, context: int) -> float:
 
 
 @pytest.mark.parametrize("stragglers", [0.0, 0.1])
-@pytest.mark.parametrize("profile", ["h20-qwen3-32b", "only-a-name"])
+@pytest.mark.parametrize("profile", ["h20-qwen3-32b", "only-a-name", "unknown"])
 def test_steps_are_learned_within_a_tenth_of_what_engines_run(profile: str, stragglers: float) -> None:
     """From a wrong profile and from none; a gap in ten that lasts ten times as long hardly counts."""
     found = told_of(300, stragglers=stragglers, profile=profile)
@@ -65,7 +71,10 @@ def test_steps_are_learned_within_a_tenth_of_what_engines_run(profile: str, stra
     off = abs(REAL.step_s(16, 16 * 1024, 0, 16) / DECLARED.step_s(16, 16 * 1024, 0, 16) - 1)
     if profile == "only-a-name":
         assert (found.declared, found.declared_error_ratio) == (None, None)
+    elif profile == "unknown":
+        assert found.guessed
     else:
+        assert not found.guessed
         assert found.declared is not None
         assert found.declared.a_ms == DECLARED.a_ms
         assert found.declared_error_ratio == pytest.approx(off, abs=0.1)
@@ -78,14 +87,16 @@ def test_too_few_observations_say_nothing() -> None:
     assert found.declared is not None
 
 
-def test_prefills_are_told_by_their_ratio() -> None:
+@pytest.mark.parametrize("declared", [DECLARED, UNKNOWN.to_core("h20-qwen3-32b")], ids=["declared", "unknown"])
+def test_prefills_are_told_by_their_ratio(declared: HardwareProfile) -> None:
     """Of those that ended, once they are enough: engines that take 1.8 times as long as declared."""
-    settings = replace(director(()).settings, learn=Belief.PREFILL_TIMES, profiles={"h20-qwen3-32b": DECLARED})
+    settings = replace(director(()).settings, learn=Belief.PREFILL_TIMES, profiles={"h20-qwen3-32b": declared})
     on = Director(settings)
     on.on_event(EndpointObserved(replace(endpoint("p0"), profile="h20-qwen3-32b")), 0.0)
     slot = on.inventory.slot_of(endpoint("p0").id)
     assert slot is not None
     now_s, alone = 0.0, DECLARED.step_s(2000, 0, 2000.0**2 / 2, 0)
+    believed = declared.step_s(2000, 0, 2000.0**2 / 2, 0)
     for number in range(3 * LEAST):
         on.beliefs.prefill_times.completed(
             slot, dispatched_s=now_s, uncached_tokens=2000, now_s=now_s + 1.8 * alone, predicted_s=alone
@@ -94,7 +105,8 @@ def test_prefills_are_told_by_their_ratio() -> None:
         (found,) = read_profiles(profiles_report(on, now_s=1.0, unix_s=9.0)).profiles
         assert (found.prefill_ratio is not None) == (number + 1 >= LEAST)
     assert (found.prefills, found.prefill_endpoints, found.learned) == (3 * LEAST, 1, None)
-    assert found.prefill_ratio == pytest.approx(1.8, rel=0.1)
+    assert found.prefill_ratio == pytest.approx(1.8 * alone / believed, rel=0.1)
+    assert found.guessed is not declared.speed_known
 
 
 async def test_the_admin_api_tells_them(tmp_path: Path) -> None:

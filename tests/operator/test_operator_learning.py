@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from pydantic.alias_generators import to_camel
 
+from ballast_api.hardware_profile import SPEEDS
 from ballast_api.profile_report import DecodeStep, LearnedProfile, ProfilesReport, of_gateways
 from ballast_core.model import Role
-from ballast_core.profiles import SHIPPED_PROFILES
+from ballast_core.profiles import SHIPPED_PROFILES, UNINFORMED_PROFILE
 from ballast_operator.kinds import HARDWARE_PROFILE, Manifest
 from ballast_operator.profiles.learned import Accuracy, Lesson, Taught, corrected, judged
 from ballast_operator.profiles.learning import Learner
@@ -25,7 +28,7 @@ from tests.operator.test_operator_collecting import CHAT, Pods, gateway_pod, gat
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import DEFAULTS, profile
 from tests.support.pod_api_calls import TOKEN
-from tests.support.scaled_fleet import Fleet
+from tests.support.scaled_fleet import Fleet, hardware
 from tests.support.scripted_engine import scripted_engine
 
 H200 = SHIPPED_PROFILES["h200-qwen3-32b"]
@@ -237,6 +240,79 @@ def test_a_fleet_of_engines_that_are_slower_than_declared_is_made_larger() -> No
     after = fleet.counts()
     assert all(after[pool] > before[pool] for pool in before)
     assert "h200 as learned" in fleet.decisions["data"]["records"]  # type: ignore[index]
+
+
+# --- profiles without a speed ---------------------------------------------------------------------------------------
+
+GUESS = DecodeStep(**{name: getattr(UNINFORMED_PROFILE, name) for name in FIELDS})
+
+
+def guessed(step: float | None, prefill: float | None, **more: Any) -> Lesson:
+    """What was learned where nothing is declared: engines as fast as an H200, and prefills by the guess."""
+    known = learned(step, prefill, declared=GUESS, guessed=True, **more)
+    return judged(Lesson(known, model="m"), Accuracy.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("role", "step", "prefill", "known"),
+    [
+        (Role.PREFILL, None, 0.4, True),
+        (Role.PREFILL, 1.0, None, False),
+        (Role.DECODE, 1.0, None, True),
+        (Role.DECODE, None, 0.4, False),
+        (Role.FLEXIBLE, 1.0, 0.4, True),
+        (Role.FLEXIBLE, 1.0, None, False),
+        (Role.FLEXIBLE, None, 0.4, False),
+    ],
+)
+def test_a_speed_that_nobody_declares_is_known_once_it_is_learned(
+    role: Role, step: float | None, prefill: float | None, known: bool
+) -> None:
+    """Of the stages that a pool serves."""
+    pool = replace(pool_of(role), profile=replace(UNINFORMED_PROFILE, name="h200"))
+    (found,) = corrected(Steered(uid="u", mode="Auto", pools=(pool,)), {"h200": guessed(step, prefill)}).pools
+    assert found.profile.speed_known is known
+    if known and role is not Role.PREFILL:
+        assert found.profile.step_s(32, 32_000, 0, 32) == pytest.approx(H200.step_s(32, 32_000, 0, 32), rel=0.2)
+    if known and role is not Role.DECODE:
+        assert found.profile.d_ms_per_token == pytest.approx(0.4 * UNINFORMED_PROFILE.d_ms_per_token, rel=0.2) or (
+            role is Role.FLEXIBLE
+        )
+
+
+def test_the_status_says_what_was_learned_where_nothing_is_declared() -> None:
+    """Without ratios to a guess of steps, and as nobody's error."""
+    manifest = profile("h200")
+    few = profile_status(manifest, NOW, ["team/chat"], {("team", "chat"): guessed(None, None)})
+    assert accuracy_of(few) == ("Unknown", "TooFewObservations")
+    status = profile_status(manifest, NOW, ["team/chat"], {("team", "chat"): guessed(1.0, 0.4)})
+    assert accuracy_of(status) == ("True", "Learned")
+    (told,) = status["learned"]
+    assert not {"stepRatio", "accurate"} & set(told)
+    assert told["step"]["aMs"] == pytest.approx(H200.a_ms, rel=0.01)
+    assert told["prefillRatio"] == 0.4
+
+
+def test_a_fleet_of_unknown_speed_is_scaled_once_it_is_learned() -> None:
+    speeds = {to_camel(name) for name in SPEEDS}
+    unknown = hardware()
+    unknown["spec"] = {key: value for key, value in unknown["spec"].items() if key not in speeds}
+    fleet = Fleet(rate_rps=8.0, hardware=[unknown])
+    fleet.round(3)
+    before = fleet.counts()
+
+    def condition() -> Manifest:
+        status = fleet.store.objects["ServingPool", *CHAT]["status"]
+        return next(each for each in status["conditions"] if each["type"] == "ScalingActive")
+
+    assert set(before.values()) == {1}
+    assert (condition()["status"], condition()["reason"]) == ("False", "SpeedUnknown")
+    assert "h200" in condition()["message"]
+    (name, taught) = next(iter(fleet.lessons.followed().items()))
+    fleet.lessons.answered(name, taught.uid, {"h200": guessed(2.0, 2.0).learned}, 0.0)
+    fleet.round(1)
+    assert all(fleet.counts()[pool] > before[pool] for pool in before)
+    assert condition()["reason"] == "Steered"
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------

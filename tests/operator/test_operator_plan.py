@@ -316,6 +316,16 @@ def test_several_serving_pools_share_a_gateway_by_host_header_or_model() -> None
     assert "hostnames" not in plain["spec"]
 
 
+def test_what_is_of_a_route_that_nobody_asked_for_is_said() -> None:
+    """An adopted fleet may have its host names before it has a parent."""
+    match = {"headers": [{"name": "x-team", "value": "a"}]}
+    for gateway in ({"hostnames": ["chat.example.com"]}, {"match": match}, {"match": {"byModel": True}}):
+        (said,) = plan(observed(serving_pool(gateway=gateway), optional_kinds=ENVOY_GATEWAY)).remarks
+        assert "no effect without gateway.parentRefs" in said
+        attached = plan(observed(serving_pool(gateway={**gateway, **PARENT}), optional_kinds=ENVOY_GATEWAY))
+        assert attached.remarks == ()
+
+
 def route_with(reason: str, *, generation: int = 1, kind: str = "Accepted", status: str = "False") -> Manifest:
     """Our HTTPRoute, as a Gateway's controller has judged it."""
     said = {"type": kind, "status": status, "reason": reason, "message": "no", "observedGeneration": generation}

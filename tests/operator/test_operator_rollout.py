@@ -20,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ballast_operator.kinds import Manifest
+from ballast_operator.planning.references import parse_pool
+from ballast_operator.rollouts.allowances import Allowance, allowances, share
 from ballast_operator.rollouts.canary import has_room, pods_of
-from ballast_operator.rollouts.rollout import Counts, Rolling, allowance, next_counts
+from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts
 from ballast_operator.specs.revision import kv_revision
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import NAMESPACE, profile, reconciler, serving_pool, stored_condition
@@ -66,7 +68,8 @@ class Pool:
 
 
 def settled(wanted: int, surge: int, unavailable: int) -> Pool:
-    return Pool(wanted, surge, unavailable, {"a": Controller(wanted, [True] * wanted)})
+    given = unavailable if surge or unavailable else 1  # as `allowances` has it
+    return Pool(wanted, surge, given, {"a": Controller(wanted, [True] * wanted)})
 
 
 def look(pools: dict[str, Pool], target: str, skew: float, drains: random.Random | None = None) -> None:
@@ -86,7 +89,7 @@ def check(pools: dict[str, Pool], target: str, skew: float) -> None:
     for pool in pools.values():
         controllers = pool.revisions.values()
         assert sum(len(each.pods) for each in controllers) <= pool.wanted + pool.surge
-        least = pool.wanted - (pool.unavailable or (0 if pool.surge else 1))
+        least = pool.wanted - pool.unavailable
         assert sum(sum(each.pods) for each in controllers) >= least
     bound = max([skew, *(1 / pool.wanted for pool in pools.values())]) + 1e-9
     rolling = [pool for pool in pools.values() if any(c.pods for r, c in pool.revisions.items() if r != target)]
@@ -326,4 +329,23 @@ def test_roles_and_further_pools_of_the_same_engine_share_a_revision() -> None:
 
 def test_percentages_are_rounded_as_kubernetes_does() -> None:
     """Surge up, unavailable down."""
-    assert (allowance("25%", 2, up=True), allowance("25%", 2, up=False), allowance(3, 2, up=True)) == (1, 0, 3)
+    assert (share("25%", 2, up=True), share("25%", 2, up=False), share(3, 2, up=True)) == (1, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (None, [Allowance(2, 0), Allowance(1, 0)]),
+        (20, [Allowance(2, 0), Allowance(1, 0)]),
+        (19, [Allowance(2, 0), Allowance(0, 1, cut=True)]),
+        (15, [Allowance(1, 0, cut=True), Allowance(0, 1, cut=True)]),
+        (14, [Allowance(0, 1, cut=True), Allowance(0, 1, cut=True)]),
+        (9, [Allowance(0, 1, cut=True), Allowance(0, 1, cut=True)]),
+    ],
+)
+def test_a_budget_is_for_surplus_instances_too(budget: int | None, expected: list[Allowance]) -> None:
+    """6 instances of 1 GPU and 2 of 4 need 14: what is left goes to surge, the first pool first, and never less than
+    one instance can be replaced."""
+    spec = parse_pool(serving_pool(gpuBudget=budget)).spec
+    found = allowances(spec, {"prefill": 6, "decode": 2}, {"prefill": 1, "decode": 4})
+    assert [found["prefill"], found["decode"]] == expected

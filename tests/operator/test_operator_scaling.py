@@ -610,6 +610,16 @@ def test_what_has_no_effect_with_mode_off_is_a_remark() -> None:
     assert "scaleDown.stabilizationS has no effect while ratio.mode is Off" in message
 
 
+@pytest.mark.parametrize("mode", ["Off", "Advisory"])
+def test_a_fleet_that_nobody_wakes_does_not_begin_at_zero(mode: str) -> None:
+    """Its bounds let it go to zero, and its mode nobody wake it."""
+    pools = [autoscaled("prefill", "Prefill", least=0), autoscaled("decode", "Decode", least=0)]
+    fleet = Fleet(pools=pools, spec={"ratio": {"mode": mode, "scaleToZeroAfterS": 300}})
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+    message = next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")["message"]
+    assert "scaleToZeroAfterS has no effect unless ratio.mode is Auto" in message
+
+
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
+from ballast_api.hardware_profile import SPEEDS
 from ballast_api.policy_parameters import manifest_words
 from ballast_core.policies.composing import NOTHING_WAITS
 from tests.support.api_objects import ABSENT, Object, edit, full, valid
@@ -46,6 +49,7 @@ class Mutation:
         return self.server_field or self.field or ""
 
 
+_SPEEDS = [to_camel(each) for each in SPEEDS]
 _NOTHING_WAITS = manifest_words(NOTHING_WAITS)
 
 
@@ -337,7 +341,14 @@ OTHER_KINDS: tuple[Mutation, ...] = (
         ("hw-as-it-is", {}, None, ""),
         ("hw-all", {"spec.nodeSelector": {"a": "b"}, "spec.costPerHour": 3, "spec.linkGbps": 400}, None, ""),
         ("hw-only-overhead", {"spec.aMs": 0}, None, ""),
-        ("hw-no-a", {"spec.aMs": ABSENT}, "spec.aMs", "is missing"),
+        ("hw-no-a", {"spec.aMs": ABSENT}, "spec.aMs", "all of the six coefficients"),
+        (
+            "hw-one-speed",
+            {f"spec.{each}": ABSENT for each in _SPEEDS if each != "aMs"},
+            "spec.aMs",
+            "all of the six coefficients",
+        ),
+        ("hw-no-speed", {f"spec.{each}": ABSENT for each in _SPEEDS}, None, ""),
         ("hw-negative", {"spec.dMsPerToken": -0.1}, "spec.dMsPerToken", "must be 0 or more"),
         ("hw-text", {"spec.kMsPerKvToken": "6.55e-5"}, "spec.kMsPerKvToken", "must be a number"),
         ("hw-no-gpu", {"spec.gpus": 0}, "spec.gpus", "must be 1 or more"),

@@ -85,6 +85,7 @@ def beside(servers: tuple[RealVllm, RealVllm]) -> dict[str, str]:
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(3)
 async def test_a_planned_request_says_what_one_engine_says(tmp_path: Path, flexible: tuple[RealVllm, RealVllm]) -> None:
     """Prefill on one, decode on the other with the KV pulled; text, ids and usage are those of one engine."""
     async with agents(tmp_path, beside(flexible)) as running:
@@ -105,6 +106,7 @@ async def test_a_planned_request_says_what_one_engine_says(tmp_path: Path, flexi
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(3)
 async def test_a_move_by_order_says_what_one_engine_says(tmp_path: Path, flexible: tuple[RealVllm, RealVllm]) -> None:
     """The stream goes on on the other engine, through its agent."""
     async with agents(tmp_path, beside(flexible)) as running:
@@ -127,6 +129,7 @@ async def test_a_move_by_order_says_what_one_engine_says(tmp_path: Path, flexibl
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(3)
 async def test_a_cut_prompt_says_what_one_engine_says(tmp_path: Path, flexible: tuple[RealVllm, RealVllm]) -> None:
     """The first 160 tokens there, the rest and the output here."""
     async with agents(tmp_path, beside(flexible)) as running:

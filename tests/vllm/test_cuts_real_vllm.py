@@ -77,6 +77,7 @@ FIRST, *OTHERS = REQUESTS
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.four_cores) for name in OTHERS)])
 async def test_a_cut_prompt_says_what_one_engine_says(
     tmp_path: Path, flexible: tuple[RealVllm, RealVllm], name: str
@@ -124,6 +125,7 @@ def another(request: dict[str, Any], attempt: int) -> dict[str, Any]:
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(3)
 @pytest.mark.four_cores
 async def test_a_part_that_is_cached_already_is_not_pulled_twice(
     tmp_path: Path, flexible: tuple[RealVllm, RealVllm]
@@ -149,6 +151,7 @@ async def test_a_part_that_is_cached_already_is_not_pulled_twice(
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(3)
 @pytest.mark.four_cores
 async def test_many_cut_at_once(tmp_path: Path, flexible: tuple[RealVllm, RealVllm]) -> None:
     """By Libra itself: each answer is that of one engine, and some of them were cut."""

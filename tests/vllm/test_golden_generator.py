@@ -12,6 +12,7 @@ CASES = ("hold_prefill", "prefix_evict")
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(4)
 def test_vllm_takes_the_recorded_decisions_again(tmp_path: Path) -> None:
     """A file that pins the prefill side and one that pins the prefix cache, made anew."""
     paths = os.pathsep.join(str(ROOT / folder) for folder in ("tools", "gateway/src"))

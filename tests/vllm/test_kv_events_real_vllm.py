@@ -95,6 +95,7 @@ class Foreseen:
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(3)
 async def test_foreseen_cached_tokens_are_those_that_vllm_counts(tmp_path: Path, publishing: RealVllm) -> None:
     """Token ids, text and chats; after evictions, after a reset, and for a gateway that comes later."""
     random = Random(5)

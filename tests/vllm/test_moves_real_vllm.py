@@ -25,6 +25,7 @@ def request(path: str, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.vllm
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_stream_that_moves_says_what_one_engine_says(
     tmp_path: Path, real: tuple[RealVllm, RealVllm], path: str

@@ -163,7 +163,7 @@ def _base_profile(text: str) -> "HardwareProfile":
     profiles = [item for item in load_manifest_files(Path(text)) if isinstance(item, Manifest)]
     if len(profiles) != 1:
         raise ValueError(f"--base: {text} must hold one HardwareProfile, not {len(profiles)}")
-    return profiles[0].spec.to_core(profiles[0].name)
+    return profiles[0].spec.to_simulate(profiles[0].name)
 
 
 def _checked_name(name: str) -> str:

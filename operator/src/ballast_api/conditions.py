@@ -92,6 +92,7 @@ class Reason(StrEnum):
     STEERED = "Steered"
     ADVISED = "Advised"
     NO_LENGTHS = "NoLengths"
+    SPEED_UNKNOWN = "SpeedUnknown"
     NO_OBJECTIVE = "NoObjective"
     NO_POOLS = "NoPools"
     CLAMPS_CONTRADICT = "ClampsContradict"
@@ -100,6 +101,7 @@ class Reason(StrEnum):
     GATEWAYS_SILENT = "GatewaysSilent"
     ACCEPTED = "Accepted"
     AS_DECLARED = "AsDeclared"
+    LEARNED = "Learned"
     SLOWER_THAN_DECLARED = "SlowerThanDeclared"
     FASTER_THAN_DECLARED = "FasterThanDeclared"
     TOO_FEW_OBSERVATIONS = "TooFewObservations"
@@ -160,6 +162,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.STEERED: "The operator sets the number of instances by the traffic.",
     Reason.ADVISED: "The operator says how many instances the traffic needs, and changes nothing.",
     Reason.NO_LENGTHS: "Requests arrived, but none told how long its prompt and output are; nothing is scaled.",
+    Reason.SPEED_UNKNOWN: "A HardwareProfile declares no speed, and too little was learned yet; nothing is scaled.",
     Reason.NO_OBJECTIVE: "No ServiceLevelObjective has a threshold to scale for; nothing is scaled.",
     Reason.NO_POOLS: "No pool may have an instance for a stage; nothing is scaled.",
     Reason.CLAMPS_CONTRADICT: "No numbers of instances are within all bounds together; nothing is scaled.",
@@ -168,6 +171,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.GATEWAYS_SILENT: "A gateway does not say what its traffic is; nothing is scaled.",
     Reason.ACCEPTED: "The object is valid and known to the operator.",
     Reason.AS_DECLARED: "Learned times of decode steps and prefills are near the declared ones.",
+    Reason.LEARNED: "The profile declares no speed; scaling goes by what was learned, which status.learned shows.",
     Reason.SLOWER_THAN_DECLARED: "Engines are slower by more than a quarter; scaling goes by what was learned.",
     Reason.FASTER_THAN_DECLARED: "Engines are faster by more than a quarter; scaling goes by what was learned.",
     Reason.TOO_FEW_OBSERVATIONS: "Gateways have seen too few decode steps and prefills to judge the profile.",

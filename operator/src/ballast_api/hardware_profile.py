@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
 from ballast_api.common import (
     API_VERSION,
@@ -26,6 +27,9 @@ from ballast_core import profiles as core
 MAX_LEARNED: Final = 16
 """ServingPools of which a status tells what was learned."""
 
+SPEEDS: Final = ("overhead_ms", "a_ms", "d_ms_per_token", "k_ms_per_kv_token", "s_ms_per_pair", "b_ms_per_seq")
+"""Coefficients of a step's time: all are declared, or none."""
+
 Description = Annotated[str, Field(max_length=1024)]
 
 
@@ -35,6 +39,9 @@ class EngineProfile(ApiModel):
     Milliseconds of one engine step: `overheadMs + (aMs^4 + (dMsPerToken T)^4)^(1/4) + kMsPerKvToken (sum of decode
     contexts) + sMsPerPair (sum over prefill chunks of n (C + n/2)) + bMsPerSeq (number of decodes)`. T are all tokens
     computed in the step; a chunk computes n tokens of a request that has C computed already.
+
+    Where these six coefficients are left out, all of them, gateways learn them from live traffic: they begin with a
+    guess, and nothing is scaled until enough is known.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -46,9 +53,15 @@ class EngineProfile(ApiModel):
         ),
         Rule(
             field="aMs",
-            cel="self.overheadMs + self.aMs > 0.0",
+            cel=f"[{', '.join(f'has(self.{to_camel(name)})' for name in SPEEDS)}].filter(each, each).size() in [0, 6]",
+            message="set all of the six coefficients of a step's time, or none: gateways learn them then",
+            holds=lambda self: sum(getattr(self, field) is not None for field in SPEEDS) in {0, len(SPEEDS)},
+        ),
+        Rule(
+            field="aMs",
+            cel="!has(self.overheadMs) || !has(self.aMs) || self.overheadMs + self.aMs > 0.0",
             message="aMs and overheadMs cannot both be 0: an engine step takes time",
-            holds=lambda self: self.overhead_ms + self.a_ms > 0,
+            holds=lambda self: self.overhead_ms is None or self.a_ms is None or self.overhead_ms + self.a_ms > 0,
         ),
     )
 
@@ -57,18 +70,19 @@ class EngineProfile(ApiModel):
     gpus: PositiveInt = 1
     """GPUs of one engine, requested from Kubernetes as `resourceName`. A pool may override it by
     `tensorParallelSize`."""
-    overhead_ms: NonNegativeFloat
-    """Fixed milliseconds of every step, for launches and work on the host."""
-    a_ms: NonNegativeFloat
-    """Milliseconds to read the weights once: the floor of a step that is bound by memory."""
-    d_ms_per_token: NonNegativeFloat
-    """Milliseconds of arithmetic for each token computed in a step: the slope of a step that is bound by compute."""
-    k_ms_per_kv_token: NonNegativeFloat
-    """Milliseconds for each token of context that decodes read from the KV cache in a step."""
-    s_ms_per_pair: NonNegativeFloat
-    """Milliseconds for each (new token, earlier token) pair of prefill attention."""
-    b_ms_per_seq: NonNegativeFloat
-    """Milliseconds for each decoding sequence of a step, for sampling and work on the host."""
+    overhead_ms: NonNegativeFloat | None = None
+    """Fixed milliseconds of every step, for launches and work on the host. Left out, learned."""
+    a_ms: NonNegativeFloat | None = None
+    """Milliseconds to read the weights once: the floor of a step that is bound by memory. Left out, learned."""
+    d_ms_per_token: NonNegativeFloat | None = None
+    """Milliseconds of arithmetic for each token computed in a step: the slope of a step that is bound by compute. Left
+    out, learned."""
+    k_ms_per_kv_token: NonNegativeFloat | None = None
+    """Milliseconds for each token of context that decodes read from the KV cache in a step. Left out, learned."""
+    s_ms_per_pair: NonNegativeFloat | None = None
+    """Milliseconds for each (new token, earlier token) pair of prefill attention. Left out, learned."""
+    b_ms_per_seq: NonNegativeFloat | None = None
+    """Milliseconds for each decoding sequence of a step, for sampling and work on the host. Left out, learned."""
     kv_tokens: PositiveInt
     """Tokens that the KV cache of one engine holds."""
     kv_bytes_per_token: PositiveInt
@@ -89,15 +103,32 @@ class EngineProfile(ApiModel):
     derivation: Description = ""
     """Where the numbers come from, for people. It changes nothing else."""
 
+    @property
+    def speed_known(self) -> bool:
+        """Whether the coefficients of a step's time are declared."""
+        return self.a_ms is not None
+
     def to_core(self, name: str) -> core.HardwareProfile:
-        """The value that the core computes with."""
+        """The value that the core computes with: a guess where no speed is declared."""
         numbers = {field: getattr(self, field) for field in EngineProfile.model_fields}
-        return core.HardwareProfile(name=name, **numbers)
+        if not self.speed_known:
+            numbers |= {field: getattr(core.UNINFORMED_PROFILE, field) for field in SPEEDS}
+        return core.HardwareProfile(name=name, speed_known=self.speed_known, **numbers)
+
+    def to_simulate(self, name: str) -> core.HardwareProfile:
+        """The same for an engine that is played by these numbers. Raises ValueError where no speed is declared."""
+        if not self.speed_known:
+            raise ValueError(
+                f"HardwareProfile {name} leaves the speed of its engines to be learned from live traffic, and what is "
+                f"simulated goes by it: set {', '.join(map(to_camel, SPEEDS))}, or name another profile"
+            )
+        return self.to_core(name)
 
     @classmethod
     def from_core(cls, profile: core.HardwareProfile) -> EngineProfile:
         """The inverse of `to_core`."""
-        return cls(**{field: getattr(profile, field) for field in EngineProfile.model_fields})
+        unknown = () if profile.speed_known else SPEEDS
+        return cls(**{field: getattr(profile, field) for field in EngineProfile.model_fields if field not in unknown})
 
 
 class HardwareProfileSpec(EngineProfile):
@@ -143,13 +174,15 @@ class LearnedNumbers(ApiModel):
     """Whether the declared numbers are near; left out while too little is known. Where they are not, the ServingPool is
     scaled by the learned ones."""
     step_ratio: NonNegativeFloat | None = None
-    """Learned over declared time of a step with 16 decodes of 1,024 tokens: above 1, engines are slower."""
+    """Learned over declared time of a step with 16 decodes of 1,024 tokens: above 1, engines are slower. Left out
+    where nothing is declared."""
     step_observations: NonNegativeInt = 0
     """Mean gaps between tokens, of 2 s each, from which it was learned, when this was written."""
     step: LearnedStep | None = None
     """The coefficients of a decode step; left out while too little has been observed."""
     prefill_ratio: NonNegativeFloat | None = None
-    """Real over declared time of a prefill: dMsPerToken and sMsPerPair are by so much larger."""
+    """Real over declared time of a prefill: dMsPerToken and sMsPerPair are by so much larger. Where nothing is
+    declared, over that of the guess that learning began from."""
     prefills: NonNegativeInt = 0
     """Prefills from which that was learned, when this was written."""
 

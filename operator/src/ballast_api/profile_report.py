@@ -29,7 +29,9 @@ class LearnedProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     declared: DecodeStep | None = None
-    """None: nobody declares it, and learning began from a guess."""
+    """None: nobody declares it."""
+    guessed: bool = False
+    """Whether `declared` is a guess that learning began from: the HardwareProfile leaves its speed out."""
     learned: DecodeStep | None = None
     """None where too little has been observed."""
     endpoints: int = 0
@@ -93,6 +95,7 @@ def _pooled(parts: Sequence[LearnedProfile]) -> LearnedProfile:
     found = LearnedProfile(
         name=parts[0].name,
         declared=declared,
+        guessed=alike[0].guessed,
         prefill_ratio=_mean(prefilled) if prefilled else None,
         prefills=sum(count for count, _ in prefilled),
         prefill_endpoints=max(each.prefill_endpoints for each in alike),

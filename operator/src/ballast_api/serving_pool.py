@@ -304,9 +304,10 @@ class GatewaySpec(ApiModel):
     parent_refs: Annotated[Seq[ParentRef], Field(max_length=8)] = ()
     """Gateways that an HTTPRoute attaches the pool to. Left out, no HTTPRoute is made."""
     hostnames: Annotated[Seq[Hostname], Field(max_length=16)] = ()
-    """Host names of the HTTPRoute, such as `chat.example.com`. Left out, every host of the parents' listeners."""
+    """Host names of the HTTPRoute that `parentRefs` asks for, such as `chat.example.com`. Left out, every host of the
+    parents' listeners."""
     match: RouteMatch = Field(default_factory=RouteMatch)
-    """Which requests of its parents are this ServingPool's. Left out, all below /v1."""
+    """Which requests of the parents of `parentRefs` are this ServingPool's. Left out, all below /v1."""
     service: ServiceSpec = Field(default_factory=ServiceSpec)
     """The gateway's Service for clients. Left out, clients within the cluster reach it."""
     settings: GatewayTuning | None = None
@@ -394,8 +395,9 @@ class ServingPoolSpec(ApiModel):
     scale_down: ScaleDownSpec = Field(default_factory=ScaleDownSpec)
     """How instances go when a pool is to have fewer. Left out, each is emptied first, for as long as engines drain."""
     gpu_budget: NonNegativeInt | None = None
-    """GPUs that all instances together may use. No decision of `ratio` goes beyond it, ending instances included; where
-    the spec itself does, no engine Deployment is changed. Left out, there is no limit."""
+    """GPUs that all instances together may use. No decision of `ratio` goes beyond it, ending instances included, and
+    rollouts have no more pods above the wanted number than it leaves. Where the spec itself goes beyond it, no engine
+    Deployment is changed. Left out, there is no limit."""
 
     def has_agent(self, pool: PoolSpec) -> bool:
         """Whether the pods of `pool` get the agent: it holds the streams that end there."""

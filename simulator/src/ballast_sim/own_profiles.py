@@ -44,7 +44,10 @@ def read_node_selectors(paths: Iterable[Path]) -> Mapping[str, Mapping[str, str]
 
 
 def _profiles_of(path: Path) -> list[HardwareProfile]:
-    return [item.spec.to_core(item.name) for item in _manifests_of(path)]
+    try:
+        return [item.spec.to_simulate(item.name) for item in _manifests_of(path)]
+    except ValueError as error:
+        raise ProfileFileError(f"--profiles: {path}: {error}") from None
 
 
 def _manifests_of(path: Path) -> list[Manifest]:

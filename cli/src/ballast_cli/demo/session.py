@@ -150,7 +150,9 @@ def _introduce(
         + ", ".join(f"{name} ({what})" if what else name for name, what in hardware.items())
     )
     by_role = {
-        stage: [e.profile.spec.to_core(e.profile.metadata.name) for e in fleet.engines if e.role in (role, "Flexible")]
+        stage: [
+            e.profile.spec.to_simulate(e.profile.metadata.name) for e in fleet.engines if e.role in (role, "Flexible")
+        ]
         for stage, role in (("prefill", "Prefill"), ("decode", "Decode"))
     }
     carried = capacity.estimate(requests, prefill=by_role["prefill"], decode=by_role["decode"])

@@ -15,12 +15,12 @@ from ballast_core.beliefs.prefix_index import PrefixIndex
 from ballast_core.beliefs.rates import ServiceRates
 from ballast_core.beliefs.recent_batches import RecentBatches
 from ballast_core.beliefs.reported_prefixes import ReportedPrefixes
-from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
+from ballast_core.beliefs.stacked_profiles import StackedProfiles
 from ballast_core.beliefs.step_time import StepTimeBook
 from ballast_core.beliefs.survival import CensoringAwareSurvival, EmaSurvival
 from ballast_core.beliefs.survival_book import SurvivalBook, SurvivalSettings
 from ballast_core.model import Request
-from ballast_core.profiles import HardwareProfile
+from ballast_core.profiles import UNINFORMED_PROFILE, HardwareProfile
 
 
 class Beliefs:

@@ -73,8 +73,9 @@ class PrefillTimes:
         if profile is not None:
             self._profiles.put(slot, profile)
         self._grow(slot + 1)
-        prior_s = self.settings.uninformed_prior_work_s if profile is None else self.settings.prior_work_s
-        self._learned[slot] = _Learned(prior_s, ErrorTracker(expected_ratio=0.2 if profile else 1.0))
+        known = profile is not None and profile.speed_known
+        prior_s = self.settings.prior_work_s if known else self.settings.uninformed_prior_work_s
+        self._learned[slot] = _Learned(prior_s, ErrorTracker(expected_ratio=0.2 if known else 1.0))
 
     def remove(self, slot: int) -> None:
         """The endpoint is gone."""

@@ -22,8 +22,8 @@ import numpy as np
 
 from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.model_error import ErrorTracker, ModelError
-from ballast_core.beliefs.stacked_profiles import UNINFORMED_PROFILE, StackedProfiles
-from ballast_core.profiles import HardwareProfile
+from ballast_core.beliefs.stacked_profiles import StackedProfiles
+from ballast_core.profiles import UNINFORMED_PROFILE, HardwareProfile
 
 _MAD_TO_SIGMA = 1.4826
 _OUTLIER_SIGMAS = 4.0
@@ -66,10 +66,10 @@ class StepTimeModel:
     """Step time of one endpoint."""
 
     def __init__(self, profile: HardwareProfile | None = None, settings: StepTimeSettings | None = None) -> None:
-        """`profile`: the prior; None if the hardware is unknown."""
+        """`profile`: the prior, a guess where its speed is not known; None if the hardware is unknown."""
         self.base = profile or UNINFORMED_PROFILE
         self.settings = settings or StepTimeSettings()
-        known = profile is not None
+        known = self.base.speed_known
         self._prior = self.settings.prior_observations if known else self.settings.uninformed_prior_observations
         limit = self.settings.max_factor if known else self.settings.uninformed_max_factor
         expected = np.array([self.base.overhead_ms / (self.base.overhead_ms + self.base.a_ms), 1.0, 1.0])

@@ -38,6 +38,8 @@ class HardwareProfile:
     link_gbps: float = 200.0
     link_setup_s: float = 0.005
     derivation: str = ""
+    speed_known: bool = True
+    """Whether the coefficients are of this engine; else they are a guess that learning begins from."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field when a coefficient is negative or a capacity is not positive."""

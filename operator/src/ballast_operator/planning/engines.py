@@ -17,10 +17,11 @@ from ballast_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, Kind, Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.problems import cluster
 from ballast_operator.problems.problem import Problem
+from ballast_operator.rollouts.allowances import Allowance, allowances
 from ballast_operator.rollouts.canary import Canary, Phase, pods_of, stable_revision
 from ballast_operator.rollouts.canarying import canary_of, with_canary
 from ballast_operator.rollouts.draining import Step, next_step
-from ballast_operator.rollouts.rollout import Counts, Rolling, allowance, next_counts
+from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts
 from ballast_operator.rollouts.workloads import (
     counts_of,
     decided_replicas,
@@ -31,6 +32,7 @@ from ballast_operator.rollouts.workloads import (
 )
 from ballast_operator.scaling.records import stored_among
 from ballast_operator.specs.drain_marks import with_drains
+from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.engine_deployment import engine_deployment, engine_of, engine_template, resized
 from ballast_operator.specs.engine_group import engine_group, engine_group_name, nodes_of
 from ballast_operator.specs.meta import Owner
@@ -58,10 +60,13 @@ class Engines:
 def wanted_instances(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, int]:
     """Instances by name of the pool."""
     decided = stored_among(observed.children, observed.name)
-    return {pool.name: _instances(observed, pool, decided_replicas(spec, pool, decided)) for pool in spec.pools}
+    return {
+        pool.name: _instances(observed, pool, decided_replicas(spec, pool, decided), steered=spec.steers(pool))
+        for pool in spec.pools
+    }
 
 
-def _instances(observed: Observed, pool: PoolSpec, decided: int | None) -> int:
+def _instances(observed: Observed, pool: PoolSpec, decided: int | None, *, steered: bool) -> int:
     """With autoscaling, what was decided counts, or else the number that is there: another controller may scale. Both
     within the bounds."""
     if pool.autoscaling is None:
@@ -70,7 +75,8 @@ def _instances(observed: Observed, pool: PoolSpec, decided: int | None) -> int:
         return decided
     found = workloads_of(observed, pool.name)
     if not found:
-        return pool.autoscaling.min_replicas
+        # Nobody wakes a fleet that begins at zero, but where decisions do.
+        return max(pool.autoscaling.min_replicas, 0 if steered or pool.autoscaling.by == "External" else 1)
     now = found[0]["spec"].get("replicas", 1)
     if len(found) > 1:  # in the middle of a rollout the status remembers what was wanted
         counts = (observed.pool.get("status") or {}).get("pools") or ()
@@ -88,6 +94,7 @@ class Wanted:
     targets: Mapping[str, ObjectKey] = field(default_factory=dict)
     """The workload of that revision, by name of the pool."""
     rolling: Mapping[str, Rolling] = field(default_factory=dict)
+    allowed: Mapping[str, Allowance] = field(default_factory=dict)
     canary: Canary | None = None
 
 
@@ -110,8 +117,21 @@ def wanted_engines(
     lacking = _without_api(observed, spec)
     known = [pool for pool in known if pool not in lacking]
     targets = {pool.name: _target(observed, pool, revision) for pool in known}
-    rolling = {pool.name: _rolling(observed, spec, pool, instances[pool.name], targets[pool.name]) for pool in known}
-    return Wanted(revision, templates, targets, rolling, canary_of(observed, spec, revision, rolling, targets))
+    allowed = allowances(spec, instances, gpus_of_instances(spec, profiles))
+    rolling = {
+        pool.name: _rolling(observed, pool, instances[pool.name], targets[pool.name], allowed[pool.name])
+        for pool in known
+    }
+    return Wanted(revision, templates, targets, rolling, allowed, canary_of(observed, spec, revision, rolling, targets))
+
+
+def gpus_of_instances(spec: ServingPoolSpec, profiles: Mapping[str, HardwareProfileSpec]) -> Mapping[str, int]:
+    """GPUs of one instance on all its nodes, by name of the pool; of those whose HardwareProfile is known."""
+    return {
+        pool.name: pool.nodes_per_instance * gpus_of(pool, profiles[pool.hardware])
+        for pool in spec.pools
+        if pool.hardware in profiles
+    }
 
 
 def engines(
@@ -148,6 +168,7 @@ def engines(
                         name=targets[pool.name].name,
                         revision=revision,
                         replicas=steps[id_of(targets[pool.name])].replicas,
+                        allowed=wanted.allowed[pool.name],
                     ),
                     canary,
                 ),
@@ -251,13 +272,13 @@ def _target(observed: Observed, pool: PoolSpec, revision: str) -> ObjectKey:
     return kind.key(f"{first}-{revision}" if taken else first)
 
 
-def _rolling(observed: Observed, spec: ServingPoolSpec, pool: PoolSpec, wanted: int, to: ObjectKey) -> Rolling:
+def _rolling(observed: Observed, pool: PoolSpec, wanted: int, to: ObjectKey, allowed: Allowance) -> Rolling:
     target = id_of(to)
     counts = [counts_of(each) for each in workloads_of(observed, pool.name)]
     return Rolling(
         wanted=wanted,
-        surge=allowance(spec.rollout.max_surge, wanted, up=True),
-        unavailable=allowance(spec.rollout.max_unavailable, wanted, up=False),
+        surge=allowed.surge,
+        unavailable=allowed.unavailable,
         new=next((each for each in counts if each.name == target), Counts(target, 0)),
         old=_least_first([each for each in counts if each.name != target]),
     )

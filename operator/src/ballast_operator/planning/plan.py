@@ -26,7 +26,7 @@ from ballast_operator.gateways.settings_reports import Report, reports, settings
 from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, HTTP_ROUTE, Manifest, ObjectKey, key_of, writing_order
 from ballast_operator.observed import Observed
 from ballast_operator.planning import scaling
-from ballast_operator.planning.engines import engines, wanted_engines, wanted_instances
+from ballast_operator.planning.engines import engines, gpus_of_instances, wanted_engines, wanted_instances
 from ballast_operator.planning.ownership import owner_conflict
 from ballast_operator.planning.planned import Plan, Target
 from ballast_operator.planning.references import References, parse_pool, resolve
@@ -40,7 +40,6 @@ from ballast_operator.rollouts.canary import Canary
 from ballast_operator.scaling.records import stored_among
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.drain_marks import drain_marks
-from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.hold import PROGRAM, hold_program
@@ -241,11 +240,7 @@ def _surplus(observed: Observed, keep: Collection[ObjectKey]) -> tuple[Manifest,
 
 def _gpus(spec: ServingPoolSpec, instances: Mapping[str, int], references: References) -> Mapping[str, int]:
     """GPUs that each pool asks for on all nodes, of those pools whose HardwareProfile is known."""
-    return {
-        pool.name: instances[pool.name] * pool.nodes_per_instance * gpus_of(pool, references.profiles[pool.hardware])
-        for pool in spec.pools
-        if pool.hardware in references.profiles
-    }
+    return {name: instances[name] * gpus for name, gpus in gpus_of_instances(spec, references.profiles).items()}
 
 
 def _policy_remarks(target: Target, references: References) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ballast_api.serving_pool import ParentRef, ServingPoolSpec
+from ballast_api.serving_pool import ParentRef, RouteMatch, ServingPoolSpec
 from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, TRAFFIC_POLICY, Kind, Manifest
 from ballast_operator.problems import cluster
 from ballast_operator.problems.problem import Problem
@@ -59,6 +59,8 @@ def routing(
         else:
             objects += attached
         problems += missing_parents(spec.gateway.parent_refs, missing, owner.namespace)
+    elif spec.gateway.hostnames or spec.gateway.match != RouteMatch():
+        remarks.append("gateway.hostnames and match have no effect without gateway.parentRefs: no HTTPRoute is made")
     return Routing(tuple(objects), tuple(problems), tuple(remarks))
 
 

@@ -23,6 +23,7 @@ REFUSALS: Final[Mapping[str, Reason]] = {
     for reason in (
         Reason.NO_TRAFFIC,
         Reason.NO_LENGTHS,
+        Reason.SPEED_UNKNOWN,
         Reason.NO_OBJECTIVE,
         Reason.NO_POOLS,
         Reason.CLAMPS_CONTRADICT,
@@ -88,9 +89,14 @@ def last_scaling(observed: Observed, spec: ServingPoolSpec) -> ScalingDecision |
 
 def remarks(spec: ServingPoolSpec) -> tuple[str, ...]:
     """What the spec asks for without effect."""
-    if spec.ratio.mode != "Off":
-        return ()
     found = []
+    if spec.ratio.scale_to_zero_after_s is not None and spec.ratio.mode != "Auto":
+        found.append(
+            "ratio.scaleToZeroAfterS has no effect unless ratio.mode is Auto: a pool at zero stays there until it is "
+            "scaled by hand"
+        )
+    if spec.ratio.mode != "Off":
+        return tuple(found)
     if spec.ratio.min_ratio is not None or spec.ratio.max_ratio is not None:
         found.append("ratio.minRatio and maxRatio have no effect while ratio.mode is Off")
     if spec.scale_down.stabilization_s is not None:

@@ -1,6 +1,7 @@
 """What gateways have learned of engines, one ServingPool and HardwareProfile at a time, and what follows. Pure.
 
-A profile that is more than `OFF` from what was learned is not accurate, until it is within `NEAR` again.
+A profile that is more than `OFF` from what was learned is not accurate, until it is within `NEAR` again. One that
+declares no speed has what was learned.
 """
 
 from __future__ import annotations
@@ -35,11 +36,18 @@ class Accuracy(Enum):
     SLOWER = auto()
     """Engines are, than declared."""
     FASTER = auto()
+    LEARNED = auto()
+    """Nothing is declared, and enough was learned."""
 
     @property
     def off(self) -> bool:
         """Whether the profile is not accurate."""
         return self in {Accuracy.SLOWER, Accuracy.FASTER}
+
+    @property
+    def corrects(self) -> bool:
+        """Whether what was learned counts in place of the profile."""
+        return self.off or self is Accuracy.LEARNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ def judged(lesson: Lesson, before: Accuracy) -> Lesson:
     """The lesson with its judgement; `before`: the last one."""
     if not lesson.ratios:
         return replace(lesson, accuracy=Accuracy.UNKNOWN)
+    if lesson.learned.guessed:
+        return replace(lesson, accuracy=Accuracy.LEARNED)
     furthest = max(lesson.ratios, key=lambda ratio: max(ratio, 1 / max(ratio, 1e-9)))
     bound = NEAR if before.off else OFF
     if 1 / (1 + bound) <= furthest <= 1 + bound:
@@ -91,10 +101,10 @@ def judged(lesson: Lesson, before: Accuracy) -> Lesson:
 
 
 def corrected(steered: Steered, lessons: Mapping[str, Lesson]) -> Steered:
-    """With learned numbers in place of those of profiles that are not accurate."""
+    """With learned numbers in place of those of profiles that are not accurate, or declare none."""
     pools = tuple(
         replace(pool, profile=_corrected(pool, lesson))
-        if (lesson := lessons.get(pool.profile.name)) is not None and lesson.accuracy.off
+        if (lesson := lessons.get(pool.profile.name)) is not None and lesson.accuracy.corrects
         else pool
         for pool in steered.pools
     )
@@ -113,7 +123,11 @@ def _corrected(pool: SteeredPool, lesson: Lesson) -> HardwareProfile:
         numbers |= {field: getattr(profile, field) * prefill for field in fields}
     if not numbers:
         return profile
-    return replace(profile, name=f"{profile.name} as learned", **numbers)  # type: ignore[arg-type]
+    known = profile.speed_known or (
+        (pool.role is Role.PREFILL or lesson.step_ratio is not None)
+        and (pool.role is Role.DECODE or prefill is not None)
+    )
+    return replace(profile, name=f"{profile.name} as learned", speed_known=known, **numbers)  # type: ignore[arg-type]
 
 
 def differ(one: Lesson, other: Lesson) -> bool:

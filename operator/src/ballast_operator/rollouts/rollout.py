@@ -57,6 +57,7 @@ class Rolling:
     wanted: int
     surge: int
     unavailable: int
+    """These two are not both 0."""
     new: Counts
     old: tuple[Counts, ...] = ()
     """Those that are to lose their pods first stand first."""
@@ -77,14 +78,6 @@ class Rolling:
     def steady(self) -> bool:
         """Whether all new pods that were asked for are ready."""
         return self.new.kept == self.new.asked
-
-
-def allowance(value: int | str, wanted: int, *, up: bool) -> int:
-    """A number of pods from a number or a percentage such as `25%`, rounded as Kubernetes does."""
-    if isinstance(value, int):
-        return value
-    share = wanted * int(value.removesuffix("%")) / 100
-    return math.ceil(share) if up else math.floor(share)
 
 
 def next_counts(pools: Sequence[Rolling], max_skew: float) -> Mapping[str, int]:
@@ -123,16 +116,13 @@ def _skew_after(pool: Rolling, rolling: Sequence[Rolling]) -> float:
 
 def _within_bounds(pool: Rolling, goal: int) -> Mapping[str, int]:
     asked = sum(each.asked for each in pool.old)
-    surge, unavailable = pool.surge, pool.unavailable
-    if not surge and not unavailable:
-        unavailable = 1  # as Kubernetes has it: something must give
-    needed = max(pool.wanted - unavailable - pool.new.kept, 0)
+    needed = max(pool.wanted - pool.unavailable - pool.new.kept, 0)
     kept = min(sum(each.kept for each in pool.old), needed)
     left = min(asked, max(kept, pool.wanted - goal))
     if pool.canary is not None and pool.replaces and pool.wanted:
         # The old revision goes on to serve, so it may grow, too.
-        left = max(left, min(max(pool.wanted - goal, 1), pool.wanted + surge - max(pool.new.most, goal)))
-    room = pool.wanted + surge - max(sum(each.most for each in pool.old), left)
+        left = max(left, min(max(pool.wanted - goal, 1), pool.wanted + pool.surge - max(pool.new.most, goal)))
+    room = pool.wanted + pool.surge - max(sum(each.most for each in pool.old), left)
     new = min(goal, max(room, min(pool.new.asked, pool.wanted)))
     return {
         pool.new.name: new,

@@ -9,6 +9,7 @@ from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.pod_template import PodTemplateOverlay
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import DEPLOYMENT, Manifest
+from ballast_operator.rollouts.allowances import Allowance
 from ballast_operator.settings import GatewayDefaults
 from ballast_operator.specs.agent_container import agent_container
 from ballast_operator.specs.ballast_image import pull_secrets
@@ -25,9 +26,20 @@ REVISION_HISTORY: Final = 3
 
 
 def engine_deployment(
-    owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, template: Manifest, *, name: str, revision: str, replicas: int
+    owner: Owner,
+    spec: ServingPoolSpec,
+    pool: PoolSpec,
+    template: Manifest,
+    *,
+    name: str,
+    revision: str,
+    replicas: int,
+    allowed: Allowance,
 ) -> Manifest:
     """Deployment of the engines of `pool` that are of this KV revision. `template`: from `engine_template`."""
+    surge, unavailable = spec.rollout.max_surge, spec.rollout.max_unavailable
+    if allowed.cut:  # else percentages stay what they are, and no scaling changes them
+        surge, unavailable = allowed.surge, allowed.unavailable
     match = names.engine_match_labels(owner.name, pool.name)
     labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
     mark = {names.LABEL_REVISION: revision}
@@ -45,10 +57,7 @@ def engine_deployment(
             "selector": {"matchLabels": selector},
             "strategy": {
                 "type": "RollingUpdate",
-                "rollingUpdate": {
-                    "maxSurge": spec.rollout.max_surge,
-                    "maxUnavailable": spec.rollout.max_unavailable,
-                },
+                "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable},
             },
             "template": with_revision(with_labels(template, mark)),
         },

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ballast_api import names
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import LEADER_WORKER_SET, Manifest
-from ballast_operator.rollouts.rollout import allowance
+from ballast_operator.rollouts.allowances import Allowance
 from ballast_operator.specs.engine_deployment import with_revision
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
 
@@ -30,14 +30,19 @@ _WORKER_INDEX: Final = "$(LWS_WORKER_INDEX)"
 
 
 def engine_group(
-    owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, template: Manifest, *, name: str, revision: str, replicas: int
+    owner: Owner,
+    spec: ServingPoolSpec,
+    pool: PoolSpec,
+    template: Manifest,
+    *,
+    name: str,
+    revision: str,
+    replicas: int,
+    allowed: Allowance,
 ) -> Manifest:
     """LeaderWorkerSet of the engines of `pool` that are of this KV revision. `template`: from `engine_template`."""
     labels = names.engine_labels(owner.name, pool.name, names.core_role(pool.role))
     mark = {names.LABEL_REVISION: revision}
-    wanted = max(pool.wanted_replicas, 1)
-    surge = allowance(spec.rollout.max_surge, wanted, up=True)
-    unavailable = allowance(spec.rollout.max_unavailable, wanted, up=False)
     group = child(
         LEADER_WORKER_SET,
         owner,
@@ -50,10 +55,7 @@ def engine_group(
             "rolloutStrategy": {
                 "type": "RollingUpdate",
                 # As numbers: a set refuses percentages that come to 0 and 0, where a Deployment takes 0 and 1.
-                "rollingUpdateConfiguration": {
-                    "maxSurge": surge,
-                    "maxUnavailable": unavailable if surge or unavailable else 1,
-                },
+                "rollingUpdateConfiguration": {"maxSurge": allowed.surge, "maxUnavailable": allowed.unavailable},
             },
             "leaderWorkerTemplate": {
                 "size": pool.nodes_per_instance,

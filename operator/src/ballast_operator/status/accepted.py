@@ -14,6 +14,7 @@ from ballast_operator.planning.references import parse
 from ballast_operator.profiles.learned import Accuracy, Lesson
 
 _STEP: Final = tuple(LearnedStep.model_fields)
+_ACCURATE: Final = {Accuracy.ACCURATE: True, Accuracy.SLOWER: False, Accuracy.FASTER: False}
 
 
 def accepted_status(manifest: Manifest, now: str, used_by: Collection[str] | None = None) -> Manifest:
@@ -50,7 +51,8 @@ def profile_status(
     told = [_learned(*each).dump() for each in lessons.items()]
     told += [each for each in (manifest.get("status") or {}).get("learned") or () if not ours(each["servingPool"])]
     told.sort(key=lambda each: (-each["stepObservations"] - each["prefills"], each["servingPool"]))
-    condition = conditions(manifest, (_accuracy(told, accepted.get("usedBy")),), now)[0].dump()
+    learned = frozenset("/".join(name) for name, each in lessons.items() if each.accuracy is Accuracy.LEARNED)
+    condition = conditions(manifest, (_accuracy(told, accepted.get("usedBy"), learned),), now)[0].dump()
     return {**accepted, "conditions": [*accepted["conditions"], condition], "learned": told[:MAX_LEARNED]}
 
 
@@ -60,8 +62,8 @@ def _learned(name: tuple[str, str], lesson: Lesson) -> LearnedNumbers:
     return LearnedNumbers(
         serving_pool="/".join(name),
         model=lesson.model,
-        accurate=None if lesson.accuracy is Accuracy.UNKNOWN else not lesson.accuracy.off,
-        step_ratio=None if lesson.step_ratio is None else round(lesson.step_ratio, 2),
+        accurate=_ACCURATE.get(lesson.accuracy),
+        step_ratio=None if lesson.step_ratio is None or learned.guessed else round(lesson.step_ratio, 2),
         step_observations=learned.observations,
         step=None if step is None else LearnedStep(**{name: _plain(getattr(step, name)) for name in _STEP}),
         prefill_ratio=None if ratio is None else round(ratio, 2),
@@ -74,7 +76,8 @@ def _plain(value: float) -> float:
     return float(f"{max(0.0, value):.3g}")
 
 
-def _accuracy(told: Sequence[Manifest], used_by: object) -> Finding:
+def _accuracy(told: Sequence[Manifest], used_by: object, learned: Collection[str]) -> Finding:
+    """`learned`: ServingPools of which enough is known, where nothing is declared."""
     kind = ConditionType.PROFILE_ACCURATE
     off = [each for each in told if each.get("accurate") is False]
     if off:
@@ -87,6 +90,8 @@ def _accuracy(told: Sequence[Manifest], used_by: object) -> Finding:
         return Finding(kind, "False", reason, message)
     if any(each.get("accurate") for each in told):
         return Finding(kind, "True", Reason.AS_DECLARED)
+    if learned:
+        return Finding(kind, "True", Reason.LEARNED)
     if told:
         return Finding(kind, "Unknown", Reason.TOO_FEW_OBSERVATIONS)
     why = "no gateway has learned of such engines: none serves, or its policy needs no step times"

@@ -408,11 +408,15 @@ def _profile(name: str | None, files: Sequence[Path], env: Mapping[str, str]) ->
     try:
         if text.startswith("/"):
             text = Path(text).read_text(encoding="utf-8")
-        return HardwareProfileSpec.model_validate_json(text).to_core(env.get("BALLAST_PROFILE_NAME") or "custom")
+        spec = HardwareProfileSpec.model_validate_json(text)
     except OSError as error:
         raise OptionError(f"BALLAST_PROFILE: cannot read {text}: {error.strerror}") from error
     except (ValidationError, ValueError) as error:
         raise OptionError(f"BALLAST_PROFILE: not the JSON of a HardwareProfile's spec: {error}") from error
+    try:
+        return spec.to_simulate(env.get("BALLAST_PROFILE_NAME") or "custom")
+    except ValueError as error:
+        raise OptionError(f"BALLAST_PROFILE: {error}") from error
 
 
 def model_root(model: str) -> str:

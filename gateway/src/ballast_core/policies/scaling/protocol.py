@@ -268,6 +268,7 @@ REASONS = {
     "Woken": "a request came while both stages had no instance",
     "NoTraffic": "no request arrived in the windows",
     "NoLengths": "requests arrived, but none told its lengths",
+    "SpeedUnknown": "a pool's engines declare no speed, and too little has been learned of it",
     "NoObjective": "no threshold is set",
     "NoPools": "there is no pool for a stage",
     "ClampsContradict": "no layout satisfies all clamps",
