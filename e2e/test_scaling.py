@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_core.policies.scaling.records import explained
 from bench.reliability.kit.asking import ask as asking
 from bench.reliability.kit.client import Fate, Outcome, send
@@ -238,6 +239,48 @@ async def test_a_rehearsed_decision_is_carried_out(cluster: Cluster, release: Re
     (chosen,) = [each for each in record["candidates"] if each["chosen"]]
     assert chosen in tried_by(record)
     assert record["predicted_attainment"] == chosen["attainment"]
+
+
+async def test_a_speed_that_nobody_declares_is_learned(cluster: Cluster, release: Release, fleet: Kubectl) -> None:
+    """The profiles have no step times. Nothing is scaled until gateways have learned them; what they say then is near
+    what the engines run, and the fleet grows."""
+    bounds = {"minReplicas": 1, "maxReplicas": 3}
+    pools = ({"like": "prefill", "autoscaling": bounds}, {"like": "decode", "autoscaling": bounds})
+    found = fleet_objects(cluster, fleet, *pools, minRatio=0.3, maxRatio=3)
+    real = {item["metadata"]["name"]: item["spec"].copy() for item in found if item["kind"] == "HardwareProfile"}
+    for item in found:
+        if item["kind"] == "HardwareProfile":
+            item["spec"] = {key: value for key, value in item["spec"].items() if key not in STEP_TIMES}
+        if item["kind"] == "ServingPool":
+            hardware = {entry["name"]: entry["hardware"] for entry in item["spec"]["pools"]}
+            for entry in item["spec"]["pools"]:  # what the engines are, which nobody has told Ballast
+                numbers = {"name": "BALLAST_PROFILE", "value": json.dumps(real[entry["hardware"]])}
+                entry["template"]["spec"]["containers"][0]["env"].append(numbers)
+    fleet.apply(*found)
+    await asyncio.to_thread(serving, fleet)
+
+    def learned(pool: str) -> dict[str, Any] | None:
+        profile = fleet.get("hardwareprofile", hardware[pool])
+        reason = condition(profile, "ProfileAccurate").get("reason")
+        return profile["status"]["learned"][0] if reason == "Learned" else None
+
+    async with load(fleet, 0.7, prompt_tokens=1000, output_tokens=60, seed=6) as busy:
+        await asyncio.to_thread(wait_until, lambda: active(fleet) == ("False", "SpeedUnknown"), 90, "it says so")
+        assert counts(fleet) == {"prefill": 1, "decode": 1}
+        told = await asyncio.to_thread(wait_until, lambda: learned("decode"), 2 * GROWN_S, "steps are learned", 2.0)
+        await asyncio.to_thread(wait_until, lambda: learned("prefill"), 2 * GROWN_S, "prefills are learned", 2.0)
+        await asyncio.to_thread(wait_until, lambda: active(fleet) == ("True", "Steered"), 90, "it is scaled")
+    check(busy, "traffic of a fleet whose speed nobody has declared")
+    assert told is not None
+    steps = [step_ms(numbers, decodes=8, context=1000) for numbers in (told["step"], real[hardware["decode"]])]
+    print(f"\na step of 8 decodes: learned {steps[0]:.0f} ms, real {steps[1]:.0f} ms")
+    assert steps[0] == pytest.approx(steps[1], rel=0.25)
+
+
+def step_ms(numbers: dict[str, Any], *, decodes: int, context: int) -> float:
+    """By the law of HardwareProfiles; one that was learned has no `sMsPerPair`, which decodes do not need."""
+    law = HardwareProfileSpec.parse({"sMsPerPair": 0, "kvTokens": 1000, "kvBytesPerToken": 1, **numbers})
+    return 1e3 * law.to_core("any").step_s(decodes, decodes * context, 0, decodes)
 
 
 def tried_by(record: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import yaml
 
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
+    ENGINE_POOL,
     EVENT,
     GATEWAY,
     GATEWAY_CLASS,
@@ -56,7 +57,7 @@ def test_the_chart_grants_what_the_table_needs_where_serving_pools_are() -> None
     resources = (SERVING_POOL, *(kind for kind in REFERRED if kind.namespaced))
     expected = {
         **needed(resources, READ),
-        **needed(resources, {"patch"}, "/status"),
+        **needed((*resources, ENGINE_POOL), {"patch"}, "/status"),
         (SERVING_POOL.group, f"{SERVING_POOL.plural}/finalizers"): {"update"},
         **needed(NAMED_CHILDREN, {"get", "create", "patch"}),
         (LEASE.group, LEASE.plural): {"get", "create", "patch", "update"},

@@ -273,7 +273,7 @@ def test_a_rollout_of_pools_that_others_scale_keeps_their_number() -> None:
     pools = (pool_entry("prefill", "Prefill"), pool_entry("decode", "Decode", autoscaling=bounds))
     store = ObjectStore(serving_pool(*pools, rollout={"maxSurge": 2}), *REFERRED)
     look_at(store)
-    store.objects["Deployment", NAMESPACE, "chat-decode"]["spec"]["replicas"] = 3  # another scaler
+    store.objects["EnginePool", NAMESPACE, "chat-decode"]["spec"]["replicas"] = 3  # another scaler
     for _ in range(2):
         store.run_deployments()
         look_at(store)

@@ -306,11 +306,73 @@ def test_external_pools_keep_what_their_scaler_has_set_and_are_advised() -> None
     fleet.store.writes.clear()
     fleet.round(20)
     assert fleet.store.writes.count("apply ConfigMap chat-scaling") <= 1, "advice that nobody follows is told once"
-    fleet.store.objects["Deployment", NAMESPACE, "chat-prefill"]["spec"]["replicas"] = 3
+    fleet.store.objects["EnginePool", NAMESPACE, "chat-prefill"]["spec"]["replicas"] = 3
     fleet.look()
     fleet.round(2)
     assert fleet.counts()["prefill"] == 3
     assert fleet.counts()["decode"] > 1
+
+
+def handles(fleet: Fleet) -> dict[str, Manifest]:
+    """The EnginePools by name of their pool."""
+    return {key[2].removeprefix("chat-"): item for key, item in fleet.store.objects.items() if key[0] == "EnginePool"}
+
+
+def test_another_scaler_has_one_handle_through_all_rollouts() -> None:
+    """Its number counts, within the bounds; its status is what scalers read."""
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", by="External", most=5), autoscaled("decode", "Decode")])
+    fleet.round(2)
+    assert set(handles(fleet)) == {"prefill"}
+    for asked, expected in ((3, 3), (9, 5), (0, 1)):
+        handles(fleet)["prefill"]["spec"]["replicas"] = asked
+        for _ in range(4):  # pods that are to go are emptied first
+            fleet.look()
+            fleet.round(1)
+        assert handles(fleet)["prefill"]["spec"]["replicas"] == expected
+        assert fleet.counts()["prefill"] == expected
+        status = handles(fleet)["prefill"]["status"]
+        assert (status["replicas"], status["readyReplicas"]) == (expected, expected)
+        assert "serving.ballast.dev/pool=prefill" in status["selector"].split(",")
+    handles(fleet)["prefill"]["spec"]["replicas"] = 3
+    fleet.edit(engine={"image": "registry.test/engine:2"})
+    for _ in range(8):
+        fleet.look()
+        fleet.round(1)
+    revisions = {key[2] for key in fleet.store.objects if key[0] == "Deployment" and "prefill" in key[2]}
+    assert len(revisions) == 1
+    assert revisions != {"chat-prefill"}, "the Deployment has another name by now"
+    handles(fleet)["prefill"]["spec"]["replicas"] = 4
+    fleet.look()
+    fleet.round(1)
+    (name,) = revisions
+    assert fleet.store.objects["Deployment", NAMESPACE, name]["spec"]["replicas"] == 4
+
+
+def test_a_handle_goes_when_ballast_scales_and_comes_with_the_number_that_is_there() -> None:
+    fleet = Fleet(spec={"ratio": {"mode": "Advisory"}})
+    assert {name: each["spec"]["replicas"] for name, each in handles(fleet).items()} == {"prefill": 1, "decode": 1}
+    fleet.spec = {"ratio": {"mode": "Auto"}}
+    fleet.edit()
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(4)
+    assert handles(fleet) == {}
+    wanted = fleet.counts()
+    assert min(wanted.values()) > 1
+    fleet.spec = {"ratio": {"mode": "Off"}}
+    fleet.edit()
+    fleet.look()
+    assert {name: each["spec"]["replicas"] for name, each in handles(fleet).items()} == wanted
+    assert fleet.counts() == wanted
+
+
+def test_without_its_definition_a_pool_keeps_the_number_of_its_deployment() -> None:
+    """As after an upgrade that left the CRDs as they were."""
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", by="External"), autoscaled("decode", "Decode")])
+    fleet.store.installed = frozenset()
+    del fleet.store.objects["EnginePool", NAMESPACE, "chat-prefill"]
+    fleet.store.objects["Deployment", NAMESPACE, "chat-prefill"]["spec"]["replicas"] = 3
+    fleet.look()
+    assert fleet.counts()["prefill"] == 3
 
 
 def test_advice_changes_nothing_and_is_told_once() -> None:

@@ -36,7 +36,7 @@ class ObjectStore:
         self._writes_left = 0
         self.refuse: dict[str, ApiFailure] = {}
         """Answers to all writes of a kind (`Service`) or of one object (`Service chat`)."""
-        self._optional = frozenset(optional)
+        self.installed = frozenset(optional)
         self._uids = 0
         for manifest in objects:
             self.put(manifest)
@@ -61,7 +61,7 @@ class ObjectStore:
 
     def available(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
         """Those of `kinds` that this cluster has."""
-        return self._optional & frozenset(kinds)
+        return self.installed & frozenset(kinds)
 
     def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """One object."""

@@ -22,7 +22,7 @@ from ballast_operator.gateways.asking import NoAnswer
 from ballast_operator.gateways.board import Board
 from ballast_operator.gateways.gateway_pods import GatewayPod
 from ballast_operator.gateways.loads import Loads
-from ballast_operator.kinds import Manifest
+from ballast_operator.kinds import ENGINE_POOL, Manifest
 from ballast_operator.profiles.lessons import Lessons
 from ballast_operator.reconcile import Reconciler
 from ballast_operator.scaling.helm import Helm
@@ -94,7 +94,8 @@ class Fleet:
 
     def __post_init__(self) -> None:
         """A ServingPool that was looked at once."""
-        self.store = ObjectStore(*(self.hardware or [hardware()]), objective("fast", **self.slo))
+        known = (*(self.hardware or [hardware()]), objective("fast", **self.slo))
+        self.store = ObjectStore(*known, optional=(ENGINE_POOL,))
         self.edit(**self.spec)
         self.restart()
         self._numbers = itertools.count()

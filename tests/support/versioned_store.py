@@ -124,7 +124,7 @@ class VersionedStore(ObjectStore):
 
     def kinds_of(self, api_version: str) -> frozenset[str]:
         """Discovery."""
-        known = {*self._optional, *BUILT_IN_CHILDREN}
+        known = {*self.installed, *BUILT_IN_CHILDREN}
         return frozenset(kind.plural for kind in known if kind.api_version == api_version)
 
     def _readable(self, kind: Kind) -> None:

@@ -58,6 +58,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [serving.ballast.dev]
   resources: [servingpools/status, schedulingpolicies/status, servicelevelobjectives/status]
   verbs: [patch]
+# Where other scalers say how many instances a pool is to have.
+- apiGroups: [serving.ballast.dev]
+  resources: [enginepools]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [serving.ballast.dev]
+  resources: [enginepools/status]
+  verbs: [patch]
 # Clusters with OwnerReferencesPermissionEnforcement ask for this before an object may name a ServingPool its owner.
 - apiGroups: [serving.ballast.dev]
   resources: [servingpools/finalizers]

@@ -240,6 +240,7 @@ class Resource(ApiModel):
     short_names: ClassVar[tuple[str, ...]] = ()
     namespaced: ClassVar[bool] = True
     printer_columns: ClassVar[tuple[PrinterColumn, ...]] = ()
+    scale: ClassVar[ScalePaths | None] = None
     max_name_length: ClassVar[int] = 253
     name_pattern: ClassVar[str] = DNS_SUBDOMAIN
 
@@ -266,6 +267,15 @@ class Resource(ApiModel):
     def namespace(self) -> str:
         """metadata.namespace; `default` where a manifest leaves it out, as kubectl takes it."""
         return self.metadata.namespace or "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalePaths:
+    """What the scale subresource reads and writes, as JSON paths."""
+
+    wanted: str
+    there: str
+    selector: str
 
 
 @dataclass(frozen=True, slots=True)

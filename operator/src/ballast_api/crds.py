@@ -37,7 +37,7 @@ def crd(model: type[Resource]) -> Schema:
                     "storage": True,
                     "additionalPrinterColumns": [_column(column) for column in model.printer_columns],
                     "schema": {"openAPIV3Schema": resource_schema(model)},
-                    "subresources": {"status": {}},
+                    "subresources": {"status": {}, **_scale(model)},
                 }
             ],
         },
@@ -61,6 +61,17 @@ def resource_schema(model: type[Resource]) -> Schema:
             "status": schema["properties"]["status"],
         },
     }
+
+
+def _scale(model: type[Resource]) -> dict[str, Any]:
+    if model.scale is None:
+        return {}
+    paths = {
+        "specReplicasPath": model.scale.wanted,
+        "statusReplicasPath": model.scale.there,
+        "labelSelectorPath": model.scale.selector,
+    }
+    return {"scale": paths}
 
 
 def _column(column: PrinterColumn) -> dict[str, Any]:

@@ -150,8 +150,8 @@ class EngineSpec(ApiModel):
 
 
 class AutoscalingSpec(ApiModel):
-    """Who sets a pool's number of instances, and its bounds. With `ratio.mode: Auto` the operator sets it; otherwise it
-    keeps the number that another scaler has set, within these bounds."""
+    """Who sets a pool's number of instances, and its bounds. With `ratio.mode: Auto` the operator sets it; otherwise
+    another scaler does, by the pool's EnginePool, within these bounds."""
 
     rules: ClassVar[tuple[Rule, ...]] = autoscaling_rules()
 
@@ -161,8 +161,9 @@ class AutoscalingSpec(ApiModel):
     max_replicas: PositiveInt
     """Instances at most. A higher number that another scaler sets is set back to this one."""
     by: Literal["Ballast", "External"] = "Ballast"
-    """Who sets the number: Ballast does with `ratio.mode: Auto`; External leaves it to another scaler, such as an
-    HorizontalPodAutoscaler of the pool's Deployment, in every mode. Ballast's advice is a metric that it can follow."""
+    """Who sets the number: Ballast does with `ratio.mode: Auto`; External leaves it to another scaler in every mode.
+    Its target is the EnginePool `<serving pool>-<pool>`, which has a scale subresource; Ballast's advice is a metric
+    that it can follow, with `ratio.mode` Auto or Advisory."""
 
 
 class PoolSpec(ApiModel):
@@ -413,6 +414,10 @@ class ServingPoolSpec(ApiModel):
     def steers(self, pool: PoolSpec) -> bool:
         """Whether Ballast's decisions set the number of this pool's instances."""
         return self.ratio.mode == "Auto" and pool.autoscaling is not None and pool.autoscaling.by == "Ballast"
+
+    def leaves_to_others(self, pool: PoolSpec) -> bool:
+        """Whether other scalers set the number of this pool's instances, by its EnginePool."""
+        return pool.autoscaling is not None and not self.steers(pool)
 
     @property
     def objective_names(self) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class Kind:
 SERVING_POOL: Final = Kind(API_VERSION, "ServingPool", "servingpools")
 SCHEDULING_POLICY: Final = Kind(API_VERSION, "SchedulingPolicy", "schedulingpolicies")
 OBJECTIVE: Final = Kind(API_VERSION, "ServiceLevelObjective", "servicelevelobjectives")
+ENGINE_POOL: Final = Kind(API_VERSION, "EnginePool", "enginepools")
 HARDWARE_PROFILE: Final = Kind(API_VERSION, "HardwareProfile", "hardwareprofiles", namespaced=False)
 
 SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
@@ -100,7 +101,14 @@ BUILT_IN_CHILDREN: Final = (
     DEPLOYMENT,
 )
 """Other children whose kind every cluster has, in the order of writing: what a pod needs comes before the pod."""
-OPTIONAL_CHILDREN: Final = (LEADER_WORKER_SET, INFERENCE_POOL, HTTP_ROUTE, EXTENSION_POLICY, TRAFFIC_POLICY)
+OPTIONAL_CHILDREN: Final = (
+    ENGINE_POOL,
+    LEADER_WORKER_SET,
+    INFERENCE_POOL,
+    HTTP_ROUTE,
+    EXTENSION_POLICY,
+    TRAFFIC_POLICY,
+)
 """Children whose kind exists only where its CRD is installed, in the order of writing, after the built-in ones."""
 WORKLOADS: Final = (DEPLOYMENT, LEADER_WORKER_SET)
 """Children that make pods; their counts have the same names."""

@@ -16,7 +16,7 @@ from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.conditions import transitions
 from ballast_operator.gateways.board import Board
 from ballast_operator.gateways.loads import Loads
-from ballast_operator.kinds import HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
+from ballast_operator.kinds import ENGINE_POOL, HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
 from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Outcome
@@ -34,6 +34,7 @@ from ballast_operator.status.attainment import following, taught
 from ballast_operator.status.drain_notices import drain_notices
 from ballast_operator.status.edit_notices import EditNotices
 from ballast_operator.status.events import event_for, notice_event
+from ballast_operator.status.scale import scale_statuses
 from ballast_operator.status.verdict import unplannable, unreadable, verdict
 from ballast_operator.writing.apply import Writer, apply
 from ballast_operator.writing.in_place import InPlace
@@ -153,6 +154,8 @@ class Reconciler:
         for notice in drain_notices(planned):
             self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
         outcome = self._applied(observed, planned)
+        for handle, status in scale_statuses(observed):
+            self._write_status(ENGINE_POOL, handle, status)
         found = verdict(observed, planned, outcome)
         if found.status is not None:
             self._write_status(SERVING_POOL, observed.pool, found.status)

@@ -23,6 +23,7 @@ from ballast_operator.rollouts.canarying import canary_of, with_canary
 from ballast_operator.rollouts.draining import Step, next_step
 from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts
 from ballast_operator.rollouts.workloads import (
+    asked_by_others,
     counts_of,
     decided_replicas,
     id_of,
@@ -67,12 +68,15 @@ def wanted_instances(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, 
 
 
 def _instances(observed: Observed, pool: PoolSpec, decided: int | None, *, steered: bool) -> int:
-    """With autoscaling, what was decided counts, or else the number that is there: another controller may scale. Both
-    within the bounds."""
+    """With autoscaling, what was decided counts, or else what the EnginePool says, or without one the number that is
+    there. All within the bounds."""
     if pool.autoscaling is None:
         return pool.wanted_replicas
     if decided is not None:
         return decided
+    asked = asked_by_others(observed.name, pool, observed.children)
+    if asked is not None:
+        return asked
     found = workloads_of(observed, pool.name)
     if not found:
         # Nobody wakes a fleet that begins at zero, but where decisions do.

@@ -23,7 +23,16 @@ from ballast_api.serving_pool import ServingPool, ServingPoolSpec
 from ballast_core.model import Role
 from ballast_core.policies.composing import remarks
 from ballast_operator.gateways.settings_reports import Report, reports, settings_hash
-from ballast_operator.kinds import CONFIG_MAP, DEPLOYMENT, HTTP_ROUTE, Manifest, ObjectKey, key_of, writing_order
+from ballast_operator.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    HTTP_ROUTE,
+    Manifest,
+    ObjectKey,
+    key_of,
+    writing_order,
+)
 from ballast_operator.observed import Observed
 from ballast_operator.planning import scaling
 from ballast_operator.planning.engines import engines, gpus_of_instances, wanted_engines, wanted_instances
@@ -40,6 +49,7 @@ from ballast_operator.rollouts.canary import Canary
 from ballast_operator.scaling.records import stored_among
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.drain_marks import drain_marks
+from ballast_operator.specs.engine_pools import engine_pool
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.hold import PROGRAM, hold_program
@@ -92,7 +102,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     target = Target(spec, instances, objectives, fleet.workloads, references.profiles, references.policy)
     missing = references.missing_profiles(pool.hardware for pool in spec.pools)
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
-    around = list(_around_engines(owner, spec, observed))
+    around = list(_around_engines(owner, spec, observed, instances))
     if not missing:
         around.append(profiles_config_map(owner, references.profiles, {PROGRAM: hold_program()}))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
@@ -220,13 +230,17 @@ def _gateway_objects(
     return _Part((*objects, gateway_config_map(owner, settings), deployment))
 
 
-def _around_engines(owner: Owner, spec: ServingPoolSpec, observed: Observed) -> Iterator[Manifest]:
+def _around_engines(
+    owner: Owner, spec: ServingPoolSpec, observed: Observed, instances: Mapping[str, int]
+) -> Iterator[Manifest]:
     """What stands around the engines of all pools, whatever their revision."""
     if observed.network_policies and any(map(spec.has_agent, spec.pools)):
         yield network_policies.engines_policy(owner)
     for pool in spec.pools:
         yield services.pool_service(owner, spec, pool)
         yield disruption_budgets.pool_disruption_budget(owner, pool)
+        if ENGINE_POOL in observed.optional_kinds and spec.leaves_to_others(pool):
+            yield engine_pool(owner, pool, instances[pool.name])
 
 
 def _surplus(observed: Observed, keep: Collection[ObjectKey]) -> tuple[Manifest, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from ballast_api import names
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.gateways.gateway_pods import is_ready
-from ballast_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, WORKLOADS, Manifest, ObjectKey, key_of
+from ballast_operator.kinds import DEPLOYMENT, ENGINE_POOL, LEADER_WORKER_SET, WORKLOADS, Manifest, ObjectKey, key_of
 from ballast_operator.observed import Observed
 from ballast_operator.rollouts.draining import Instance
 from ballast_operator.rollouts.rollout import Counts
@@ -166,6 +166,16 @@ def decided_replicas(spec: ServingPoolSpec, pool: PoolSpec, decided: Stored) -> 
     return min(max(asked.replicas, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas)
 
 
+def asked_by_others(serving_pool: str, pool: PoolSpec, children: Sequence[Manifest]) -> int | None:
+    """What the pool's EnginePool asks for, within its bounds; None where it has none."""
+    key = ENGINE_POOL.key(names.pool_object_name(serving_pool, pool.name))
+    found = next((child for child in children if key_of(child) == key), None)
+    if found is None or pool.autoscaling is None:
+        return None
+    asked = int(found["spec"].get("replicas", pool.autoscaling.min_replicas))
+    return min(max(asked, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas)
+
+
 def may_shrink(serving_pool: str, spec: ServingPoolSpec, children: Sequence[Manifest]) -> bool:
     """Whether a pool of the spec may lose pods now, or has pods with marks: these are of interest then."""
     decided = stored_among(children, serving_pool)
@@ -173,6 +183,8 @@ def may_shrink(serving_pool: str, spec: ServingPoolSpec, children: Sequence[Mani
         found = pool_workloads(serving_pool, children, pool.name)
         most = pool.wanted_replicas if pool.autoscaling is None else pool.autoscaling.max_replicas
         wanted = decided_replicas(spec, pool, decided)
+        if wanted is None and spec.leaves_to_others(pool):
+            wanted = asked_by_others(serving_pool, pool, children)
         most = most if wanted is None else wanted
         asked = sum(each["spec"].get("replicas", 1) for each in found)
         if len(found) > 1 or asked > most or any(_annotation(each, names.ANNOTATION_DRAINS) for each in found):
