@@ -245,13 +245,13 @@ dashboards: $(STAMP) ## Write Grafana dashboards and Prometheus rules into the c
 	@$(DASHBOARDS)
 
 operator-scale: $(STAMP) testbed-build ## The operator with many ServingPools on a real API server, beside another commit (SCALE_ARGS="--pools 100 --baseline REF", "--pools 500 --nodes 1000" with KWOK; 5 minutes and up)
-	@$(BIN)/python bench/operator_scale.py $(SCALE_ARGS)
+	@$(BIN)/python -m bench.operator_load $(SCALE_ARGS)
 
 operator-kills: $(STAMP) testbed-build ## Kill the operator at random writes on a real API server; it converges each time (KILLS=100; 10 minutes)
-	@$(BIN)/python bench/operator_scale.py --kills $(or $(KILLS),100)
+	@$(BIN)/python -m bench.operator_load --kills $(or $(KILLS),100)
 
 operator-outages: $(STAMP) testbed-build ## Kill the API server while ServingPools are edited; no edit is lost (OUTAGES=10; 3 minutes)
-	@$(BIN)/python bench/operator_scale.py --outages $(or $(OUTAGES),10) --pools 5
+	@$(BIN)/python -m bench.operator_load --outages $(or $(OUTAGES),10) --pools 5
 
 verify: $(STAMP) ## Show where generated files differ from the models, and reports from their records
 	@$(BIN)/python -m ballast_api.generate --check
