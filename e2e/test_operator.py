@@ -350,22 +350,30 @@ def test_a_slow_api_server_makes_it_slow_and_nothing_else(
 ) -> None:
     """Each answer takes a second. What comes of an edit amid its writes is what a quick one makes of it, and stays."""
 
-    def edited() -> list[dict[str, Any]]:
+    def edited() -> None:
         kubectl.apply(referred)
         wait_until(lambda: kubectl.find("deployment", f"{NAME}-gateway"), 60, "it is at work")
         limits = {"limits": {"drainGraceS": 2.0}}
         kubectl.patch("servingpool", NAME, {"spec": {"gateway": {"settings": limits}}})
         wait_until(lambda: settled(kubectl), 120, "the ServingPool has settled")
-        return state(kubectl)
 
     operator.start()
-    expected = edited()
+    edited()
+    wait_until(lambda: is_quiet(relay, 3), 60, "it has told of it by Events, too", poll_s=0)
+    expected = state(kubectl)
     operator.stop()
     remove(kubectl)
     relay.delay_s = 1.0
     operator.start()
-    assert edited() == expected
-    relay.reset()
-    time.sleep(10)  # five resyncs
-    assert not relay.writes
+    edited()
+    wait_until(lambda: is_quiet(relay, 5), 90, "it has told of it by Events, too", poll_s=0)
+    assert state(kubectl) == expected
+    assert is_quiet(relay, 10), relay.writes[-5:]  # five resyncs
     assert not operator.has_ended()
+
+
+def is_quiet(relay: ApiRelay, seconds: float) -> bool:
+    """Whether nothing is written for so long."""
+    before = len(relay.writes)
+    time.sleep(seconds)
+    return len(relay.writes) == before

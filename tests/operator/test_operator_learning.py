@@ -28,7 +28,7 @@ from tests.operator.test_operator_collecting import CHAT, Pods, gateway_pod, gat
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import DEFAULTS, profile
 from tests.support.pod_api_calls import TOKEN
-from tests.support.scaled_fleet import Fleet, hardware
+from tests.support.scaled_fleet import Fleet, autoscaled, hardware
 from tests.support.scripted_engine import scripted_engine
 
 H200 = SHIPPED_PROFILES["h200-qwen3-32b"]
@@ -288,9 +288,11 @@ def test_the_status_says_what_was_learned_where_nothing_is_declared() -> None:
     status = profile_status(manifest, NOW, ["team/chat"], {("team", "chat"): guessed(1.0, 0.4)})
     assert accuracy_of(status) == ("True", "Learned")
     (told,) = status["learned"]
-    assert not {"stepRatio", "accurate"} & set(told)
+    assert not {"stepRatio", "prefillRatio", "accurate"} & set(told)
     assert told["step"]["aMs"] == pytest.approx(H200.a_ms, rel=0.01)
-    assert told["prefillRatio"] == 0.4
+    assert "prefillRatio" not in told
+    ratio = 0.4 * manifest["spec"]["dMsPerToken"]
+    assert told["prefill"]["dMsPerToken"] == pytest.approx(ratio, rel=0.01)
 
 
 def test_a_fleet_of_unknown_speed_is_scaled_once_it_is_learned() -> None:
@@ -313,6 +315,48 @@ def test_a_fleet_of_unknown_speed_is_scaled_once_it_is_learned() -> None:
     fleet.round(1)
     assert all(fleet.counts()[pool] > before[pool] for pool in before)
     assert condition()["reason"] == "Steered"
+
+
+def test_what_was_learned_of_engines_that_were_replaced_counts_until_more_is_known() -> None:
+    """After a rollout, or a night at zero: else nothing would be scaled just then. Of another model nothing is kept."""
+    lessons = Lessons()
+    lessons.follow(*CHAT, TAUGHT)
+
+    def answered(known: Lesson) -> Lesson:
+        lessons.answered(CHAT, "uid", {"h200": known.learned}, 0.0)
+        return lessons.of(CHAT)["h200"]
+
+    first = answered(guessed(1.0, 0.4))
+    assert first.accuracy is Accuracy.LEARNED
+    assert answered(guessed(None, None)).ratios == first.ratios
+    assert answered(guessed(3.0, None, observations=59)).ratios == first.ratios
+    later = answered(guessed(3.0, None, observations=60))
+    assert (later.step_ratio, later.prefill_ratio) == (3.0, 0.4)
+    lessons.follow(*CHAT, replace(TAUGHT, model="another"))
+    assert answered(guessed(None, None)).accuracy is Accuracy.UNKNOWN
+
+
+@pytest.mark.parametrize("known", [lesson(3.0, 3.0), guessed(3.0, 3.0)], ids=["declared", "guessed"])
+def test_what_was_learned_beside_other_numbers_does_not_correct_new_ones(known: Lesson) -> None:
+    """Until gateways have taken an edit, ratios are to the old numbers: copied ones would be corrected twice."""
+    assert known.accuracy.corrects
+    for edited in (replace(H200, d_ms_per_token=0.3), replace(UNINFORMED_PROFILE, name="h200", a_ms=1.0)):
+        of = Steered(uid="u", mode="Auto", pools=(replace(pool_of(Role.PREFILL), profile=edited),))
+        assert corrected(of, {edited.name: known, "h200": known}) == of
+
+
+def test_a_pool_of_unknown_speed_without_instances_hinders_nobody() -> None:
+    """Another pool decodes; where none does, there is no decision."""
+    unknown = hardware("new")
+    unknown["spec"] = {key: value for key, value in unknown["spec"].items() if key not in map(to_camel, SPEEDS)}
+    new = {**autoscaled("new", "Decode", 0), "hardware": "new"}
+    pools = [autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0), new]
+    to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 3000}}
+    fleet = Fleet(rate_rps=8.0, pools=pools, spec=to_zero, hardware=[hardware(), unknown])
+    fleet.round(4)
+    assert fleet.counts()["new"] == 0
+    assert fleet.counts()["decode"] > 0
+    assert next(each for each in fleet.status["conditions"] if each["type"] == "ScalingActive")["status"] == "True"
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------

@@ -347,5 +347,15 @@ def test_a_budget_is_for_surplus_instances_too(budget: int | None, expected: lis
     """6 instances of 1 GPU and 2 of 4 need 14: what is left goes to surge, the first pool first, and never less than
     one instance can be replaced."""
     spec = parse_pool(serving_pool(gpuBudget=budget)).spec
-    found = allowances(spec, {"prefill": 6, "decode": 2}, {"prefill": 1, "decode": 4})
+    found = allowances(spec, {"prefill": 6, "decode": 2}, {"prefill": 1, "decode": 4}, {"prefill": 6, "decode": 2})
     assert [found["prefill"], found["decode"]] == expected
+
+
+def test_a_surplus_that_has_begun_stays_when_others_need_its_gpus() -> None:
+    """The last ready instance must not go before its successor is ready."""
+    spec = parse_pool(serving_pool(gpuBudget=6)).spec
+    gpus, asked = {"prefill": 1, "decode": 1}, {"prefill": 2, "decode": 5}
+    (prefill, decode) = allowances(spec, {"prefill": 1, "decode": 5}, gpus, asked).values()
+    assert (prefill, decode) == (Allowance(1, 0), Allowance(0, 1, cut=True))
+    roll = Rolling(1, prefill.surge, prefill.unavailable, Counts("b", 1, 1, 0), (Counts("a", 1, 1, 1),))
+    assert next_counts([roll], 0.25) == {"b": 1, "a": 1}

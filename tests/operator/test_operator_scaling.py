@@ -328,7 +328,7 @@ def test_another_scaler_has_one_handle_through_all_rollouts() -> None:
         for _ in range(4):  # pods that are to go are emptied first
             fleet.look()
             fleet.round(1)
-        assert handles(fleet)["prefill"]["spec"]["replicas"] == expected
+        assert handles(fleet)["prefill"]["spec"]["replicas"] == asked, "it is the other scaler's"
         assert fleet.counts()["prefill"] == expected
         status = handles(fleet)["prefill"]["status"]
         assert (status["replicas"], status["readyReplicas"]) == (expected, expected)
@@ -363,6 +363,49 @@ def test_a_handle_goes_when_ballast_scales_and_comes_with_the_number_that_is_the
     fleet.look()
     assert {name: each["spec"]["replicas"] for name, each in handles(fleet).items()} == wanted
     assert fleet.counts() == wanted
+
+
+def test_a_handle_is_written_once_and_scaling_by_it_is_nobodys_edit() -> None:
+    """A write of ours would race with the scaler's, and an Event would tell of an edit that was set back."""
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", by="External"), autoscaled("decode", "Decode")])
+    fleet.round(2)
+    fleet.store.writes.clear()
+    handles(fleet)["prefill"]["spec"]["replicas"] = 2
+    fleet.look()
+    assert "apply Deployment chat-prefill" in fleet.store.writes
+    assert "apply EnginePool chat-prefill" not in fleet.store.writes
+    assert "EditReverted" not in {event["reason"] for event in fleet.store.events}
+
+
+def test_another_scaler_gets_what_the_budget_leaves_and_holds_nobody() -> None:
+    fleet = Fleet(
+        pools=[autoscaled("prefill", "Prefill", by="External"), autoscaled("decode", "Decode")], spec={"gpuBudget": 4}
+    )
+    handles(fleet)["prefill"]["spec"]["replicas"] = 8
+    fleet.look()
+    fleet.round(1)
+    assert fleet.counts() == {"prefill": 3, "decode": 1}
+    degraded = next(each for each in fleet.status["conditions"] if each["type"] == "Degraded")
+    assert degraded["status"] == "False"
+
+
+def test_instances_that_are_being_emptied_do_not_come_back_with_another_owner_of_the_number() -> None:
+    """Decided down, and before they are gone it is Off."""
+    fleet = Fleet(spec={"ratio": {"mode": "Auto"}, "scaleDown": {"stabilizationS": 0}})
+    fleet.rate_rps = BUSY_RPS
+    fleet.round(6)
+    most = fleet.counts()["decode"]
+    assert most > 1
+    fleet.held, fleet.rate_rps = 3, 1.0
+    for _ in range(6):
+        fleet.round(1)
+    wanted = read(fleet.decisions or {}).wanted["decode"].decode
+    assert wanted < most
+    assert fleet.counts()["decode"] > wanted, "they are not empty"
+    fleet.spec = {"ratio": {"mode": "Off"}}
+    fleet.edit()
+    fleet.look()
+    assert handles(fleet)["decode"]["spec"]["replicas"] == wanted
 
 
 def test_without_its_definition_a_pool_keeps_the_number_of_its_deployment() -> None:

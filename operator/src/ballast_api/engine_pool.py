@@ -11,7 +11,8 @@ class EnginePoolSpec(ApiModel):
     """What another scaler asks for."""
 
     replicas: NonNegativeInt
-    """Instances that are wanted, within the bounds of the pool's `autoscaling`: a number beyond them is set back."""
+    """Instances that are wanted. A number beyond the bounds of the pool's `autoscaling` counts as the bound, and one
+    beyond what `gpuBudget` leaves as what it leaves."""
 
 
 class EnginePoolStatus(ApiModel):

@@ -163,6 +163,15 @@ class LearnedStep(ApiModel):
     """Milliseconds for each decoding sequence."""
 
 
+class LearnedPrefill(ApiModel):
+    """Coefficients of what computes prompts, as learned."""
+
+    d_ms_per_token: NonNegativeFloat
+    """Milliseconds for each token computed in a step."""
+    s_ms_per_pair: NonNegativeFloat
+    """Milliseconds for each pair of a new and an earlier token."""
+
+
 class LearnedNumbers(ApiModel):
     """What the gateways of one ServingPool have learned together."""
 
@@ -181,8 +190,10 @@ class LearnedNumbers(ApiModel):
     step: LearnedStep | None = None
     """The coefficients of a decode step; left out while too little has been observed."""
     prefill_ratio: NonNegativeFloat | None = None
-    """Real over declared time of a prefill: dMsPerToken and sMsPerPair are by so much larger. Where nothing is
-    declared, over that of the guess that learning began from."""
+    """Real over declared time of a prefill: dMsPerToken and sMsPerPair are by so much larger. Left out where nothing is
+    declared."""
+    prefill: LearnedPrefill | None = None
+    """The coefficients that prefills have; left out while too few have ended."""
     prefills: NonNegativeInt = 0
     """Prefills from which that was learned, when this was written."""
 

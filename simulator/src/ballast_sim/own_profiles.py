@@ -44,8 +44,9 @@ def read_node_selectors(paths: Iterable[Path]) -> Mapping[str, Mapping[str, str]
 
 
 def _profiles_of(path: Path) -> list[HardwareProfile]:
+    manifests = _manifests_of(path)
     try:
-        return [item.spec.to_simulate(item.name) for item in _manifests_of(path)]
+        return [item.spec.to_simulate(item.name) for item in manifests]
     except ValueError as error:
         raise ProfileFileError(f"--profiles: {path}: {error}") from None
 

@@ -58,13 +58,22 @@ class Engines:
     """What keeps pools from their workloads."""
 
 
-def wanted_instances(observed: Observed, spec: ServingPoolSpec) -> Mapping[str, int]:
-    """Instances by name of the pool."""
+def wanted_instances(observed: Observed, spec: ServingPoolSpec, gpus: Mapping[str, int]) -> Mapping[str, int]:
+    """Instances by name of the pool. `gpus`: of one instance, of the pools of which that is known.
+
+    What other scalers ask for is cut to what the budget leaves: else it would hold the pools of others, too.
+    """
     decided = stored_among(observed.children, observed.name)
-    return {
+    wanted = {
         pool.name: _instances(observed, pool, decided_replicas(spec, pool, decided), steered=spec.steers(pool))
         for pool in spec.pools
     }
+    for pool in spec.pools:
+        if spec.gpu_budget is not None and pool.autoscaling and spec.leaves_to_others(pool) and pool.name in gpus:
+            others = sum(wanted[name] * each for name, each in gpus.items() if name != pool.name)
+            most = max((spec.gpu_budget - others) // gpus[pool.name], pool.autoscaling.min_replicas)
+            wanted[pool.name] = min(wanted[pool.name], most)
+    return wanted
 
 
 def _instances(observed: Observed, pool: PoolSpec, decided: int | None, *, steered: bool) -> int:
@@ -79,10 +88,11 @@ def _instances(observed: Observed, pool: PoolSpec, decided: int | None, *, steer
         return asked
     found = workloads_of(observed, pool.name)
     if not found:
-        # Nobody wakes a fleet that begins at zero, but where decisions do.
-        return max(pool.autoscaling.min_replicas, 0 if steered or pool.autoscaling.by == "External" else 1)
+        # Nobody wakes a fleet that begins at zero, but where decisions do: an HPA leaves alone what is at zero.
+        return max(pool.autoscaling.min_replicas, 0 if steered else 1)
     now = found[0]["spec"].get("replicas", 1)
-    if len(found) > 1:  # in the middle of a rollout the status remembers what was wanted
+    drains = any(names.ANNOTATION_DRAINS in (each["metadata"].get("annotations") or {}) for each in found)
+    if len(found) > 1 or drains:  # in a rollout, and while instances are emptied, the status remembers what was wanted
         counts = (observed.pool.get("status") or {}).get("pools") or ()
         now = next((each["replicas"] for each in counts if each.get("name") == pool.name), now)
     return int(min(max(now, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas))
@@ -121,7 +131,8 @@ def wanted_engines(
     lacking = _without_api(observed, spec)
     known = [pool for pool in known if pool not in lacking]
     targets = {pool.name: _target(observed, pool, revision) for pool in known}
-    allowed = allowances(spec, instances, gpus_of_instances(spec, profiles))
+    asked = {pool.name: sum(counts_of(each).asked for each in workloads_of(observed, pool.name)) for pool in spec.pools}
+    allowed = allowances(spec, instances, gpus_of_instances(spec, profiles), asked)
     rolling = {
         pool.name: _rolling(observed, pool, instances[pool.name], targets[pool.name], allowed[pool.name])
         for pool in known

@@ -49,7 +49,7 @@ from ballast_operator.rollouts.canary import Canary
 from ballast_operator.scaling.records import stored_among
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.drain_marks import drain_marks
-from ballast_operator.specs.engine_pools import engine_pool
+from ballast_operator.specs.engine_pools import engine_pool, engine_pool_key
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.hold import PROGRAM, hold_program
@@ -85,7 +85,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     spec = pool.spec
     owner = Owner(name=pool.name, namespace=pool.namespace, uid=str(pool.metadata.uid))
     references = resolve(spec, observed)
-    instances = wanted_instances(observed, spec)
+    instances = wanted_instances(observed, spec, gpus_of_instances(spec, references.profiles))
     misfit = () if references.policy is None else unsuited(spec, references.policy)
     excess = over_budget(spec.gpu_budget, _gpus(spec, instances, references))
     routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents, controllers=observed.controllers)
@@ -107,7 +107,11 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
         around.append(profiles_config_map(owner, references.profiles, {PROGRAM: hold_program()}))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
     held = gateway.held | fleet.held | ({numbers} if missing else set())
-    kept = held.union((key_of(item) for item in (*objects, *fleet.resize)), scaling.kept_objects(spec, owner.name))
+    kept = held.union(
+        (key_of(item) for item in (*objects, *fleet.resize)),
+        scaling.kept_objects(spec, owner.name),
+        (engine_pool_key(owner.name, pool.name) for pool in spec.pools if spec.leaves_to_others(pool)),
+    )
     drains = {name: step for name, step in fleet.steps.items() if step.victims or step.released}
     dues = (token.next_step_s, SETTINGS_LOOK_S if behind else None, DRAIN_LOOK_S if drains else None)
     due_s = [each for each in dues if each is not None]
@@ -240,7 +244,9 @@ def _around_engines(
         yield services.pool_service(owner, spec, pool)
         yield disruption_budgets.pool_disruption_budget(owner, pool)
         if ENGINE_POOL in observed.optional_kinds and spec.leaves_to_others(pool):
-            yield engine_pool(owner, pool, instances[pool.name])
+            handle = engine_pool(owner, pool, instances[pool.name])
+            if observed.child(key_of(handle)) is None:
+                yield handle
 
 
 def _surplus(observed: Observed, keep: Collection[ObjectKey]) -> tuple[Manifest, ...]:

@@ -104,11 +104,35 @@ def corrected(steered: Steered, lessons: Mapping[str, Lesson]) -> Steered:
     """With learned numbers in place of those of profiles that are not accurate, or declare none."""
     pools = tuple(
         replace(pool, profile=_corrected(pool, lesson))
-        if (lesson := lessons.get(pool.profile.name)) is not None and lesson.accuracy.corrects
+        if (lesson := lessons.get(pool.profile.name)) is not None
+        and lesson.accuracy.corrects
+        and _is_of(lesson.learned, pool.profile)
         else pool
         for pool in steered.pools
     )
     return replace(steered, pools=pools)
+
+
+def _is_of(learned: LearnedProfile, profile: HardwareProfile) -> bool:
+    """Whether it was learned beside these very numbers: ratios to others say nothing of them."""
+    if learned.declared is None or learned.guessed is profile.speed_known:
+        return False
+    numbers = msgspec.structs.asdict(learned.declared)
+    return numbers == {name: getattr(profile, name) for name in numbers}
+
+
+def kept(before: LearnedProfile, after: LearnedProfile) -> LearnedProfile:
+    """What is known where nothing is declared, after engines were replaced: what was learned of the last ones counts
+    until as much is known of the new ones."""
+    if not after.guessed or before.declared != after.declared:
+        return after
+    found = after
+    if after.observations < LEAST_OBSERVATIONS <= before.observations:
+        of_steps = ("learned", "step_ratio", "observations", "median_error_ratio", "bias_ratio", "endpoints")
+        found = msgspec.structs.replace(found, **{name: getattr(before, name) for name in of_steps})
+    if after.prefills < LEAST_OBSERVATIONS <= before.prefills:
+        found = msgspec.structs.replace(found, prefill_ratio=before.prefill_ratio, prefills=before.prefills)
+    return found
 
 
 def _corrected(pool: SteeredPool, lesson: Lesson) -> HardwareProfile:

@@ -13,7 +13,7 @@ from typing import Final
 
 from ballast_api.profile_report import LearnedProfile
 from ballast_operator.gateways.board import Name
-from ballast_operator.profiles.learned import Accuracy, Lesson, Taught, differ, judged
+from ballast_operator.profiles.learned import Accuracy, Lesson, Taught, differ, judged, kept
 
 SHOW_S: Final = 300.0
 
@@ -69,7 +69,10 @@ class Lessons:
             news = set()
             for profile in entry.taught.profiles & learned.keys():
                 before = entry.lessons.get(profile)
-                lesson = Lesson(learned[profile], model=entry.taught.model)
+                known = learned[profile]
+                if before is not None and before.model == entry.taught.model:
+                    known = kept(before.learned, known)
+                lesson = Lesson(known, model=entry.taught.model)
                 lesson = judged(lesson, Accuracy.UNKNOWN if before is None else before.accuracy)
                 entry.lessons[profile] = lesson
                 shown = entry.shown.get(profile)

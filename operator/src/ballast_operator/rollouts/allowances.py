@@ -22,22 +22,28 @@ class Allowance:
     """Whether the budget leaves fewer than the spec allows."""
 
 
-def allowances(spec: ServingPoolSpec, instances: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, Allowance]:
-    """By name of the pool. `gpus`: of one instance, of the pools of which that is known.
+def allowances(
+    spec: ServingPoolSpec, instances: Mapping[str, int], gpus: Mapping[str, int], asked: Mapping[str, int]
+) -> Mapping[str, Allowance]:
+    """By name of the pool. `gpus`: of one instance, of the pools of which that is known. `asked`: instances that are
+    asked for now, of all revisions.
 
-    What the budget leaves goes to the first pools of the spec: all may be replaced at the same time.
+    What the budget leaves goes to the first pools of the spec: all may be replaced at the same time. A surplus that
+    has begun stays, whoever needs its GPUs now: else the last ready instance would go before its successor is.
     """
-    spare = None
+    most = {name: share(spec.rollout.max_surge, instances[name], up=True) for name in gpus}
+    surges = dict(most)
     if spec.gpu_budget is not None:
-        spare = max(0, spec.gpu_budget - sum(instances[name] * count for name, count in gpus.items()))
+        surges = {name: min(most[name], max(0, asked[name] - instances[name])) for name in gpus}
+        spare = spec.gpu_budget - sum((instances[name] + surges[name]) * each for name, each in gpus.items())
+        for name, each in gpus.items():
+            more = min(most[name] - surges[name], max(0, spare) // each)
+            surges[name] += more
+            spare -= more * each
     found = {}
-    for name, each in gpus.items():
-        asked = share(spec.rollout.max_surge, instances[name], up=True)
-        surge = asked if spare is None else min(asked, spare // each)
-        if spare is not None:
-            spare -= surge * each
+    for name, surge in surges.items():
         unavailable = share(spec.rollout.max_unavailable, instances[name], up=False)
-        found[name] = Allowance(surge, unavailable if surge or unavailable else 1, cut=surge < asked)
+        found[name] = Allowance(surge, unavailable if surge or unavailable else 1, cut=surge < most[name])
     return found
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 from ballast_api import names
 from ballast_api.demand_report import BIN_S, DemandReport
-from ballast_core.model import Role
+from ballast_core.model import Role, Stage
+from ballast_core.policies.scaling.fitting import serves
 from ballast_core.policies.scaling.measuring import Seen, lengths_of
 from ballast_core.policies.scaling.protocol import Attained, Counts, Inputs, Memory, Pool, Traffic
 from ballast_operator.gateways.gateway_pods import is_ready
@@ -86,7 +88,7 @@ def inputs_of(
     startup_s = startup_of(instances, stored.startup_s)
     return Inputs(
         now_s=now_s,
-        pools=tuple(_pool(each, steered, instances, stored, startup_s) for each in steered.pools),
+        pools=_without_unknown([_pool(each, steered, instances, stored, startup_s) for each in steered.pools]),
         traffic=Traffic(bin_s=float(BINS_OF_A_WINDOW * BIN_S)) if report is None else traffic_of(report, measured),
         objectives=steered.objectives,
         clamps=steered.clamps,
@@ -147,6 +149,22 @@ def _pool(pool: SteeredPool, steered: Steered, instances: Sequence[Instance], st
         ready=_ready(pool, [each for each in there if each.ready], wanted),
         starting=sum(not each.ready and each.age_s < stuck_s for each in there),
         draining=len(own) - len(there),
+    )
+
+
+def _without_unknown(pools: Sequence[Pool]) -> tuple[Pool, ...]:
+    """A pool of unknown speed without an instance stays so, and hinders nobody, where others serve its stages: nothing
+    is learned of it, and it may not be what is cheapest."""
+
+    def others_serve(one: Pool) -> bool:
+        others = [each for each in pools if each is not one and each.profile.speed_known and each.most]
+        return all(any(serves(each, stage) for each in others) for stage in Stage if serves(one, stage))
+
+    return tuple(
+        replace(each, least=0, most=0)
+        if not each.profile.speed_known and not each.wanted.replicas and not each.starting and others_serve(each)
+        else each
+        for each in pools
     )
 
 

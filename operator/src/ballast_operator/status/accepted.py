@@ -7,7 +7,9 @@ from typing import Final
 
 from ballast_api.conditions import MAX_USED_BY, AcceptedStatus, ConditionType, Reason
 from ballast_api.errors import InvalidInput
-from ballast_api.hardware_profile import MAX_LEARNED, LearnedNumbers, LearnedStep
+from ballast_api.hardware_profile import MAX_LEARNED, LearnedNumbers, LearnedPrefill, LearnedStep
+from ballast_api.hardware_profile import HardwareProfile as HardwareProfileResource
+from ballast_core.profiles import HardwareProfile
 from ballast_operator.conditions import Finding, conditions, known_conditions
 from ballast_operator.kinds import Manifest
 from ballast_operator.planning.references import parse
@@ -48,7 +50,7 @@ def profile_status(
         # Written also where it is empty: the API server sets it then, and a look would see a difference for ever.
         learned = (manifest.get("status") or {}).get("learned") or []
         return {**accepted, "conditions": [*accepted["conditions"], *kept], "learned": learned}
-    told = [_learned(*each).dump() for each in lessons.items()]
+    told = [_learned(*each, _numbers(manifest)).dump() for each in lessons.items()]
     told += [each for each in (manifest.get("status") or {}).get("learned") or () if not ours(each["servingPool"])]
     told.sort(key=lambda each: (-each["stepObservations"] - each["prefills"], each["servingPool"]))
     learned = frozenset("/".join(name) for name, each in lessons.items() if each.accuracy is Accuracy.LEARNED)
@@ -56,9 +58,22 @@ def profile_status(
     return {**accepted, "conditions": [*accepted["conditions"], condition], "learned": told[:MAX_LEARNED]}
 
 
-def _learned(name: tuple[str, str], lesson: Lesson) -> LearnedNumbers:
+def _numbers(manifest: Manifest) -> HardwareProfile | None:
+    """What gateways began to learn from; None if the profile is not usable."""
+    try:
+        parsed = parse(manifest)
+    except InvalidInput:
+        return None
+    return parsed.spec.to_core(parsed.name) if isinstance(parsed, HardwareProfileResource) else None
+
+
+def _learned(name: tuple[str, str], lesson: Lesson, numbers: HardwareProfile | None) -> LearnedNumbers:
     learned, ratio = lesson.learned, lesson.prefill_ratio
-    step = learned.learned
+    step, prefill = learned.learned, None
+    if ratio is not None and numbers is not None:
+        prefill = LearnedPrefill(
+            d_ms_per_token=_plain(ratio * numbers.d_ms_per_token), s_ms_per_pair=_plain(ratio * numbers.s_ms_per_pair)
+        )
     return LearnedNumbers(
         serving_pool="/".join(name),
         model=lesson.model,
@@ -66,7 +81,8 @@ def _learned(name: tuple[str, str], lesson: Lesson) -> LearnedNumbers:
         step_ratio=None if lesson.step_ratio is None or learned.guessed else round(lesson.step_ratio, 2),
         step_observations=learned.observations,
         step=None if step is None else LearnedStep(**{name: _plain(getattr(step, name)) for name in _STEP}),
-        prefill_ratio=None if ratio is None else round(ratio, 2),
+        prefill_ratio=None if ratio is None or learned.guessed else round(ratio, 2),
+        prefill=prefill,
         prefills=learned.prefills,
     )
 

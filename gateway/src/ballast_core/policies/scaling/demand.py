@@ -35,7 +35,7 @@ def demand_of(inputs: Inputs, reserves: Reserves) -> Demand | Refusal:
         return Refusal("NoTraffic", "no request arrived in the last windows")
     if traffic.lengths is None or traffic.lengths.output_tokens <= 0:
         return Refusal("NoLengths", "requests arrived, but none has told how long its prompt and its output are")
-    unknown = sorted({pool.profile.name for pool in inputs.pools if not pool.profile.speed_known})
+    unknown = sorted({pool.profile.name for pool in inputs.pools if not pool.profile.speed_known and pool.most})
     if unknown:
         return Refusal("SpeedUnknown", f"{', '.join(unknown)}: no speed is declared, and too little was learned yet")
     lengths = traffic.lengths.uncached(min(max(traffic.prefix_hit_ratio, 0.0), 0.99))
