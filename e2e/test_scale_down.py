@@ -137,6 +137,31 @@ async def test_a_scale_down_is_taken_back(fleet: Kubectl) -> None:
     assert set(decodes(fleet)) == before
 
 
+def test_a_pod_that_is_deleted_as_it_starts_does_not_keep_its_gpu(fleet: Kubectl) -> None:
+    """Its engine does not handle SIGTERM yet; the grace period is minutes."""
+    before = set(decodes(fleet))
+    wants(fleet, 4)
+
+    def running() -> str | None:
+        return next(
+            (
+                name
+                for name, pod in decodes(fleet).items()
+                for each in pod["status"].get("containerStatuses", ())
+                if name not in before and "running" in each["state"]
+            ),
+            None,
+        )
+
+    name = wait_until(running, 60, "its container runs", poll_s=0.05)
+    assert name is not None
+    grace_s = decodes(fleet)[name]["spec"]["terminationGracePeriodSeconds"]
+    fleet.run("delete", "pod", name, "--wait=false")
+    assert grace_s > 120
+    wait_until(lambda: name not in decodes(fleet), 60, "it has gone", poll_s=1.0)
+    scaled(fleet, 3)
+
+
 def tolerate(kubectl: Kubectl, pod: dict[str, Any]) -> None:
     """Let a running pod stay where TAINT is: tolerations may be added to one."""
     tolerations = [*pod["spec"]["tolerations"], {"key": TAINT, "operator": "Exists"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -129,6 +130,37 @@ def test_an_engine_that_is_dead_or_stuck_is_not_waited_for(pod: Pod, what: str) 
     setattr(pod, what, False)
     why, took_s = held(pod)
     assert (why, took_s > 0.3) == (DEAD, True)
+
+
+LISTENER = """
+import signal, sys, time
+print("up", flush=True)
+sys.stdin.readline()
+signal.signal(signal.SIGTERM, lambda *_: None)
+print("listens", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_does_not_handle_sigterm_yet_is_given_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first process of a container it would not be told, and keep its GPUs for its whole grace period."""
+    monkeypatch.setattr(engine_hold, "POLL_S", 0.02)
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert not engine_hold.listens(process.pid)
+        began_s = time.monotonic()
+        engine_hold.until_it_listens(process.pid, 0.3)
+        assert time.monotonic() - began_s >= 0.3
+        threading.Timer(0.2, process.stdin.write, ["\n"]).start()
+        threading.Timer(0.25, process.stdin.flush).start()
+        engine_hold.until_it_listens(process.pid, 60)
+        assert engine_hold.listens(process.pid)
+        process.kill()
+    assert engine_hold.listens(process.pid), "one that has gone is not waited for"
 
 
 def test_it_runs_where_only_a_python_is(pod: Pod, tmp_path: Path) -> None:

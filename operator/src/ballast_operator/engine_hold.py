@@ -6,12 +6,16 @@ of anything else. `specs.hold` makes the container's hook of it.
 A pod is empty when each gateway has seen that it ends and has nothing there, and the engine says that nothing runs,
 waits, or keeps KV for somebody who is still to read it. An engine that does not answer, or gets nothing done, is not
 waited for. One that no gateway knows gets as long as gateways usually need to notice.
+
+The kernel drops a signal that the first process of a container does not handle, so an engine that has only begun to
+start would not be told that it ends, and keep its GPUs for the whole grace period: it is given the time to listen.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import socket
 import time
 import urllib.error
@@ -26,6 +30,8 @@ UNREAD_S = 30.0
 """How long KV is kept for readers: vLLM's lease."""
 STUCK_S = 60.0
 """Without one more token an engine that claims to work is not waited for."""
+LISTENS_S = 120.0
+"""In which a container's first process begins to handle SIGTERM, if it ever does."""
 POLL_S = 1.0
 ANSWER_S = 2.0
 MISSES = 3
@@ -124,6 +130,23 @@ def hold(engine: Engine, name: str, port: int, most_s: float) -> str:
         time.sleep(POLL_S)
 
 
+def listens(process: int) -> bool:
+    """Whether a process handles SIGTERM, or cannot be looked at."""
+    try:
+        with open(f"/proc/{process}/status") as file:
+            fields = dict(line.split(":", 1) for line in file if ":" in line)
+    except OSError:
+        return True
+    return bool(int(fields.get("SigCgt", "-1"), 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def until_it_listens(process: int, most_s: float) -> None:
+    """Wait until a process handles SIGTERM; no longer than one takes that ever does."""
+    end_s = time.monotonic() + min(most_s, LISTENS_S)
+    while not listens(process) and time.monotonic() < end_s:
+        time.sleep(POLL_S / 5)
+
+
 def main() -> None:
     """Arguments: see `--help`. What is said is for those who run it by hand: kubelets drop a hook's output."""
     parser = argparse.ArgumentParser(description="Return when this engine pod is empty.")
@@ -134,7 +157,9 @@ def main() -> None:
     options = parser.parse_args()
     name, _, port = options.gateways.rpartition(":")
     host = f"[{options.host}]" if ":" in options.host else options.host
+    began_s = time.monotonic()
     print(hold(Engine(f"http://{host}:{options.port}"), name, int(port), options.most))  # noqa: T201
+    until_it_listens(1, options.most - (time.monotonic() - began_s))
 
 
 if __name__ == "__main__":
