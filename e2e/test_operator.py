@@ -356,6 +356,11 @@ def test_a_slow_api_server_makes_it_slow_and_nothing_else(
         limits = {"limits": {"drainGraceS": 2.0}}
         kubectl.patch("servingpool", NAME, {"spec": {"gateway": {"settings": limits}}})
         wait_until(lambda: settled(kubectl), 120, "the ServingPool has settled")
+        wait_until(
+            lambda: condition(kubectl.get("servingpool", NAME), "SLOMet")["message"] == "no gateway runs",
+            90,
+            "a round of questions to gateways is over",
+        )
 
     operator.start()
     edited()
