@@ -11,7 +11,7 @@ slope `d`. `k` is the KV read of decodes, `s` the attention arithmetic of prefil
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,9 @@ class HardwareProfile:
     link_gbps: float = 200.0
     link_setup_s: float = 0.005
     derivation: str = ""
-    speed_known: bool = True
-    """Whether the coefficients are of this engine; else they are a guess that learning begins from."""
+    speed_known: bool = field(default=True, repr=False)
+    """Whether the coefficients are of this engine; else they are a guess that learning begins from. Not in `repr`, by
+    which records of runs know profiles."""
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field when a coefficient is negative or a capacity is not positive."""
