@@ -44,7 +44,7 @@ class HardwareProfile:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field when a coefficient is negative or a capacity is not positive."""
-        for field in (
+        for name in (
             "overhead_ms",
             "a_ms",
             "d_ms_per_token",
@@ -53,9 +53,9 @@ class HardwareProfile:
             "b_ms_per_seq",
             "link_setup_s",
         ):
-            if not 0 <= getattr(self, field) < float("inf"):
-                raise ValueError(f"{field}: must be a finite number, 0 or more, not {getattr(self, field)!r}")
-        for field in (
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}: must be a finite number, 0 or more, not {getattr(self, name)!r}")
+        for name in (
             "gpus",
             "kv_bytes_per_token",
             "block_size",
@@ -63,8 +63,8 @@ class HardwareProfile:
             "max_num_seqs",
             "link_gbps",
         ):
-            if not 0 < getattr(self, field) < float("inf"):
-                raise ValueError(f"{field}: must be a finite number above 0, not {getattr(self, field)!r}")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}: must be a finite number above 0, not {getattr(self, name)!r}")
         if self.kv_tokens < self.block_size:
             raise ValueError(
                 f"kv_tokens: must hold one block of {self.block_size} tokens at least, not {self.kv_tokens!r}"
