@@ -21,6 +21,8 @@ COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENS = 48
 ATTEMPTS = 3
 """Requests until one was cut in peace: on few cores a hand-off may stall, and the gateway rightly turns elsewhere."""
+EJECTED_S = 11.0
+"""The gateway gives an engine that it has given up another try after this."""
 TEXT = "The harbour is quiet at night, and the ships lie still. "
 
 
@@ -104,8 +106,9 @@ async def test_a_cut_prompt_says_what_one_engine_says(
             assert cut == alone
             assert again == alone, "what was pulled must not spoil the second engine's prefix cache"
             assert entry["outcome"] == "completed"
-            if not entry.get("retries"):
+            if not entry.get("retries") and entry["decode"] == "f1":
                 break
+            await asyncio.sleep(EJECTED_S)  # where the machine stood still, an engine may be in doubt for so long
         else:
             pytest.fail(f"none of {ATTEMPTS} requests was cut in peace: {gateway.requests()}")
     assert (entry["prefill"], entry["decode"]) == ("f0", "f1")
