@@ -19,7 +19,7 @@ from tests.support.streams import heard
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENS = 48
-ATTEMPTS = 3
+ATTEMPTS = 5
 """Requests until one was cut in peace: on few cores a hand-off may stall, and the gateway rightly turns elsewhere."""
 EJECTED_S = 11.0
 """The gateway gives an engine that it has given up another try after this."""
