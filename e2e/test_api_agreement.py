@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from ballast_api.crds import crd_name
-from ballast_api.resources import KINDS
+from ballast_api.resources import ALL, KINDS
 from kit import Cluster, wait_until
 from tests.support.api_server_judge import Post, disagreements, sweep_disagreements
 
@@ -34,7 +34,7 @@ DEFINITION = "customresourcedefinition"
 @pytest.fixture(scope="module")
 def definitions(cluster: Cluster) -> Iterator[None]:
     """Our CRDs: those that are installed, or ours for as long as this module runs."""
-    names = [crd_name(model) for model in KINDS.values()]
+    names = [crd_name(model) for model in ALL]
     missing = [name for name in names if cluster.kubectl.find(DEFINITION, name) is None]
     try:
         if missing:
@@ -77,7 +77,7 @@ def _answer(response: httpx.Response) -> tuple[int, dict[str, Any]]:
 
 def test_the_server_finds_the_schemas_structural(cluster: Cluster, definitions: None) -> None:
     """A schema that is not gets a condition, and neither pruning nor defaults."""
-    for model in KINDS.values():
+    for model in ALL:
         conditions = cluster.kubectl.get(DEFINITION, crd_name(model))["status"]["conditions"]
         assert {c["type"]: c["status"] for c in conditions} == {"NamesAccepted": "True", "Established": "True"}
 
