@@ -34,8 +34,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _has_its_turn(item: pytest.Item, turn: str, one_in: int) -> bool:
     node, mark = next(item.iter_markers_with_node("rotating"), (item, None))
+    rotation = mark.args[0] if mark else 1
     every = 1 if item.get_closest_marker("shared") else one_in
-    return _comes_up(turn, node.nodeid, mark.args[0] if mark else 1) and _comes_up(turn, item.nodeid, every)
+    if node is item:
+        return _comes_up(turn, item.nodeid, max(rotation, every))
+    return _comes_up(turn, node.nodeid, rotation) and _comes_up(turn, item.nodeid, every)
 
 
 def _comes_up(turn: str, name: str, every: int) -> bool:

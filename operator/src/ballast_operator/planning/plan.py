@@ -46,10 +46,11 @@ from ballast_operator.problems.route_overlaps import gets_nothing, overlaps
 from ballast_operator.problems.settings import contradictory, refused_by
 from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.rollouts.canary import Canary
+from ballast_operator.rollouts.workloads import engine_pool_key
 from ballast_operator.scaling.records import stored_among
 from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.drain_marks import drain_marks
-from ballast_operator.specs.engine_pools import engine_pool, engine_pool_key
+from ballast_operator.specs.engine_pools import engine_pool
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
 from ballast_operator.specs.gateway_deployment import gateway_deployment
 from ballast_operator.specs.hold import PROGRAM, hold_program

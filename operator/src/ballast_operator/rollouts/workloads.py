@@ -166,9 +166,14 @@ def decided_replicas(spec: ServingPoolSpec, pool: PoolSpec, decided: Stored) -> 
     return min(max(asked.replicas, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas)
 
 
+def engine_pool_key(serving_pool: str, pool: str) -> ObjectKey:
+    """Names the EnginePool of a pool: the same through all rollouts."""
+    return ENGINE_POOL.key(names.pool_object_name(serving_pool, pool))
+
+
 def asked_by_others(serving_pool: str, pool: PoolSpec, children: Sequence[Manifest]) -> int | None:
     """What the pool's EnginePool asks for, within its bounds; None where it has none."""
-    key = ENGINE_POOL.key(names.pool_object_name(serving_pool, pool.name))
+    key = engine_pool_key(serving_pool, pool.name)
     found = next((child for child in children if key_of(child) == key), None)
     if found is None or pool.autoscaling is None:
         return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ballast_api import names
 from ballast_api.serving_pool import PoolSpec
-from ballast_operator.kinds import ENGINE_POOL, Manifest, ObjectKey
+from ballast_operator.kinds import ENGINE_POOL, Manifest
+from ballast_operator.rollouts.workloads import engine_pool_key
 from ballast_operator.specs.meta import Owner, child, with_labels
 
 
@@ -13,8 +14,3 @@ def engine_pool(owner: Owner, pool: PoolSpec, replicas: int) -> Manifest:
     again, and a number beyond the pool's bounds is cut where it is read."""
     made = child(ENGINE_POOL, owner, engine_pool_key(owner.name, pool.name).name, "engine", spec={"replicas": replicas})
     return with_labels(made, {names.LABEL_POOL: pool.name})
-
-
-def engine_pool_key(serving_pool: str, pool: str) -> ObjectKey:
-    """Names the handle of a pool: the same through all rollouts."""
-    return ENGINE_POOL.key(names.pool_object_name(serving_pool, pool))
