@@ -164,13 +164,16 @@ def test_a_new_engine_image_rolls_prefill_and_decode_in_step(cluster: Cluster, f
 
 def roll_in_step(cluster: Cluster, fleet: Kubectl, name: str, there: dict[str, Any], back: dict[str, Any]) -> None:
     """Two edits of the engine with traffic on and no pod above the wanted number: no request fails, and the bounds of
-    the rollout hold at every look."""
+    the rollout hold at every look.
+
+    One of two prefill engines is out for most of it, so the load is half of the others': the trace's bursts at the full
+    rate keep what is left busy for 0.7 of the time, and are more than the objective lets wait."""
     wanted = {"prefill": 2, "decode": 4}
     set_replicas(fleet, **wanted)
     rollout = {"maxSurge": 0, "maxUnavailable": 1, "maxSkew": 0.25}
     fleet.patch("servingpool", NAME, {"spec": {"rollout": rollout}})
     wait_serving(fleet, **wanted)
-    load = start_load(fleet, name, image=cluster.images.ballast, url=URL, duration_s=100, time_scale=TIME_SCALE)
+    load = start_load(fleet, name, image=cluster.images.ballast, url=URL, duration_s=50, time_scale=2 * TIME_SCALE)
     load.wait_started()
     revisions = [engine_pods(fleet)[0]["metadata"]["labels"]["serving.ballast.dev/kv-revision"]]
     for change in (there, back):
@@ -190,7 +193,7 @@ def roll_in_step(cluster: Cluster, fleet: Kubectl, name: str, there: dict[str, A
         wait_serving(fleet, **wanted)
     report = load.result(timeout_s=100 * TIME_SCALE + 180)
     keep(name, report)
-    assert report["requests"] > 100
+    assert report["requests"] > 80
     assert report["failed"] == 0, report.get("failures")
     assert revisions[0] == revisions[2] != revisions[1]
     assert len(fleet.items("deployments", f"serving.ballast.dev/serving-pool={NAME}")) == 3
