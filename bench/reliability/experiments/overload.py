@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import random
 from dataclasses import replace
+from itertools import count
 
 from bench.reliability.kit.asking import Ask, ask
 from bench.reliability.kit.client import Fate, Outcome, at_rate, send
@@ -24,7 +25,7 @@ PROMPTS = ("short", "mixed")
 BURST_S, AFTER_S = 8.0, 8.0
 PLACES, OUTPUT_TOKENS = 8, 80
 SHORT_TOKENS, LONG_TOKENS = 200, 12_000
-_BOUND_S = 150.0
+_BOUND_S, _AGAIN_S = 150.0, 0.1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +50,10 @@ async def run(lab: Lab) -> list[Row]:
     return rows
 
 
-def _asks(lab: Lab, prompts: str, count: int, first: int = 0) -> list[Ask]:
+def _asks(lab: Lab, prompts: str, most: int, first: int = 0) -> list[Ask]:
     """Those of a case: the same for each installation."""
     rng = random.Random(f"{prompts} {first} {lab.options.seed}")
-    lengths = [LONG_TOKENS if prompts == "mixed" and rng.random() < 0.2 else SHORT_TOKENS for _ in range(count)]
+    lengths = [LONG_TOKENS if prompts == "mixed" and rng.random() < 0.2 else SHORT_TOKENS for _ in range(most)]
     return [
         ask(first + number, prompt_tokens=tokens, output_tokens=OUTPUT_TOKENS, seed=lab.options.seed)
         for number, tokens in enumerate(lengths)
@@ -60,7 +61,8 @@ def _asks(lab: Lab, prompts: str, count: int, first: int = 0) -> list[Ask]:
 
 
 async def _capacity_rps(lab: Lab, prompts: str) -> float:
-    """Requests a second of an engine that is never idle and never has a queue to speak of."""
+    """Requests a second of an engine that is never idle and never has a queue to speak of: one that is shed is asked
+    again."""
     asks = _asks(lab, prompts, 6 * PLACES, first=90_000)
     async with lab.gateway("capacity") as gateway:
         loop = asyncio.get_running_loop()
@@ -68,7 +70,10 @@ async def _capacity_rps(lab: Lab, prompts: str) -> float:
 
         async def one(number: int) -> None:
             async with turns:
-                await send(gateway.port, asks[number], f"c-{number}", bound_s=_BOUND_S)
+                for again in count():
+                    if _whole(await send(gateway.port, asks[number], f"c-{number}-{again}", bound_s=_BOUND_S)):
+                        return
+                    await asyncio.sleep(_AGAIN_S)
 
         await asyncio.gather(*map(one, range(len(asks))))
         return len(asks) / (loop.time() - begun_s)
