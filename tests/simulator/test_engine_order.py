@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ballast_core.policies.queue.orders import Fcfs, LeastAttained, ShortestJob, ShortestRemaining
@@ -31,7 +31,7 @@ from ballast_sim.engine.requests import RequestState
 from ballast_sim.engine.vllm.scheduler import Scheduler
 from tests.support.engine_histories import LAW, MARK_EVERY_TOKENS, PLANS, SETTINGS, History, Plan, play
 from tests.support.engine_orders import ORDERINGS, SERVICE, UNIBOOSTS, NewestFirst, ordering
-from tests.support.engines import STEP_S, Run, config, request, started
+from tests.support.engines import STEP_S, FixedTimer, Run, config, request, started
 
 
 def assert_same(one: History, other: History) -> None:
@@ -59,6 +59,28 @@ def test_coarse_equals_stepping_to_the_last_bit(plans: list[Plan], changes: dict
     assert not stepped.snapshots[-1].load.kv_usage_ratio
 
 
+ONE = Plan(
+    gap_ms=0, input_tokens=1, max_tokens=1, stop_after=None, priority=0, shared_blocks=0, pull=False, pull_ratio=None,
+    hold=False, tbt_slo_s=None, abort_after_ms=None, probe_after_ms=0.0,
+)  # fmt: skip
+SPARED = [
+    replace(ONE, input_tokens=10, max_tokens=18, pull=True),
+    replace(ONE, input_tokens=25, max_tokens=16, shared_blocks=4),
+    replace(ONE, input_tokens=24),
+    replace(ONE, input_tokens=37, max_tokens=31),
+    replace(ONE, input_tokens=15, max_tokens=33, pull=True),
+    replace(ONE, input_tokens=6, max_tokens=12, shared_blocks=4, hold=True),
+]
+"""One is chosen to be preempted, and is not: its blocks are not free at once."""
+TIGHT = {
+    "timer": FixedTimer(), "kv_blocks": 33, "max_model_len": 110, "max_num_batched_tokens": 5,
+    "max_num_seqs": 3, "async_scheduling": True, "prefix_caching": False, "policy": "fcfs", "pulls_kv": True,
+    "hands_over_kv": False, "watermark_blocks": 0, "long_prefill_token_threshold": 0, "lease_s": 1.0,
+    "tbt_slo_s": None, "jump_idle_steps": False,
+}  # fmt: skip
+
+
+@example(SPARED, TIGHT)
 @given(PLANS, SETTINGS)
 @settings(deadline=None, max_examples=120)
 def test_fcfs_by_rank_is_vllm_where_nothing_is_preempted(plans: list[Plan], changes: dict[str, Any]) -> None:

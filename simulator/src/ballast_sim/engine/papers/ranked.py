@@ -47,6 +47,7 @@ class RankedPolicy:
 
     def preempted(self, request: RequestState) -> None:
         """Rank a request by all the work it ever attained. Swapped out, it keeps what it has computed."""
+        request.forced_preemptions += not request.evictable  # as it was ranked when it was chosen
         request.reach = self._progress.reach(request)
         self.ranks.rank(request, request.reach)
         computed = 0
@@ -138,10 +139,7 @@ class RankedPolicy:
         self._refresh_ranks()
         running = self._state.running
         evictable = [request for request in running if request.evictable]
-        victim = max(evictable or running)
-        if not evictable:
-            victim.forced_preemptions += 1
-        return victim
+        return max(evictable or running)
 
     def steps_without_preemption(self, most: int) -> int:
         """See `SchedulingPolicy.steps_without_preemption`."""
