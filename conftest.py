@@ -1,9 +1,10 @@
 """Tests and scenarios that take turns.
 
 `@pytest.mark.rotating(N)` is for what is slow and rarely breaks: each commit and Python runs one in N of these, others
-the next time. A module that has the mark as a whole takes turns as a whole, for its tests share a fleet. `--all` runs
-them all, and so does naming one (`-k`, or its path). With `--one-in N` every test takes turns: for a second Python
-beside one that runs them all, and on a machine that is too slow today.
+the next time. A module that has the mark as a whole takes turns as a whole, for its tests share a fleet; with
+`each=True` each of its tests does. `--all` runs them all, and so does naming some (`-k`, a file, a test). With
+`--one-in N` every test takes turns: for a second Python beside one that runs them all, and on a machine that is too
+slow today.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the rotating tests whose turn it is not."""
-    if config.getoption("--all") or config.getoption("keyword") or any("::" in each for each in config.args):
+    named = all("::" in each or Path(each).is_file() for each in config.args)
+    if config.getoption("--all") or config.getoption("keyword") or named:
         return
     turn = f"{_commit()} {sys.version_info.minor}"
     left_out = [item for item in items if not _has_its_turn(item, turn, config.getoption("one_in"))]
@@ -36,7 +38,7 @@ def _has_its_turn(item: pytest.Item, turn: str, one_in: int) -> bool:
     node, mark = next(item.iter_markers_with_node("rotating"), (item, None))
     rotation = mark.args[0] if mark else 1
     every = 1 if item.get_closest_marker("shared") else one_in
-    if node is item:
+    if node is item or (mark is not None and mark.kwargs.get("each")):
         return _comes_up(turn, item.nodeid, max(rotation, every))
     return _comes_up(turn, node.nodeid, rotation) and _comes_up(turn, item.nodeid, every)
 

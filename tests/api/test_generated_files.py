@@ -19,6 +19,8 @@ from ballast_api.resources import KINDS
 from tests.support.api_mutations import MUTATIONS, Mutation
 from tests.support.api_objects import full, valid
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/ballast"
 

@@ -18,6 +18,8 @@ from bench.matrix.results import Capacity, Figures
 from bench.matrix.state import Choice, Matrix, capacity_job, capacity_name
 from bench.matrix.tables import data_files
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 CODE = Code("p" * 12, "c" * 12)
 FIGURES = Figures(0.03, 1.5, 0.02, 0.5, 5.0, 3, 100, 0, 2.5)
 OF = {"workload": "chat", "seed": 1}

@@ -34,6 +34,8 @@ from bench.reproduce.run import compare
 from bench.reproduce.tasks import Called, Simulated, description_of, flat, simulated
 from bench.reproduce.verdicts import judge_change
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 CLAIM = Claim(name="tiny/tail", where="nowhere", says="P99 TPOT 1 % below round-robin", short="P99 TPOT", number="-1 %")
 
 

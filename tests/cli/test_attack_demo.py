@@ -24,6 +24,8 @@ from ballast_cli.demo.processes import ProcessGroup
 from ballast_cli.demo.report import load_words
 from ballast_sim.capacity import Capacity
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 ROOT = Path(__file__).parents[2]
 
 

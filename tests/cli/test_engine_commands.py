@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from ballast_cli.main import app
 from tests.support.served_engine import CLI, serving
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 
 def test_load_replays_against_a_served_engine_and_sigterm_ends_it(tmp_path: Path) -> None:
     """All requests complete; the report goes to a file; the server leaves with status 0."""

@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 from ballast_cli.main import app
 from ballast_cli.simulate_view import View
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 CLI = [sys.executable, "-m", "ballast_cli"]
 ENGINE = ["--endpoints", "1P1D@a100-qwen3-32b"]
 TINY = ["--workload", "chat", "--limit", "5", "--policy", "ils"]

@@ -12,6 +12,8 @@ from ballast_cli.demo.ports import free_port
 from ballast_cli.main import app
 from tests.support.served_engine import serving
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 BODY = {"prompt": "once upon a time", "max_tokens": 3}
 PATH = "/v1/completions"
 

@@ -20,6 +20,8 @@ from tests.support.measured_engine import measure
 from tests.support.served_engine import CLI
 from tests.support.virtual_clock import VirtualClock
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 PAIR = "manifests/quickstart/hardware-profiles.yaml"
 DECODE_ERROR_RATIO = 0.05
 PROMPT_ERROR_RATIO = 0.25

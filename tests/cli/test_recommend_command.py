@@ -14,6 +14,8 @@ from ballast_api.loading import load_manifest, load_manifest_files
 from ballast_api.serving_pool import ServingPool
 from ballast_cli.main import app
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 QUICKSTART = Path(__file__).parents[2] / "manifests/quickstart"
 SMALL = ["--workload", "chat", "--limit", "80", "--budget", "a100=4,h20=2", "--seed", "0", "--jobs", "1"]
 

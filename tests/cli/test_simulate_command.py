@@ -20,6 +20,8 @@ from ballast_cli.main import app
 from ballast_core.policies.placement.registry import ALL_PLACEMENTS, PLACEMENTS
 from ballast_core.policies.registry import PARTS, PLACEMENT, SCALING
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 CLI = [sys.executable, "-m", "ballast_cli"]
 FLEET = ["--endpoints", "2P2D", "--profile", "a100-qwen3-32b"]
 SHORT = ["--workload", "chat", "--limit", "60", *FLEET]

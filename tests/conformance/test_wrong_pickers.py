@@ -10,6 +10,8 @@ from tests.conformance.asking import IMPATIENT, ask, ids
 from tests.conformance.pickers import ENDPOINTS, Honest, running
 from tests.conformance.wrong_pickers import FINDS
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 
 @pytest.mark.rotating(4)
 @pytest.mark.parametrize("kind", FINDS, ids=lambda kind: kind.__name__)

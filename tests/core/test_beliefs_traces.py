@@ -14,6 +14,8 @@ from ballast_core.beliefs.calibration import error_surface, remaining_calibratio
 from ballast_core.beliefs.survival import CensoringAwareSurvival, EmaSurvival, SurvivalEstimator, heavy_tailed_prior
 from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 GRID = Buckets()
 

@@ -17,6 +17,8 @@ from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, observation, request
 from tests.support.recount import check_books
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 REQUESTS = tuple(f"r{k}" for k in range(5))
 CROWD = tuple(f"r{k}" for k in range(40))
 """So many that a batch of one report each is taken as arrays."""

@@ -23,6 +23,8 @@ from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.profiles.capacity import LengthStatistics
 from tests.support.scaling import SLO, carried_out, decided
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 POLICIES: tuple[Scaling, ...] = (BallastScaling(), FixedScaling(), MeansScaling(interval_s=30.0), UtilisationScaling())
 PROFILES = [SHIPPED_PROFILES[name] for name in ("h200-qwen3-32b", "a100-qwen3-32b", "h20-qwen3-32b")]
 

@@ -34,6 +34,8 @@ from tests.support.core_builders import director, endpoint, observation, only_di
 from tests.support.director_strategies import FLEETS, Restless, Step, dated, fleet, scripts, settings
 from tests.support.director_watch import Watch
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 ONE_EACH = Bounded(max_prefill_requests=1, max_decode_requests=1)
 
 

@@ -17,6 +17,8 @@ from ballast_gateway.observe.model_card import read_card
 from tests.support.engine_sim import engine_sim
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 _GAUGES = 'vllm:num_requests_running{engine="0"} 1.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
 
 

@@ -21,6 +21,8 @@ from tests.support.agents import RunningAgent, agents, cut_at, plan, plan_header
 from tests.support.gateway_kit import assert_openai_error, until
 from tests.support.pod_api_calls import call, listening
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 ROLES = {"p": "kv_producer", "d": "kv_consumer", "f": "kv_both"}
 PROMPT = list(range(1000, 1300))
 SLOW = ("--time-scale", "2")

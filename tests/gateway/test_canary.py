@@ -14,6 +14,8 @@ from ballast_gateway.logs import JsonFormatter
 from tests.support.gateway_kit import RunningGateway, post, raw_exchange, running_gateway
 from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, decode_script, json_reply, scripted_engine
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 CANARY = "CANARY-7f3a"
 GOOD = {"model": "tiny", "prompt": f"my secret is {CANARY}", "max_tokens": 3}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": CANARY}]}

@@ -27,6 +27,8 @@ from ballast_gateway.probes import asking_pod
 from tests.gateway.test_moving_streams import PATHS, Line, request, stream
 from tests.support.gateway_kit import RunningGateway, until
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 D0 = EndpointId("d0")
 OUTCOMES = ("moved", "finished", "lost")
 

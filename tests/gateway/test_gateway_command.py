@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 COMMAND = [sys.executable, "-m", "ballast_cli", "gateway"]
 SETTINGS = """
 model: {servedNames: [tiny]}

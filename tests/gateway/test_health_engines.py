@@ -16,6 +16,8 @@ from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.engine_sim import misbehave
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 NAMES = ("p0", "p1", "d0", "d1", "d2")
 ROLES = {"p": "kv_producer", "d": "kv_consumer"}
 STREAMS = 60

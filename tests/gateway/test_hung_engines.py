@@ -24,6 +24,8 @@ from bench.reliability.kit.engines import Engine
 from tests.support.engine_sim import FAST, engine_sim, metric, misbehave
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 BOUND_S = 60.0
 TOKENS = 300
 

@@ -36,6 +36,8 @@ from tests.support.engine_sim import FAST, TINY, engine_sim
 from tests.support.gateway_kit import RunningGateway, running_gateway, until
 from tests.support.kv_publisher import RandomCache, ScriptedPublisher, batch, removed, stored
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 E = EndpointId("e")
 POLICY = {"prefill": {"type": "least-uncached-tokens"}, "decode": {"type": "least-uncached-tokens"}}
 

@@ -21,6 +21,8 @@ from tests.support.gateway_kit import RunningGateway, running_gateway, until
 from tests.support.scripted_engine import SSE_HEAD, Asked, chunk, json_reply, scripted_engine
 from tests.support.shuffle import shuffle
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 ROLES = {"p": "kv_producer", "d": "kv_consumer"}
 PROMPT = list(range(1000, 1200))
 TOKENS = 80

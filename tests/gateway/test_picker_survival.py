@@ -24,7 +24,7 @@ from bench.reliability.kit.installation import Installation
 from tests.support.envoy import EnvoySetup, PickerAt, envoy, needs_envoy
 from tests.support.upstream import Upstream, upstream
 
-pytestmark = [pytest.mark.envoy, needs_envoy]
+pytestmark = [pytest.mark.envoy, needs_envoy, pytest.mark.rotating(4, each=True)]
 
 PATH = "/v1/completions"
 RECOMMENDED = EnvoySetup(response_body=None, survives=True)

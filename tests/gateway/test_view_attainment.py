@@ -19,6 +19,8 @@ from ballast_gateway.settings_file import News
 from tests.support.gateway_kit import until
 from tests.support.view_kit import ScriptedAgent, ViewFleet, ask, lines_of, view_fleet, view_of
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 OBJECTIVES = [{"name": "all", "ttftS": 60.0, "tpotS": 10.0}]
 
 

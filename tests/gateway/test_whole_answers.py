@@ -29,6 +29,8 @@ from tests.support.scripted_engine import (
     vllm_events,
 )
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 COMPLETIONS, CHATS = PATHS = ("/v1/completions", "/v1/chat/completions")
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 3}
 Writer = asyncio.StreamWriter

@@ -35,6 +35,8 @@ from ballast_gateway.workers.admin import merged
 from tests.support.gateway_kit import endpoints_text, post, raw_exchange, settings, until
 from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 PATH, BODY = "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3}
 
 

@@ -30,6 +30,8 @@ from tests.support.operator_builders import (
     stored_condition,
 )
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 REFERRED = (profile("a100", gpus=2), profile("h20"), policy(), objective())
 SPEC = serving_pool(
     policyRef={"name": "fair"},

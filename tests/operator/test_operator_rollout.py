@@ -29,6 +29,8 @@ from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import NAMESPACE, profile, reconciler, serving_pool, stored_condition
 from tests.support.operator_builders import pool as pool_entry
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 
 @dataclass
 class Controller:

@@ -37,6 +37,8 @@ from ballast_sim.simulation.world.pulls import Source
 from ballast_sim.simulation.world.world import World
 from tests.support.virtual_loop import run_virtually
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 SCENARIO = Path(__file__).with_name("scenario.yaml")
 
 

@@ -38,6 +38,8 @@ from ballast_sim.simulation.policies.choice import parse_policies
 from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet, director_settings, run
 from ballast_sim.workloads import WorkloadRequest
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 H200 = "h200-qwen3-32b"
 OBJECTIVE = Objective(ttft_s=2.0, tpot_s=0.05)
 

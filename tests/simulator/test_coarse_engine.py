@@ -15,6 +15,8 @@ from ballast_sim.validation import first_difference, read_golden, replay
 from tests.support.engine_histories import MARK_EVERY_TOKENS, PLANS, SETTINGS, Plan, play
 from tests.support.engines import config, request
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 FILES = sorted(GOLDEN.glob("*.jsonl.gz"))
 OWN_FILES = sorted((Path(__file__).parents[1] / "golden" / "engine").glob("*.jsonl.gz"))

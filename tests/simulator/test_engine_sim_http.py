@@ -9,6 +9,8 @@ import pytest
 from ballast_sim.engine_sim.options import KvTransfer
 from tests.support.engine_sim import engine_sim
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 
 async def exchange(port: int, data: bytes, answers: int) -> bytes:
     """Send bytes, and read until there are so many answers or the server hangs up."""

@@ -18,6 +18,8 @@ from ballast_sim.engine_sim.options import KvTransfer
 from ballast_sim.engine_sim.server import EngineSimServer
 from tests.support.engine_sim import engine_sim, eventually, metric, misbehave
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 BODY: dict[str, Any] = {"prompt": "once upon a time", "max_tokens": 5, "stream": True}
 WHOLE = {**BODY, "stream": False}
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "stream": True}

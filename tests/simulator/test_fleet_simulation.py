@@ -23,6 +23,8 @@ from ballast_sim.simulation.fleet.fleet import Fleet
 from ballast_sim.simulation.inputs.objective import Objective
 from ballast_sim.simulation.inputs.shapes import ShapeError, parse_shape
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

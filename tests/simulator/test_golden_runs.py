@@ -6,6 +6,8 @@ import pytest
 
 from ballast_sim.validation import Comparison, GoldenFileError, compare, read_golden
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 OWN = sorted((Path(__file__).parents[1] / "golden" / "engine").glob("*.jsonl.gz"))
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 FILES = sorted(GOLDEN.glob("*.jsonl.gz"))

@@ -14,6 +14,8 @@ from ballast_sim.engine import Batch, CoarseEngine, Engine, EngineConfig, Engine
 from ballast_sim.engine.batching import LocalBatching
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 PROFILE = replace(SHIPPED_PROFILES["a100-qwen3-14b"], kv_tokens=65_536)
 
 

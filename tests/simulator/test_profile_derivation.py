@@ -20,6 +20,8 @@ from ballast_sim.fitting.law import COEFFICIENTS
 from ballast_sim.fitting.model_shapes import MODELS
 from ballast_sim.fitting.splitwise import measured_over_derived
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 TABLES = Path(__file__).parents[3] / "shared" / "profiles"
 needs_tables = pytest.mark.skipif(not TABLES.exists(), reason=f"{TABLES} is absent")
 LAST_DIGIT = 1e-3  # another BLAS may round the fourth digit the other way

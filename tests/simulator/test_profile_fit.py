@@ -33,6 +33,8 @@ from ballast_sim.fitting.scrapes import read_scrapes
 from ballast_sim.fitting.step_logs import read_step_log
 from tests.support.measured_engine import measure
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 GOLDEN = sorted(Path("tests/golden/engine").glob("*.jsonl.gz"))
 BASE = SHIPPED_PROFILES["h100-qwen3-32b-tp2"]
 

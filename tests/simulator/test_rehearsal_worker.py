@@ -13,6 +13,8 @@ from ballast_sim.simulation.autoscaling.worker import answer, recorded_rows, tig
 from tests.support.recorded_rows import rows
 from tests.support.scaling import inputs, split, traffic
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 
 def job(lines: list[bytes]) -> RehearsalJob:
     """At time 0."""

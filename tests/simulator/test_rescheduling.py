@@ -14,6 +14,8 @@ from ballast_sim.simulation.policies.choice import parse_policies, with_parts
 from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet, run
 from ballast_sim.workloads import generate
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 SHAPE = "1P@a100-qwen3-32b,4D@a100-qwen3-32b"
 
 

@@ -31,6 +31,8 @@ from ballast_sim.simulation.world.links import Computed, Link
 from tests.simulator.test_fleet_simulation import Job
 from tests.support.core_builders import endpoint
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 SMALL = replace(
     SHIPPED_PROFILES["a100-qwen3-14b"], name="small", kv_tokens=4096, max_num_batched_tokens=256, max_num_seqs=8
 )
