@@ -13,6 +13,8 @@ from tests.conformance.asking import PLAN, ask, ids
 from tests.support.engine_sim import engine_sim
 from tests.support.gateway_kit import running_gateway
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 _ENDPOINTS = 3
 
 

@@ -11,6 +11,8 @@ from ballast_conformance.verdicts import Verdict
 from tests.conformance.asking import PLAN, ask
 from tests.conformance.pickers import ENDPOINTS, Honest, running
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 
 @pytest.fixture(scope="module")
 def unknown() -> grpc.ServerCredentials:

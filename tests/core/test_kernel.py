@@ -215,6 +215,7 @@ ROLES = [
 ]
 
 
+@pytest.mark.rotating(3)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 10**9), roles=st.sampled_from(ROLES), policy=st.sampled_from(POLICIES))
 def test_two_directors_choose_alike_outside_ties(seed: int, roles: tuple[Role, ...], policy: Placement) -> None:

@@ -16,6 +16,8 @@ from ballast_core.policies.placement.virtual_batches import Limits, Parts, finis
 from ballast_core.profiles import A100_QWEN3_32B, H20_QWEN3_32B, HardwareProfile
 from tests.support.virtual_endpoint import OneEndpoint, Part
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 INF = math.inf
 HARDWARE = (H20_QWEN3_32B, A100_QWEN3_32B)
 

@@ -214,6 +214,7 @@ def _decodes(said: dict[str, Any]) -> str | None:
     return said["settings"]["policy"]["decode"]["type"] if said else None
 
 
+@pytest.mark.rotating(3)
 async def test_every_worker_takes_a_change_and_so_does_one_that_is_started_again(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(scripted_engine(decode_script))

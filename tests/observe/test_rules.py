@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import yaml
 
 from dashboards.rules import ALERTS
@@ -144,6 +145,7 @@ def test_each_alert_has_cases_of_both_kinds() -> None:
         assert {case.fires for case in CASES if case.alert == alert.name} == {True, False}, alert.name
 
 
+@pytest.mark.rotating(3)
 def test_alerts_fire_and_do_not(tmp_path: Path) -> None:
     """All cases in one run."""
     path = tmp_path / "cases.yaml"

@@ -163,6 +163,7 @@ def test_a_process_that_does_not_handle_sigterm_yet_is_given_the_time(monkeypatc
     assert engine_hold.listens(process.pid), "one that has gone is not waited for"
 
 
+@pytest.mark.rotating(3)
 def test_it_runs_where_only_a_python_is(pod: Pod, tmp_path: Path) -> None:
     """As its container's hook has it: isolated, from a file."""
     file = tmp_path / "hold.py"

@@ -53,6 +53,7 @@ def test_a_budget_that_cannot_work_names_option_and_fix(text: str, model: str, w
     assert all(word in str(error.value) for word in words)
 
 
+@pytest.mark.rotating(3)
 @given(a100=st.integers(1, 40), h20=st.integers(0, 40), tpot_s=st.one_of(st.none(), st.floats(0.001, 1.0)))
 def test_layouts_use_every_engine_once_and_come_roomiest_first(a100: int, h20: int, tpot_s: float | None) -> None:
     hardware = [Hardware(profile, count, count) for profile, count in ((A100, a100), (H20, h20)) if count]

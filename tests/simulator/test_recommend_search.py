@@ -27,6 +27,8 @@ from ballast_sim.simulation.inputs.source import WorkloadSource
 from ballast_sim.simulation.runs.experiment import Outcome, RunSpec
 from ballast_sim.simulation.runs.pool import OnProgress, Pool
 
+pytestmark = pytest.mark.rotating(4, each=True)
+
 A100, H20 = SHIPPED_PROFILES["a100-qwen3-32b"], SHIPPED_PROFILES["h20-qwen3-32b"]
 SLO = Objective(ttft_s=2.0, tpot_s=0.05)
 SMALL = parse_budget("a100=2,h20=2", "qwen3-32b")
