@@ -16,7 +16,7 @@ from ballast_core.directing.fair_room import FairRoom
 from ballast_core.directing.returns import LEAST_S, MOST_S, Returns
 from ballast_core.directing.settings import DirectorSettings, SettingsChanged
 from ballast_core.directing.turns import Turns
-from ballast_core.model import EndpointId, Fault, Outcome, RejectReason, Request, RequestId, ShedCause, Stage
+from ballast_core.model import Fault, Outcome, RejectReason, Request, RequestId, ShedCause, Stage
 from ballast_core.model.effects import Dispatch, Effect, Hold, Reject
 from ballast_core.model.events import (
     ClientGone,
@@ -257,37 +257,6 @@ def test_an_engine_that_reports_a_queue_or_full_kv_gets_nothing_more() -> None:
         assert isinstance(arrive(d, 1.0, ask("r"))[0], Hold)
         free = d.on_event(EndpointObserved(endpoint("f0"), observation(3, 0, 2.0)), 2.0)
         assert sent(free) == ["r"]
-
-
-def test_an_engine_that_has_shown_its_places_gets_few_more_requests_than_those() -> None:
-    """Eight places by its metrics: two wait there for the next free one, however short they are, and others in the
-    gateway. Once it runs nine, nothing is known of its places any more."""
-    d = overloaded()
-    short = [ask(f"r{number}", tokens=1) for number in range(80)]
-    assert len(sent(arrive(d, 0.0, *short[:20]))) == 20
-
-    def looks(now_s: float, running: int, waiting: int) -> list[RequestId]:
-        seen = observation(running, waiting, now_s)
-        return sent(d.on_event(EndpointObserved(endpoint("f0"), seen), now_s))
-
-    looks(1.0, 8, 12)
-    for number in range(12):
-        assert not sent(serve(d, RequestId(f"r{number}"), 1.1))
-    looks(1.2, 8, 0)
-    assert len(sent(arrive(d, 1.3, *short[20:30]))) == 2
-    assert sent(serve(d, RequestId("r12"), 1.4)) == ["r22"]
-    looks(1.5, 9, 1)
-    assert len(sent(arrive(d, 1.6, *short[30:60]))) == 30
-
-
-def test_another_engine_in_the_same_slot_has_its_own_places() -> None:
-    """What one has shown says nothing of the next one."""
-    d = overloaded()
-    crowded = observation(1, 8, 1.0)
-    d.on_event(EndpointObserved(endpoint("f0"), crowded), 1.0)
-    d.on_event(EndpointLost(EndpointId("f0")), 2.0)
-    d.on_event(EndpointObserved(endpoint("f1"), observation(at_s=3.0)), 3.0)
-    assert len(sent(arrive(d, 3.1, *(ask(f"r{number}", tokens=1) for number in range(20))))) == 20
 
 
 def test_clients_that_leave_while_they_wait_leave_nothing_behind() -> None:

@@ -53,7 +53,6 @@ class Capacity:
             inventory.waiting.take(slots),
             self._ledger.foreign.take(slots),
             inventory.kv_usage_ratio.take(slots),
-            inventory.places.take(slots),
         )
         for stage, limits in self._limits.items():
             requests, prefill_s = self._admission.limits(stage, gauges)

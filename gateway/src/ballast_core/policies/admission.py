@@ -13,7 +13,6 @@ from ballast_core.arrays import FloatArray, IntArray
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.model import Stage
 from ballast_core.policies.declaring import check_within, parameter
-from ballast_core.state.places import UNSEEN, crowded
 
 
 class Gauges(NamedTuple):
@@ -24,8 +23,6 @@ class Gauges(NamedTuple):
     foreign: IntArray
     """Those of them that are not ours: of other gateways and direct clients."""
     kv_usage_ratio: FloatArray
-    places: IntArray
-    """How many run there at a time, where endpoints have shown it; `UNSEEN` elsewhere."""
 
 
 class Limits(NamedTuple):
@@ -144,8 +141,7 @@ class ExpectedTtft:
 
     An endpoint is full for prefill while 2 requests and 0.05 max_ttft_s of work by its recalibrated profile are queued
     there; and for decode while it reports max(8, running / 8) waiting requests or 0.95 of its KV in use, or while more
-    than max(64, running) are on their way to it or wait there, or a quarter more requests than it has places, where it
-    has shown how many (`ballast_core.state.places`), and 2 more at least. That half needs no profile.
+    than max(64, running) are on their way to it or wait there. That half needs no profile.
 
     While every endpoint is full requests wait in the gateway. The work before a request may take at most 0.2
     max_ttft_s at the rate at which waiting work was dispatched lately (at first: at which endpoints prefill). Beyond
@@ -180,22 +176,19 @@ class ExpectedTtft:
     def limits(self, stage: Stage, gauges: Gauges) -> Limits:
         """See the class."""
         if stage is Stage.PREFILL:
-            taken = np.minimum(gauges.foreign, gauges.waiting) >= _LEAST_WAITING
-            requests = np.where(taken, 0, _LEAST_PREFILLS)
-            return Limits(requests, np.where(taken, 0.0, _ENGINE_SHARE * self.max_ttft_s))
+            crowded = np.minimum(gauges.foreign, gauges.waiting) >= _LEAST_WAITING
+            requests = np.where(crowded, 0, _LEAST_PREFILLS)
+            return Limits(requests, np.where(crowded, 0.0, _ENGINE_SHARE * self.max_ttft_s))
         running = gauges.running
         requests = running + np.maximum(running, _LEAST_ON_THE_WAY)
-        seen = gauges.places < UNSEEN
-        places = gauges.places[seen]
-        requests[seen] = np.minimum(requests[seen], places + np.maximum(places // 4, _LEAST_BEYOND_PLACES))
-        requests[crowded(running, gauges.waiting) | (gauges.kv_usage_ratio >= _MOST_KV_RATIO)] = 0
+        late = gauges.waiting >= np.maximum(running // 8, _LEAST_WAITING)
+        requests[late | (gauges.kv_usage_ratio >= _MOST_KV_RATIO)] = 0
         return Limits(requests, np.zeros(len(running)))
 
 
 _LEAST_PREFILLS = 2
 _LEAST_ON_THE_WAY = 64
 _LEAST_WAITING = 8
-_LEAST_BEYOND_PLACES = 2
 _MOST_KV_RATIO = 0.95
 _ENGINE_SHARE = 0.05
 _GATEWAY_SHARE = 0.2

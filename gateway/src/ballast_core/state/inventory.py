@@ -16,7 +16,6 @@ import numpy as np
 from ballast_core.arrays import FloatArray, HashArray, IntArray
 from ballast_core.model import STAGE_ROLES, Endpoint, EndpointId, Observation, Role, Stage
 from ballast_core.model.observations import Observations
-from ballast_core.state import places
 
 _FIRST_CAPACITY = 16
 
@@ -86,8 +85,6 @@ class Inventory:
         self.running: IntArray = np.zeros(_FIRST_CAPACITY, np.int64)
         self.waiting: IntArray = np.zeros(_FIRST_CAPACITY, np.int64)
         self.kv_usage_ratio: FloatArray = np.zeros(_FIRST_CAPACITY)
-        self.places: IntArray = np.full(_FIRST_CAPACITY, places.UNSEEN)
-        """Requests that run at a time, as far as observations have shown that."""
 
     @property
     def capacity(self) -> int:
@@ -176,12 +173,11 @@ class Inventory:
     def observe_all(self, slots: IntArray, observations: Observations) -> None:
         """`observe` for many slots, each at most once."""
         new = observations.observed_at_s >= self.observed_at_s[slots]
-        newer, running, waiting = slots[new], observations.running[new], observations.waiting[new]
+        newer = slots[new]
         self.observed_at_s[newer] = observations.observed_at_s[new]
-        self.running[newer] = running
-        self.waiting[newer] = waiting
+        self.running[newer] = observations.running[new]
+        self.waiting[newer] = observations.waiting[new]
         self.kv_usage_ratio[newer] = observations.kv_usage_ratio[new]
-        self.places[newer] = places.seen(self.places[newer], running, waiting)
 
     def observe(self, slot: int, observation: Observation) -> None:
         """Store an observation; one older than the last is ignored."""
@@ -191,8 +187,6 @@ class Inventory:
         self.running[slot] = observation.running
         self.waiting[slot] = observation.waiting
         self.kv_usage_ratio[slot] = observation.kv_usage_ratio
-        one = slice(slot, slot + 1)
-        self.places[one] = places.seen(self.places[one], self.running[one], self.waiting[one])
 
     def drain(self, slot: int) -> None:
         """Remove the endpoint from the candidates; its requests continue."""
@@ -328,10 +322,8 @@ class Inventory:
         self.running = np.concatenate([self.running, np.zeros(more, np.int64)])
         self.waiting = np.concatenate([self.waiting, np.zeros(more, np.int64)])
         self.kv_usage_ratio = np.concatenate([self.kv_usage_ratio, np.zeros(more)])
-        self.places = np.concatenate([self.places, np.full(more, places.UNSEEN)])
 
     def _forget_observation(self, slot: int) -> None:
         self.observed_at_s[slot] = -np.inf
         self.running[slot] = self.waiting[slot] = 0
         self.kv_usage_ratio[slot] = 0.0
-        self.places[slot] = places.UNSEEN
