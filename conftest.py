@@ -23,12 +23,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the rotating tests whose turn it is not."""
-    named = all("::" in each or Path(each).is_file() for each in config.args)
-    if config.getoption("--all") or config.getoption("keyword") or named:
+    """Leave out the rotating tests whose turn it is not, but for those that are named."""
+    if config.getoption("--all") or config.getoption("keyword"):
         return
-    turn = f"{_commit()} {sys.version_info.minor}"
-    left_out = [item for item in items if not _has_its_turn(item, turn, config.getoption("one_in"))]
+    named = {Path(each.partition("::")[0]).resolve() for each in config.args if not Path(each).is_dir()}
+    turn, one_in = f"{_commit()} {sys.version_info.minor}", config.getoption("one_in")
+    left_out = [item for item in items if item.path not in named and not _has_its_turn(item, turn, one_in)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]

@@ -166,8 +166,9 @@ def roll_in_step(cluster: Cluster, fleet: Kubectl, name: str, there: dict[str, A
     """Two edits of the engine with traffic on and no pod above the wanted number: no request fails, and the bounds of
     the rollout hold at every look.
 
-    One of two prefill engines is out for most of it, so the load is half of the others': the trace's bursts at the full
-    rate keep what is left busy for 0.7 of the time, and are more than the objective lets wait."""
+    One of two prefill engines is out for most of it. At the others' load what is left is busy for 0.7 of the time, and
+    the trace's bursts are more than the objective lets wait: here its first 50 s take as long as theirs of 100 s, with
+    0.4 of the requests."""
     wanted = {"prefill": 2, "decode": 4}
     set_replicas(fleet, **wanted)
     rollout = {"maxSurge": 0, "maxUnavailable": 1, "maxSkew": 0.25}

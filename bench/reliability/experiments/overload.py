@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 from dataclasses import replace
-from itertools import count
+from http import HTTPStatus
 
 from bench.reliability.kit.asking import Ask, ask
 from bench.reliability.kit.client import Fate, Outcome, at_rate, send
@@ -50,10 +51,10 @@ async def run(lab: Lab) -> list[Row]:
     return rows
 
 
-def _asks(lab: Lab, prompts: str, most: int, first: int = 0) -> list[Ask]:
+def _asks(lab: Lab, prompts: str, count: int, first: int = 0) -> list[Ask]:
     """Those of a case: the same for each installation."""
     rng = random.Random(f"{prompts} {first} {lab.options.seed}")
-    lengths = [LONG_TOKENS if prompts == "mixed" and rng.random() < 0.2 else SHORT_TOKENS for _ in range(most)]
+    lengths = [LONG_TOKENS if prompts == "mixed" and rng.random() < 0.2 else SHORT_TOKENS for _ in range(count)]
     return [
         ask(first + number, prompt_tokens=tokens, output_tokens=OUTPUT_TOKENS, seed=lab.options.seed)
         for number, tokens in enumerate(lengths)
@@ -61,8 +62,8 @@ def _asks(lab: Lab, prompts: str, most: int, first: int = 0) -> list[Ask]:
 
 
 async def _capacity_rps(lab: Lab, prompts: str) -> float:
-    """Requests a second of an engine that is never idle and never has a queue to speak of: one that is shed is asked
-    again."""
+    """Requests a second while as many are asked for at a time as there are places. One that is shed (429) is asked
+    again; raises `RuntimeError` for any other that is not whole, `TimeoutError` if they take too long."""
     asks = _asks(lab, prompts, 6 * PLACES, first=90_000)
     async with lab.gateway("capacity") as gateway:
         loop = asyncio.get_running_loop()
@@ -70,12 +71,16 @@ async def _capacity_rps(lab: Lab, prompts: str) -> float:
 
         async def one(number: int) -> None:
             async with turns:
-                for again in count():
-                    if _whole(await send(gateway.port, asks[number], f"c-{number}-{again}", bound_s=_BOUND_S)):
+                for again in itertools.count():
+                    outcome = await send(gateway.port, asks[number], f"c-{number}-{again}", bound_s=_BOUND_S)
+                    if _whole(outcome):
                         return
+                    if outcome.status != HTTPStatus.TOO_MANY_REQUESTS:
+                        raise RuntimeError(f"capacity cannot be measured: {outcome.fate}, {outcome.reason}")
                     await asyncio.sleep(_AGAIN_S)
 
-        await asyncio.gather(*map(one, range(len(asks))))
+        async with asyncio.timeout(_BOUND_S):
+            await asyncio.gather(*map(one, range(len(asks))))
         return len(asks) / (loop.time() - begun_s)
 
 
