@@ -3,6 +3,7 @@
 Near balance means: as many prefill endpoints for the decode endpoints as `ballast_sim.capacity` says, for the mean
 lengths of the workload and without cache hits, up to 24 endpoints in all. Workloads that share prefixes get fewer: most
 of their prompts are cached. Long outputs leave one prefill endpoint idle most of the time whatever the shape.
+Colocated fleets are eight equal endpoints that prefill and decode.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from bench.common.seeding import SeededTrace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 PREFILL, DECODE = "a100-qwen3-32b", "h20-qwen3-32b"
+COLOCATED = "colocated"
 LOADS = (0.7, 0.95)
 SELECTION_SEEDS = (10, 11)
 """The best baseline is chosen on these."""
@@ -56,6 +58,11 @@ class Fleet:
 
     kind: str
     shape: str
+
+    @property
+    def colocated(self) -> bool:
+        """Whether its endpoints prefill and decode."""
+        return self.kind == COLOCATED
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +145,22 @@ _OTHER_FLEETS = {
     "mix-1": (Fleet("mixed decode", shape(2, 4, 4)),),
 }
 
+_ON_COLOCATED = (
+    "azure",
+    "chat",
+    "multi-turn",
+    "agent",
+    "mix-1",
+    "servegen-r1",
+    "sharegpt-multiturn",
+    "libra-summary",
+)
+"""Of each kind one or two: short and long prompts, short and long outputs, sessions, traces."""
+
 SHAPES: tuple[tuple[Workload, Fleet], ...] = (
     *((workload, Fleet("balanced", text)) for workload, text in _BALANCED),
     *((workload, fleet) for workload, _ in _BALANCED for fleet in _OTHER_FLEETS.get(workload.name, ())),
+    *((workload, Fleet(COLOCATED, f"8C@{DECODE}")) for workload, _ in _BALANCED if workload.name in _ON_COLOCATED),
 )
 """Workloads on fleets, in the order in which runs take turns."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from bench.common.intervals import Interval, interval
 from bench.matrix import record as recorded
@@ -19,10 +20,14 @@ from bench.matrix.measure import ORACLE
 from bench.matrix.record import CHECKOUT, Record, RecordedCell
 from bench.matrix.tables import FOLDER, data_files, is_complete, known_cells, scaled, standings_of
 
+_T = TypeVar("_T")
 PAGE = CHECKOUT / "docs" / "matrix.md"
 
 SCREENING, FURTHER = SELECTION_SEEDS
 FIRST_SEED = COMPARISON_SEEDS[0]
+LAYOUTS = {False: "prefill and decode apart", True: "colocated"}
+"""What a page says of a fleet, by `Fleet.colocated`: placements do not stand alike in both."""
+COLOCATED_CELLS = frozenset(cell.name for cell in CELLS if cell.fleet.colocated)
 COMPARED = f"{', '.join(map(str, COMPARISON_SEEDS[:-1]))} and {COMPARISON_SEEDS[-1]}"
 
 HEAD = """# Which placement for which traffic: the matrix
@@ -35,14 +40,15 @@ METHOD = f"""## How it was measured
 
 - **A cell** is a workload on a fleet at a load: the trace files and files of lengths of `../shared/traces`, and every
   built-in workload; prefill on `{PREFILL}`, decode on `{DECODE}`, in mixed fleets half of the decode
-  endpoints on `{PREFILL}`.
+  endpoints on `{PREFILL}`. Colocated: eight `{DECODE}` that do both, for some of the workloads.
 - **Fleets**: near balance by the arithmetic of `ballast_sim.capacity`; for some workloads also with half as many
   prefill endpoints, with twice as many, and with mixed decode hardware (`bench/matrix/cells.py`).
 - **Load** is the share of the capacity of least-requests/least-requests that `ballast simulate --load` measures,
   without a TTFT threshold, on seed {FIRST_SEED}. Each part of a trace is scaled by its own arithmetic, so that all
   parts are the same load.
-- **Placements** place decodes; prefills go by `least-uncached-tokens`. Late binding, one gateway, scrapes every 0.2 s;
-  no placement knows lengths or `max_tokens` but `{ORACLE}`, which exists in the simulator only and is no baseline.
+- **Placements** place decodes, and on colocated endpoints whole requests; prefills apart go by
+  `least-uncached-tokens`. Late binding, one gateway, scrapes every 0.2 s; no placement knows lengths or `max_tokens`
+  but `{ORACLE}`, which exists in the simulator only and is no baseline.
 - **Seeds**: of a generator or a file of lengths, other arrivals and lengths; of a trace, another part of the file, or
   where it is too short, sessions moved by up to a tenth of its span (`bench/common/seeding.py`).
 - **Best baseline** of a cell and metric: least geometric mean on seeds {SCREENING} and {FURTHER}, which have no other
@@ -109,7 +115,7 @@ def _lines(record: Record) -> Iterator[str]:
     complete = sum(is_complete(record, known) for _, known in cells)
     standings = list(standings_of(record).values())
     yield HEAD
-    yield from _advice(standings, len(cells))
+    yield from _advice(standings)
     yield from _summary(standings)
     yield from _losing(standings)
     yield from _each_placement(cells, placements)
@@ -124,20 +130,20 @@ def _lines(record: Record) -> Iterator[str]:
     )
 
 
-def _advice(standings: Sequence[Standing], cells: int) -> Iterator[str]:
+def _advice(standings: Sequence[Standing]) -> Iterator[str]:
     yield "## In short\n"
     headlines = [found for found in standings if found.metric in HEADLINES]
     if not headlines:
         yield "No cell has been compared yet.\n"
         return
-    for metric in HEADLINES:
-        found = [each for each in headlines if each.metric == metric]
-        if found:
+    for layout, cells in _in_layouts(CELLS, lambda cell: cell.name):
+        for metric, found in _in_metrics(headlines, cells):
             tally = Tally.of(found)
             worst = max(found, key=lambda each: each.interval.ratio)
+            so_far = "" if tally.count == len(cells) else f" that have been compared so far, of {len(cells)}"
             yield (
-                f"- **{metric.title}**: the default `ballast` is within 2 % of the best baseline, or better, in "
-                f"{tally.within_2_percent} of the {tally.count} cells that have been compared so far, of {cells}; "
+                f"- **{metric.title}, {layout}**: the default `ballast` is within 2 % of the best baseline, or better, "
+                f"in {tally.within_2_percent} of the {tally.count} cells{so_far}; "
                 f"{tally.mean_ratio:.3f} times it in the mean, {tally.worst_ratio:.3f} times at worst ({worst.cell})."
             )
     best = sorted({found.other for found in headlines})
@@ -147,19 +153,37 @@ def _advice(standings: Sequence[Standing], cells: int) -> Iterator[str]:
     )
 
 
+def _in_layouts(them: Iterable[_T], name: Callable[[_T], str]) -> Iterator[tuple[str, list[_T]]]:
+    """What belongs to each kind of fleet, by its title; a kind that has none is left out."""
+    them = list(them)
+    for colocated, title in LAYOUTS.items():
+        found = [each for each in them if (name(each) in COLOCATED_CELLS) is colocated]
+        if found:
+            yield title, found
+
+
+def _in_metrics(standings: Iterable[Standing], cells: Sequence[Cell]) -> Iterator[tuple[Metric, list[Standing]]]:
+    """The standings in these cells by metric, those that have any."""
+    names = {cell.name for cell in cells}
+    for metric in METRICS:
+        found = [each for each in standings if each.metric == metric and each.cell in names]
+        if found:
+            yield metric, found
+
+
 def _summary(standings: Sequence[Standing]) -> Iterator[str]:
     yield "## Ballast against the best baseline\n"
-    by_metric = [(metric, [found for found in standings if found.metric == metric]) for metric in METRICS]
     if not standings:
         yield "No cell has been compared yet.\n"
         return
     yield from _header(
-        "metric", "cells", "within 2 %", "beyond 5 %", "surely > 2 % worse", "surely better", "mean", "worst"
+        "fleets", "metric", "cells", "within 2 %", "beyond 5 %", "surely > 2 % worse", "surely better", "mean", "worst"
     )
-    for metric, found in by_metric:
-        if found:
+    for layout, cells in _in_layouts(CELLS, lambda cell: cell.name):
+        for metric, found in _in_metrics(standings, cells):
             tally = Tally.of(found)
             yield _row(
+                layout,
                 metric.title,
                 tally.count,
                 f"{tally.within_2_percent} ({tally.within_2_percent / tally.count:.0%})",
@@ -201,6 +225,12 @@ def _each_placement(cells: Sequence[tuple[Cell, RecordedCell]], placements: Sequ
         f"On seed {SCREENING} alone, which all of them ran: ballast over the placement, geometric mean over cells, and "
         "the cell where ballast does worst. One run a cell: single cells are noisy, the means less so.\n"
     )
+    for layout, found in _in_layouts(cells, lambda known: known[0].name):
+        yield f"### {layout.capitalize()}\n"
+        yield from _placements(found, placements)
+
+
+def _placements(cells: Sequence[tuple[Cell, RecordedCell]], placements: Sequence[str]) -> Iterator[str]:
     yield from _header(
         "placement",
         "cells",
@@ -235,18 +265,19 @@ def _each_placement(cells: Sequence[tuple[Cell, RecordedCell]], placements: Sequ
 
 def _oracle(cells: Sequence[tuple[Cell, RecordedCell]]) -> Iterator[str]:
     seeds = (SCREENING, *COMPARISON_SEEDS)
-    found = {metric.field: _ratios(cells, ORACLE, metric, seeds) for metric in METRICS}
-    if not found["tpot_p99_s"]:
+    if not _ratios(cells, ORACLE, METRICS[0], seeds):
         return
     yield "## Ballast against the oracle\n"
     shown = ", ".join(map(str, seeds))
     yield f"The oracle knows every output's length. Ballast over the oracle, all seeds that both ran ({shown}).\n"
-    yield from _header("metric", "cells", "mean ratio", "within 2 %", "worst cells")
-    for metric in METRICS:
-        standings = sorted(found[metric.field], key=lambda standing: -standing.interval.ratio)
-        tally = Tally.of(standings)
-        worst = ", ".join(f"{standing.cell} {standing.interval.ratio:.2f}" for standing in standings[:3])
-        yield _row(metric.title, tally.count, f"{tally.mean_ratio:.3f}", tally.within_2_percent, worst)
+    yield from _header("fleets", "metric", "cells", "mean ratio", "within 2 %", "worst cells")
+    for layout, known in _in_layouts(cells, lambda known: known[0].name):
+        for metric in METRICS:
+            standings = sorted(_ratios(known, ORACLE, metric, seeds), key=lambda standing: -standing.interval.ratio)
+            if standings:
+                tally = Tally.of(standings)
+                worst = ", ".join(f"{standing.cell} {standing.interval.ratio:.2f}" for standing in standings[:3])
+                yield _row(layout, metric.title, tally.count, f"{tally.mean_ratio:.3f}", tally.within_2_percent, worst)
     yield ""
 
 

@@ -48,7 +48,14 @@ def data_files(record: Record) -> dict[Path, str]:
 
 def endpoints(shape: str) -> str:
     """A fleet without the names of the usual hardware."""
-    return shape.replace(f"P@{PREFILL}", "P").replace(f"D@{DECODE}", "D").replace(f"D@{PREFILL}", "D (A100)")
+    for role, hardware, short in (
+        ("P", PREFILL, "P"),
+        ("D", DECODE, "D"),
+        ("C", DECODE, "C"),
+        ("D", PREFILL, "D (A100)"),
+    ):
+        shape = shape.replace(f"{role}@{hardware}", short)
+    return shape
 
 
 def scaled(metric: Metric, value: float) -> str:

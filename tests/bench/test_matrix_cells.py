@@ -60,6 +60,16 @@ def test_fleets_near_balance_are_as_near_as_24_endpoints_allow(cell: Cell) -> No
         assert 2 / 3 <= prefill / (wanted * decode) <= 1.8
 
 
+def test_colocated_fleets_have_equal_endpoints_that_do_both_and_workloads_of_the_others() -> None:
+    colocated = [cell for cell in CELLS if cell.fleet.colocated]
+    assert {cell.workload for cell in colocated} < {cell.workload for cell in BALANCED}
+    assert {cell.load for cell in colocated} == set(LOADS)
+    for cell in colocated:
+        assert len(cell.setup.machines) == 8
+        kinds = {(machine.endpoint.role.value, machine.profile.name) for machine in cell.setup.machines}
+        assert kinds == {("flexible", DECODE)}
+
+
 @pytest.mark.rotating(2)
 @pytest.mark.parametrize("cell", BALANCED, ids=lambda cell: cell.workload.name)
 def test_seeds_differ_and_are_the_same_load(cell: Cell) -> None:

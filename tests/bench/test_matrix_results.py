@@ -165,6 +165,23 @@ def test_the_page_names_losing_cells_first_and_the_worst_of_them_on_top() -> Non
     assert f"1.150 times at worst ({worse})" in said
 
 
+def test_fleets_that_colocate_stand_apart_from_those_that_do_not() -> None:
+    record, _ = compared()
+    apart, together = CELLS[0], next(cell for cell in CELLS if cell.fleet.colocated)
+    record.cells[together.name] = record.cells[apart.name]
+    job = capacity_job(together)
+    record.capacities[capacity_name(job)] = RecordedCapacity({}, Capacity(9.0, 1.1, 7, False, 1.0), CODE)
+    said = page(record)
+    rows = [line for line in said.splitlines() if line.startswith(("| prefill and decode apart |", "| colocated |"))]
+    assert [row.split(" | ")[:3] for row in rows if "P99 TPOT" in row] == [
+        ["| prefill and decode apart", "P99 TPOT", "3"],
+        ["| colocated", "P99 TPOT", "1"],
+    ]
+    assert said.index("### Prefill and decode apart") < said.index("### Colocated")
+    table = next(text for path, text in data_files(record).items() if path.name == "cells.csv")
+    assert f"{together.name},8C," in table
+
+
 def test_the_data_files_have_a_line_for_each_cell_and_stand_beside_the_page() -> None:
     record, names = compared()
     tables = {path.name: list(csv.DictReader(io.StringIO(text))) for path, text in data_files(record).items()}
