@@ -48,14 +48,9 @@ def data_files(record: Record) -> dict[Path, str]:
 
 def endpoints(shape: str) -> str:
     """A fleet without the names of the usual hardware."""
-    for role, hardware, short in (
-        ("P", PREFILL, "P"),
-        ("D", DECODE, "D"),
-        ("C", DECODE, "C"),
-        ("D", PREFILL, "D (A100)"),
-    ):
-        shape = shape.replace(f"{role}@{hardware}", short)
-    return shape
+    for role, hardware in (("P", PREFILL), ("D", DECODE), ("C", DECODE)):
+        shape = shape.replace(f"{role}@{hardware}", role)
+    return shape.replace(f"D@{PREFILL}", "D (A100)")
 
 
 def scaled(metric: Metric, value: float) -> str:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.profiles.capacity import LengthStatistics, decode_rps, prefill_rps
+from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads import GENERATORS, WorkloadRequest
 from bench.common.seeding import jittered, part_of
 from bench.matrix.cells import CELLS, DECODE, LOADS, PREFILL, SEEDS, TRACES, Cell, setup_of
@@ -65,8 +66,9 @@ def test_colocated_fleets_have_equal_endpoints_that_do_both_and_workloads_of_the
     assert {cell.workload for cell in colocated} < {cell.workload for cell in BALANCED}
     assert {cell.load for cell in colocated} == set(LOADS)
     for cell in colocated:
-        assert len(cell.setup.machines) == 8
-        kinds = {(machine.endpoint.role.value, machine.profile.name) for machine in cell.setup.machines}
+        machines = parse_shape(cell.fleet.shape)
+        assert len(machines) == 8
+        kinds = {(machine.endpoint.role.value, machine.profile.name) for machine in machines}
         assert kinds == {("flexible", DECODE)}
 
 
