@@ -132,7 +132,7 @@ TRANSFER = Experiment(
     "is copied: the pause that is left stands beside it. A100 and H800 are scaled from profiles of Llama 3 8B "
     "(`bench/reproduce/ares_transfer.py`).",
     runs=[
-        Run(f"{name}/{gbps:g}", transfer_run(card, gbps), cost_s=4.4) for name, card in CARDS.items() for gbps in GBPS
+        Run(f"{name}/{gbps:g}", transfer_run(card, gbps), cost_s=3.0) for name, card in CARDS.items() for gbps in GBPS
     ],
     analyse=_analyse,
     figures=(*STANDARD_FIGURES, *TRANSFER_FIGURES),
