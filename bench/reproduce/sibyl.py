@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ballast_core.model import Binding
-from ballast_core.policies.registry import build_placement
-from ballast_core.policies.suite import Suite
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.policies.choice import PolicyChoice
 from ballast_sim.workloads import ArrivalProcess
+from bench.reproduce import sibyl_a100
 from bench.reproduce.form import (
     STANDARD_FIGURES,
     Claim,
@@ -28,6 +27,7 @@ from bench.reproduce.form import (
 )
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results, known, measured
+from bench.reproduce.sibyl_policies import BASELINES, THREE, own, sibyl
 from bench.reproduce.sibyl_runs import balance, calibration
 from bench.reproduce.tasks import TRACES, Called, Simulated, simulated
 from bench.reproduce.verdicts import judge_change, judge_level, judge_limit
@@ -38,17 +38,6 @@ DATA = {"sharegpt-reasoning": "ShareGPT", "zeta": "Zeta"}
 REQUESTS_PER_ENDPOINT = 180
 """Some 960 s of ShareGPT at load 0.9; a request lives 170 s on average."""
 FIGURES = (*STANDARD_FIGURES, "optimal_assignment_ratio")
-OWN = {"estimator": "ema"}
-"""The paper's estimator of lengths (Eq. 4), for its own set-up; the realistic one has ours."""
-
-BASELINES = {
-    "round-robin": "round-robin",
-    "ils": "ILS, tokens",
-    "least-requests-running": "ILS, requests",
-    "least-requests": "least-requests",
-    "least-tokens": "least-tokens",
-    "sibyl": "SIBYL",
-}
 HEADLINE_LOAD = 0.9
 OTHER_LOADS = (1.0, 1.1, 1.2)
 CLUSTERED = ArrivalProcess("gamma", 2.0)
@@ -167,17 +156,6 @@ def paper_run(
     )
 
 
-def own(policy: str | PolicyChoice) -> str | PolicyChoice:
-    """`sibyl` as the paper has it; all else as it is."""
-    return sibyl("sibyl") if policy == "sibyl" else policy
-
-
-def sibyl(name: str, **switches: bool) -> PolicyChoice:
-    """SIBYL with its own estimator, and with switches of appendix J."""
-    prefill = build_placement("least-uncached-tokens")
-    return PolicyChoice(name, Suite(prefill=prefill, decode=build_placement("sibyl", {**OWN, **switches})))
-
-
 def variant(name: str) -> PolicyChoice:
     """SIBYL with a switch of appendix J."""
     return sibyl(name, **VARIANTS[name])
@@ -186,7 +164,6 @@ def variant(name: str) -> PolicyChoice:
 # --- figure 9 and table 1 ---------------------------------------------------------------------------------------------
 
 
-THREE = ("round-robin", "ils", "sibyl")
 SETTINGS: Mapping[str, tuple[str, float, ArrivalProcess | None, tuple[str, ...]]] = {
     "held/0.9": ("sibyl-held", HEADLINE_LOAD, None, tuple(BASELINES)),
     "held/1.2": ("sibyl-held", OTHER_LOADS[-1], None, (*THREE, "least-requests-running")),
@@ -886,7 +863,7 @@ PAPER = Paper(
         "*held* keeps the peak throughput beyond 53. Policies see scrapes and their own requests, not the simulator's "
         "state. Errata of the algorithm are in `docs/policies.md`."
     ),
-    claims=(TAIL, SCALE, REAL_CLUSTER, MEANS, OPTIMAL, VARIANTS_CLAIM, CALIBRATION),
+    claims=(TAIL, SCALE, REAL_CLUSTER, MEANS, *sibyl_a100.CLAIMS, OPTIMAL, VARIANTS_CLAIM, CALIBRATION),
     experiments=(
         FIGURE_9,
         FIGURE_8,
@@ -895,6 +872,7 @@ PAPER = Paper(
         TABLE_1_LOADS,
         FIGURE_15,
         FIGURE_6,
+        sibyl_a100.EXPERIMENT,
         FIGURE_7,
         REALISTIC,
         KV_LIMIT,
