@@ -1,8 +1,4 @@
-"""UniBoost: tail-aware order inside of engines, without predictions.
-
-Rates are ours: the paper gives none for its eight A100. Load 1 is 12 requests a second of mix-2 and 42 of mix-1, where
-the KV caches of eight a100-llama3-8b fill.
-"""
+"""UniBoost: tail-aware order inside of engines, without predictions."""
 
 from __future__ import annotations
 
@@ -17,7 +13,6 @@ from ballast_sim.simulation.inputs.length_hints import LengthHints
 from ballast_sim.simulation.policies.choice import parse_policies, with_parts
 from bench.reproduce.form import (
     MANY_SEEDS,
-    STANDARD_FIGURES,
     Claim,
     Experiment,
     Finding,
@@ -30,43 +25,16 @@ from bench.reproduce.form import (
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results, measured
 from bench.reproduce.tasks import Called, Simulated, simulated
+from bench.reproduce.uniboost_levels import CHUNKS, FIGURE_6, FIGURE_8, OBJECTIVE, TABLE_8
+from bench.reproduce.uniboost_mixes import FIGURES, RATE_RPS, SCHEDULERS, SWAP, TABLE_2_FIGURES, mixed
 from bench.reproduce.uniboost_runs import starvation
 from bench.reproduce.verdicts import judge_change, judge_level
 
-RATE_RPS = {"mix-1": 42.0, "mix-2": 12.0}
 LOADS = (0.5, 0.8, 1.1)
 """Of eight engines; a run takes two minutes and more of processor time."""
 ONE_ENGINE_LOADS = (0.5, 0.65, 0.8)
 REQUESTS = 10_000
 """As the paper samples (4); at load 0.5 these arrive in 1,670 s, at 1.1 in 760 s."""
-SHORT_REQUESTS = 3_000
-"""Of experiments whose level is not the paper's."""
-CHUNK = "chunk=1024"
-UNIBOOST = f"uniboost:{CHUNK}"
-SWAP = f"{CHUNK},preempt=swap"
-
-SCHEDULERS = {
-    "srpt": ("srpt:" + SWAP, "oracle"),
-    "srpt-noisy": ("srpt:" + SWAP, "noisy:60%"),
-    "sjf": ("sjf:" + CHUNK, "oracle"),
-    "las": ("las:" + SWAP, "none"),
-    "sarathi": ("sarathi:1024", "none"),
-    "fcfs": ("fcfs", "none"),
-    "distboost": (f"uniboost:unified=false,quantise=false,adaptive=false,preempt=none,{CHUNK}", "none"),
-    "uniboost": ("uniboost:" + SWAP, "none"),
-    "uniboost-low": ("uniboost:adaptive=false,gamma=0.02," + SWAP, "none"),
-}
-"""How they are spelled, and the lengths that they know. `uniboost` learns gamma, `uniboost-low` keeps 0.02 /s."""
-
-FIGURES = (*STANDARD_FIGURES, "e2e_p50_s", "e2e_p90_s", "ttft_p90_s")
-TABLE_2_FIGURES = (
-    *FIGURES,
-    "e2e_p95_s",
-    "ttft_p95_s",
-    "tbt_mean_s",
-    "tbt_p95_s",
-    "tbt_p99_s",
-)
 PAPER_TABLE_2 = {
     "e2e_mean_s": ("mean TTLT", {"uniboost": 19.1, "distboost": 14.0, "sarathi": 12.3, "sjf": 11.1}),
     "e2e_p95_s": ("P95 TTLT", {"uniboost": -1.1, "distboost": -6.0, "sarathi": 13.2, "sjf": 12.5}),
@@ -148,32 +116,6 @@ STARVATION = Claim(
     says="90 % short and 10 % long requests at load 0.99: the worst long request takes 245.9 s, 205.5 s under Sarathi; "
     "latency does not grow with the order of arrival",
 )
-
-
-def mixed(
-    scheduler: str,
-    *,
-    lengths: str = "none",
-    workload: str = "mix-2",
-    load: float = 1.0,
-    placement: str = "round-robin",
-    shape: str = "8C@a100-llama3-8b",
-    requests: int | None = None,
-    rate_rps: float | None = None,
-) -> Simulated:
-    """A mix on a fleet whose engines go by this order. No two prompts share a prefix: caching changes nothing."""
-    return simulated(
-        shape,
-        placement,
-        workload=workload,
-        rate_rps=load * RATE_RPS[workload] if rate_rps is None else rate_rps,
-        limit=SHORT_REQUESTS if requests is None else requests,
-        fleet=FleetSettings(
-            known_limits=False,
-            length_hints=LengthHints.parse(lengths),
-            engine_scheduler=parse_scheduler(scheduler),
-        ),
-    )
 
 
 # --- table 2 ----------------------------------------------------------------------------------------------------------
@@ -583,7 +525,19 @@ PAPER = Paper(
     title="UniBoost: tail-aware order without predictions",
     set_up="Not given by the paper: rates of table 2, gamma to begin with, its bounds and window, delta's unit. Work "
     "is counted in seconds at the profile's rates, quantised by rounding down, in both phases.",
-    claims=(TAIL, COST, FIRST, BETWEEN, GLOBAL, KNEE, KNOBS, STARVATION),
-    experiments=(TABLE_2, ONE_ENGINE, FIGURE_7, TABLES_6_7, TABLE_9, A3, APART, WAITING_ROOM),
+    claims=(TAIL, COST, FIRST, BETWEEN, GLOBAL, KNEE, KNOBS, STARVATION, CHUNKS, OBJECTIVE),
+    experiments=(
+        TABLE_2,
+        ONE_ENGINE,
+        FIGURE_6,
+        FIGURE_7,
+        FIGURE_8,
+        TABLES_6_7,
+        TABLE_8,
+        TABLE_9,
+        A3,
+        APART,
+        WAITING_ROOM,
+    ),
     verdict=_verdict,
 )
