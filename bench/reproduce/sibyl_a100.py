@@ -24,7 +24,7 @@ FURTHER = ("least-requests-running", "least-requests")
 """The other reading of ILS, and what the paper does not have."""
 
 SMALL = ("llama3-8b", 1.0)
-"""The case of the reduced set, and of further baselines."""
+"""The case of further baselines."""
 COST_S = {
     ("qwen2.5-7b", 0.8): 6.0,
     ("qwen2.5-7b", 1.0): 8.5,
@@ -99,7 +99,7 @@ def _run(model: str, load: float, policy: str) -> Run:
         binding=Binding.EARLY,
         profiles=(prefill, decode),
     )
-    return Run(_name(model, load, policy), task, reduced=(model, load) == SMALL, cost_s=COST_S[model, load])
+    return Run(_name(model, load, policy), task, cost_s=COST_S[model, load])
 
 
 def _runs() -> list[Run]:
@@ -231,4 +231,5 @@ EXPERIMENT = Experiment(
     ),
     runs=_runs(),
     analyse=_analyse,
+    reduced_seeds=(),
 )
