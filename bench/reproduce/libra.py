@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bench.reproduce import libra_loads
 from bench.reproduce.form import (
     MANY_SEEDS,
     Claim,
@@ -639,8 +640,19 @@ PAPER = Paper(
     "which tables are public. Colocation, disaggregation and Libra run on the same engines and links. Not given and "
     "decided: which endpoint takes the first part (the better one by prediction), the load that names the pair "
     "(predicted completion), the think part's time between tokens (200 ms). What this needs of vLLM: cuts within the "
-    "prompt work on stock vLLM; a cut in the output of a client that streams needs a small connector plug-in.",
-    claims=(CAPACITY, GOODPUT, RIGIDITY, ERRORS, UNLIKE, THREE, SPLIT, TRANSFER),
-    experiments=(FIGURE_9, TABLE_1, TABLE_5, TABLE_6, TABLE_7, FIGURE_5, CHUNKED_TRANSFER),
+    "prompt work on stock vLLM; a cut in the output of a client that streams needs a small connector plug-in. "
+    "Left out: figure 11, which replays 42 minutes of BurstGPT's arrivals that are not at hand; figures 3 and 6 "
+    "(lengths, kernels).",
+    claims=(CAPACITY, GOODPUT, RIGIDITY, ERRORS, UNLIKE, THREE, SPLIT, TRANSFER, *libra_loads.CLAIMS),
+    experiments=(
+        FIGURE_9,
+        TABLE_1,
+        TABLE_5,
+        TABLE_6,
+        TABLE_7,
+        FIGURE_5,
+        CHUNKED_TRANSFER,
+        *libra_loads.EXPERIMENTS,
+    ),
     verdict=_verdict,
 )
