@@ -43,7 +43,11 @@ def at_load(
     built = build_fleet(RunSpec(setup=setup, policy=choice, seed=seed), load_of(workload, rate_rps, requests, seed))
     built.run()
     figures: dict[str, Any] = summarise(built, objective)
-    return {**at_rate(figures), "ttft_mean_s": figures["ttft_s"]["mean"], "attainment": figures["attainment"]}
+    return {
+        **at_rate(figures),
+        "ttft_mean_s": float(figures["ttft_s"]["mean"]),
+        "attainment": float(figures["attainment"]),
+    }
 
 
 def batchings(
@@ -52,10 +56,15 @@ def batchings(
     """The share of gaps within the objective at a system's capacity: with its own batching and with others."""
     found = capacity(seed=seed, system=system, workload=workload, start_rps=start_rps, lasts_s=lasts_s)
     rate_rps = found["capacity_rps"]
-    shown = {name: found[name] for name in ("arrivals_s", "e2e_p99_s", "capacity_rps") if name in found}
-    for batching in (system.batching, *others):
-        figures = measure(replace(system, batching=batching), workload, rate_rps, round(rate_rps * lasts_s), seed)
-        shown[f"within {batching}"] = 1 - figures["tbt_late_ratio"]
-        for share in ("p50", "p90", "p99", "p999"):
-            shown[f"{share} {batching}"] = figures["tbt_s"][share]
+    if "late_ratio" not in found:
+        return {"capacity_rps": rate_rps}
+    shown = {name: found[name] for name in ("arrivals_s", "e2e_p99_s", "capacity_rps")}
+    seen: dict[str, Mapping[str, float]] = {system.batching: found}
+    for batching in others:
+        other = replace(system, batching=batching)
+        seen[batching] = at_rate(measure(other, workload, rate_rps, round(rate_rps * lasts_s), seed))
+    for batching, figures in seen.items():
+        shown[f"within {batching}"] = 1 - figures["late_ratio"]
+        for share in ("p50", "p99"):
+            shown[f"{share} {batching}"] = figures[f"tbt_{share}_s"]
     return shown
