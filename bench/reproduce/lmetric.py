@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from ballast_core.policies.placement.protocol import Placement
-from ballast_core.policies.registry import build_placement
-from ballast_core.policies.suite import Suite
-from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
-from ballast_sim.simulation.inputs.source import WorkloadSource
-from ballast_sim.simulation.policies.choice import PolicyChoice
 from bench.reproduce.form import (
-    STANDARD_FIGURES,
     Claim,
     Experiment,
     Finding,
@@ -22,58 +14,32 @@ from bench.reproduce.form import (
     Run,
     Setting,
 )
+from bench.reproduce.lmetric_agent_coder import AGENT_CODER, OTHERS, RANGE
+from bench.reproduce.lmetric_policies import (
+    BASELINES,
+    FIGURES,
+    FLEET,
+    FRESH,
+    HARDWARE,
+    LMETRIC,
+    POLICIES,
+    STRONG,
+    WEIGHTS,
+    change_row,
+    colocated,
+    multiplied,
+    placed,
+)
 from bench.reproduce.lmetric_runs import HotDocuments, HotPrefix
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
-from bench.reproduce.tasks import TRACES, Simulated, simulated
-from bench.reproduce.verdicts import judge_change, judge_direction
-
-FLEET = "16C@h20-llama3-8b"
-HARDWARE = {"kv_tokens": 530_000}
-"""What 90 % of 96 GB leave beside the weights."""
-FIGURES = (*STANDARD_FIGURES, "ttft_p90_s", "ttft_p95_s", "tpot_p90_s", "tpot_p95_s", "kv_hit_ratio")
+from bench.reproduce.tasks import TRACES, simulated
+from bench.reproduce.verdicts import judge_direction
 
 MAXIMUM_RPS = 139.0
 """Multi-turn on `FLEET`: `ballast simulate --workload multi-turn --limit 3000 --endpoints 16C@h20-llama3-8b --load "
 "1`."""
 RATES = {"half": 0.5 * MAXIMUM_RPS, "nine tenths": 0.9 * MAXIMUM_RPS}
-WEIGHTS = (0.4, 0.55, 0.7, 0.9)
-RANGES = (4, 8, 16)
-PREFILL_WEIGHTS = (0.3, 0.5, 0.7)
-
-
-def same(name: str, placement: Placement) -> PolicyChoice:
-    """One placement for both stages: an endpoint does both."""
-    return PolicyChoice(name, Suite(prefill=placement, decode=placement))
-
-
-def placed(name: str, type_name: str, **parameters: Any) -> PolicyChoice:
-    """A shipped placement for both stages."""
-    return same(name, build_placement(type_name, parameters))
-
-
-def multiplied(name: str, cache: Mapping[str, Any], load: Mapping[str, Any]) -> PolicyChoice:
-    """Two indicators multiplied, the load with the request itself in it."""
-    parts = [{**cache}, {**load, "offset": 1.0}]
-    return same(name, build_placement("product", {"parts": parts}))
-
-
-BASELINES: dict[str, PolicyChoice] = {
-    "vllm-jsq": placed("vllm-jsq", "vllm-jsq"),
-    **{f"linear-kv {weight:g}": placed(f"linear-kv {weight:g}", "linear-kv", kv_weight=weight) for weight in WEIGHTS},
-    **{
-        f"range-filter-kv {most}": placed(f"range-filter-kv {most}", "range-filter-kv", max_range=most)
-        for most in RANGES
-    },
-    **{
-        f"dynamo-cost {weight:g}": placed(f"dynamo-cost {weight:g}", "dynamo-cost", prefill_weight=weight)
-        for weight in PREFILL_WEIGHTS
-    },
-    "predicted-ttft": placed("predicted-ttft", "predicted-ttft"),
-}
-STRONG = {name: placed(name, name) for name in ("least-requests", "ballast")}
-LMETRIC = placed("lmetric", "lmetric")
-POLICIES = {"lmetric": LMETRIC, **BASELINES, **STRONG}
 REDUCED = {"lmetric", "vllm-jsq", "linear-kv 0.4", "linear-kv 0.7", "range-filter-kv 8", "dynamo-cost 0.5"} | {
     "predicted-ttft",
     "least-requests",
@@ -126,46 +92,7 @@ HOTSPOT = Claim(
 )
 
 
-FRESH = "vllm-jsq, fresh counts"
-"""Scraped every 10 ms instead of 200 ms."""
-
-
-def colocated(
-    policy: PolicyChoice,
-    rate_rps: float,
-    workload: str | WorkloadSource = "multi-turn",
-    limit: int = 7000,
-    scrape_interval_s: float = 0.2,
-) -> Simulated:
-    """16 colocated endpoints of about the paper's size."""
-    fleet = FleetSettings(known_limits=False, scrape_interval_s=scrape_interval_s)
-    return simulated(FLEET, policy, workload=workload, rate_rps=rate_rps, limit=limit, hardware=HARDWARE, fleet=fleet)
-
-
 # --- end to end -------------------------------------------------------------------------------------------------------
-
-
-def _change_row(
-    results: Results,
-    run: str,
-    against: str,
-    figure: str,
-    what: str,
-    *,
-    paper: float | None,
-    claim: Claim | None,
-    **more: Any,
-) -> Row:
-    ours = results.change(run, against, figure)
-    return Row(
-        what=what,
-        ours=ours,
-        unit="% change",
-        paper="" if paper is None else f"{paper:+.1f} %",
-        claim=None if claim is None else claim.name,
-        verdict=None if claim is None or paper is None else judge_change(ours, paper),
-        **more,
-    )
 
 
 def _end_to_end(results: Results) -> Finding:
@@ -180,12 +107,12 @@ def _end_to_end(results: Results) -> Finding:
         ):
             what = f"{title} against {against}{at}"
             rows.append(
-                _change_row(
+                change_row(
                     results, mine, f"{rate}/{against}", figure, what, paper=paper, claim=CHATBOT, setting=Setting.THEIRS
                 )
             )
         rows.append(
-            _change_row(
+            change_row(
                 results,
                 mine,
                 f"{rate}/predicted-ttft",
@@ -201,7 +128,7 @@ def _end_to_end(results: Results) -> Finding:
                 for figure, title, paper in (("ttft_mean_s", "mean TTFT", -52.0), ("tpot_mean_s", "mean TPOT", -20.0)):
                     linear = name.startswith("linear-kv")
                     rows.append(
-                        _change_row(
+                        change_row(
                             results,
                             mine,
                             f"{rate}/{name}",
@@ -215,7 +142,7 @@ def _end_to_end(results: Results) -> Finding:
         for name in STRONG:
             for figure, title, paper in (("ttft_mean_s", "mean TTFT", -92.0), ("tpot_mean_s", "mean TPOT", -24.0)):
                 rows.append(
-                    _change_row(
+                    change_row(
                         results,
                         mine,
                         f"{rate}/{name}",
@@ -229,9 +156,7 @@ def _end_to_end(results: Results) -> Finding:
     for figure, title in (("ttft_mean_s", "mean TTFT"), ("tpot_mean_s", "mean TPOT")):
         for run, against in ((f"half/{FRESH}", "half/vllm-jsq"), ("half/lmetric", f"half/{FRESH}")):
             what = f"{title}, {run.removeprefix('half/')} against {against.removeprefix('half/')}"
-            rows.append(
-                _change_row(results, run, against, figure, what, paper=None, claim=None, setting=Setting.BEYOND)
-            )
+            rows.append(change_row(results, run, against, figure, what, paper=None, claim=None, setting=Setting.BEYOND))
     for index, name in enumerate(POLICIES):
         ttft, tpot = (results.mean(f"half/{name}", figure, 1e3) for figure in ("ttft_mean_s", "tpot_mean_s"))
         whiskers_ttft.append(Whisker(name, ttft, style=colour(index)))
@@ -285,7 +210,7 @@ def _indicators(results: Results) -> Finding:
             ("ttft_p95_s", "P95 TTFT", -42.8),
         ):
             rows.append(
-                _change_row(
+                change_row(
                     results,
                     f"{rate}/P-token x BS",
                     f"{rate}/(1 - hit) x BS",
@@ -475,7 +400,7 @@ def _traces(results: Results) -> Finding:
     for trace in TRACE_RUNS:
         for figure, title, paper in (("ttft_mean_s", "mean TTFT", 10.0), ("tpot_mean_s", "mean TPOT", -30.0)):
             rows.append(
-                _change_row(
+                change_row(
                     results,
                     f"{trace}/lmetric",
                     f"{trace}/predicted-ttft",
@@ -488,7 +413,7 @@ def _traces(results: Results) -> Finding:
             )
         for against in TRACE_POLICIES[1:]:
             rows += [
-                _change_row(
+                change_row(
                     results,
                     f"{trace}/lmetric",
                     f"{trace}/{against}",
@@ -554,7 +479,7 @@ def _apart(results: Results) -> Finding:
             strong = against != "least-requests/least-requests"
             for figure, title, paper in (("ttft_mean_s", "mean TTFT", -92.0), ("ttft_p99_s", "P99 TTFT", None)):
                 rows.append(
-                    _change_row(
+                    change_row(
                         results,
                         f"{rate}/lmetric/least-requests",
                         f"{rate}/{against}",
@@ -566,7 +491,7 @@ def _apart(results: Results) -> Finding:
                     )
                 )
         rows.append(
-            _change_row(
+            change_row(
                 results,
                 f"{rate}/lmetric/lmetric",
                 f"{rate}/lmetric/least-requests",
@@ -636,7 +561,7 @@ PAPER = Paper(
         "half of the highest rate that the testbed sustains. Ours: 16 colocated endpoints of Llama-3-8B on an H20 "
         "with the "
         "KV that 96 GB leave (between their two models in cost a token), vLLM's scheduler with prefix caches; "
-        "conversations and hotspots from generators, public traces in the full set.\n\n"
+        "conversations, Agent, Coder and hotspots from generators, public traces in the full set.\n\n"
         "Not given, and decided here: under which policy the highest rate was measured (least-requests, queue not "
         "growing); how an idle endpoint scores (batch size counts the request itself); when a hotspot's filter ends "
         "(when "
@@ -644,7 +569,7 @@ PAPER = Paper(
         "that "
         "figure 6b says it is like, llm-d for the least predicted TTFT, with an exact predictor of a vLLM step."
     ),
-    claims=(CHATBOT, UNTUNED, TOOLAGENT, P_TOKEN, BATCH, HOTSPOT),
-    experiments=(FIGURE_21, FIGURE_18, HOTSPOTS, TRACED, DISAGGREGATED),
+    claims=(CHATBOT, UNTUNED, OTHERS, TOOLAGENT, RANGE, P_TOKEN, BATCH, HOTSPOT),
+    experiments=(FIGURE_21, FIGURE_18, AGENT_CODER, HOTSPOTS, TRACED, DISAGGREGATED),
     verdict=_verdict,
 )
