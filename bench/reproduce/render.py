@@ -41,9 +41,9 @@ tested here, those about kernels, networks or measured machines cannot.
 - **Numbers** are means over seeds with a 95 % interval; of a claim's rows the first is shown, and how many there are.
 - **Verdicts** (`bench/reproduce/verdicts.py`): *holds*: the whole interval supports the claim, by half of its effect or
   more (a level: within a tenth). *Holds in part*: by less (a level: within a third), or only some rows hold.
-  *Contradicted*: the whole interval lies on the other side, or below a tenth of the claim. *Inconclusive*: all else;
-  an interval that touches zero always is, and so are fewer than three seeds. Only valid runs contradict: their arrivals
-  last {LIFETIMES:g} P99 lifetimes of a request or more. *Not comparable*: our level is not the paper's.
+  *Contradicted*: the whole interval lies on the other side, or below a tenth of the claim, in runs whose arrivals last
+  {LIFETIMES:g} P99 lifetimes of a request. *Inconclusive*: all else; so are fewer than three seeds and an interval that
+  touches zero. *Not comparable*: our level is not the paper's.
 - **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints a row's experiment; without
   `--show` it computes what is missing, with `--set full` for all seeds.
 

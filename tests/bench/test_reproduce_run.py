@@ -262,7 +262,8 @@ def test_a_recorded_run_is_what_its_experiment_would_run_now() -> None:
 
 
 def test_the_page_of_verdicts_is_short() -> None:
-    assert len(PAGE.read_text(encoding="utf-8").split()) <= 1500
+    words = [word for word in PAGE.read_text(encoding="utf-8").split() if any(map(str.isalnum, word))]
+    assert len(words) <= 1500, "without the bars of its tables"
 
 
 def test_a_reduced_run_says_how_it_compares_with_what_is_committed(tmp_path: Path) -> None:
