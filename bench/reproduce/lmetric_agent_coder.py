@@ -147,14 +147,12 @@ AGENT_CODER = Experiment(
         Run(
             "Agent/" + FRESH,
             colocated(POLICIES["vllm-jsq"], AGENT_RPS, WORKLOADS["Agent"], scrape_interval_s=0.01),
-            reduced=False,
             cost_s=COSTS_S["Agent"],
         ),
         *(
             Run(
                 f"{workload}/{name}",
                 colocated(POLICIES[name], RATES[workload], source),
-                reduced=False,
                 cost_s=COSTS_S[workload],
             )
             for workload, source in WORKLOADS.items()

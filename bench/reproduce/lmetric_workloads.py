@@ -150,9 +150,6 @@ def _coder(rng: random.Random) -> Iterator[WorkloadRequest]:
             heapq.heappush(pending, (request.arrival_s, session, request.turn or 0, request))
 
 
-"""Of requests, that are first turns."""
-
-
 def _coder_session(
     session: int, rank: int, common: int, start_s: float, rng: random.Random
 ) -> Iterator[WorkloadRequest]:

@@ -39,13 +39,12 @@ tested here, those about kernels, networks or measured machines cannot.
   and named. Public generators with the published moments stand for traces that are not. **Realistic** adds limited KV,
   queues, caches and transfers, and the baselines that an operator would try first.
 - **Numbers** are means over seeds with a 95 % interval; of a claim's rows the first is shown, and how many there are.
-- **Verdicts** (`bench/reproduce/verdicts.py`): *holds*: the whole interval supports the claim, by half of its effect or
-  more (a level: within a tenth). *Holds in part*: by less (a level: within a third), or only some rows hold.
-  *Contradicted*: the whole interval lies on the other side, or below a tenth of the claim, in runs whose arrivals last
-  {LIFETIMES:g} P99 lifetimes of a request. *Inconclusive*: all else; so are fewer than three seeds and an interval that
-  touches zero. *Not comparable*: our level is not the paper's.
-- **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints a row's experiment; without
-  `--show` it computes what is missing, with `--set full` for all seeds.
+- **Verdicts**: *holds*: the whole interval supports the claim, by half of its effect or more (a level: within a tenth).
+  *Holds in part*: by less, or only some rows. *Contradicted*: it lies on the other side, or below a tenth, in runs that
+  last {LIFETIMES:g} P99 lifetimes of a request. *Inconclusive*: all else. *Not comparable*: our level is not theirs.
+  The rules: `bench/reproduce/verdicts.py`.
+- **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints the experiment that stands beside
+  a verdict; without `--show` it computes what is missing, with `--set full` for all seeds.
 
 `make reproduce` reruns a small set in a quarter of an hour and says how it compares; `make reproduce-full` computes
 what the code at hand has not computed yet, with `REPRODUCE_ARGS=--missing` only what is not recorded here.
@@ -104,19 +103,23 @@ def _page(record: Record, papers: Sequence[Paper], found: Mapping[str, Finding])
         yield "They come from more than one state of the simulator: what would be run as it was is kept."
     for paper in papers:
         yield f"\n## {paper.title}\n"
-        missing = f" {left[paper.name]} of its runs are to be computed." if left[paper.name] else ""
+        missing = f" To be computed: {left[paper.name]} runs." if left[paper.name] else ""
         yield f"[Set-up, tables, plots](reproduction/{paper.name}.md).{missing}\n"
-        yield from _header("claim", "paper", "ours", "realistic", "verdict", "command")
-        for claim in paper.claims:
-            theirs, real = (judged(claim, paper, found, setting) for setting in (Setting.THEIRS, Setting.REALISTIC))
+        outcomes = [
+            (claim, judged(claim, paper, found, Setting.THEIRS), judged(claim, paper, found, Setting.REALISTIC))
+            for claim in paper.claims
+        ]
+        realistic = any(real.text for _, _, real in outcomes)
+        yield from _header("claim", "paper", "ours", *(["realistic"] if realistic else []), "verdict")
+        for claim, theirs, real in outcomes:
             also = f": {real.verdict}" if real.verdict is not None else ""
+            verdict = Verdict.NOT_COMPARABLE if claim.cannot else theirs.verdict
             yield _row(
                 claim.short,
                 claim.number,
                 theirs.text,
-                real.text + also if real.text else "",
-                f"**{Verdict.NOT_COMPARABLE if claim.cannot else theirs.verdict}**",
-                f"`{_source(claim, paper, found)}`",
+                *([real.text + also if real.text else ""] if realistic else []),
+                f"**{verdict}** `{_source(claim, paper, found)}`",
             )
 
 

@@ -196,7 +196,7 @@ def test_a_record_is_read_as_it_was_written_and_the_page_is_a_function_of_it(tmp
     files = render.files(record, papers)
     assert render.files(read, papers) == files
     assert set(files) == {"tiny.md", "tiny-tail.csv", "tiny-tail-tail.svg"}
-    row = "| P99 TPOT | -1 % | -50.0 % (-50.0 to -50.0) |  | **holds** | `tiny/tail` |"
+    row = "| P99 TPOT | -1 % | -50.0 % (-50.0 to -50.0) | **holds** `tiny/tail` |"
     assert row in render.page(record, papers)
     text = files["tiny.md"]
     assert "| P99 TPOT | their set-up | -1 % | -50.0 % (-50.0 to -50.0, n = 3) |  | holds |" in text
@@ -212,7 +212,7 @@ def test_few_seeds_have_no_interval_and_judge_nothing(tmp_path: Path) -> None:
     work_off(plan, 4)
     papers = [paper(CALLED)]
     text = render.page(plan.record(), papers)
-    assert "| P99 TPOT | -1 % | -50.0 % (n = 1) |  | **inconclusive** | `tiny/tail` |" in text
+    assert "| P99 TPOT | -1 % | -50.0 % (n = 1) | **inconclusive** `tiny/tail` |" in text
     assert "2 of the full set are to be computed" in text
     of_paper = render.files(plan.record(), papers)["tiny.md"]
     assert "To be computed: 2 runs, of `turns`: `python -m bench.reproduce.run --set full --only tiny/tail`" in of_paper
@@ -262,8 +262,7 @@ def test_a_recorded_run_is_what_its_experiment_would_run_now() -> None:
 
 
 def test_the_page_of_verdicts_is_short() -> None:
-    words = [word for word in PAGE.read_text(encoding="utf-8").split() if any(map(str.isalnum, word))]
-    assert len(words) <= 1500, "without the bars of its tables"
+    assert len(PAGE.read_text(encoding="utf-8").split()) <= 1500
 
 
 def test_a_reduced_run_says_how_it_compares_with_what_is_committed(tmp_path: Path) -> None:
