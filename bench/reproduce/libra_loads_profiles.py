@@ -7,11 +7,10 @@ parameters) for 72B (72.7 billion), Qwen3-14B for 14B.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_sim.fitting.model_shapes import MODELS, ModelShape
-from bench.reproduce import libra_profiles
+from bench.reproduce import libra_profiles, scaled_profiles
 
 CARD_BYTES = 80 * 2**30
 """Of an A100 and of an H100."""
@@ -20,14 +19,11 @@ QWEN_72B = ModelShape(layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward
 
 def scaled(name: str, base: HardwareProfile, before: ModelShape, after: ModelShape) -> HardwareProfile:
     """The base with the sizes of another model, on the same GPUs of 80 GB."""
-    return replace(
+    return scaled_profiles.scaled(
         base,
+        before,
+        after,
         name=name,
-        a_ms=base.a_ms * after.bytes_per_step / before.bytes_per_step,
-        d_ms_per_token=base.d_ms_per_token * after.flop_per_token / before.flop_per_token,
-        s_ms_per_pair=base.s_ms_per_pair * after.flop_per_pair / before.flop_per_pair,
-        k_ms_per_kv_token=base.k_ms_per_kv_token * after.kv_bytes_per_token / before.kv_bytes_per_token,
-        kv_bytes_per_token=after.kv_bytes_per_token,
         kv_tokens=after.kv_tokens(base.gpus, CARD_BYTES),
         derivation=f"{base.name} scaled to the sizes of {name}",
     )

@@ -13,22 +13,20 @@ from dataclasses import replace
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_sim.fitting.model_shapes import MODELS
+from bench.reproduce.scaled_profiles import scaled
 
 A100_BYTES = 80 * 2**30
 
 
 def _scaled(name: str, base: HardwareProfile, of: str, to: str, gpus: int) -> HardwareProfile:
     before, after = MODELS[of], MODELS[to]
-    return replace(
+    return scaled(
         base,
+        before,
+        after,
         name=name,
         hardware=f"{gpus} x A100 80 GB, tensor parallel" if gpus > 1 else "A100 80 GB",
         gpus=gpus,
-        a_ms=base.a_ms * after.bytes_per_step / before.bytes_per_step,
-        d_ms_per_token=base.d_ms_per_token * after.flop_per_token / before.flop_per_token,
-        s_ms_per_pair=base.s_ms_per_pair * after.flop_per_pair / before.flop_per_pair,
-        k_ms_per_kv_token=base.k_ms_per_kv_token * after.kv_bytes_per_token / before.kv_bytes_per_token,
-        kv_bytes_per_token=after.kv_bytes_per_token,
         kv_tokens=after.kv_tokens(gpus, A100_BYTES),
         derivation=f"{base.name} scaled to the sizes of {to}",
     )

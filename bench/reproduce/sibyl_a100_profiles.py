@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_sim.fitting.model_shapes import BYTES_PER_PARAMETER, MODELS, RESERVED_BYTES_PER_GPU, ModelShape
+from bench.reproduce.scaled_profiles import scaled
 
 BASE = SHIPPED_PROFILES["a100-llama3-8b"]
 BASE_TB_PER_S, TB_PER_S = 2.039, 1.89
@@ -31,16 +32,13 @@ def kv_tokens(shape: ModelShape) -> int:
 
 
 def _decode(model: str, shape: ModelShape) -> HardwareProfile:
-    of, slower = MODELS["llama3-8b"], BASE_TB_PER_S / TB_PER_S
-    return replace(
-        BASE,
+    slower = BASE_TB_PER_S / TB_PER_S
+    return scaled(
+        replace(BASE, a_ms=slower * BASE.a_ms, k_ms_per_kv_token=slower * BASE.k_ms_per_kv_token),
+        MODELS["llama3-8b"],
+        shape,
         name=f"a100-40gb-{model}",
         hardware="A100 40 GB",
-        a_ms=slower * BASE.a_ms * shape.bytes_per_step / of.bytes_per_step,
-        d_ms_per_token=BASE.d_ms_per_token * shape.flop_per_token / of.flop_per_token,
-        s_ms_per_pair=BASE.s_ms_per_pair * shape.flop_per_pair / of.flop_per_pair,
-        k_ms_per_kv_token=slower * BASE.k_ms_per_kv_token * shape.kv_bytes_per_token / of.kv_bytes_per_token,
-        kv_bytes_per_token=shape.kv_bytes_per_token,
         kv_tokens=kv_tokens(shape),
         max_num_batched_tokens=BATCHED_TOKENS,
         derivation=f"{BASE.name} scaled to the bandwidth of SIBYL's table 4 and the sizes of {model}",
