@@ -15,16 +15,16 @@ from ballast_sim.fitting.model_shapes import MEMORY_SHARE_RATIO, MODELS, RESERVE
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.length_hints import LengthHints
 from ballast_sim.simulation.policies.choice import parse_policies, with_parts
+from bench.reproduce import scaled_profiles
 from bench.reproduce.ares_card import CARD
 from bench.reproduce.ares_transfer_runs import PAPERS_TOKENS, TRANSFER_FIGURES, moved
 from bench.reproduce.form import STANDARD_FIGURES, Claim, Experiment, Finding, Plot, Row, Run, Setting
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
+from bench.reproduce.scaled_profiles import QWEN_7B
 from bench.reproduce.tasks import Called, simulated
 from bench.reproduce.verdicts import judge_level
 
-MODEL = ModelShape(layers=28, hidden=3584, heads=28, kv_heads=4, feed_forward=18944, vocabulary=152064)
-"""Qwen2.5-7B."""
 GPU_BYTES = 80 * 2**30
 GBPS = (10.0, 25.0, 100.0)
 RATE_RPS = 0.17
@@ -44,19 +44,17 @@ SHARE = Claim(
 
 def scaled(name: str, hardware: str, base: HardwareProfile, base_model: ModelShape) -> HardwareProfile:
     """The paper's model on one GPU of 80 GB; layers in 8 bits, embedding and head in 16."""
-    weights_read = MODEL.layer_parameters + 2 * MODEL.head_parameters
-    held = weights_read + 2 * MODEL.head_parameters
+    weights_read = QWEN_7B.layer_parameters + 2 * QWEN_7B.head_parameters
+    held = weights_read + 2 * QWEN_7B.head_parameters
     room = MEMORY_SHARE_RATIO * GPU_BYTES - RESERVED_BYTES_PER_GPU - held
+    wide = scaled_profiles.scaled(base, base_model, QWEN_7B)
     return replace(
-        base,
+        wide,
         name=name,
         hardware=hardware,
         a_ms=base.a_ms * weights_read / base_model.bytes_per_step,
-        d_ms_per_token=base.d_ms_per_token * MODEL.flop_per_token / base_model.flop_per_token / 2,
-        s_ms_per_pair=base.s_ms_per_pair * MODEL.flop_per_pair / base_model.flop_per_pair,
-        k_ms_per_kv_token=base.k_ms_per_kv_token * MODEL.kv_bytes_per_token / base_model.kv_bytes_per_token,
-        kv_bytes_per_token=MODEL.kv_bytes_per_token,
-        kv_tokens=int(room // MODEL.kv_bytes_per_token),
+        d_ms_per_token=wide.d_ms_per_token / 2,
+        kv_tokens=int(room // QWEN_7B.kv_bytes_per_token),
         derivation=f"{base.name} scaled to Qwen2.5-7B with 8-bit weights",
     )
 

@@ -8,6 +8,9 @@ from typing import Any
 from ballast_core.profiles import HardwareProfile
 from ballast_sim.fitting.model_shapes import ModelShape
 
+QWEN_7B = ModelShape(layers=28, hidden=3584, heads=28, kv_heads=4, feed_forward=18944, vocabulary=152064)
+"""Qwen2.5-7B."""
+
 
 def scaled(base: HardwareProfile, before: ModelShape, after: ModelShape, **more: Any) -> HardwareProfile:
     """The base with another model: the floor by the bytes of weights that a step reads, the slope by the arithmetic of

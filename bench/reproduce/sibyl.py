@@ -166,7 +166,7 @@ def variant(name: str) -> PolicyChoice:
 
 SETTINGS: Mapping[str, tuple[str, float, ArrivalProcess | None, tuple[str, ...]]] = {
     "held/0.9": ("sibyl-held", HEADLINE_LOAD, None, tuple(BASELINES)),
-    "held/1.2": ("sibyl-held", OTHER_LOADS[-1], None, (*THREE, "least-requests-running")),
+    f"held/{OTHER_LOADS[-1]:g}": ("sibyl-held", OTHER_LOADS[-1], None, (*THREE, "least-requests-running")),
     "gamma/0.9": ("sibyl-held", HEADLINE_LOAD, CLUSTERED, THREE),
     "printed/0.9": ("sibyl-printed", HEADLINE_LOAD, None, THREE),
 }

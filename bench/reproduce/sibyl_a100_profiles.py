@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_sim.fitting.model_shapes import BYTES_PER_PARAMETER, MODELS, RESERVED_BYTES_PER_GPU, ModelShape
-from bench.reproduce.scaled_profiles import scaled
+from bench.reproduce.scaled_profiles import QWEN_7B, scaled
 
 BASE = SHIPPED_PROFILES["a100-llama3-8b"]
 BASE_TB_PER_S, TB_PER_S = 2.039, 1.89
@@ -20,7 +20,7 @@ MEMORY_SHARE_RATIO = 0.8
 BATCHED_TOKENS = 32_768
 
 SHAPES = {
-    "qwen2.5-7b": ModelShape(layers=28, hidden=3584, heads=28, kv_heads=4, feed_forward=18944, vocabulary=152064),
+    "qwen2.5-7b": QWEN_7B,
     "llama3-8b": MODELS["llama3-8b"],
 }
 
