@@ -28,7 +28,7 @@ from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.workloads import WorkloadRequest, generate
 
-LAWS = {"printed": SIBYL_PRINTED, "held": SIBYL_HELD, "ares": ARES_LINEAR}
+LAWS: dict[str, DecodeLaw] = {"printed": SIBYL_PRINTED, "held": SIBYL_HELD, "ares": ARES_LINEAR}
 PAPERS = sorted(set(PHYSICS) - {"vllm"})
 
 
@@ -222,6 +222,33 @@ def test_progress_is_marked_at_the_time_of_its_token() -> None:
     assert (name, tokens) == ("a", 32)
     drain(one)
     assert [mark[1:] for mark in one.marks(1e9, inclusive=True)] == [("b", 16), ("a", 48), ("b", 32), ("b", 48)]
+
+
+@given(st.sampled_from(sorted(LAWS)), st.lists(st.tuples(st.floats(0, 40), st.integers(2, 300)), max_size=20))
+@settings(max_examples=60, deadline=None)
+def test_there_are_no_marks_before_it_says_so(law: str, legs: list[tuple[float, int]]) -> None:
+    """Asked only from `silent_until_s` on, as the world does, it has the marks that it has when asked all the time."""
+    often, seldom = (engine(LAWS[law], mark_every_tokens=16) for _ in range(2))
+    arrivals = sorted((at_s, number, tokens) for number, (at_s, tokens) in enumerate(legs))
+    found: tuple[list[object], list[object]] = [], []
+    silent_until_s = 0.0
+    for tick in range(400):
+        now_s = tick / 4
+        while arrivals and arrivals[0][0] <= now_s:
+            at_s, number, tokens = arrivals.pop(0)
+            for one in (often, seldom):
+                one.advance(at_s)
+                one.add(leg(str(number), tokens), at_s)
+            silent_until_s = 0.0
+        events = [one.advance(now_s) for one in (often, seldom)]
+        if events[1]:
+            silent_until_s = 0.0
+        found[0].extend(often.marks(now_s, inclusive=True))
+        if silent_until_s <= now_s:
+            found[1].extend(seldom.marks(now_s, inclusive=True))
+            silent_until_s = seldom.silent_until_s
+    assert found[0] == found[1]
+    assert bool(found[0]) == any(tokens > 16 for _, tokens in legs) or not legs
 
 
 def test_a_slow_engine_takes_its_factor_longer() -> None:

@@ -50,7 +50,8 @@ class SibylThroughput:
 
     def tokens_per_s(self, sequences: int) -> float:
         """Tokens a second of the whole batch."""
-        n = sequences if self.held_from is None else min(sequences, self.held_from)
+        held = self.held_from
+        n = sequences if held is None or sequences < held else held
         return self.alpha * n * n + self.beta * n + self.gamma
 
     def seconds(self, tokens: float, sequences: int, context_tokens: float) -> float:

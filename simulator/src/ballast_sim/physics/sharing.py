@@ -30,6 +30,9 @@ from ballast_sim.physics.laws import DecodeLaw
 
 BLOCK_SIZE = 16
 
+_ROUNDING_S = 1e-6
+"""More than what rounding does to the time of a progress and back."""
+
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
@@ -81,7 +84,9 @@ class _Batch:
         return self.progress + self.law.tokens(seconds, self.sequences, self.context_tokens)
 
     def time_of(self, progress: float) -> float:
-        tokens = max(0.0, progress - self.progress)
+        tokens = progress - self.progress
+        if tokens <= 0:
+            return self.at_s
         return self.at_s + self.factor * self.law.seconds(tokens, self.sequences, self.context_tokens)
 
     def move(self, now_s: float, progress: float) -> None:
@@ -264,9 +269,9 @@ class SharingEngine:
             self._batch.change(1, sequence.request.input_tokens + had)
             for tokens in {had + 1, total} if had == 0 else {total}:
                 heapq.heappush(self._due, self._due_at(sequence, tokens))
-            self._next_mark(sequence, had)
+            self._first_mark(sequence, had)
 
-    def _next_mark(self, sequence: _Sequence, after: int) -> None:
+    def _first_mark(self, sequence: _Sequence, after: int) -> None:
         every = 0 if sequence.request.mark_as == "" else self.mark_every_tokens
         if every and (tokens := after // every * every + every) < sequence.request.max_tokens:
             heapq.heappush(self._mark_due, self._due_at(sequence, tokens))
@@ -281,14 +286,19 @@ class SharingEngine:
         self._batch.move(now_s, reached)
 
     def _note_marks(self, reached: float, *, inclusive: bool) -> None:
-        due = self._mark_due
+        due, every = self._mark_due, self.mark_every_tokens
+        batch, note, numbers = self._batch, self._marks.append, self._numbers
         while due and (due[0][0] < reached or (inclusive and due[0][0] == reached)):
-            progress, _, sequence, tokens = heapq.heappop(due)
+            progress, _, sequence, tokens = due[0]
             sequence.tokens = tokens
             request = sequence.request
             name = request.request_id if request.mark_as is None else request.mark_as
-            self._marks.append((self._batch.time_of(progress), name, request.mark_from + tokens))
-            self._next_mark(sequence, tokens)
+            note((batch.time_of(progress), name, request.mark_from + tokens))
+            following = tokens + every
+            if following < request.max_tokens:
+                heapq.heapreplace(due, (sequence.joined + following, next(numbers), sequence, following))
+            else:
+                heapq.heappop(due)
 
     # --- what the driver reads ------------------------------------------------------------------------------------
 
@@ -326,6 +336,8 @@ class SharingEngine:
     def marks(self, now_s: float, inclusive: bool) -> Iterable[tuple[float, str, int]]:
         """See `EngineModel.marks`."""
         self._note_marks(self._batch.progress_at(now_s), inclusive=inclusive)
+        due = self._mark_due
+        self.silent_until_s = self._batch.time_of(due[0][0]) - _ROUNDING_S if due else math.inf
         marks, self._marks = self._marks, []
         return marks
 

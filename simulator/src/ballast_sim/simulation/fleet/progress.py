@@ -53,19 +53,21 @@ class ProgressReports:
             self._late = []
         if not reports:
             return
+        records = self._book.records
         if not self._settles:
             for _, request_id, tokens in reports:
-                record = self._book.record(request_id)
+                record = records[int(request_id)]
                 record.generated_tokens = max(record.generated_tokens, tokens)
         gateways = len(self._gateways.directors)
         for gateway in range(gateways):
             reached = reports
             if gateways > 1:
-                reached = [report for report in reports if self._book.record(report[1]).gateway == gateway]
+                reached = [report for report in reports if records[int(report[1])].gateway == gateway]
             if reached:
                 self._gateways.progress(gateway, reached)
-                for at_s, request_id, tokens in reached if self._foresight.changes else ():
-                    self.predict(self._book.record(request_id), tokens, at_s)
+                if self._foresight.changes:
+                    for at_s, request_id, tokens in reached:
+                        self._predict(records[int(request_id)], request_id, tokens, at_s)
 
     def late(self, leg: EngineLeg, event: TokensAdvanced) -> None:
         """A leg has got tokens, most of them before now."""
@@ -78,9 +80,11 @@ class ProgressReports:
 
     def predict(self, record: Record, tokens: int, at_s: float) -> None:
         """Where predictions change with the tokens so far, report the prediction after `tokens`."""
-        if not self._foresight.changes or tokens >= record.output_tokens:
-            return
-        predicted = self._foresight.output_tokens(record, tokens)
-        if predicted is not None:
-            event = LengthPredicted(self._book.id_of(record), predicted - tokens)
-            self._gateways.report(record.gateway, event, at_s)
+        if self._foresight.changes:
+            self._predict(record, self._book.id_of(record), tokens, at_s)
+
+    def _predict(self, record: Record, request_id: RequestId, tokens: int, at_s: float) -> None:
+        if tokens < record.output_tokens:
+            predicted = self._foresight.output_tokens(record, tokens)
+            if predicted is not None:
+                self._gateways.report(record.gateway, LengthPredicted(request_id, predicted - tokens), at_s)

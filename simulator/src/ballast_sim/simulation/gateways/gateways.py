@@ -79,7 +79,9 @@ class Gateways:
 
     def report(self, gateway: int, event: Event, at_s: float) -> None:
         """Report an event at a time that may lie in the past, and carry out the effects."""
-        self._carry_out(gateway, self.directors[gateway].on_event(event, at_s))
+        effects = self.directors[gateway].on_event(event, at_s)
+        if effects:
+            self._carry_out(gateway, effects)
 
     def _scrape(self, gateway: int) -> None:
         now_s = self._kernel.now_s

@@ -7,6 +7,7 @@ with the tokens generated so far, as ARES measured (section 4.3).
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from dataclasses import dataclass
@@ -97,8 +98,14 @@ class LengthHints:
         mae = self.mae_of(remaining, generated_tokens)
         if not mae:
             return float(output_tokens)
-        error = random.Random(f"lengths {seed} {index}").gauss(0.0, _SIGMA_PER_MAE * mae)
+        error = _normal_draw(seed, index) * (_SIGMA_PER_MAE * mae)
         return generated_tokens + max(1.0, remaining + error)
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _normal_draw(seed: int, index: int) -> float:
+    """Of one request: kept, for a prediction that changes is asked for every few tokens."""
+    return random.Random(f"lengths {seed} {index}").gauss(0.0, 1.0)
 
 
 NO_HINTS = LengthHints(known=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -156,7 +157,8 @@ class World:
         """What a scrape of the engines that are up would find now; KV in use only where `kv` asks for it, or else 0."""
         now_s = self._clock.now_s
         up = [server for server in self._servers.values() if server.up]
-        counts = np.array([server.counts(now_s) for server in up], np.int64).reshape(-1, 2)
+        each = chain.from_iterable([server.counts(now_s) for server in up])
+        counts = np.fromiter(each, np.int64, 2 * len(up)).reshape(-1, 2)
         return Observations(
             self._endpoints if len(up) == len(self._endpoints) else tuple(server.machine.endpoint for server in up),
             np.full(len(up), now_s),
