@@ -1,4 +1,8 @@
-"""The papers of the report, in its order."""
+"""The papers of the report, in its order.
+
+Each has a package here, whose module `paper` holds it. A package itself imports nothing: it counts as code of all runs
+that call a function of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ NAMES = ("sibyl", "lmetric", "ares", "libra", "uniboost")
 def _papers() -> Iterator[Paper]:
     for name in NAMES:
         if importlib.util.find_spec(f"bench.reproduce.{name}") is not None:
-            paper = importlib.import_module(f"bench.reproduce.{name}").PAPER
+            paper = importlib.import_module(f"bench.reproduce.{name}.paper").PAPER
             assert isinstance(paper, Paper)
             yield paper
 

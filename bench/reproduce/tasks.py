@@ -78,8 +78,9 @@ class Simulated:
 class Called:
     """A function of a module, called with `seed` and these arguments.
 
-    Its whole module counts as its code, and all of core, simulator and studies that it imports. So keep such functions
-    in a module of their own (`sibyl_runs.py`), or every edited sentence of an analysis computes them anew.
+    Its whole module counts as its code, the packages above it, and all of core, simulator and studies that these
+    import. So keep such functions in a module of their own (`sibyl/runs.py`), and a paper's `__init__.py` without
+    imports, or every edited sentence of an analysis computes them anew.
     """
 
     function: Callable[..., Mapping[str, float]]

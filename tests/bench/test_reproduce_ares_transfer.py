@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ballast_sim.simulation.world.links import Link
-from bench.reproduce.ares_transfer import CARDS, GBPS, transfer_run
-from bench.reproduce.ares_transfer_runs import Move, figures_of, moved, share_percent
+from bench.reproduce.ares.transfer import CARDS, GBPS, transfer_run
+from bench.reproduce.ares.transfer_runs import Move, figures_of, moved, share_percent
 from bench.reproduce.tasks import Simulated
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.reproduce.lmetric_runs import HotDocuments, HotPrefix
+from bench.reproduce.lmetric.runs import HotDocuments, HotPrefix
 
 
 @settings(max_examples=20)

@@ -6,9 +6,9 @@ from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.fitting.model_shapes import MODELS
 from ballast_sim.simulation.inputs.shapes import parse_shape
 from bench.reproduce.form import Run
-from bench.reproduce.libra_loads import EXPERIMENTS
-from bench.reproduce.libra_loads_profiles import CARD_BYTES, PROFILES, QWEN_72B, scaled
-from bench.reproduce.libra_loads_runs import at_load
+from bench.reproduce.libra.loads import EXPERIMENTS
+from bench.reproduce.libra.loads_profiles import CARD_BYTES, PROFILES, QWEN_72B, scaled
+from bench.reproduce.libra.loads_runs import at_load
 from bench.reproduce.tasks import Called
 
 

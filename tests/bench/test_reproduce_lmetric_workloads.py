@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ballast_sim.workloads import WorkloadRequest
-from bench.reproduce.lmetric_workloads import BLOCK_TOKENS, CODER_LONGEST, Agent, Coder
+from bench.reproduce.lmetric.workloads import BLOCK_TOKENS, CODER_LONGEST, Agent, Coder
 
 
 def hit_ratio(requests: Sequence[WorkloadRequest]) -> float:

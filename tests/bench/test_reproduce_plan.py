@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.common.code import closure, file_of, imports
 from bench.reproduce.form import (
     FULL_SEEDS,
     REDUCED_SEEDS,
@@ -12,6 +13,7 @@ from bench.reproduce.form import (
 from bench.reproduce.papers import CLAIMS, EXPERIMENTS, PAPERS
 from bench.reproduce.render import judged
 from bench.reproduce.results import Measured, Results
+from bench.reproduce.tasks import Called, Simulated
 from bench.reproduce.verdicts import Verdict
 
 experiments = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
@@ -94,6 +96,21 @@ def test_every_claim_gets_a_verdict(paper: Paper) -> None:
             assert verdict is None, claim.name
         else:
             assert verdict is not None, claim.name
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=[paper.name for paper in PAPERS])
+def test_no_run_of_a_paper_depends_on_its_analyses(paper: Paper) -> None:
+    entries = set()
+    for task in (run.task for experiment in paper.experiments for run in experiment.runs):
+        if isinstance(task, Called):
+            entries.add(task.function.__module__)
+        elif isinstance(task, Simulated):
+            entries.add(type(task.spec.setup.source).__module__)
+    for module in closure(entries):
+        if module.startswith(f"bench.reproduce.{paper.name}"):
+            file = file_of(module)
+            assert file is not None
+            assert "bench.reproduce.form" not in imports(file.read_text(encoding="utf-8")), module
 
 
 def test_measurements_pair_the_seeds_that_both_have() -> None:

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_sim.capacity import estimate
 from bench.reproduce.results import Results
-from bench.reproduce.sibyl_a100 import CLAIMS, DECODE_RPS, EXPERIMENT, PAPER_CHANGES
-from bench.reproduce.sibyl_a100_profiles import DECODE, PREFILL
-from bench.reproduce.sibyl_lengths import UniformLengths
+from bench.reproduce.sibyl.a100 import CLAIMS, DECODE_RPS, EXPERIMENT, PAPER_CHANGES
+from bench.reproduce.sibyl.a100_profiles import DECODE, PREFILL
+from bench.reproduce.sibyl.lengths import UniformLengths
 from bench.reproduce.verdicts import Verdict
 
 

@@ -13,7 +13,6 @@ from ballast_core.model import Binding
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.policies.choice import PolicyChoice
 from ballast_sim.workloads import ArrivalProcess
-from bench.reproduce import sibyl_a100
 from bench.reproduce.form import (
     STANDARD_FIGURES,
     Claim,
@@ -27,8 +26,9 @@ from bench.reproduce.form import (
 )
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results, known, measured
-from bench.reproduce.sibyl_policies import BASELINES, THREE, own, sibyl
-from bench.reproduce.sibyl_runs import balance, calibration
+from bench.reproduce.sibyl import a100
+from bench.reproduce.sibyl.policies import BASELINES, THREE, own, sibyl
+from bench.reproduce.sibyl.runs import balance, calibration
 from bench.reproduce.tasks import TRACES, Called, Simulated, simulated
 from bench.reproduce.verdicts import judge_change, judge_level, judge_limit
 
@@ -863,7 +863,7 @@ PAPER = Paper(
         "*held* keeps the peak throughput beyond 53. Policies see scrapes and their own requests, not the simulator's "
         "state. Errata of the algorithm are in `docs/policies.md`."
     ),
-    claims=(TAIL, SCALE, REAL_CLUSTER, MEANS, *sibyl_a100.CLAIMS, OPTIMAL, VARIANTS_CLAIM, CALIBRATION),
+    claims=(TAIL, SCALE, REAL_CLUSTER, MEANS, *a100.CLAIMS, OPTIMAL, VARIANTS_CLAIM, CALIBRATION),
     experiments=(
         FIGURE_9,
         FIGURE_8,
@@ -872,7 +872,7 @@ PAPER = Paper(
         TABLE_1_LOADS,
         FIGURE_15,
         FIGURE_6,
-        sibyl_a100.EXPERIMENT,
+        a100.EXPERIMENT,
         FIGURE_7,
         REALISTIC,
         KV_LIMIT,

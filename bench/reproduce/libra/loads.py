@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bench.reproduce.form import Claim, Experiment, Finding, Plot, Row, Run, Setting
-from bench.reproduce.libra_loads_runs import at_load, batchings
-from bench.reproduce.libra_runs import CHUNKED, LOCAL_SLO, PAPERS, TBT_S, System, capacity, systems
+from bench.reproduce.libra.loads_runs import at_load, batchings
+from bench.reproduce.libra.runs import CHUNKED, LOCAL_SLO, PAPERS, TBT_S, System, capacity, systems
 from bench.reproduce.plots import lines
 from bench.reproduce.results import Measured, Results, known, number
 from bench.reproduce.tasks import Called

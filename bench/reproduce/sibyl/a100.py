@@ -6,9 +6,9 @@ from ballast_core.model import Binding
 from bench.reproduce.form import Claim, Experiment, Finding, Plot, Row, Run, Setting
 from bench.reproduce.plots import lines
 from bench.reproduce.results import Measured, Results, known
-from bench.reproduce.sibyl_a100_profiles import DECODE, PREFILL
-from bench.reproduce.sibyl_lengths import UniformLengths
-from bench.reproduce.sibyl_policies import BASELINES, THREE, own
+from bench.reproduce.sibyl.a100_profiles import DECODE, PREFILL
+from bench.reproduce.sibyl.lengths import UniformLengths
+from bench.reproduce.sibyl.policies import BASELINES, THREE, own
 from bench.reproduce.tasks import simulated
 from bench.reproduce.verdicts import judge_change
 

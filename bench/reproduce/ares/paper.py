@@ -14,9 +14,9 @@ from ballast_core.model import Binding
 from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.length_hints import LengthHints
 from ballast_sim.simulation.policies.choice import PolicyChoice, parse_policies, with_parts
-from bench.reproduce.ares_card import CARD
-from bench.reproduce.ares_runs import goodput_name, swept
-from bench.reproduce.ares_transfer import SHARE, TRANSFER
+from bench.reproduce.ares.card import CARD
+from bench.reproduce.ares.runs import goodput_name, swept
+from bench.reproduce.ares.transfer import SHARE, TRANSFER
 from bench.reproduce.form import (
     MANY_SEEDS,
     STANDARD_FIGURES,
@@ -309,7 +309,7 @@ CARD_TITLES = {
 SMALL = Experiment(
     name="ares/section-6.2",
     title="One prefill and three decode cards, short of memory (6.2)",
-    text="vLLM's scheduler on a profile of the paper's card with 8-bit weights (`bench/reproduce/ares_card.py`): "
+    text="vLLM's scheduler on a profile of the paper's card with 8-bit weights (`bench/reproduce/ares/card.py`): "
     "234,924 tokens of KV; a step with KV half full takes the paper's 18.23 ms. ShareGPT lengths up to 32K, 3,000 s of "
     "arrivals, moves over PCIe. The paper's rate is 0.17 req/s; how much memory its engines had it does not say, so "
     "rates up to 0.26 are run, where KV fills as it describes. Requests that do not fit are preempted and computed "

@@ -34,7 +34,7 @@ from ballast_sim.simulation.inputs.source import Load, WorkloadSource
 from ballast_sim.simulation.policies.choice import PolicyChoice
 from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet
 from ballast_sim.workloads import GENERATORS, WorkloadRequest
-from bench.reproduce.libra_profiles import PROFILES
+from bench.reproduce.libra.profiles import PROFILES
 
 TBT_S = 0.1
 LOCAL_SLO = "slo:0.08"

@@ -10,7 +10,7 @@ from bench.reproduce.form import Claim, Experiment, Finding, Plot, Row, Run, Set
 from bench.reproduce.plots import Whisker, Whiskers, colour, lines
 from bench.reproduce.results import Results
 from bench.reproduce.tasks import Simulated
-from bench.reproduce.uniboost_mixes import SCHEDULERS, TABLE_2_FIGURES, mixed
+from bench.reproduce.uniboost.mixes import SCHEDULERS, TABLE_2_FIGURES, mixed
 from bench.reproduce.verdicts import judge_change
 
 ENGINE = "1C@a100-llama3-8b"

@@ -14,8 +14,8 @@ from bench.reproduce.form import (
     Run,
     Setting,
 )
-from bench.reproduce.lmetric_agent_coder import AGENT_CODER, OTHERS, RANGE
-from bench.reproduce.lmetric_policies import (
+from bench.reproduce.lmetric.agent_coder import AGENT_CODER, OTHERS, RANGE
+from bench.reproduce.lmetric.policies import (
     BASELINES,
     FIGURES,
     FLEET,
@@ -30,7 +30,7 @@ from bench.reproduce.lmetric_policies import (
     multiplied,
     placed,
 )
-from bench.reproduce.lmetric_runs import HotDocuments, HotPrefix
+from bench.reproduce.lmetric.runs import HotDocuments, HotPrefix
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
 from bench.reproduce.tasks import TRACES, simulated

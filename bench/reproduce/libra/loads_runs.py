@@ -17,8 +17,8 @@ from ballast_sim.simulation.inputs.shapes import parse_shape
 from ballast_sim.simulation.inputs.source import WorkloadSource
 from ballast_sim.simulation.policies.choice import PolicyChoice
 from ballast_sim.simulation.runs.experiment import RunSpec, Setup, build_fleet
-from bench.reproduce.libra_loads_profiles import PROFILES
-from bench.reproduce.libra_runs import TBT_S, System, at_rate, capacity, load_of, measure
+from bench.reproduce.libra.loads_profiles import PROFILES
+from bench.reproduce.libra.runs import TBT_S, System, at_rate, capacity, load_of, measure
 
 
 def at_load(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bench.reproduce import libra_loads
 from bench.reproduce.form import (
     MANY_SEEDS,
     Claim,
@@ -16,7 +15,8 @@ from bench.reproduce.form import (
     Run,
     Setting,
 )
-from bench.reproduce.libra_runs import (
+from bench.reproduce.libra import loads
+from bench.reproduce.libra.runs import (
     CHUNKED,
     LOCAL_SLO,
     PAPERS,
@@ -643,7 +643,7 @@ PAPER = Paper(
     "prompt work on stock vLLM; a cut in the output of a client that streams needs a small connector plug-in. "
     "Left out: figure 11, which replays 42 minutes of BurstGPT's arrivals that are not at hand; figures 3 and 6 "
     "(lengths, kernels).",
-    claims=(CAPACITY, GOODPUT, RIGIDITY, ERRORS, UNLIKE, THREE, SPLIT, TRANSFER, *libra_loads.CLAIMS),
+    claims=(CAPACITY, GOODPUT, RIGIDITY, ERRORS, UNLIKE, THREE, SPLIT, TRANSFER, *loads.CLAIMS),
     experiments=(
         FIGURE_9,
         TABLE_1,
@@ -652,7 +652,7 @@ PAPER = Paper(
         TABLE_7,
         FIGURE_5,
         CHUNKED_TRANSFER,
-        *libra_loads.EXPERIMENTS,
+        *loads.EXPERIMENTS,
     ),
     verdict=_verdict,
 )

@@ -1,8 +1,8 @@
 """ARES's figure 11: the share of KV transfer in the gap between two tokens when a decode moves, by card and link.
 
 The paper's model is DeepSeek-R1-Distill-Qwen-7B with 8-bit weights. Its RTX 4090D has a profile
-(`bench/reproduce/ares_card.py`). Those of A100 and H800 are scaled here from the shipped profiles of Llama 3 8B, as in
-`bench/reproduce/libra_profiles.py`: the floor by the bytes of weights that a step reads, arithmetic by the operations
+(`bench/reproduce/ares/card.py`). Those of A100 and H800 are scaled here from the shipped profiles of Llama 3 8B, as in
+`bench/reproduce/libra/profiles.py`: the floor by the bytes of weights that a step reads, arithmetic by the operations
 of a token, of which 8 bits make twice as many a second. An H800 is an H100 but for its links.
 """
 
@@ -16,8 +16,8 @@ from ballast_sim.simulation.inputs.fleet_settings import FleetSettings
 from ballast_sim.simulation.inputs.length_hints import LengthHints
 from ballast_sim.simulation.policies.choice import parse_policies, with_parts
 from bench.reproduce import scaled_profiles
-from bench.reproduce.ares_card import CARD
-from bench.reproduce.ares_transfer_runs import PAPERS_TOKENS, TRANSFER_FIGURES, moved
+from bench.reproduce.ares.card import CARD
+from bench.reproduce.ares.transfer_runs import PAPERS_TOKENS, TRANSFER_FIGURES, moved
 from bench.reproduce.form import STANDARD_FIGURES, Claim, Experiment, Finding, Plot, Row, Run, Setting
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
@@ -128,7 +128,7 @@ TRANSFER = Experiment(
     "The paper gives neither load nor length of the request; it names 2,000 tokens as its average (5.3), so the share "
     "is shown for these and for the requests that ARES does move, which are longer. Here the source decodes while KV "
     "is copied: the pause that is left stands beside it. A100 and H800 are scaled from profiles of Llama 3 8B "
-    "(`bench/reproduce/ares_transfer.py`).",
+    "(`bench/reproduce/ares/transfer.py`).",
     runs=[
         Run(f"{name}/{gbps:g}", transfer_run(card, gbps), cost_s=3.0) for name, card in CARDS.items() for gbps in GBPS
     ],

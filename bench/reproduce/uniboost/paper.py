@@ -25,9 +25,9 @@ from bench.reproduce.form import (
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results, measured
 from bench.reproduce.tasks import Called, Simulated, simulated
-from bench.reproduce.uniboost_levels import CHUNKS, FIGURE_6, FIGURE_8, OBJECTIVE, TABLE_8
-from bench.reproduce.uniboost_mixes import FIGURES, RATE_RPS, SCHEDULERS, SWAP, TABLE_2_FIGURES, mixed
-from bench.reproduce.uniboost_runs import starvation
+from bench.reproduce.uniboost.levels import CHUNKS, FIGURE_6, FIGURE_8, OBJECTIVE, TABLE_8
+from bench.reproduce.uniboost.mixes import FIGURES, RATE_RPS, SCHEDULERS, SWAP, TABLE_2_FIGURES, mixed
+from bench.reproduce.uniboost.runs import starvation
 from bench.reproduce.verdicts import judge_change, judge_level
 
 LOADS = (0.5, 0.8, 1.1)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ballast_sim.simulation.inputs.source import WorkloadSource
 from bench.reproduce.form import Claim, Experiment, Finding, Plot, Row, Run, Setting
-from bench.reproduce.lmetric_policies import FIGURES, FRESH, POLICIES, STRONG, change_row, colocated
-from bench.reproduce.lmetric_workloads import Agent, Coder
+from bench.reproduce.lmetric.policies import FIGURES, FRESH, POLICIES, STRONG, change_row, colocated
+from bench.reproduce.lmetric.workloads import Agent, Coder
 from bench.reproduce.plots import Whisker, Whiskers, colour
 from bench.reproduce.results import Results
 from bench.reproduce.verdicts import judge_change, judge_direction
@@ -134,7 +134,7 @@ AGENT_CODER = Experiment(
     title="Agent and Coder on 16 colocated endpoints (figures 12, 22, 23)",
     text=(
         "Generators in place of the two traces, which are public but not at hand, and of which the paper prints no "
-        "moments: they have those that others counted of the published files (`bench/reproduce/lmetric_workloads.py` "
+        "moments: they have those that others counted of the published files (`bench/reproduce/lmetric/workloads.py` "
         "has both and names the guesses). *Agent*: calls of 900 + 90 tokens on average, each on "
         "its own; half of the input are the prompts of 300 applications, popular by 1/rank. *Coder*: sessions of 1.6 "
         "turns on average, most of one, some of over ten; 5,700 + 810 tokens, inputs of up to 14,500; an unbounded "

@@ -1,4 +1,4 @@
-"""Libra's machines beyond `libra_profiles`: Qwen2.5-72B on four A100 80 GB, Qwen2.5-14B on one H100 80 GB.
+"""Libra's machines beyond `profiles`: Qwen2.5-72B on four A100 80 GB, Qwen2.5-14B on one H100 80 GB.
 
 Scaled in the same way from shipped profiles of models whose sizes are almost the same: Llama-3-70B (70.6 billion
 parameters) for 72B (72.7 billion), Qwen3-14B for 14B.
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from ballast_core.profiles import SHIPPED_PROFILES, HardwareProfile
 from ballast_sim.fitting.model_shapes import MODELS, ModelShape
-from bench.reproduce import libra_profiles, scaled_profiles
+from bench.reproduce import scaled_profiles
+from bench.reproduce.libra import profiles
 
 CARD_BYTES = 80 * 2**30
 """Of an A100 and of an H100."""
@@ -30,7 +31,7 @@ def scaled(name: str, base: HardwareProfile, before: ModelShape, after: ModelSha
 
 
 PROFILES: Mapping[str, HardwareProfile] = {
-    **libra_profiles.PROFILES,
+    **profiles.PROFILES,
     "a100-qwen2.5-72b-tp4": scaled(
         "a100-qwen2.5-72b-tp4", SHIPPED_PROFILES["a100-llama3-70b-tp4"], MODELS["llama3-70b"], QWEN_72B
     ),
@@ -38,4 +39,4 @@ PROFILES: Mapping[str, HardwareProfile] = {
         "h100-qwen2.5-14b-tp1", SHIPPED_PROFILES["h100-qwen3-14b"], MODELS["qwen3-14b"], MODELS["qwen2.5-14b"]
     ),
 }
-"""By name, those of `libra_profiles` among them."""
+"""By name, those of `profiles` among them."""

@@ -1,0 +1,1 @@
+"""ARES: running decodes move, by predicted load."""

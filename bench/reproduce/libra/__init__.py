@@ -1,0 +1,1 @@
+"""Libra: requests cut at any token, and steps sized by the time between tokens."""

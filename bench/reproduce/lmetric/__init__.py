@@ -1,0 +1,1 @@
+"""LMetric: prefill tokens times batch size, lowest wins."""

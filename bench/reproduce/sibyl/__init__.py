@@ -1,0 +1,1 @@
+"""SIBYL: decodes are placed by the load projected to the hand-off."""

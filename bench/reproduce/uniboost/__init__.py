@@ -1,0 +1,1 @@
+"""UniBoost: tail-aware order inside of engines, without predictions."""
