@@ -19,6 +19,7 @@ BASELINES = {
 }
 THREE = ("round-robin", "ils", "sibyl")
 """The paper's."""
+FAIR = "least-requests"
 
 
 def own(policy: str | PolicyChoice) -> str | PolicyChoice:
