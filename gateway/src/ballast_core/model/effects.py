@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ballast_core.model import Endpoint, EndpointId, RejectReason, RequestId, ShedCause
 from ballast_core.model.life_signs import Pulse
 from ballast_core.model.segments import Segment
 from ballast_core.model.traces import PlacementTrace, RoundTrace
+from ballast_core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hold:
     """Keep the request waiting; a later effect with the same id dispatches or rejects it."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reject:
     """Answer the client with an error: `reason` is for machines, `message` is for people."""
 
@@ -31,7 +31,7 @@ class Reject:
     """What made it one request too many, if it is rejected as saturated."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dispatch:
     """Start the request (again): prefill on `prefill`, then decode on `decode`.
 
@@ -54,7 +54,7 @@ class Dispatch:
     """The same for `prefill`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Handoff:
     """The prefill, or a segment other than the last, has ended: continue on this endpoint."""
 
@@ -63,7 +63,7 @@ class Handoff:
     traces: tuple[PlacementTrace, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Migrate:
     """Migrate a running decode: copy its KV cache while it runs, then continue on `target` at the exact next token.
 
@@ -77,14 +77,14 @@ class Migrate:
     """The round that chose this move."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Cancel:
     """Stop every leg of the request that still runs."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Leave:
     """Leave the request's leg on this endpoint, which is silent: report `DispatchFailed`, and go on elsewhere.
 
@@ -97,7 +97,7 @@ class Leave:
     """In words, for the log."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PulseChanged:
     """Tell people and metrics: the watch thinks otherwise of this endpoint now."""
 
@@ -106,7 +106,7 @@ class PulseChanged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WakeAt:
     """Send `TimerFired` once, at this time or soon after. If it comes too early, the same effect is returned again."""
 

@@ -9,7 +9,6 @@ its events.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ballast_core.model import Endpoint, EndpointId, Fault, Observation, Outcome, Request, RequestId, Stage
@@ -17,16 +16,17 @@ from ballast_core.model.kv_reports import KvReport
 from ballast_core.model.life_signs import LifeSign
 from ballast_core.model.observations import Observations
 from ballast_core.model.served_models import ServedModels
+from ballast_core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestArrived:
     """A client's request has been read and parsed."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestAdopted:
     """Another gateway has dispatched this request: it is booked as it runs, whatever admission says.
 
@@ -45,7 +45,7 @@ class RequestAdopted:
     """Output tokens so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PrefillDone:
     """The prefill leg has answered; the KV cache is ready to be pulled."""
 
@@ -56,7 +56,7 @@ class PrefillDone:
     """Who holds it follows its plan, and has it on its decode endpoint already: no hand-off is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LegFailed:
     """A leg failed of a request whose holder goes on by itself. What becomes of the request is told by other events."""
 
@@ -68,7 +68,7 @@ class LegFailed:
     """The status of the engine's answer; 0 if it gave none."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MoveOrdered:
     """Another gateway has ordered to move this decode: `Migrated` or `MigrationFailed` follows, as for a `Migrate`."""
 
@@ -76,7 +76,7 @@ class MoveOrdered:
     target: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestMoved:
     """It decodes on this endpoint now, as another gateway has ordered."""
 
@@ -84,7 +84,7 @@ class RequestMoved:
     target: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SegmentDone:
     """A segment other than the last has reached its cut; the answer is a `Handoff` to the next segment's endpoint."""
 
@@ -94,7 +94,7 @@ class SegmentDone:
     """False: the segment was skipped before it computed anything; the next segment computes its tokens too."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Migrated:
     """A `Migrate` is done: the request decodes on its target."""
 
@@ -102,7 +102,7 @@ class Migrated:
     target: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MigrationFailed:
     """A `Migrate` was given up: the request continues on its source."""
 
@@ -110,14 +110,14 @@ class MigrationFailed:
     target: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FirstToken:
     """The decode leg has produced the first token for the client."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Progress:
     """The decode leg has produced this many tokens so far."""
 
@@ -125,7 +125,7 @@ class Progress:
     generated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProgressBatch:
     """`Progress` of many requests, each with its own time, which may lie in the past but not before the last event.
 
@@ -136,7 +136,7 @@ class ProgressBatch:
     """(time in seconds, request, output tokens so far), ordered by time."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestRedirected:
     """A request that is dispatched runs on these endpoints now, by no decision of this Director: its proxy went to a
     fall-back, or whoever holds its stream says so. It prefills or decodes as before. A plan of its cuts, and a move of
@@ -156,7 +156,7 @@ class RequestRedirected:
     """Endpoints that took no connection for it on its way there."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LengthPredicted:
     """A predictor, in the engine or beside it, expects this many further output tokens of a request."""
 
@@ -164,7 +164,7 @@ class LengthPredicted:
     remaining_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DispatchFailed:
     """A leg failed, and another endpoint may succeed: with a fresh start, or with the tokens so far replayed.
 
@@ -179,7 +179,7 @@ class DispatchFailed:
     """The status of the engine's answer; 0 if it gave none."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestEnded:
     """The last byte has been sent to the client, or the stream broke after its first token."""
 
@@ -190,14 +190,14 @@ class RequestEnded:
     """What its engine did to a request of outcome FAILED, unless a `DispatchFailed` has told it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientGone:
     """The client closed its connection before the request ended."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndpointObserved:
     """An endpoint is ready; with an observation if its metrics have been scraped."""
 
@@ -207,42 +207,42 @@ class EndpointObserved:
     """It appears as one that takes no new requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndpointsScraped:
     """Metrics of many endpoints, each at most once: the same as one `EndpointObserved` after another."""
 
     answers: Observations
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndpointDraining:
     """An endpoint finishes its requests and takes no new ones."""
 
     endpoint_id: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndpointRestored:
     """An endpoint that was draining takes new requests again."""
 
     endpoint_id: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndpointLost:
     """An endpoint is gone or not ready. Its requests end by events of their own."""
 
     endpoint_id: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndpointsHeard:
     """The signs of life of every endpoint that was asked for anything, several times a second, if there is a watch."""
 
     signs: Sequence[LifeSign]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CacheReportsBegun:
     """An endpoint's reports of what one data-parallel rank caches begin, or begin anew after a gap or a restart."""
 
@@ -254,7 +254,7 @@ class CacheReportsBegun:
     """Why they do not tell all that it holds; empty if they do."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CacheReported:
     """KV events of one data-parallel rank, in order and without gaps."""
 
@@ -263,21 +263,21 @@ class CacheReported:
     reports: Sequence[KvReport]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CacheReportsEnded:
     """An endpoint reports no more what it caches."""
 
     endpoint_id: EndpointId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LeadershipChanged:
     """Whether this Director runs the rounds of moves of its fleet from now on. At first it does."""
 
     leads: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ModelsObserved:
     """An endpoint that is known says what it serves, and which adapters are at work there."""
 
@@ -285,7 +285,7 @@ class ModelsObserved:
     models: ServedModels
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimerFired:
     """The time of a `WakeAt` has come; one event for each `WakeAt`."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
 from ballast_core.model.prompt_tokens import PromptTokens
+from ballast_core.values import value
 
 RequestId = NewType("RequestId", str)
 """Names one client request from arrival to end; unique among the requests in flight."""
@@ -21,7 +21,7 @@ class Binding(StrEnum):
     """When prefill ends; the choice at dispatch is provisional. For pull connectors such as NIXL."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """What is known about a request when it arrives."""
 

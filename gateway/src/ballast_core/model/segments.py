@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ballast_core.model.endpoints import Endpoint
+from ballast_core.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Segment:
     """A stretch of one request's tokens that one endpoint computes: a micro-request in Libra's terms.
 

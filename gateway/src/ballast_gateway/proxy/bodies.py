@@ -10,9 +10,10 @@ one token and the KV handle, the decode leg is the client's own request with tha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, cast
 
+from ballast_core.values import value
 from ballast_gateway import lax, openai_body
 from ballast_gateway.openai_body import InvalidBody, JsonObject
 from ballast_gateway.strict_json import Size
@@ -35,7 +36,7 @@ _PIECE: Final = 50_000
 _ROLES_HINT: Final = "such as user"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Generation:
     """A request to generate, as the gateway understands it."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from ballast_core.model import Endpoint, Fault, Stage
+from ballast_core.values import value
 from ballast_gateway import headers, openai_body
 from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.openai_body import JsonObject
@@ -52,7 +53,7 @@ class LegFailed(Exception):
         return 0 if self.reply is None else self.reply.status
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Job:
     """One generation on its way."""
 
