@@ -116,7 +116,7 @@ class PrefillTimes:
         # Two full chunks are always plausible: the first of many prompts that end in one step waits for all of them.
         longest_s = max(self.settings.straggler_ratio * work_s, 2.0 * self._profiles.one_chunk_s(slot))
         service_s = min(service_s, longest_s * float(self._factors[slot]))
-        kept = float(np.exp(-work_s / self.settings.memory_work_s))
+        kept = math.exp(-work_s / self.settings.memory_work_s)
         learned.work_s = kept * learned.work_s + work_s
         learned.service_s = kept * learned.service_s + service_s
         factor = (learned.service_s + learned.prior_work_s) / (learned.work_s + learned.prior_work_s)

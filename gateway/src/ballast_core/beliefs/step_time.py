@@ -16,6 +16,7 @@ never negative, so more load never predicts less time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -155,7 +156,7 @@ class StepTimeModel:
         sigma = max(_MAD_TO_SIGMA * spread, _LEAST_SIGMA)
         changed = min(max(abs(center) / max(sigma, _LEAST_CHANGE) - 1.0, 0.0), 1.0)
         memory = self.settings.memory_observations * max(1.0 - changed, _SHORTEST_MEMORY_RATIO)
-        factor = float(np.exp(-1.0 / memory))
+        factor = math.exp(-1.0 / memory)
         if self._updated_s is not None and now_s > self._updated_s:
             factor *= 0.5 ** ((now_s - self._updated_s) / self.settings.half_life_s)
         self._updated_s = now_s if self._updated_s is None else max(now_s, self._updated_s)
