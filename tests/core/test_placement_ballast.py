@@ -14,6 +14,7 @@ from ballast_core.directing.director import Director
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.placement.ballast import Ballast
 from ballast_core.policies.placement.projection import project
+from ballast_core.state.age_histograms import AGE_OF_BUCKET, BUCKET_OF_AGE
 from tests.support.placement_states import NOW_S, Flight, State, ask, asks, build, costs, flights, states, view
 
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,6 +83,48 @@ def level(costs: list[float], slopes: list[float], coming: float) -> float:
     return low
 
 
+def harmonic_tokens(made: Director, age: float = 0.0) -> float:
+    """1 / E[1 / L | L > age], token by token where outputs are short and in steps of a few percent beyond."""
+    tables = made.beliefs.lengths.tables(NOW_S)
+    edges = np.unique(np.concatenate([np.arange(0.0, 64.0), np.round(np.geomspace(64.0, 60_000.0, 400))]))
+    edges = np.concatenate([[age], edges[edges > age]])
+    alive = tables.survival(edges)
+    ended = np.maximum(alive[:-1] - alive[1:], 0.0)
+    middles = np.maximum(np.sqrt(edges[:-1] * edges[1:]), 1.0)
+    return float(ended.sum() / (ended / middles).sum())
+
+
+def requests_at_risk(made: Director) -> dict[int, float]:
+    """By slot: each request by how much less a pause matters to it than to a new one."""
+    risks, _ = made.beliefs.lengths.tables(NOW_S).risks(AGE_OF_BUCKET)
+    found: dict[int, float] = {}
+    for entry in made.ledger:
+        assert entry.decode_slot is not None
+        decodes = made.ledger.flights.decoding[entry.row]
+        weight = float(risks[BUCKET_OF_AGE[entry.generated_tokens]]) if decodes else 1.0
+        found[entry.decode_slot] = found.get(entry.decode_slot, 0.0) + weight
+    return found
+
+
+def short_lives(made: Director, lives: list[float], tokens: float) -> list[float]:
+    """Of `tokens` each, as those of a quarter of the harmonic mean length."""
+    _, harmonic = made.beliefs.lengths.tables(NOW_S).risks(AGE_OF_BUCKET)
+    return [life / tokens * harmonic / 4 for life in lives]
+
+
+@quick
+@given(ended=st.lists(st.integers(1, 5000), min_size=1, max_size=80), age=st.sampled_from([0, 1, 10, 100, 1000]))
+def test_a_pause_matters_by_the_harmonic_mean_of_what_lengths_may_be(ended: list[int], age: int) -> None:
+    """E[1 / L | L > age] H against sums over the survival curve, and 1 for a new request."""
+    made = build(State(endpoints=1, ended=ended))
+    risks, harmonic = made.beliefs.lengths.tables(NOW_S).risks(AGE_OF_BUCKET)
+    assert risks[0] == 1.0
+    assert harmonic == pytest.approx(harmonic_tokens(made), rel=0.15)
+    bucket = int(BUCKET_OF_AGE[age])
+    at = float(AGE_OF_BUCKET[bucket])
+    assert risks[bucket] / harmonic == pytest.approx(1 / harmonic_tokens(made, at), rel=0.15)
+
+
 def formula(made: Director, request: Request, handoff_s: float | None) -> list[float]:
     """The docstring, endpoint by endpoint and piece by piece, on the same projection."""
     shown = view(made, request, handoff_s=handoff_s)
@@ -139,12 +182,14 @@ def formula(made: Director, request: Request, handoff_s: float | None) -> list[f
         answer[at] += wait_s * max(life_s / float(shown.own_prefill_s[at]), 1.0)
         lives.append(life_s)
     if handoff_s is None:
+        lives, at_risk = short_lives(made, lives, 8 * tokens), requests_at_risk(made)
         own_s = [float(seconds) for seconds in shown.own_prefill_s]
         for at in endpoints:
             queue_s = float(shown.prefill_s[at]) - own_s[at]
             answer[at] += float(shown.prefill_s[at])
             held_up = (lives[at] + queue_s + own_s[at]) ** 4 - (lives[at] + queue_s) ** 4
-            answer[at] += float(shown.requests[at]) * held_up / float(np.median(lives)) ** 3
+            m = at_risk.get(int(shown.slots[at]), 0.0) + float(shown.foreign_requests[at])
+            answer[at] += m * held_up / float(np.median(lives)) ** 3
     return answer
 
 

@@ -23,7 +23,7 @@
 #include <string.h>
 
 /* What callers and kernel agree on; raised with every change of a function's arguments or formulas. */
-#define VERSION 3
+#define VERSION 4
 
 #define TIMES 9       /* times at which `ballast` weighs a request: the hand-off and eight pieces of its life */
 #define LANES 8       /* of those, the first ones: whole vectors. The ninth time is summed by itself */
@@ -1490,8 +1490,8 @@ typedef struct {
     const Fleet *fleet;
     const Curves *curves;
     Census *census;
-    Array delay_of_row;
-    double now_s, handoff_s;
+    Array delay_of_row, risks;
+    double now_s, handoff_s, short_life_tokens;
     int64_t class, limit; /* a limit below 0: none */
     int prefills_here;
 } Decision;
@@ -1509,9 +1509,26 @@ static int get_decision(Held *held, PyObject *const *given, Decision *one)
     one->curves = PyCapsule_GetPointer(given[9], CURVES);
     one->census = one->curves ? PyCapsule_GetPointer(given[10], CENSUS) : NULL;
     if (!one->census || get(held, given[11], "delay_of_row", 'd', 1, READ, &one->delay_of_row) < 0 ||
-        expect_length("delay_of_row", &one->delay_of_row, DELAYS) < 0)
+        expect_length("delay_of_row", &one->delay_of_row, DELAYS) < 0 ||
+        get(held, given[12], "risks", 'd', 1, READ, &one->risks) < 0 ||
+        expect_length("risks", &one->risks, one->census->ages) < 0 || get_double(given[13], &one->short_life_tokens) < 0)
         return -1;
     return expect_class(one->curves, one->class);
+}
+
+/* m of term (7): requests count by their age, those in prefill and others' as new ones. */
+static double at_risk(const Decision *one, int64_t slot)
+{
+    const Census *of_census = one->census;
+    double requests = (double)(one->fleet->requests.i[slot] + one->fleet->foreign.i[slot]);
+    for (Py_ssize_t k = 0; k < of_census->number_of_groups; k++) {
+        const Group *group = of_census->groups[k];
+        const Ages *there = slot < group->slots ? group->of_slot[slot] : NULL;
+        for (int64_t age = 0; there && age < of_census->ages; age++)
+            if (there->used[age / 64] >> age % 64 & 1)
+                requests += there->tally[age].count * (one->risks.f[age] - 1.0);
+    }
+    return requests;
 }
 
 /* The load of every candidate at each time. -1 with an exception. */
@@ -1715,13 +1732,12 @@ static int weigh(const Decision *one)
     }
     if (one->prefills_here) {
         for (Py_ssize_t i = 0; i < n; i++)
-            scratch[i] = PIECES * piece_tokens * first_step[i];
+            scratch[i] = one->short_life_tokens * first_step[i];
         double life = median(scratch, n), cubed = life * life * life;
         for (Py_ssize_t i = 0; i < n; i++) {
-            int64_t slot = one->asked.slots.i[i];
-            double held_up_s = PIECES * piece_tokens * first_step[i] + queued_s[i] - own_s[i];
+            double held_up_s = one->short_life_tokens * first_step[i] + queued_s[i] - own_s[i];
             double caused_s = (to_the_fourth(held_up_s + own_s[i]) - to_the_fourth(held_up_s)) / cubed;
-            out[i] += queued_s[i] + (double)(one->fleet->requests.i[slot] + one->fleet->foreign.i[slot]) * caused_s;
+            out[i] += queued_s[i] + at_risk(one, one->asked.slots.i[i]) * caused_s;
         }
     }
     return 0;
@@ -1729,14 +1745,14 @@ static int weigh(const Decision *one)
 
 PyDoc_STRVAR(ballast_doc,
 "ballast(out, slots, matched_tokens, prompt_tokens, now_s, fleet, handoff_s, class_slot, limit_tokens, curves, census, "
-"delay_of_row)\n--\n\n"
+"delay_of_row, risks, short_life_tokens)\n--\n\n"
 "The costs of `Ballast` at the decode stage.");
 
 static PyObject *ballast(PyObject *module, PyObject *const *given, Py_ssize_t count)
 {
     Held held = {.count = 0};
     Decision one;
-    int failed = expect_arguments(count, 12) < 0 || get_decision(&held, given, &one) < 0;
+    int failed = expect_arguments(count, 14) < 0 || get_decision(&held, given, &one) < 0;
     if (!failed && one.asked.slots.len)
         failed = weigh(&one) < 0;
     release(&held);

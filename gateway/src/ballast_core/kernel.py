@@ -12,7 +12,7 @@ from typing import NewType, Protocol, cast
 
 from ballast_core.arrays import BoolArray, FloatArray, IntArray
 
-_VERSION = 3
+_VERSION = 4
 """Of the functions below. An extension with another version was built from other sources: it counts as absent."""
 
 
@@ -80,6 +80,8 @@ class Kernel(Protocol):
         curves: Prepared,
         census: Prepared,
         delay_of_row: FloatArray,
+        risks: FloatArray,
+        short_life_tokens: float,
     ) -> None:
         """The costs of `Ballast` on decode."""
 

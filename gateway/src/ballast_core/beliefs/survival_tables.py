@@ -29,6 +29,9 @@ SURVIVAL_FLOOR = 1e-4
 """Below this, S is noise: no estimator here has the weight of 1 / SURVIVAL_FLOOR requests."""
 _LONGEST_TAIL_TOKENS = 1e6
 _MOST_LIVES = 1024
+_LEAST_ALIVE = 1e-12
+_RISK_AGES: FloatArray = np.unique(np.round(np.geomspace(1.0, 60_000.0, 160)))
+"""Ages between which `risks` sums up."""
 _CHUNK = 8192
 """Ages looked up in one pass: their temporaries fit in the processor's cache, which is three times faster."""
 
@@ -81,6 +84,7 @@ class SurvivalTables:
         self._samples = samples.astype(np.float64).ravel()
         self._quantiles: dict[float, FloatArray] = {}
         self._lives: dict[tuple[int, int, int | None], tuple[FloatArray, float]] = {}
+        self._risks: tuple[FloatArray, FloatArray, float] | None = None
         self._stride = buckets.count + 1
         self._prepared: kernel.Prepared | None = None
         if (compiled := kernel.active()) is not None:
@@ -260,6 +264,25 @@ class SurvivalTables:
         remaining += 0.5
         remaining -= 0.5 * ratio
         return np.minimum(remaining, cap - ages)
+
+    def risks(self, ages: FloatArray) -> tuple[FloatArray, float]:
+        """How much a pause matters to requests by the tokens that they have: E[1 / L | L > age] H at each of `ages`.
+
+        A pause of x seconds adds x / L to the time per output token of a request of L tokens, so it hurts those that
+        stay short. H = 1 / E[1 / L], in tokens, is the harmonic mean length, and the second result; at age 0 the first
+        is 1. Both are of all requests, whatever their class and limit. Kept as long as the tables, for the same `ages`.
+        """
+        if self._risks is None or self._risks[0] is not ages:
+            survival = np.minimum.accumulate(self.survival(_RISK_AGES))
+            ended = np.maximum(survival[:-1] - survival[1:], 0.0)
+            per_token = ended / np.sqrt(_RISK_AGES[:-1] * _RISK_AGES[1:])
+            later, alive = np.cumsum(per_token[::-1])[::-1], np.cumsum(ended[::-1])[::-1]
+            known = np.where(alive > _LEAST_ALIVE, later / np.maximum(alive, _LEAST_ALIVE), 1.0 / _RISK_AGES[1:])
+            of_one_token = max(1.0 - float(survival[0]), 0.0)
+            new = (float(later[0]) + of_one_token) / max(float(alive[0]) + of_one_token, _LEAST_ALIVE)
+            weights = np.where(ages < 1.0, 1.0, np.interp(ages, _RISK_AGES[:-1], known) / new)
+            self._risks = ages, weights, 1.0 / new
+        return self._risks[1:]
 
     def life_nodes(self, count: int, class_slot: int = 0, cap_tokens: int | None = None) -> tuple[FloatArray, float]:
         """`count` ages that represent the life of a new request, each for the same number of expected tokens.

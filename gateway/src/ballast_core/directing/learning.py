@@ -133,6 +133,8 @@ class Learner:
                     context = float(context_tokens - tokens)
                     self.beliefs.batches.passed(slot, tokens, seconds, decodes, context)
                 return
+            if now_s - seconds < self._ledger.last_prefilled_s(slot):
+                return  # a prompt of ours was computed for a part of it
             self._tokens_of[slot] += tokens
             self._seconds_of[slot] += seconds
             self._decodes_of[slot] += tokens * decodes
@@ -152,9 +154,10 @@ class Learner:
         more = gaps.more_tokens.astype(np.float64)
         decodes_only = ledger.requests[Stage.PREFILL] + ledger.foreign + self._inventory.waiting == 0
         told = decodes_only[slots]
+        if self._learns_batches and not told.all():
+            self._add_mixed_gaps(slots[~told], more[~told], seconds[~told])
+        told &= at_s - seconds >= ledger.prefilled_s[slots]  # no prompt of ours was computed for a part of them
         if not told.all():
-            if self._learns_batches:
-                self._add_mixed_gaps(slots[~told], more[~told], seconds[~told])
             slots, more, seconds, at_s = slots[told], more[told], seconds[told], at_s[told]
         tokens = np.bincount(slots, more, len(decodes_only))
         squares = np.bincount(slots, more * more, len(decodes_only))

@@ -174,6 +174,8 @@ class Ledger:
         """Pairs of tokens that attend to each other while those tokens are computed."""
         self.prefilling_since_s: FloatArray = np.zeros(capacity)
         """Earliest time at which the prefill at the head of the queue can have started; meaningless without a queue."""
+        self.prefilled_s: FloatArray = np.full(capacity, -np.inf)
+        """When a prefill of ours last ended there."""
         self.decoding_requests: IntArray = np.zeros(capacity, np.int64)
         """Requests that decode; pending ones are not counted."""
         self.decoding_tokens: IntArray = np.zeros(capacity, np.int64)
@@ -192,6 +194,7 @@ class Ledger:
         self._uncached = int_cells(self.uncached_tokens)
         self._pairs = float_cells(self.uncached_pairs)
         self._since_s = float_cells(self.prefilling_since_s)
+        self._prefilled_s = float_cells(self.prefilled_s)
         self._booked = int_cells(self.requests[Stage.DECODE])
         self._booked_tokens = int_cells(self.tokens[Stage.DECODE])
         self._decodes = int_cells(self.decoding_requests)
@@ -245,6 +248,7 @@ class Ledger:
         self.uncached_tokens = np.concatenate([self.uncached_tokens, empty])
         self.uncached_pairs = np.concatenate([self.uncached_pairs, np.zeros(more)])
         self.prefilling_since_s = np.concatenate([self.prefilling_since_s, np.zeros(more)])
+        self.prefilled_s = np.concatenate([self.prefilled_s, np.full(more, -np.inf)])
         self.decoding_requests = np.concatenate([self.decoding_requests, empty])
         self.decoding_tokens = np.concatenate([self.decoding_tokens, empty])
         self._on_engine = np.concatenate([self._on_engine, empty])
@@ -346,7 +350,8 @@ class Ledger:
         """Its prefill is over: from now on it is booked on its decode endpoint only. Idempotent."""
         slot = entry.decode_slot
         if entry.phase is _PREFILLING and slot is not None:
-            self._since_s[self._leave_prefill(entry, slot)] = now_s
+            first = self._leave_prefill(entry, slot)
+            self._since_s[first] = self._prefilled_s[first] = now_s
             self._running[slot] += 1
             self._decodes[slot] += 1
             self._decode_tokens[slot] += entry.request.prompt_tokens
@@ -488,7 +493,8 @@ class Ledger:
         """Its prefill is over, and it is held again until its decode endpoint is chosen anew."""
         slot = entry.decode_slot
         if entry.phase is _PREFILLING and slot is not None:
-            self._since_s[self._leave_prefill(entry, slot)] = now_s
+            first = self._leave_prefill(entry, slot)
+            self._since_s[first] = self._prefilled_s[first] = now_s
             self._booked[slot] -= 1
             self._booked_tokens[slot] -= entry.request.prompt_tokens
             self._drop_row(entry)
@@ -594,6 +600,10 @@ class Ledger:
         Those are our prefills and foreign requests.
         """
         return self._decodes[slot], self._decode_tokens[slot], self._prefills[slot] + self._foreign[slot]
+
+    def last_prefilled_s(self, slot: int) -> float:
+        """When a prefill of ours last ended there; -inf: never."""
+        return self._prefilled_s[slot]
 
     def is_idle(self, slot: int) -> bool:
         """Whether no request of ours is booked on the slot."""

@@ -9,12 +9,16 @@ from ballast_core.beliefs.survival_tables import SurvivalTables
 from ballast_core.kernel import Kernel
 from ballast_core.model import Request
 from ballast_core.policies.placement.projection import DELAY_OF_ROW
+from ballast_core.state.age_histograms import AGE_OF_BUCKET
 from ballast_core.state.view import View
 
 
-def ballast(kernel: Kernel, view: View, request: Request, tables: SurvivalTables, class_slot: int) -> FloatArray:
-    """`Ballast.costs` on decode. `class_slot`: that of the request."""
+def ballast(
+    kernel: Kernel, view: View, request: Request, tables: SurvivalTables, *, class_slot: int, share_of_life: float
+) -> FloatArray:
+    """`Ballast.costs` on decode. `class_slot`: that of the request; `share_of_life`: of H, in term (7)."""
     costs = np.empty(len(view.slots))
+    risks, harmonic_tokens = tables.risks(AGE_OF_BUCKET)
     kernel.ballast(
         costs,
         view.slots,
@@ -28,6 +32,8 @@ def ballast(kernel: Kernel, view: View, request: Request, tables: SurvivalTables
         tables.prepared(kernel),
         view.census(kernel),
         DELAY_OF_ROW,
+        risks,
+        share_of_life * harmonic_tokens,
     )
     return costs
 
