@@ -371,11 +371,11 @@ SIZES = {"32B": "a100-qwen2.5-32b-tp2", "72B": "a100-qwen2.5-72b-tp4"}
 LOADS: dict[str, tuple[tuple[float, ...], float, tuple[int, ...]]] = {
     "libra-code": ((3.0, 7.0), 60.0, (256, 512, 2048)),
     REASONING: ((2.5,), 150.0, (512, 2048)),
-    "libra-chat": ((8.0, 16.0), 90.0, (256, 512, 2048)),
-    "libra-summary": ((2.0, 5.0), 90.0, (256, 512, 2048)),
+    "libra-chat": ((8.0, 16.0), 200.0, (256, 512, 2048)),
+    "libra-summary": ((2.0, 4.0), 300.0, (256, 512, 2048)),
 }
 """Requests a second, seconds of arrivals, chunks of colocation."""
-LIBRA_COSTS_S = {"libra-chat": 6.0, "libra-summary": 4.0}
+LIBRA_COSTS_S = {"libra-chat": 4.0, "libra-summary": 2.5}
 
 
 def _larger_systems(workload: str, profile: str) -> dict[str, System]:
@@ -445,8 +445,8 @@ LARGER = Experiment(
     text="Two endpoints of two A100 each (32B), of four each (72B, scaled from Llama-3-70B). The paper has curves "
     "without numbers and says that Libra is above both in all: so no verdict. Poisson arrivals as in the paper, our "
     "generators for its four data sets; goodput is the most of our rates: Azure Code 3 and 7 requests/s for 60 s, "
-    "BurstGPT 8 and 16 and arXiv 2 and 5 for 90 s (below and above what disaggregation sustains), Mini Reasoning 2.5 "
-    "for 150 s (about that).",
+    "BurstGPT 8 and 16 for 200 s, arXiv 2 and 4 for 300 s (below and above what disaggregation sustains), Mini "
+    "Reasoning 2.5 for 150 s (about that).",
     runs=[
         _at_load(
             f"{size}/{workload}/{rate:g}/{name}",

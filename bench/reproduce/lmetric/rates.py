@@ -93,8 +93,8 @@ def _text(results: Results) -> str:
                 gaps.append(f"{gap.value:.2f}")
             said.append(f"{title} on {workload} {' and '.join(gaps)} times")
     return (
-        "The paper says that gaps widen with the rate. Its four baselines on average, against LMetric, at the lowest and "
-        f"at the highest of these rates: {'; '.join(said)}."
+        "The paper says that gaps widen with the rate. Its four baselines on average, against LMetric, at the lowest "
+        f"and at the highest of these rates: {'; '.join(said)}."
     )
 
 
@@ -104,8 +104,8 @@ SWEEP = Experiment(
     title="Agent and Coder at other rates (figure 25)",
     text="The generators and the fleet of figures 22 and 23, at a quarter, a half and three quarters (Agent: and nine "
     f"tenths) of the highest rate ({HIGHEST_RPS['Agent']:g} requests/s of Agent, {HIGHEST_RPS['Coder']:g} of Coder), "
-    f"for {LASTS_S['Agent']:g} and {LASTS_S['Coder']:g} s. The paper has curves without numbers and says that LMetric is "
-    "below all others at all rates on both.",
+    f"for {LASTS_S['Agent']:g} and {LASTS_S['Coder']:g} s. The paper has curves without numbers and says that LMetric "
+    "is below all others at all rates on both.",
     runs=[
         Run(
             _name(workload, share, policy),
