@@ -14,7 +14,7 @@ from bench.reproduce.verdicts import judge_direction
 HIGHEST_RPS = {"Agent": 2 * AGENT_RPS, "Coder": 2 * CODER_RPS}
 SHARES = {"Agent": (0.25, 0.5, 0.75, 0.9), "Coder": (0.25, 0.5, 0.75)}
 """Of the highest rate. At 0.9 a request of Coder lives for 130 to 300 s: no run of some minutes is long enough."""
-LASTS_S = {"Agent": 70.0, "Coder": 300.0}
+LASTS_S = {"Agent": 70.0, "Coder": 330.0}
 """Of arrivals: some three P99 lifetimes of a request at the highest of these rates, more at the others. Under vLLM's
 own balancer requests live longer."""
 COST_S = {"Agent": 0.0005, "Coder": 0.0014}
