@@ -43,8 +43,8 @@ scheduling, not those about kernels, networks or measured machines.
   *Holds in part*: by less, or only some rows. *Contradicted*: it lies on the other side, or below a tenth, in runs that
   last {LIFETIMES:g} P99 lifetimes of a request. *Inconclusive*: all else. *Not comparable*: our level is not theirs.
   The rules: `bench/reproduce/verdicts.py`.
-- **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints the experiment that stands beside
-  a verdict; without `--show` it computes what is missing, with `--set full` for all seeds.
+- **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints the experiment beside a verdict;
+  without `--show` it computes what is missing, with `--set full` for all seeds.
 
 `make reproduce` reruns a small set in a quarter of an hour and compares; `make reproduce-full` computes what the code
 at hand lacks, with `REPRODUCE_ARGS=--missing` only what is not recorded here.

@@ -109,8 +109,8 @@ TABLE_10 = Experiment(
     "Azure's conversations (2023; 35 minutes, which begin anew where they end, at another request for each seed), "
     "lengths of mix-2, the engine of table 8 at 0.73 requests/s, where vLLM begins to queue; the paper names none of "
     "these. The more instances, the faster the trace and the thinner a share of its bursts: variance over mean of the "
-    "arrivals in two minutes is 3.3 at 32 and 1.0, as Poisson's, at 512 (twelve seeds), where the trace passes in 33 s. "
-    "vLLM is Sarathi's order with the same chunk.",
+    "arrivals in two minutes is 3.3 at 32 and 1.0, as Poisson's, at 512 (twelve seeds), where the trace passes in "
+    "33 s. vLLM is Sarathi's order with the same chunk.",
     runs=[
         Run(
             f"{scale}x/{name}",
