@@ -32,22 +32,22 @@ GENERATED = ("*.svg", "*.csv", "*.md")
 HEAD = f"""# Five papers, rerun
 
 Generated from `bench/recorded/reproduction.json`; do not edit. All is simulated, on vLLM's own scheduling rules
-(`ballast validate` holds them against vLLM) or on a paper's own model of an engine: claims about scheduling can be
-tested here, those about kernels, networks or measured machines cannot.
+(`ballast validate` holds them against vLLM) or on a paper's own model of an engine: this tests claims about
+scheduling, not those about kernels, networks or measured machines.
 
 - **Ours** is their set-up: fleet, lengths, arrivals and engine as the paper has them; what it leaves open is decided
   and named. Public generators with the published moments stand for traces that are not. **Realistic** adds limited KV,
   queues, caches and transfers, and the baselines that an operator would try first.
-- **Numbers** are means over seeds with a 95 % interval; of a claim's rows the first is shown, and how many there are.
+- **Numbers** are means over seeds with a 95 % interval; of a claim's rows the first is shown, with their number.
 - **Verdicts**: *holds*: the whole interval supports the claim, by half of its effect or more (a level: within a tenth).
   *Holds in part*: by less, or only some rows. *Contradicted*: it lies on the other side, or below a tenth, in runs that
   last {LIFETIMES:g} P99 lifetimes of a request. *Inconclusive*: all else. *Not comparable*: our level is not theirs.
   The rules: `bench/reproduce/verdicts.py`.
-- **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints the experiment that stands beside
-  a verdict; without `--show` it computes what is missing, with `--set full` for all seeds.
+- **Commands**: `PYTHONPATH=. python -m bench.reproduce.run --only NAME --show` prints the experiment beside a verdict;
+  without `--show` it computes what is missing, with `--set full` for all seeds.
 
-`make reproduce` reruns a small set in a quarter of an hour and says how it compares; `make reproduce-full` computes
-what the code at hand has not computed yet, with `REPRODUCE_ARGS=--missing` only what is not recorded here.
+`make reproduce` reruns a small set in a quarter of an hour and compares; `make reproduce-full` computes what the code
+at hand lacks, with `REPRODUCE_ARGS=--missing` only what is not recorded here.
 """
 
 
@@ -97,13 +97,13 @@ def _page(record: Record, papers: Sequence[Paper], found: Mapping[str, Finding])
     yield HEAD
     runs = [done for known in record.experiments.values() for run in known.values() for done in run.seeds.values()]
     left = {paper.name: _left(record, paper) for paper in papers}
-    missing = f"; {sum(left.values()):,} of the full set are to be computed" if any(left.values()) else ""
+    missing = f"; {sum(left.values()):,} of the full set are missing" if any(left.values()) else ""
     yield f"{len(runs):,} runs, recorded {record.date}{missing}."
     if len({done.code.common for done in runs}) > 1:
         yield "They come from more than one state of the simulator: what would be run as it was is kept."
     for paper in papers:
         yield f"\n## {paper.title}\n"
-        missing = f" To be computed: {left[paper.name]} runs." if left[paper.name] else ""
+        missing = f" Missing: {left[paper.name]} runs." if left[paper.name] else ""
         yield f"[Set-up, tables, plots](reproduction/{paper.name}.md).{missing}\n"
         outcomes = [
             (claim, judged(claim, paper, found, Setting.THEIRS), judged(claim, paper, found, Setting.REALISTIC))

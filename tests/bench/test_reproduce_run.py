@@ -213,7 +213,7 @@ def test_few_seeds_have_no_interval_and_judge_nothing(tmp_path: Path) -> None:
     papers = [paper(CALLED)]
     text = render.page(plan.record(), papers)
     assert "| P99 TPOT | -1 % | -50.0 % (n = 1) | **inconclusive** `tiny/tail` |" in text
-    assert "2 of the full set are to be computed" in text
+    assert "2 of the full set are missing" in text
     of_paper = render.files(plan.record(), papers)["tiny.md"]
     assert "To be computed: 2 runs, of `turns`: `python -m bench.reproduce.run --set full --only tiny/tail`" in of_paper
 

@@ -16,7 +16,7 @@ OTHERS = Claim(
     name="lmetric/agent-coder",
     short="Agent, Coder: mean TTFT and TPOT against all others",
     number="lower",
-    where="6, figures 22, 23",
+    where="6, figures 22, 23, 25",
     says="Agent (Qwen) and Coder: lower TTFT and TPOT than vLLM, the production scheduler, Dynamo and llm-d (plots, no "
     "number)",
 )

@@ -11,6 +11,7 @@ from bench.reproduce.lmetric.end_to_end import CHATBOT, FIGURE_21, UNTUNED
 from bench.reproduce.lmetric.hotspot import HOTSPOT, HOTSPOTS
 from bench.reproduce.lmetric.indicators import BATCH, FIGURE_18, P_TOKEN
 from bench.reproduce.lmetric.policies import FRESH, WEIGHTS
+from bench.reproduce.lmetric.rates import SWEEP
 from bench.reproduce.lmetric.traces import TOOLAGENT, TRACED
 from bench.reproduce.results import Results
 
@@ -56,6 +57,6 @@ PAPER = Paper(
         "figure 6b says it is like, llm-d for the least predicted TTFT, with an exact predictor of a vLLM step."
     ),
     claims=(CHATBOT, UNTUNED, OTHERS, TOOLAGENT, RANGE, P_TOKEN, BATCH, HOTSPOT),
-    experiments=(FIGURE_21, FIGURE_18, AGENT_CODER, HOTSPOTS, TRACED, DISAGGREGATED),
+    experiments=(FIGURE_21, FIGURE_18, AGENT_CODER, SWEEP, HOTSPOTS, TRACED, DISAGGREGATED),
     verdict=_verdict,
 )

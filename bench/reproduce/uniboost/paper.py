@@ -10,6 +10,8 @@ from bench.reproduce.uniboost.beyond import APART, WAITING_ROOM
 from bench.reproduce.uniboost.design import FIGURE_7, GLOBAL, KNEE, KNOBS, TABLE_9, TABLES_6_7
 from bench.reproduce.uniboost.levels import CHUNKS, FIGURE_6, FIGURE_8, OBJECTIVE, TABLE_8
 from bench.reproduce.uniboost.orders import BETWEEN, COST, FIRST, ONE_ENGINE, TABLE_2, TAIL
+from bench.reproduce.uniboost.reasoning import FIGURE_6_72B
+from bench.reproduce.uniboost.scales import SCALE, TABLE_10
 from bench.reproduce.uniboost.starvation import A3, STARVATION
 
 
@@ -31,16 +33,18 @@ PAPER = Paper(
     title="UniBoost: tail-aware order without predictions",
     set_up="Not given by the paper: rates of table 2, gamma to begin with, its bounds and window, delta's unit. Work "
     "is counted in seconds at the profile's rates, quantised by rounding down, in both phases.",
-    claims=(TAIL, COST, FIRST, BETWEEN, GLOBAL, KNEE, KNOBS, STARVATION, CHUNKS, OBJECTIVE),
+    claims=(TAIL, COST, FIRST, BETWEEN, GLOBAL, KNEE, KNOBS, STARVATION, CHUNKS, SCALE, OBJECTIVE),
     experiments=(
         TABLE_2,
         ONE_ENGINE,
         FIGURE_6,
+        FIGURE_6_72B,
         FIGURE_7,
         FIGURE_8,
         TABLES_6_7,
         TABLE_8,
         TABLE_9,
+        TABLE_10,
         A3,
         APART,
         WAITING_ROOM,
