@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,16 @@ from hypothesis import strategies as st
 from ballast_core.beliefs.kinds import Belief
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import DirectorSettings
-from ballast_core.model import RequestId, Stage
-from ballast_core.model.events import EndpointObserved, PrefillDone, Progress, ProgressBatch, RequestArrived
+from ballast_core.model import Outcome, RequestId, Role, Stage
+from ballast_core.model.events import (
+    EndpointObserved,
+    FirstToken,
+    PrefillDone,
+    Progress,
+    ProgressBatch,
+    RequestArrived,
+    RequestEnded,
+)
 from ballast_core.policies.registry import build_placement
 from ballast_core.profiles import SHIPPED_PROFILES
 from tests.support.core_builders import endpoint, observation, request
@@ -110,3 +120,31 @@ def check(
     assert one_by_one.beliefs.rates.tokens_per_s(slots, now_s).tolist() == (
         at_once.beliefs.rates.tokens_per_s(slots, now_s).tolist()
     )
+
+
+@pytest.mark.parametrize("decodes", [4, len(CROWD)], ids=["one by one", "as arrays"])
+def test_a_prompt_that_was_computed_in_between_is_no_slow_decode(decodes: int) -> None:
+    """A colocated engine computes a prompt of a second in every other gap; its decode steps are as the profile says."""
+    placement, hardware = build_placement("ballast"), SHIPPED_PROFILES["h20-qwen3-32b"]
+    made = Director(DirectorSettings(prefill=placement, decode=placement, learn=Belief.ALL, profiles=SHIPPED_PROFILES))
+    engine = replace(endpoint("c0", Role.FLEXIBLE), profile=hardware.name)
+    made.on_event(EndpointObserved(engine, observation()), 0.0)
+    names = [RequestId(name) for name in CROWD[:decodes]]
+    for name in names:
+        made.on_event(RequestArrived(request(name, 1000)), 0.0)
+        made.on_event(FirstToken(name), 0.5)
+    now_s, context, tokens = 1.0, 1000.0 * decodes, 1
+    made.on_event(ProgressBatch([(now_s, name, tokens) for name in names]), now_s)
+    for turn in range(120):
+        gap_s = 16 * hardware.step_s(decodes, context + decodes * (tokens + 8), 0.0, decodes)
+        if turn % 2:
+            made.on_event(RequestArrived(request(f"prompt-{turn}", 8000)), now_s)
+            made.on_event(FirstToken(RequestId(f"prompt-{turn}")), now_s + 1.0)
+            made.on_event(RequestEnded(RequestId(f"prompt-{turn}"), Outcome.COMPLETED, 1), now_s + 1.0)
+            gap_s += 1.0
+        now_s, tokens = now_s + gap_s, tokens + 16
+        made.on_event(ProgressBatch([(now_s, name, tokens) for name in names]), now_s)
+        made.on_event(EndpointObserved(engine, observation(at_s=now_s, running=decodes)), now_s)
+    held = context + decodes * tokens
+    learned_s = made.beliefs.step_times.predict_s(np.array([0]), np.array([float(decodes)]), np.array([held]))[0]
+    assert learned_s == pytest.approx(hardware.step_s(decodes, held, 0.0, decodes), rel=0.05)
