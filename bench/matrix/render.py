@@ -269,7 +269,11 @@ def _oracle(cells: Sequence[tuple[Cell, RecordedCell]]) -> Iterator[str]:
         return
     yield "## Ballast against the oracle\n"
     shown = ", ".join(map(str, seeds))
-    yield f"The oracle knows every output's length. Ballast over the oracle, all seeds that both ran ({shown}).\n"
+    yield (
+        f"The oracle knows every output's length. Ballast over the oracle, all seeds that both ran ({shown}). Where "
+        "endpoints prefill, too, there is none: a prefill is priced by how short outputs may stay, of which the oracle "
+        "has no distribution.\n"
+    )
     yield from _header("fleets", "metric", "cells", "mean ratio", "within 2 %", "worst cells")
     for layout, known in _in_layouts(cells, lambda known: known[0].name):
         for metric in METRICS:

@@ -11,7 +11,7 @@ from ballast_sim.simulation.runs.experiment import versions
 from bench.common.store import Code, Store
 from bench.matrix.analyse import OURS
 from bench.matrix.cells import COMPARISON_SEEDS, SEEDS, SELECTION_SEEDS, Cell
-from bench.matrix.measure import CapacityJob, RunJob, pair_of
+from bench.matrix.measure import ORACLE, CapacityJob, RunJob, pair_of
 from bench.matrix.plan import Need, expected_left, need
 from bench.matrix.record import Record, RecordedCapacity, RecordedCell, Run
 from bench.matrix.results import Capacity, Figures
@@ -64,6 +64,11 @@ class Matrix:
             if found is not None:
                 self._accept_capacity(job, Capacity(**found[0]), found[1])
 
+    def placements_of(self, cell: Cell) -> list[str]:
+        """What runs there. No oracle where engines prefill, too: that is priced by how short outputs may stay, of which
+        one that knows each length has no distribution."""
+        return [policy for policy in self.placements if policy != ORACLE or not cell.fleet.colocated]
+
     def _accept_capacity(self, job: CapacityJob, capacity: Capacity, code: Code) -> None:
         self.capacities[capacity_name(job)] = capacity, code
         for cell in self.cells:
@@ -71,7 +76,7 @@ class Matrix:
                 self._recall(cell, capacity)
 
     def _recall(self, cell: Cell, capacity: Capacity) -> None:
-        for policy in self.placements:
+        for policy in self.placements_of(cell):
             for seed in SEEDS:
                 job = RunJob(cell, policy, seed, capacity.full_ratio)
                 found = self.store.get(job.description, job.code)
@@ -128,11 +133,11 @@ class Matrix:
             return None
         known = self.figures(cell)
         if self.choice.policy == "*":
-            return need(known, self.placements)
+            return need(known, self.placements_of(cell))
         missing = tuple(
             (policy, seed)
             for seed in OWN_SEEDS
-            for policy in self.placements
+            for policy in self.placements_of(cell)
             if fnmatchcase(policy, self.choice.policy) and (policy, seed) not in known
         )
         return Need(0, missing) if missing else None
@@ -154,12 +159,12 @@ class Matrix:
         if self.choice.policy != "*":
             return self.cost_s(cell) * sum(
                 (policy, seed) not in known
-                for policy in self.placements
+                for policy in self.placements_of(cell)
                 if fnmatchcase(policy, self.choice.policy)
                 for seed in OWN_SEEDS
             )
         own = 0 if known else (OWN_COST_RATIO - 1) * len(OWN_SEEDS)
-        return self.cost_s(cell) * (expected_left(known, self.placements) + own)
+        return self.cost_s(cell) * (expected_left(known, self.placements_of(cell)) + own)
 
     def cost_s(self, cell: Cell) -> float:
         """Processor seconds of a run, about."""

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ballast_core.arrays import FloatArray
+from ballast_core.beliefs.survival_tables import Buckets, SurvivalTables
 from ballast_core.directing.director import Director
 from ballast_core.model import Request, Role, Stage
 from ballast_core.policies.placement.ballast import Ballast
@@ -123,6 +124,13 @@ def test_a_pause_matters_by_the_harmonic_mean_of_what_lengths_may_be(ended: list
     bucket = int(BUCKET_OF_AGE[age])
     at = float(AGE_OF_BUCKET[bucket])
     assert risks[bucket] / harmonic == pytest.approx(1 / harmonic_tokens(made, at), rel=0.15)
+
+
+def test_where_nothing_is_known_to_end_all_requests_are_alike() -> None:
+    tables = SurvivalTables(Buckets(step_tokens=1000, count=80), np.ones(81))
+    risks, harmonic = tables.risks(AGE_OF_BUCKET)
+    assert set(risks.tolist()) == {1.0}
+    assert harmonic > 0
 
 
 def formula(made: Director, request: Request, handoff_s: float | None) -> list[float]:

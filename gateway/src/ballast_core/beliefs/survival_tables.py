@@ -280,8 +280,11 @@ class SurvivalTables:
             known = np.where(alive > _LEAST_ALIVE, later / np.maximum(alive, _LEAST_ALIVE), 1.0 / _RISK_AGES[1:])
             of_one_token = max(1.0 - float(survival[0]), 0.0)
             new = (float(later[0]) + of_one_token) / max(float(alive[0]) + of_one_token, _LEAST_ALIVE)
-            weights = np.where(ages < 1.0, 1.0, np.interp(ages, _RISK_AGES[:-1], known) / new)
-            self._risks = ages, weights, 1.0 / new
+            if new > 0.0:
+                weights = np.where(ages < 1.0, 1.0, np.interp(ages, _RISK_AGES[:-1], known) / new)
+                self._risks = ages, weights, 1.0 / new
+            else:  # nothing is known to end: all are alike
+                self._risks = ages, np.ones(len(ages)), float(_RISK_AGES[-1])
         return self._risks[1:]
 
     def life_nodes(self, count: int, class_slot: int = 0, cap_tokens: int | None = None) -> tuple[FloatArray, float]:

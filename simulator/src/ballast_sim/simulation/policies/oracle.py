@@ -1,6 +1,7 @@
 """The oracle: `ballast` with every output's length known. What any placement could gain by better predictions.
 
-It is no optimum: it weighs by the same costs and knows nothing of arrivals to come. Only the simulator can run it.
+It is no optimum: it weighs by the same costs and knows nothing of arrivals to come. Where endpoints prefill, too, it is
+no measure: term 7 weighs by how short outputs may stay, and it learns no distribution. Only the simulator can run it.
 """
 
 from __future__ import annotations
