@@ -244,7 +244,7 @@ def test_a_search_that_is_stopped_recommends_nothing() -> None:
 
 SCENES = {
     "roomy": asked(WorkloadSource(workload="chat", rate_rps=1.0, limit=120), seeds=(0,)),
-    "nearly full": asked(WorkloadSource(workload="chat", rate_rps=3.0, limit=120), seeds=(0,)),
+    "nearly full": asked(WorkloadSource(workload="chat", rate_rps=3.0, limit=150), seeds=(0,)),
     "overloaded": asked(WorkloadSource(workload="chat", rate_rps=6.0, limit=120), seeds=(0,)),
 }
 
