@@ -1524,9 +1524,11 @@ static double at_risk(const Decision *one, int64_t slot)
     for (Py_ssize_t k = 0; k < of_census->number_of_groups; k++) {
         const Group *group = of_census->groups[k];
         const Ages *there = slot < group->slots ? group->of_slot[slot] : NULL;
-        for (int64_t age = 0; there && age < of_census->ages; age++)
-            if (there->used[age / 64] >> age % 64 & 1)
+        for (int word = 0; there && word < MOST_AGES / 64; word++)
+            for (uint64_t left = there->used[word]; left; left &= left - 1) {
+                int age = 64 * word + __builtin_ctzll(left);
                 requests += there->tally[age].count * (one->risks.f[age] - 1.0);
+            }
     }
     return requests;
 }

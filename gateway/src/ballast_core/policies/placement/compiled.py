@@ -12,13 +12,15 @@ from ballast_core.policies.placement.projection import DELAY_OF_ROW
 from ballast_core.state.age_histograms import AGE_OF_BUCKET
 from ballast_core.state.view import View
 
+_NOT_ASKED = np.zeros_like(AGE_OF_BUCKET)
+
 
 def ballast(
     kernel: Kernel, view: View, request: Request, tables: SurvivalTables, *, class_slot: int, share_of_life: float
 ) -> FloatArray:
     """`Ballast.costs` on decode. `class_slot`: that of the request; `share_of_life`: of H, in term (7)."""
     costs = np.empty(len(view.slots))
-    risks, harmonic_tokens = tables.risks(AGE_OF_BUCKET)
+    risks, harmonic_tokens = tables.risks(AGE_OF_BUCKET) if view.prefills_here else (_NOT_ASKED, 0.0)
     kernel.ballast(
         costs,
         view.slots,
