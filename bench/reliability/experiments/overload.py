@@ -4,6 +4,9 @@ One engine with eight places behind the gateway's defaults; short prompts, and a
 counts is goodput: requests a second whose first token came within the bound (`--slo`), over that at capacity. After the
 burst the gateway has recovered when every request is served as soon as on an idle fleet, up to a second. `greedy`: one
 API key asks for 20 times capacity, another for a quarter of it. `leaving`: all clients of a burst leave after a second.
+
+One burst of mixed prompts serves some 40 requests, a few long ones more or less among them: `--bursts 5` has five of
+each, with other prompts, and means.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import argparse
 import asyncio
 import itertools
 import random
-from dataclasses import replace
+import statistics
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from bench.reliability.kit.asking import Ask, ask
@@ -32,6 +36,7 @@ _BOUND_S, _AGAIN_S = 150.0, 0.1
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The bound of TTFT that counts as good."""
     parser.add_argument("--slo", type=float, default=10.0, help="seconds to the first token that count as good")
+    parser.add_argument("--bursts", type=int, default=1, help="of each load, each with other prompts")
 
 
 async def run(lab: Lab) -> list[Row]:
@@ -51,12 +56,13 @@ async def run(lab: Lab) -> list[Row]:
     return rows
 
 
-def _asks(lab: Lab, prompts: str, count: int, first: int = 0) -> list[Ask]:
-    """Those of a case: the same for each installation."""
-    rng = random.Random(f"{prompts} {first} {lab.options.seed}")
+def _asks(lab: Lab, prompts: str, count: int, first: int = 0, turn: int = 0) -> list[Ask]:
+    """Those of a case, in the burst of this number: the same for each installation."""
+    seed = lab.options.seed + turn
+    rng = random.Random(f"{prompts} {first} {seed}")
     lengths = [LONG_TOKENS if prompts == "mixed" and rng.random() < 0.2 else SHORT_TOKENS for _ in range(count)]
     return [
-        ask(first + number, prompt_tokens=tokens, output_tokens=OUTPUT_TOKENS, seed=lab.options.seed)
+        ask(first + number, prompt_tokens=tokens, output_tokens=OUTPUT_TOKENS, seed=seed)
         for number, tokens in enumerate(lengths)
     ]
 
@@ -84,10 +90,41 @@ async def _capacity_rps(lab: Lab, prompts: str) -> float:
         return len(asks) / (loop.time() - begun_s)
 
 
+@dataclass(frozen=True)
+class _Burst:
+    """What one burst came to."""
+
+    outcomes: list[Outcome]
+    good: int
+    """Requests of it with their first token in time."""
+    late_s: float
+    """When, after its end, the last request was late; 0 if none was."""
+    in_flight: float
+    """What the ledger still has."""
+
+
 async def _burst(lab: Lab, prompts: str, factor: int, capacity_rps: float) -> Row:
+    bursts = [await _one_burst(lab, prompts, factor, capacity_rps, turn) for turn in range(lab.options.bursts)]
+    goodput_rps = [each.good / BURST_S for each in bursts]
+    late_s = [each.late_s for each in bursts]
+    outcomes = [outcome for each in bursts for outcome in each.outcomes]
+    mean_rps = statistics.fmean(goodput_rps)
+    notes: dict[str, object] = {
+        "capacity": f"{capacity_rps:.1f}/s",
+        "goodput": f"{mean_rps:.2f}/s, {mean_rps / capacity_rps:.2f} of capacity" + _spread(goodput_rps, "/s", 2),
+        "recovered after": f"{statistics.fmean(late_s):.1f} s"
+        + (" (never)" if max(late_s) > AFTER_S - 1 else "")
+        + _spread(late_s, " s", 1),
+        "retry-after": _retry_after(outcomes),
+        "left in the ledger": max(each.in_flight for each in bursts),
+    }
+    return tally(f"{prompts} {factor}x", outcomes, notes=notes)
+
+
+async def _one_burst(lab: Lab, prompts: str, factor: int, capacity_rps: float, turn: int) -> _Burst:
     rate = factor * capacity_rps
-    during_asks = _asks(lab, prompts, int(rate * BURST_S))
-    after_asks = _asks(lab, "short", int(0.5 * capacity_rps * AFTER_S), first=50_000)
+    during_asks = _asks(lab, prompts, int(rate * BURST_S), turn=turn)
+    after_asks = _asks(lab, "short", int(0.5 * capacity_rps * AFTER_S), first=50_000, turn=turn)
     async with lab.gateway() as gateway:
         begun_s = asyncio.get_running_loop().time()
         during = asyncio.create_task(at_rate(gateway.port, during_asks, rate, bound_s=_BOUND_S))
@@ -97,15 +134,12 @@ async def _burst(lab: Lab, prompts: str, factor: int, capacity_rps: float) -> Ro
         ended_s = begun_s + BURST_S
         late = [each.asked_s - ended_s for each in after if each.ttft_s is None or each.ttft_s > 1.0]
         good = sum(each.ttft_s is not None and each.ttft_s <= lab.options.slo for each in outcomes if _whole(each))
-        notes: dict[str, object] = {
-            "capacity": f"{capacity_rps:.1f}/s",
-            "goodput": f"{good / BURST_S:.2f}/s, {good / BURST_S / capacity_rps:.2f} of capacity",
-            "recovered after": f"{max(late, default=0.0):.1f} s"
-            + (" (never)" if late and late[-1] > AFTER_S - 1 else ""),
-            "retry-after": _retry_after(outcomes),
-            "left in the ledger": await gateway.in_flight(),
-        }
-        return tally(f"{prompts} {factor}x", outcomes, notes=notes)
+        return _Burst(outcomes, good, max(late, default=0.0), await gateway.in_flight())
+
+
+def _spread(values: list[float], unit: str, digits: int) -> str:
+    """From the least to the most, where there are several."""
+    return f" ({min(values):.{digits}f} to {max(values):.{digits}f}{unit})" if len(values) > 1 else ""
 
 
 async def _greedy(lab: Lab, capacity_rps: float) -> Row:
