@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -390,11 +390,49 @@ def test_a_refused_pick_answers_the_client(mode: BodyMode) -> None:
     [("/v1/audio/transcriptions", "multipart/form-data", ""), ("/tokenize", "application/json", "m")],
 )
 def test_other_paths_are_read_if_they_can_be_and_never_judged(path: str, content_type: str, model: str) -> None:
-    """The engine checks these bodies. JSON is still cleaned of control fields."""
+    """The engine checks these bodies. JSON is cleaned of control fields."""
     proxy = Proxy()
     proxy.request([DIRTY], {":path": path, "content-type": content_type})
     assert proxy.picks[0].body.model == model
     assert proxy.upstream_body() == (CLEAN if model else DIRTY)
+
+
+BATCH = "/v1/chat/completions/batch"
+DOUBLED = DIRTY[:-1] + b',"model":"m"}'
+
+
+@pytest.mark.parametrize("path", [HEADERS[":path"], BATCH, "/cohere/v2/chat", "/tokenize?x=1"])
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "identity, gzip", "x"])
+def test_a_content_coding_does_not_carry_control_fields_past(path: str, coding: str) -> None:
+    """vLLM's server looks at no `content-encoding`: plain JSON under that header would be obeyed."""
+    proxy = Proxy()
+    proxy.request([DIRTY], {":path": path, "content-type": "application/json", "content-encoding": coding})
+    assert (proxy.immediate.status, proxy.picks) == (415, [])
+
+
+@pytest.mark.parametrize("coding", ["identity", " Identity "])
+def test_a_coding_that_is_none_is_read(coding: str) -> None:
+    proxy = Proxy()
+    proxy.request([DIRTY], {":path": BATCH, "content-type": "application/json", "content-encoding": coding})
+    assert proxy.upstream_body() == CLEAN
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type"),
+    [(BATCH, "application/json"), ("/cohere/v2/chat", ""), ("/score", "text/plain"), ("/x", "application/x+json; a=b")],
+)
+def test_json_that_two_parsers_read_differently_goes_nowhere(path: str, content_type: str) -> None:
+    """Doubled names: the engine would take the last ones."""
+    proxy = Proxy(settings=replace(SETTINGS, extra_paths=frozenset({"/x"})))
+    proxy.request([DOUBLED], {":path": path, "content-type": content_type})
+    assert (proxy.immediate.status, proxy.picks) == (400, [])
+
+
+@pytest.mark.parametrize("path", [BATCH, "/cohere/v2/chat", "/classify"])
+def test_a_model_that_is_not_served_is_refused_on_each_route(path: str) -> None:
+    proxy = Proxy(settings=replace(SETTINGS, served_models=frozenset({"other"})))
+    proxy.request([CLEAN], {":path": path, "content-type": "application/json"})
+    assert (proxy.immediate.status, proxy.picks) == (404, [])
 
 
 def test_the_query_has_what_placement_needs() -> None:

@@ -197,6 +197,11 @@ def unsupported(status: int, message: str, *, code: str = "unsupported") -> ApiE
     return ApiError(status=status, type="invalid_request_error", code=code, message=message)
 
 
+def body_encoded() -> ApiError:
+    """A content coding: engines ignore the header, so what it hides would reach them unread."""
+    return unsupported(415, "send the body without Content-Encoding")
+
+
 def cancelled() -> ApiError:
     """Stopped by order: 503, or an event in a stream that has begun."""
     message = "the request was cancelled by those who run this service"

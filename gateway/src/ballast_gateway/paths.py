@@ -35,7 +35,9 @@ INFERENCE: Final = frozenset(
 _RESPONSE: Final = re.compile(r"/v1/responses/[A-Za-z0-9_-]{1,128}(/cancel)?")
 
 
-PASSED: Final = INFERENCE - _UPLOADS - {COMPLETIONS, CHAT, MODELS, HEALTH}
+JSON: Final = INFERENCE - _UPLOADS - {MODELS, HEALTH}
+"""Engines read a JSON object from a body that is posted there."""
+PASSED: Final = JSON - {COMPLETIONS, CHAT}
 """What the proxy face passes to one engine: a JSON object is posted. Stored responses are not among them, since each
 engine knows its own only.
 """

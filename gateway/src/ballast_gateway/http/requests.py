@@ -12,7 +12,14 @@ from enum import Enum, auto
 
 import httptools
 
-from ballast_gateway.errors import ApiError, body_too_large, headers_too_large, invalid_request, unsupported
+from ballast_gateway.errors import (
+    ApiError,
+    body_encoded,
+    body_too_large,
+    headers_too_large,
+    invalid_request,
+    unsupported,
+)
 from ballast_gateway.openai_body import may_hold_media
 
 Headers = list[tuple[bytes, bytes]]
@@ -240,7 +247,7 @@ class RequestReader:
                 self.refuse(unsupported(400, "the only transfer coding here is chunked", code="bad-http"))
         elif name == b"content-encoding":
             if value.strip().lower() != b"identity":
-                self.refuse(unsupported(415, "send the body without Content-Encoding"))
+                self.refuse(body_encoded())
         elif value.strip().lower() == b"100-continue":
             self.continue_wanted = True
         else:

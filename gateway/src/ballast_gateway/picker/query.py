@@ -79,28 +79,33 @@ def read_body(
     dropped: frozenset[str] = openai_body.CONTROL_FIELDS,
     carries: Carries | None = None,
 ) -> BodyFacts:
-    """The facts of a whole body. Raises `InvalidRequest` if the path wants JSON and this is none.
+    """The facts of a whole body. Raises `InvalidRequest` if it is to be JSON, by its path or type, and is none, or is
+    compressed: engines look at neither header nor doubled names, so it would reach them with fields that are taken out.
 
-    On other paths (audio, tokenization, ...) a body that is no JSON object passes unread. So does a compressed one on
-    any path: engines refuse it.
+    Uploads pass unread, and on paths that settings add whatever is not said to be JSON.
     """
-    must_be_json = openai_body.is_json_path(path)
-    if not must_be_json and not content_type.strip().lower().startswith("application/json"):
+    bare_path = path.partition("?")[0]
+    generates = openai_body.is_json_path(path)
+    kind = content_type.partition(";")[0].strip().lower()
+    wants_json = generates or bare_path in paths.JSON or kind == "application/json" or kind.endswith("+json")
+    if not wants_json and kind:
         return BodyFacts.unseen(len(body))
-    if content_encoding not in ("", "identity"):
+    if content_encoding.strip().lower() not in ("", "identity"):
+        if wants_json:
+            raise InvalidRequest(errors.body_encoded())
         return BodyFacts.unseen(len(body))
     try:
         document = openai_body.parse_object(body)
-        model = openai_body.model_of(document) if must_be_json else str(document.get("model") or "")
+        model = openai_body.model_of(document) if generates or document.get("model") else ""
     except openai_body.InvalidBody as error:
-        if must_be_json:
+        if wants_json:
             raise _refused(error) from None
         return BodyFacts.unseen(len(body))
-    if must_be_json and served_models and model not in served_models:
+    if model and served_models and model not in served_models:
         raise InvalidRequest(errors.model_not_found(model, served_models))
     cleaned = openai_body.without_control_fields(document, dropped)
     read = lax.plain(document, chat=True) or document
-    if path.partition("?")[0] == paths.RESPONSES:
+    if bare_path == paths.RESPONSES:
         try:
             if not openai_body.keeps_nothing(read):
                 cleaned = (document if cleaned is None else cleaned) | {"store": False}
