@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from tests.support.scripted_engine import (
     prefill_script,
     scripted_engine,
     sse_events,
+    vllm_events,
 )
 
 PATH = "/v1/completions"
@@ -120,3 +125,114 @@ def test_a_stream_is_whole_when_done_came_last(stream: bytes, whole: bool, size:
     for at in range(0, len(stream), size):
         meter.feed(stream[at : at + size])
     assert meter.is_whole is whole
+
+
+def event(text: str, finish_reason: str | None = None) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": finish_reason}
+    return b"data: %b\n\n" % json.dumps({"id": "c", "choices": [choice]}, separators=(",", ":")).encode()
+
+
+ABORTED_STREAM = SSE_HEAD + chunk(event("", "abort")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+ABORTED = {
+    "whole": json_reply({"choices": [{"index": 0, "text": "x", "finish_reason": "abort"}]}),
+    "one of two": json_reply({"choices": [{"finish_reason": "stop", "text": "y"}, {"finish_reason": "abort"}]}),
+    "a stream's first event": ABORTED_STREAM,
+}
+
+
+@pytest.mark.parametrize("bad", ABORTED.values(), ids=ABORTED.keys())
+async def test_an_answer_that_its_engine_aborted_is_asked_for_elsewhere(tmp_path: Path, bad: bytes) -> None:
+    """vLLM answers 200 with what there was when it is paused or ends."""
+    stream, asked = bad == ABORTED_STREAM, list[str]()
+
+    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
+        asked.append(request.path)
+        await (decode_script(request, writer) if len(asked) > 1 else _write(writer, bad))
+
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(once) as first,
+        scripted_engine(once) as second,
+        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
+    ):
+        (answer,) = await raw_exchange(gateway.port, post(PATH, TIED | {"stream": stream}), answers=1)
+        assert (answer.status, answer.whole, len(asked)) == (200, True, 2)
+        assert b"abort" not in answer.body
+        assert gateway.request()["outcome"] == "completed"
+
+
+async def test_a_stream_that_its_engine_aborts_is_broken_off(tmp_path: Path) -> None:
+    """What the client has cannot go on elsewhere; it must not look whole."""
+    script = SSE_HEAD + chunk(event("a")), chunk(event("", "abort")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    answer, entry = await _one_stream(tmp_path, *script)
+    assert (b'"abort"' in answer.body, b"upstream-broke" in answer.body, answer.whole) == (False, True, False)
+    assert (entry["outcome"], entry["reason"]) == ("failed", "upstream-broke")
+
+
+async def test_no_event_of_ours_follows_half_an_event_of_the_engine(tmp_path: Path) -> None:
+    """Half an error event has passed before it is known for one: then the connection is cut, and no more is said."""
+    rest = chunk(b'age":"boom"}}\n\n') + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    answer, _ = await _one_stream(tmp_path, SSE_HEAD + chunk(event("a")), chunk(b'data: {"error":{"mess'), rest)
+    assert answer.body.startswith(event("a"))
+    assert (answer.body.count(b"data: "), answer.whole) == (2, False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_usage_beyond_what_was_asked_for_is_not_believed(tmp_path: Path, stream: bool) -> None:
+    """Else one engine that lies locks a tenant out, and spoils every sum."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 999_999_999_999_999}
+    whole = json_reply({"choices": [{"index": 0, "text": "a", "finish_reason": "length"}], "usage": usage})
+    told = b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode()
+    events = [event("a", "length"), told, b"data: [DONE]\n\n"]
+    script = SSE_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n" if stream else whole
+    _, entry = await _one_stream(tmp_path, script, stream=stream)
+    assert entry["output_tokens"] == TIED["max_tokens"]
+
+
+async def test_what_an_engine_writes_stands_in_no_log(tmp_path: Path) -> None:
+    """Only at debug: it may hold what the client sent."""
+    events = [each.replace(b'"text":"b"', b'"text":["a secret"]') for each in vllm_events(["a", "b", "c"], usage=True)]
+    script = SSE_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n"
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
+    with logged() as lines:
+        _, entry = await _one_stream(tmp_path, script, asks=body)
+    assert "secret" not in json.dumps(entry) + "".join(lines)
+    assert any("makes no whole answer" in line for line in lines)
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What is logged at info and above, with all of each record."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(f"{record.__dict__!r}")  # type: ignore[method-assign]
+    logging.getLogger("ballast_gateway").addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger("ballast_gateway").removeHandler(handler)
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+
+
+async def _one_stream(
+    tmp_path: Path, *parts: bytes, stream: bool = True, asks: dict[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The answer to a request whose only decode engine sends these parts, a moment apart; and its line in the log."""
+
+    async def script(_: Asked, writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(script) as decode,
+        running_gateway(tmp_path, {"p0": prefill.address, "d0": decode.address}) as gateway,
+    ):
+        body = TIED | {"stream": stream} if asks is None else asks
+        (answer,) = await raw_exchange(gateway.port, post(PATH, body), answers=1)
+        return answer, gateway.request()

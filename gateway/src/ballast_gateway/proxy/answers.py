@@ -32,7 +32,8 @@ def pass_on(job: Job, reply: Collect) -> bool:
     """Send a whole answer: the result, or a refusal that any endpoint would give. Returns whether it is a result."""
     record, body = job.record, reply.body
     record.status = reply.status
-    record.output_tokens = output_tokens(body) if job.generation.passed else completion_tokens(body)
+    tokens = output_tokens(body) if job.generation.passed else completion_tokens(body)
+    record.output_tokens = min(tokens, job.generation.most_output_tokens)
     if reply.status >= 400:
         record.outcome = "rejected" if reply.status == 429 else "invalid"
         record.reason = f"upstream-{reply.status}"

@@ -16,6 +16,7 @@ from typing import Final, cast
 from ballast_core.values import value
 from ballast_gateway import lax, openai_body
 from ballast_gateway.openai_body import InvalidBody, JsonObject
+from ballast_gateway.proxy.sse import MOST_TOKENS
 from ballast_gateway.strict_json import Size
 
 ASK_FOR_HANDLE: Final[JsonObject] = {
@@ -60,6 +61,12 @@ class Generation:
     def can_hand_off(self) -> bool:
         """Several choices are several engine requests; NIXL gives no handle for those (`research/vllm.md` 3d)."""
         return self.choices == 1 and not self.passed
+
+    @property
+    def most_output_tokens(self) -> int:
+        """More than this an answer does not bring, whatever an engine writes into its usage."""
+        limit = None if self.passed else self.max_output_tokens
+        return self.choices * (MOST_TOKENS if limit is None else min(limit, MOST_TOKENS))
 
     def as_stream(self) -> Generation:
         """The same request, with the answer and its usage as a stream."""

@@ -22,6 +22,7 @@ IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
 FINISHED: Final = b'"finish_reason":"'
 ABORTED: Final = b'"finish_reason":"abort"'
+_ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ERROR_EVENTS: Final = (b'data: {"error":', b'data: {"object":"error"')
 """How vLLM's error events begin, those of today and those of before."""
 USAGE: Final = b'"usage":{'
@@ -42,6 +43,14 @@ def are_ids(ids: bytes) -> bool:
 def has_error(events: bytes) -> bool:
     """Whether an error event is among these events. In a text, the second quote would be escaped."""
     return b'"error"' in events and any(begin in events for begin in _ERROR_EVENTS)
+
+
+def is_aborted(answer: bytes) -> bool:
+    """Whether an engine has aborted the work: vLLM answers 200 then, with what there was (`/pause`, its own end).
+
+    `answer`: events, or a whole one.
+    """
+    return b'"abort"' in answer and _ABORTED.search(answer) is not None
 
 
 def count(ids: bytes) -> int:

@@ -12,6 +12,7 @@ from ballast_gateway.http.client import Collect, UpstreamError, UpstreamPool
 from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import Generation
 from ballast_gateway.proxy.clients import Client
+from ballast_gateway.proxy.events import is_aborted
 from ballast_gateway.proxy.held_stream import HeldStream
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
@@ -109,6 +110,8 @@ def failure_of(stage: Stage, endpoint: Endpoint, reply: Collect, error: Upstream
         return refused(stage, endpoint, reply)
     if is_error(reply.body):
         return LegFailed(stage, endpoint, "answered 200 with an error", Fault.BROKE)
+    if is_aborted(reply.body):
+        return LegFailed(stage, endpoint, "aborted the request", Fault.BROKE)
     return None
 
 

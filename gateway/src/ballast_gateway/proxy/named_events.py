@@ -21,9 +21,9 @@ _ENDS: Final = frozenset(
 )
 
 
-def meter_of(path: bytes) -> TokenMeter:
-    """What watches the streams of this route."""
-    return NamedMeter() if path.decode() in paths.GENERATING else AnyMeter()
+def meter_of(path: bytes, most_tokens: int) -> TokenMeter:
+    """What watches the streams of this route; `most_tokens`: as of `TokenMeter`."""
+    return NamedMeter(most_tokens) if path.decode() in paths.GENERATING else AnyMeter(most_tokens)
 
 
 class AnyMeter(TokenMeter):
@@ -53,7 +53,7 @@ class NamedMeter(TokenMeter):
             self.failed = True
             return
         if found := _USAGE.findall(whole):
-            self._usage = int(found[-1])
+            self._usage = min(int(found[-1]), self._most_tokens)
         self._events += sum(name.endswith(b"delta") for name in names)
         self._done = bool(events) and (names[-1] in _ENDS or events[-1].strip().endswith(DONE))
         self.started = self.started or self._events > 0 or self._done

@@ -53,6 +53,7 @@ class Relay(Collect):
         "_owes",
         "_reported",
         "_signs",
+        "_wrote_whole",
         "continues",
         "relays",
         "shows",
@@ -86,6 +87,8 @@ class Relay(Collect):
             self._owe()
         self._meter = TokenMeter() if meter is None else meter
         self._reported = 0
+        self._wrote_whole = True
+        """What was written so far ends with a whole event."""
         self._first: list[bytes] = []
         """What came before the first token: if an error follows, another endpoint is tried."""
         self.relays = streams
@@ -103,7 +106,7 @@ class Relay(Collect):
     @property
     def between_events(self) -> bool:
         """Whether what was sent so far ends with a whole event."""
-        return self._meter.between_events
+        return self._wrote_whole
 
     def on_head(self, status: int, headers: Headers) -> None:
         super().on_head(status, headers)
@@ -120,13 +123,14 @@ class Relay(Collect):
         was_started = meter.started
         meter.feed(data)
         if meter.failed:
-            raise UpstreamError("the engine sent an error event")
+            raise UpstreamError("the engine sent an error event, or aborted the request")
         if not self.shows:
             self._first.append(data)
             if not meter.started and sum(map(len, self._first)) <= _MOST_FIRST_BYTES:
                 return
             data = self._show()
         self._client.write(data)
+        self._wrote_whole = meter.between_events
         if meter.started:
             self._report(meter.tokens, first=not was_started)
 
@@ -135,6 +139,7 @@ class Relay(Collect):
             return
         if not self.shows and any(b"data: {" in part for part in self._first):
             self._client.write(self._show())
+            self._wrote_whole = self._meter.between_events
         if self.shows and (self._meter.is_whole or self._meter.failed):
             self._holder.on(Event.END)
 

@@ -30,6 +30,7 @@ from ballast_gateway.proxy.life import Action, Event, Life, State
 from ballast_gateway.proxy.named_events import meter_of
 from ballast_gateway.proxy.orders import ACTIONS, Orders
 from ballast_gateway.proxy.relay import HeldRelay, Relay
+from ballast_gateway.proxy.sse import TokenMeter
 from ballast_gateway.proxy.whole_answers import WholeAnswer
 from ballast_gateway.records import RequestRecord
 from ballast_gateway.tickets import Rejected, Ticket
@@ -426,13 +427,14 @@ class Run:
         signs = resources.life_signs.of(course.endpoint.id)
         continues, idle_timeout_s = state is not State.OPENING, resources.idle_timeout_s
         if job.held is None:
+            most = job.generation.most_output_tokens
             return Relay(
                 *(self, job.client, resources.loop, signs),
                 streams=job.generation.stream,
                 continues=continues,
                 due_s=due_s,
                 idle_timeout_s=idle_timeout_s,
-                meter=meter_of(job.path) if job.generation.passed else None,
+                meter=meter_of(job.path, most) if job.generation.passed else TokenMeter(most),
             )
         job.held.begin_leg()
         return HeldRelay(

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import re
 
-from ballast_gateway.proxy.events import has_error
+from ballast_gateway.proxy.events import has_error, is_aborted
 
 _USAGE = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,15})')
 _CR_SEPARATOR = b"\r\n\r\n"
 _DONE = b"data: [DONE]"
+MOST_TOKENS = 2**20
+"""What one choice has at most, where a request sets no limit: more than any model generates."""
 _MAX_PARTIAL_BYTES = 1024 * 1024
 """Of an event that is longer than this only the end is looked at."""
 
@@ -22,13 +24,15 @@ _MAX_PARTIAL_BYTES = 1024 * 1024
 class TokenMeter:
     """Feed it the body of a stream as it comes."""
 
-    __slots__ = ("_done", "_events", "_partial", "_separator", "_usage", "failed", "started")
+    __slots__ = ("_done", "_events", "_most_tokens", "_partial", "_separator", "_usage", "failed", "started")
 
-    def __init__(self) -> None:
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        """`most_tokens`: more than this a usage does not count, whatever the engine says."""
+        self._most_tokens = most_tokens
         self.started = False
         """The first token is there."""
         self.failed = False
-        """The engine has sent an error event. What came with it is not counted."""
+        """The engine has sent an error event, or aborted the request. What came with it is not counted."""
         self._done = False
         self._events = 0
         self._usage: int | None = None
@@ -76,11 +80,11 @@ class TokenMeter:
             del partial[:-_MAX_PARTIAL_BYTES]
 
     def _count(self, whole: bytes) -> None:
-        if has_error(whole):
+        if has_error(whole) or is_aborted(whole):
             self.failed = True
             return
         if b'"completion_tokens"' in whole and (found := _USAGE.findall(whole)):
-            self._usage = int(found[-1])
+            self._usage = min(int(found[-1]), self._most_tokens)
         self._done = _DONE in whole and whole.rstrip().endswith(_DONE)
         if self.started:
             self._events += whole.count(self._separator) - self._done

@@ -138,7 +138,8 @@ class WholeAnswer:
             text = [self._take(document) for document in documents]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             self.spoiled = True
-            raise Spoiled(f"a stream that makes no whole answer: {error!r:.200}") from None
+            said = f"{error!r:.200}".encode()  # it may hold some of the text
+            raise Spoiled(f"a stream that makes no whole answer ({type(error).__name__})", said=said) from None
         self._text.append("".join(text))
         self._chars += len(self._text[-1])
         if self._chars > _MAX_CHARS:
