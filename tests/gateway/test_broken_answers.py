@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httptools
 import pytest
 
+from ballast_gateway.http.responses import ResponseReader
 from ballast_gateway.proxy.sse import TokenMeter
 from tests.support.gateway_kit import post, raw_exchange, running_gateway
 from tests.support.scripted_engine import (
@@ -198,6 +200,71 @@ async def test_what_an_engine_writes_stands_in_no_log(tmp_path: Path) -> None:
         _, entry = await _one_stream(tmp_path, script, asks=body)
     assert "secret" not in json.dumps(entry) + "".join(lines)
     assert any("makes no whole answer" in line for line in lines)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
+ENDLESS = {
+    "a header's value": (OK + b"x: ", b"a"),
+    "a header's name": (OK, b"a"),
+    "headers": (OK, b"x: a\r\n"),
+    "a chunk's extension": (CHUNKED + b"1;", b"a"),
+    "a trailer's value": (CHUNKED + b"1\r\na\r\n0\r\nx: ", b"a"),
+    "trailers": (CHUNKED + b"0\r\n", b"x: a\r\n"),
+}
+
+
+@pytest.mark.parametrize(("begin", "again"), ENDLESS.values(), ids=ENDLESS.keys())
+@pytest.mark.parametrize("reads", [1, 100, 5_000])
+def test_what_is_no_body_is_bounded(begin: bytes, again: bytes, reads: int) -> None:
+    """The parser keeps a value until its end, and copies it with each read."""
+    reader = ResponseReader()
+    read = again * (200_000 // len(again) // reads)
+    with pytest.raises(httptools.HttpParserError, match="65536 bytes of headers"):
+        reader.feed(begin)
+        for _ in range(reads):
+            reader.feed(read)
+
+
+@pytest.mark.parametrize("size", [100, 3_000, 1_000_000])
+def test_a_large_body_and_a_large_head_are_read(size: int) -> None:
+    body = b"x" * 300_000
+    head = OK + b"x: %b\r\ncontent-length: %d\r\n\r\n" % (b"a" * 60_000, len(body))
+    answers = head + body + CHUNKED + b"".join(map(chunk, [body] * 3)) + b"0\r\nx: %b\r\n\r\n" % (b"a" * 60_000)
+    reader, got = ResponseReader(), 0
+    for answer, length in ((answers[: len(head) + len(body)], 1), (answers[len(head) + len(body) :], 3)):
+        reader.begin()
+        for at in range(0, len(answer), size):
+            got += len(reader.feed(answer[at : at + size]))
+        assert (reader.whole, reader.reusable) == (True, True)
+        assert got == len(body) * length
+        got = 0
+
+
+async def test_a_head_without_an_end_is_left(tmp_path: Path) -> None:
+    """It is no answer: another engine is asked at once, and the bad one's memory is not ours."""
+    asked: list[str] = []
+
+    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
+        asked.append(request.path)
+        if len(asked) > 1:
+            await decode_script(request, writer)
+            return
+        writer.write(OK + b"x: ")
+        with suppress(ConnectionError):
+            for _ in range(1_000):
+                writer.write(b"a" * 10_000)
+                await writer.drain()
+
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(once) as first,
+        scripted_engine(once) as second,
+        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
+    ):
+        (answer,) = await raw_exchange(gateway.port, post(PATH, TIED), answers=1)
+        assert (answer.status, len(asked)) == (200, 2)
+        assert gateway.request()["outcome"] == "completed"
 
 
 @contextmanager

@@ -26,7 +26,10 @@ class Head:
 class ResponseReader:
     """Reads the answers on one connection: `begin` before each, then `feed` until it is `whole`."""
 
-    __slots__ = ("_dirty", "_framed", "_header_bytes", "_headers", "_parser", "_parts", "_reusable", "head", "whole")
+    __slots__ = (
+        *("_dirty", "_framed", "_header_bytes", "_headers", "_parser", "_parts", "_reusable", "_unread_bytes"),
+        *("head", "whole"),
+    )
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -34,6 +37,8 @@ class ResponseReader:
         self._dirty = False
         """Bytes came that belong to no request: they must not mix with an answer."""
         self._reusable = False
+        self._unread_bytes = 0
+        """What came since the last head or part of a body was whole: a head, a trailer, the length of a chunk."""
         self._begin_head()
         self.begin()
 
@@ -51,8 +56,12 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> bytes:
         """Take in one read; returns the part of the body in it, and none before `head` is there. Raises
-        `httptools.HttpParserError` or `-Upgrade`."""
+        `httptools.HttpParserError` or `-Upgrade`; the former for a head, or what else is no body, of more than 64 KiB:
+        the parser would keep all of it."""
+        self._unread_bytes += len(data)
         self._parser.feed_data(data)
+        if self._unread_bytes > _MAX_HEADER_BYTES or self._header_bytes > _MAX_HEADER_BYTES:
+            raise httptools.HttpParserError(f"more than {_MAX_HEADER_BYTES} bytes of headers")
         parts = self._parts
         if not parts:
             return b""
@@ -77,22 +86,25 @@ class ResponseReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MAX_HEADER_BYTES or self.head is not None:
-            return  # beyond all reason, a trailer, or a second answer
+            return  # `feed` raises, a trailer, or a second answer
         name = name.lower()
         if name in (b"content-length", b"transfer-encoding"):
             self._framed = True
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        self._unread_bytes = 0
         status = self._parser.get_status_code()
         if status >= 200 and self.head is None:
             self.head = Head(status, self._headers, self._framed)
 
     def on_body(self, part: bytes) -> None:
+        self._unread_bytes = 0
         if not self.whole:
             self._parts.append(part)
 
     def on_message_complete(self) -> None:
+        self._unread_bytes = 0
         if self.head is not None and not self.whole:  # not a 1xx, not a second answer
             self.whole = True
             self._reusable = self._parser.should_keep_alive()
