@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from ballast_gateway.proxy.large_bodies import INLINE_BYTES
 from tests.support.gateway_kit import RunningGateway, assert_openai_error, post, raw_exchange, running_gateway
 from tests.support.scripted_engine import (
     SSE_HEAD,
@@ -81,6 +83,46 @@ async def test_a_request_that_waits_in_the_gateway_ends_too(tmp_path: Path) -> N
         (answer,) = await raw_exchange(gateway.port, post(PATH, WHOLE, SOON), answers=1)
         assert answer.status == 504
         assert_over(gateway)
+
+
+async def test_a_body_that_waits_to_be_read_has_its_deadline_too(tmp_path: Path) -> None:
+    """The time behind others' large bodies counts, and nothing is sent to an engine for a client that has given up."""
+    large = WHOLE | {"prompt": "a" * (2 * INLINE_BYTES)}
+    async with (
+        scripted_engine(decode_script) as flexible,
+        running_gateway(tmp_path, {"f0": flexible.address}) as gateway,
+    ):
+        assert gateway.gateway.proxy is not None
+        free = threading.Event()
+        gateway.gateway.proxy._large.read("another client", lambda: free.wait(30), lambda _: None)  # type: ignore[arg-type,return-value]
+        (answer,) = await raw_exchange(gateway.port, post(PATH, large, SOON), answers=1)
+        assert (answer.status, assert_openai_error(answer)["code"]) == (504, "deadline-exceeded")
+        assert_over(gateway)
+        assert gateway.gateway.proxy.clients.held_bytes == 0
+        free.set()
+        (answer,) = await raw_exchange(gateway.port, post(PATH, large), answers=1)
+        assert answer.status == 200
+        assert len(flexible.asked) == 1
+
+
+async def test_what_a_body_has_waited_is_taken_off(tmp_path: Path) -> None:
+    """The deadline counts from the request's arrival, not from its dispatch."""
+    large = STREAM | {"prompt": "a" * (2 * INLINE_BYTES)}
+    async with (
+        scripted_engine(never) as flexible,
+        running_gateway(tmp_path, {"f0": flexible.address}) as gateway,
+    ):
+        assert gateway.gateway.proxy is not None
+        loop, free = asyncio.get_running_loop(), threading.Event()
+        gateway.gateway.proxy._large.read("another client", lambda: free.wait(30), lambda _: None)  # type: ignore[arg-type,return-value]
+        begun_s = loop.time()
+        loop.call_later(1.5, free.set)
+        (answer,) = await raw_exchange(
+            gateway.port, post(PATH, large, "x-envoy-expected-rq-timeout-ms: 2000"), answers=1
+        )
+        assert answer.status == 504
+        assert len(flexible.asked) == 1
+        assert loop.time() - begun_s < 1.5 + 2.0, "the wait was not taken off"
 
 
 async def test_the_sooner_of_header_and_setting_holds(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ballast_gateway.clients import Clients, Held
 from ballast_gateway.driver import Driver
 from ballast_gateway.errors import (
     ApiError,
+    deadline_exceeded,
     gateway_shutdown,
     internal_error,
     invalid_api_key,
@@ -304,6 +305,12 @@ class ProxyFace:
     def _admit(self, client: ClientConnection, request: HttpRequest, path: bytes, record: RequestRecord) -> Work | None:
         """Read the body, here or on the thread for large ones, and book its memory."""
         body = request.body
+        try:
+            asked_s = headers.deadline_s(request.headers)
+        except ValueError as error_:
+            self._refuse(client, record, invalid_request(str(error_), param=wire_names.DEADLINE))
+            return None
+        deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
         if self._tracing is not None:
             record.trace = self._tracing.begin_by(request.headers)
         held = self.clients.hold(self.clients.names(client.address, request.headers))
@@ -312,7 +319,7 @@ class ProxyFace:
         if error is not None:
             self._refuse(client, record, error, outcome="rejected")
             return None
-        ask = _Ask(client, request, path, record, held)
+        ask = _Ask(client, request, path, record, held, deadline_s)
         if size is not None and size.work <= INLINE_WORK:
             try:
                 generation = self._read(path, body, size)
@@ -346,19 +353,16 @@ class ProxyFace:
 
     def _admitted(self, ask: _Ask, generation: Generation, blocks: tuple[int, ...] | None) -> Work | None:
         client, record = ask.client, ask.record
+        if ask.deadline_s is not None and self._driver.now_s() - record.arrived_s >= ask.deadline_s:
+            ask.held.set(0)
+            self._refuse(client, record, deadline_exceeded(ask.deadline_s), outcome="failed")
+            return None
         if generation.model not in self._served:
             ask.held.set(0)
             self._refuse(client, record, model_not_found(generation.model[:200], self._served))
             return None
         record.model, record.stream = generation.model, generation.stream
         record.prompt_tokens = generation.prompt_tokens
-        try:
-            asked_s = headers.deadline_s(ask.request.headers)
-        except ValueError as error:
-            ask.held.set(0)
-            self._refuse(client, record, invalid_request(str(error), param=wire_names.DEADLINE))
-            return None
-        deadline_s = min((each for each in (asked_s, self._deadline_s) if each is not None), default=None)
         tenant = None
         if self._keys is not None:
             tenant = self._keys.tenant(ask.request.headers)
@@ -369,7 +373,7 @@ class ProxyFace:
                 return None
         objective = headers.objective(ask.request.headers)
         facts = self._prompts.read(generation.document, model=generation.model, objective=objective, blocks=blocks)
-        generate = partial(self._generate, ask, generation, facts, tenant, deadline_s)
+        generate = partial(self._generate, ask, generation, facts, tenant)
         if isinstance(facts.tokens, Question) and self._tokenizing is not None:
             waits = _Tokenized(self, ask, tenant, generate)
             found = self._tokenizing.find(facts.tokens, waits.found)
@@ -379,16 +383,15 @@ class ProxyFace:
             return generate(found)
         return generate(facts.tokens if isinstance(facts.tokens, PromptTokens) else None)
 
-    def _generate(  # noqa: PLR0917 - all but the last by `partial`
+    def _generate(
         self,
         ask: _Ask,
         generation: Generation,
         facts: PromptFacts,
         tenant: Tenant | None,
-        deadline_s: float | None,
         tokens: PromptTokens | None,
     ) -> Run:
-        client, request, path, record, memory = ask
+        client, request, path, record, memory, deadline_s = ask
         if self._driver.in_flight(RequestId(record.id)):
             record.id = self._new_id()  # engines and the Director need ids that are unique
         id_line = b"%b: %b\r\n" % (headers.REQUEST_ID, record.id.encode())
@@ -421,7 +424,10 @@ class ProxyFace:
         ticket = self._driver.open(record.asked)
         self.in_flight += 1
         over = partial(self._over, memory=memory, tenant=tenant)
-        run = Run(self._resources, job, ticket, movable=movable, deadline_s=deadline_s, on_over=over)
+        waited_s = self._driver.now_s() - record.arrived_s
+        run = Run(
+            *(self._resources, job, ticket), movable=movable, deadline_s=deadline_s, waited_s=waited_s, on_over=over
+        )
         run.start()
         return run
 
@@ -466,6 +472,8 @@ class _Ask(NamedTuple):
     path: bytes
     record: RequestRecord
     held: Held
+    deadline_s: float | None
+    """Seconds from its arrival."""
 
 
 class _Read(NamedTuple):
@@ -483,6 +491,21 @@ class _Later:
         self._face = face
         self._ask = ask
         self._run: Work | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        if ask.deadline_s is not None:
+            left_s = ask.deadline_s - (face._driver.now_s() - ask.record.arrived_s)
+            self._deadline = face._resources.loop.call_later(left_s, self._expired, ask.deadline_s)
+
+    def _expired(self, deadline_s: float) -> None:
+        """The time of the request is over before it was placed."""
+        self._drop()
+        self._face._refuse(self._ask.client, self._ask.record, deadline_exceeded(deadline_s), outcome="failed")
+
+    def _waits_no_more(self) -> None:
+        """From now on its run keeps the deadline, if there is one."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def client_gone(self) -> None:
         """The client has closed its connection."""
@@ -504,6 +527,7 @@ class _Later:
 
     def _drop(self) -> None:
         """Give back what it holds, before it was placed."""
+        self._waits_no_more()
         self._ask.held.set(0)
 
 
@@ -515,6 +539,7 @@ class _Pending(_Later):
     def read(self, outcome: asyncio.Future[_Read | InvalidBody]) -> None:
         """Take what the thread has read, or why it could not. Never raises."""
         face, ask = self._face, self._ask
+        self._waits_no_more()
         self.reading = None  # which knows this method: a circle would keep the body until a full collection
         try:
             found = outcome.result()
@@ -553,6 +578,7 @@ class _Tokenized(_Later):
 
     def found(self, tokens: PromptTokens | None) -> None:
         """Go on with these tokens, or without."""
+        self._waits_no_more()
         self.waiting = None
         self._run = self._generate(tokens)
 

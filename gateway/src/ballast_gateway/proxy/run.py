@@ -52,9 +52,10 @@ class Run:
         *,
         movable: bool,
         deadline_s: float | None = None,
+        waited_s: float = 0.0,
         on_over: Callable[[RequestRecord], None],
     ) -> None:
-        """`deadline_s`: seconds from now until the answer must be whole."""
+        """`deadline_s`: seconds within which the answer must be whole, of which `waited_s` are over."""
         self.life = Life()
         self._resources = resources
         self._job = job
@@ -66,7 +67,7 @@ class Run:
         ticket.leaver, ticket.canceller = self.order_leave, self.cancel
         self._deadline = None
         if deadline_s is not None:
-            self._deadline = resources.loop.call_later(deadline_s, self._expired, deadline_s)
+            self._deadline = resources.loop.call_later(deadline_s - waited_s, self._expired, deadline_s)
         self._closed = False
         self._orders: Orders | None = None
         self._asked: Collect | None = None
