@@ -202,6 +202,40 @@ async def test_what_an_engine_writes_stands_in_no_log(tmp_path: Path) -> None:
     assert any("makes no whole answer" in line for line in lines)
 
 
+HELD = {"model": "tiny", "prompt": "hello", "max_tokens": 3, "stream": True}
+
+
+@pytest.mark.parametrize(
+    "asks", [HELD, TIED | {"stream": True}, HELD | {"stream": False}], ids=["held", "tied", "whole"]
+)
+@pytest.mark.parametrize("then", ["hangs", "breaks"])
+async def test_what_came_to_its_last_event_is_whole(tmp_path: Path, asks: dict[str, Any], then: str) -> None:
+    """Whatever the engine does between [DONE] and the end of its HTTP answer; one that hangs there is left."""
+
+    async def script(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD + b"".join(map(chunk, vllm_events(["a", "b", "c"], usage=True))))
+        await writer.drain()
+        if then == "hangs":
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.05)
+        writer.close()
+
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(script) as decode,
+        running_gateway(tmp_path, {"p0": prefill.address, "d0": decode.address}) as gateway,
+    ):
+        (answer,) = await raw_exchange(gateway.port, post(PATH, asks), answers=1)
+        assert (answer.status, answer.whole, b"error" in answer.body) == (200, True, False)
+        entry = gateway.request()
+        assert (entry["outcome"], entry["output_tokens"]) == ("completed", 3)
+        assert gateway.gateway.proxy is not None
+        assert gateway.gateway.proxy.in_flight == 0
+        if then == "hangs":
+            async with asyncio.timeout(30):
+                await decode.hung_up.wait()
+
+
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 ENDLESS = {

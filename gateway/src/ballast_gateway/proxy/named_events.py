@@ -32,6 +32,11 @@ class AnyMeter(TokenMeter):
     __slots__ = ()
 
     @property
+    def is_over(self) -> bool:
+        """HTTP knows."""
+        return False
+
+    @property
     def is_whole(self) -> bool:
         """HTTP knows."""
         return True
@@ -45,6 +50,11 @@ class NamedMeter(TokenMeter):
     """Of events with names."""
 
     __slots__ = ()
+
+    @property
+    def is_over(self) -> bool:
+        """HTTP knows: what follows the last named event differs between routes."""
+        return False
 
     def _count(self, whole: bytes) -> None:
         events = whole.split(self._separator)[:-1]

@@ -21,6 +21,10 @@ _MOST_FIRST_BYTES: Final = 64 * 1024
 """What is longer without a token is no stream that we know, and goes to the client."""
 
 
+_CLOSING_S: Final = 2.0
+"""Between a stream's last event and the end of its HTTP answer; then the engine is left."""
+
+
 class Holder(Protocol):
     """What follows a leg."""
 
@@ -30,6 +34,10 @@ class Holder(Protocol):
 
     def progress(self, tokens: int) -> None:
         """So many output tokens have passed, in all legs."""
+        ...
+
+    def done(self) -> None:
+        """The stream's last event has passed: the client has all of it."""
         ...
 
     def between_events(self) -> None:
@@ -55,6 +63,7 @@ class Relay(Collect):
         "_signs",
         "_wrote_whole",
         "continues",
+        "ended",
         "relays",
         "shows",
     )
@@ -97,6 +106,8 @@ class Relay(Collect):
         """An earlier leg has begun the client's stream."""
         self.shows = False
         """The client has been sent some of this leg."""
+        self.ended = False
+        """The stream's last event has come, and the holder knows."""
 
     @property
     def tokens(self) -> int:
@@ -117,6 +128,8 @@ class Relay(Collect):
         if not self.relays:
             super().on_data(data)
             return
+        if self.ended:
+            return
         self._signs.heard_s = now_s = self._loop.time()
         self.deadline_s = now_s + self._idle_timeout_s
         meter = self._meter
@@ -133,9 +146,19 @@ class Relay(Collect):
         self._wrote_whole = meter.between_events
         if meter.started:
             self._report(meter.tokens, first=not was_started)
+        if meter.is_over:
+            self._end()
+
+    def _end(self) -> None:
+        """The client has the whole answer, however long HTTP's end takes: an engine may hang or break before it."""
+        self.ended = True
+        if self.connection is not None:
+            self.connection.resume()  # a slow client no longer holds it up
+        self.deadline_s = self._loop.time() + _CLOSING_S
+        self._holder.done()
 
     def on_end(self) -> None:
-        if not self.relays:
+        if not self.relays or self.ended:
             return
         if not self.shows and any(b"data: {" in part for part in self._first):
             self._client.write(self._show())
@@ -232,14 +255,16 @@ class HeldRelay(Relay):
         return not self._unheld or super().between_events
 
     def on_data(self, data: bytes) -> None:
-        if not self.relays or self._unheld:
+        if not self.relays or self._unheld or self.ended:
             super().on_data(data)
             return
         leg = self._held.leg
         self._pass_on(leg, leg.tokens, self._held.feed(data))
         if leg.broken:
             raise UpstreamError(leg.broken, said=leg.said)
-        if self._held.moves and not self._unheld:
+        if self._held.done and self.shows and not self._unheld:
+            self._end()
+        elif self._held.moves and not self._unheld:
             self._holder.between_events()
 
     def _pass_on(self, leg: Leg, had_tokens: int, shown: bytes) -> None:
@@ -268,6 +293,8 @@ class HeldRelay(Relay):
 
     def on_end(self) -> None:
         held = self._held
+        if self.ended:
+            return
         if self.relays and not self._unheld and not held.leg.broken:
             leg, had_tokens, shown = held.leg, held.leg.tokens, held.close()
             try:

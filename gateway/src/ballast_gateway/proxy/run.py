@@ -179,6 +179,13 @@ class Run:
         """So many output tokens have passed, in all legs."""
         self._ticket.progress(tokens)
 
+    def done(self) -> None:
+        """The stream's last event has passed. That its HTTP answer ends, too, nobody waits for."""
+        if self._trace is not None:
+            self._trace.answered()
+        self._end_leg(self._leg)
+        self._end_by(Event.END)
+
     def between_events(self) -> None:
         """Leave the source where a warm target may go on; give a move up that cannot come to that any more."""
         if self._orders is None or self._orders.move is None:
@@ -219,6 +226,8 @@ class Run:
         """The exchange under way has ended."""
         self._settle(heard=error is None)
         self._asked = None
+        if self._closed:
+            return  # its stream's last event had come before
         if self._trace is not None:
             self._trace.answered()
         try:

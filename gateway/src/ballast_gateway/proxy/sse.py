@@ -50,6 +50,11 @@ class TokenMeter:
         return self._done if not self._partial else self._partial.strip() == _DONE
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more: [DONE] was the last event."""
+        return self._done and not self._partial
+
+    @property
     def between_events(self) -> bool:
         """Whether the stream so far ends with a whole event."""
         return not self._partial
