@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import Any, Literal
 
 import pytest
+import uvicorn
 
 from ballast_core.model import Role
 from ballast_gateway.podapi import messages
@@ -529,6 +532,128 @@ async def test_a_smuggled_request_is_refused(tmp_path: Path) -> None:
             (answer,) = await raw_exchange(at.port, bad)
             assert 400 <= answer.status < 500, bad[:40]
         assert engine.asked == []
+
+
+async def _echoing_app(scope: Any, receive: Any, send: Any) -> None:
+    """Says what it was asked; /slow takes a while to."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    await asyncio.sleep(0.2 if scope["path"] == "/slow" else 0.05)
+    said = scope["path"].encode() + b" " + body
+    headers = [(b"content-length", b"%d" % len(said))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": said})
+
+
+@asynccontextmanager
+async def uvicorn_server(http: Literal["h11", "httptools"]) -> AsyncIterator[str]:
+    """The HTTP server that vLLM has, with keep-alive. Yields its address."""
+    config = uvicorn.Config(_echoing_app, http=http, log_level="critical", ws="none", lifespan="off")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+_SMUGGLED = post("/v1/completions", b"smuggled", "x-data-parallel-rank: 1")
+_OFFERS = {
+    "a websocket": b"GET /slow HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    "another": b"GET /slow HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: other\r\n\r\n",
+    "with a body": post("/slow", b"body", "connection: upgrade", "upgrade: websocket"),
+    "chunked": b"POST /slow HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"transfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+@pytest.mark.parametrize("offer", _OFFERS.values(), ids=_OFFERS)
+async def test_who_offers_an_upgrade_gets_nothing_into_anothers_connection(
+    tmp_path: Path, offer: bytes, http: Literal["h11", "httptools"], split: bool
+) -> None:
+    """A second client and a third get their own answers, whatever was sent behind the offer."""
+    async with uvicorn_server(http) as engine, running_agent(tmp_path, engine) as at:
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+        writer.writelines([offer] if split else [offer, _SMUGGLED])
+        if split:
+            await asyncio.sleep(0.1)
+            writer.write(_SMUGGLED)
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        for number in range(2):
+            victim = b"victim %d" % number
+            (answer,) = await raw_exchange(at.port, post("/v1/completions", victim), answers=1)
+            assert answer.body == b"/v1/completions " + victim
+        writer.close()
+
+
+async def test_what_follows_an_offer_waits_for_the_engine_to_take_it(tmp_path: Path) -> None:
+    """A WebSocket passes both ways; of one that is not taken nothing more reaches the engine, on a link of its own."""
+    takes = asyncio.Event()
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        await asyncio.sleep(0.1)  # what comes after the head has reached the agent
+        if takes.is_set():
+            writer.write(b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhello")
+        else:
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        while data := await reader.read(1000):
+            seen.append(data)
+            writer.write(b"<" + data + b">")
+
+    offer = b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n"
+    async with raw_server(serve) as address, running_agent(tmp_path, address) as at:
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+        writer.write(offer + _SMUGGLED)
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 404")
+        assert seen == [offer]
+        writer.close()
+        takes.set()
+        seen.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+        writer.write(offer + b"early")
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\nhello<early>"), 20)
+        writer.write(b"x-ballast-plan: y\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"<x-ballast-plan: y\r\n\r\n>"), 20)
+        assert seen[:2] == [offer, b"early"]
+        assert at.agent.face.passing == 1
+        writer.close()
+        await until(lambda: not at.agent.face.passing)
+
+
+async def test_other_offers_of_upgrades_are_ignored(tmp_path: Path) -> None:
+    """As on the proxy face: Java's client offers h2c, and keeps its connection. A 101 that nobody offered is an end."""
+    switching = asyncio.Event()
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            seen.append(head)
+            if switching.is_set():
+                writer.write(b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+            else:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+    request = b"GET /a HTTP/1.1\r\nhost: x\r\n%b\r\n"
+    async with raw_server(serve) as address, running_agent(tmp_path, address) as at:
+        answers = await raw_exchange(at.port, (request % offer) * 2, answers=2)
+        assert [answer.body for answer in answers] == [b"ok"] * 2
+        assert seen == [request % b""] * 2
+        switching.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+        writer.write(request % b"")
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert not at.agent.face.passing
 
 
 async def test_bytes_flow_only_as_fast_as_they_are_taken(tmp_path: Path) -> None:

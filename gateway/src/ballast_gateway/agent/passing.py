@@ -2,6 +2,10 @@
 
 What is read is only where a request and an answer end (llhttp, strict), so that connections serve again, and the names
 of headers: those of control are taken out. Each side is read as fast as the other takes it.
+
+WebSockets pass (vLLM has routes of that kind). Every other offer of an upgrade is taken out: nothing here needs one,
+and a server may ignore it. What a client sends behind its offer may be the other protocol or one more request, and only
+the engine's 101 tells which, so it waits for that. Connections on which an offer was made serve no other request.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import httptools
 from ballast_api import wire_names
 from ballast_gateway.errors import ApiError, invalid_request, unsupported
 from ballast_gateway.http.client import POOL_IDLE_S, keep_alive, split_address
-from ballast_gateway.http.requests import Headers
+from ballast_gateway.http.requests import UPGRADES, Headers, without_offer
 
 _MOST_KEPT_BYTES: Final = 64 * 1024
 """Of a request, to send it once more where the engine has closed an idle connection just then."""
@@ -43,20 +47,28 @@ class Framing:
 
     def __init__(self, head: bytes) -> None:
         """`head`: with the empty line at its end."""
+        self._read(head)
+        self._rewritten = not self.offers and any(name in UPGRADES for name, _ in self._names)
+        if self._rewritten:  # llhttp reads no body behind an offer
+            offered = [(name, without_offer(name, value)) for name, value in self._names]
+            self._read(self._head_of([(name, value) for name, value in offered if value is not None]))
+        self._left: int | None = None
+        """Bytes of the body that are still to come, where its head says how many it has."""
+        lengths = [value for name, value in self._names if name == b"content-length"]
+        if lengths and not self.complete:
+            self._left = int(lengths[0])
+
+    def _read(self, head: bytes) -> None:
         self.complete = False
-        self.upgrades = False
+        self.offers = False
+        """Whether the client offers to go on as a WebSocket."""
         self.keep_alive = False
         self.method = b""
         self._names: Headers = []
         self._target = b""
         self._begun = 0
-        self._left: int | None = None
-        """Bytes of the body that are still to come, where its head says how many it has."""
         self._parser = httptools.HttpRequestParser(self)
         self._feed(head)
-        lengths = [value for name, value in self._names if name == b"content-length"]
-        if lengths and not self.complete:
-            self._left = int(lengths[0])
         if self._begun != 1:
             raise BadRequest(invalid_request("this is not one request's head", code="bad-http"))
         if self.method == b"CONNECT":
@@ -66,11 +78,14 @@ class Framing:
         """The head to send: as it came, unless it has headers that are not passed on."""
         named = {name for name, _ in self._names}
         dropped = named.intersection(without) | {name for name in named if name.startswith(_CONTROL_PREFIX)}
-        if not dropped:
+        if not dropped and not self._rewritten:
             return head
+        return self._head_of([header for header in self._names if header[0] not in dropped])
+
+    def _head_of(self, headers: Headers) -> bytes:
         version = self._parser.get_http_version().encode()
-        lines = [b"%b: %b\r\n" % header for header in self._names if header[0] not in dropped]
-        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method, self._target, version, b"".join(lines))
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.method, self._target, version, lines)
 
     def body(self, data: bytes) -> tuple[bytes, bytes]:
         """What of these bytes belongs to the body, and what comes after it."""
@@ -90,7 +105,7 @@ class Framing:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self.upgrades = self.complete = True
+            self.complete = True
         except httptools.HttpParserError as error:
             raise BadRequest(invalid_request(f"this is not HTTP/1.1: {error}", code="bad-http")) from error
 
@@ -107,11 +122,18 @@ class Framing:
         if self._begun == 1:
             self.method = self._parser.get_method()
             self.keep_alive = self._parser.should_keep_alive()
+            self.offers = self._parser.should_upgrade() and self.method == b"GET" and self._is_web_socket()
 
     def on_message_complete(self) -> None:
         self.complete = True
 
+    def _is_web_socket(self) -> bool:
+        """Whether the upgrade is to that alone, and the request has no body: servers differ in where one would end."""
+        found = [(name, value.strip().lower()) for name, value in self._names if name in _OF_WEB_SOCKETS]
+        return [header for header in found if header != (b"content-length", b"0")] == [(b"upgrade", b"websocket")]
 
+
+_OF_WEB_SOCKETS: Final = frozenset({b"upgrade", b"content-length", b"transfer-encoding"})
 CONTROL: Final = frozenset(name.encode() for name in wire_names.CONTROL_HEADERS)
 """What no engine gets from outside, unless the agent trusts it."""
 _CONTROL_PREFIX: Final = wire_names.DESTINATION.encode()
@@ -197,7 +219,11 @@ class Link(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            passage.tunnels = True
+            if passage.offers:
+                passage.switch()
+                return
+            self.hang_up()  # nobody has offered to
+            passage.broke()
             return
         except httptools.HttpParserError:
             self.hang_up()
@@ -207,7 +233,7 @@ class Link(asyncio.Protocol):
             self._finish(passage)
 
     def _finish(self, passage: Passage) -> None:
-        reusable = self._whole and self._keeps and passage.sent and not self.closed
+        reusable = self._whole and self._keeps and passage.sent and not passage.offers and not self.closed
         self._passage, self.used = None, True
         if reusable:
             self._links.put(self)
@@ -324,6 +350,11 @@ class Passage:
         """Whether the client has sent all of its request."""
         return self._framing.complete
 
+    @property
+    def offers(self) -> bool:
+        """Whether the client offers to go on as a WebSocket."""
+        return self._framing.offers
+
     def start(self) -> None:
         """Send the head on."""
         link = self._links.take()
@@ -334,10 +365,7 @@ class Passage:
 
     def from_client(self, data: bytes) -> None:
         """The client goes on. Raises `BadRequest`."""
-        if self._framing.upgrades:
-            part, rest = data, b""
-        else:
-            part, rest = self._framing.body(data)
+        part, rest = (data, b"") if self.tunnels else self._framing.body(data)
         if part:
             self._send(part)
         if rest:
@@ -372,6 +400,15 @@ class Passage:
         self._answers = True
         self._kept = None
         self._caller.pass_back(data)
+
+    def switch(self) -> None:
+        """The engine goes on as a WebSocket: what has waited for that is sent."""
+        self.tunnels = True
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._send(rest)
+        if len(rest) > _MOST_WAITING_BYTES and not self._slow:
+            self._caller.resume_sending()
 
     def engine_slow(self) -> None:
         """It takes no more for now."""

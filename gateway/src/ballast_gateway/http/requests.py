@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 import httptools
 
@@ -25,6 +26,8 @@ from ballast_gateway.openai_body import may_hold_media
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case."""
 
+UPGRADES: Final = frozenset({b"upgrade", b"http2-settings"})
+"""Headers that offer an upgrade."""
 _CHECKED = frozenset({b"host", b"transfer-encoding", b"expect", b"content-length", b"content-encoding"})
 _RAW_BODY_FACTOR = 8
 """A chunked body may take this many times its limit on the wire: chunks of one byte do."""
@@ -40,9 +43,6 @@ class HttpRequest:
     body: bytes
     keep_alive: bool
     http11: bool
-
-
-_UPGRADES = frozenset({b"upgrade", b"http2-settings"})
 
 
 class Reading(Enum):
@@ -133,7 +133,7 @@ class RequestReader:
         if method == b"CONNECT":
             self.refuse(unsupported(405, "CONNECT is not supported"))
             return b""
-        kept = [(name, _without_offer(name, value)) for name, value in self.headers]
+        kept = [(name, without_offer(name, value)) for name, value in self.headers]
         lines = [b"%b: %b\r\n" % (name, value) for name, value in kept if value is not None]
         self._parser = httptools.HttpRequestParser(self)
         self._upgrading = False
@@ -254,11 +254,11 @@ class RequestReader:
             self.refuse(unsupported(417, "the only expectation here is 100-continue"))
 
 
-def _without_offer(name: bytes, value: bytes) -> bytes | None:
+def without_offer(name: bytes, value: bytes) -> bytes | None:
     """What is left of a header when the offer of an upgrade is ignored; None: nothing."""
-    if name in _UPGRADES:
+    if name in UPGRADES:
         return None
     if name != b"connection":
         return value
     options = [option.strip() for option in value.split(b",")]
-    return b", ".join(option for option in options if option.lower() not in _UPGRADES) or None
+    return b", ".join(option for option in options if option.lower() not in UPGRADES) or None
