@@ -276,6 +276,30 @@ async def test_a_wrong_body_names_its_field(body: bytes, says: str) -> None:
         assert it.holder.orders == []
 
 
+_ONE = '{"id":"a","address":"10.0.0.1:80","role":"decode"}'
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "says"),
+    [
+        ('{"id":"a","address":"10.0.0.1:80","role":"decode","usble":false}', "usble"),
+        ('{"id":"a","address":"10.0.0.1:80","role":"nope"}', "endpoints[0].role"),
+        (f"{_ONE},{_ONE}", "endpoints[1].id"),
+        *(
+            (f'{_ONE},{{"id":"b","address":"{address}","role":"decode"}}', "endpoints[1].address")
+            for address in ("", "nonsense", "10.0.0.1", ":80", "a:0", "a:65536", "a b:80", "a\\r\\nx: y:80", "é:80")
+        ),
+    ],
+)
+async def test_a_wrong_endpoint_of_an_inventory_is_named(endpoints: str, says: str) -> None:
+    """The last list stays in force."""
+    async with served() as it:
+        answer = await call(it.port, "PUT", messages.INVENTORY, f'{{"endpoints":[{endpoints}]}}'.encode())
+        assert answer.status == 400
+        assert says in assert_openai_error(answer)["message"]
+        assert it.holder.orders == []
+
+
 # --- those who may not ask ------------------------------------------------------------------------------------------
 
 _BODY = messages.write(MOVE)

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from ballast_core.model.endpoints import Role
+from ballast_gateway.http.client import split_address
 from ballast_gateway.podapi.plan import Place, key_of
 
 STATE: Final = "/ballast/v1/state"
@@ -246,7 +247,7 @@ class DrainOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on: bool = True
 
 
-class Listed(msgspec.Struct, frozen=True, omit_defaults=True):
+class Listed(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One endpoint of an inventory."""
 
     id: str
@@ -315,4 +316,26 @@ def read(body: bytes, kind: type[Body]) -> Body:
         found: Body = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(str(error)) from error
+    if isinstance(found, Inventory):
+        _check(found)
     return found
+
+
+def _check(inventory: Inventory) -> None:
+    """Raises `BadMessage`."""
+    at: dict[str, int] = {}
+    for number, listed in enumerate(inventory.endpoints):
+        before = at.setdefault(listed.id, number)
+        if before != number:
+            raise BadMessage(f"endpoints[{number}].id: {listed.id[:200]!r} is that of endpoints[{before}], too")
+        if not _is_address(listed.address):
+            raise BadMessage(f"endpoints[{number}].address: must be HOST:PORT, not {listed.address[:200]!r}")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        host, port = split_address(text)
+    except ValueError:
+        return False
+    plain = text.isascii() and text.isprintable() and " " not in text  # it also stands in heads
+    return plain and bool(host) and 0 < port < 1 << 16
