@@ -16,17 +16,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
-from ballast_api.signatures import Signed
 from ballast_core.model import Role
 from ballast_gateway.http.client import Collect, Exchange, UpstreamPool
 from ballast_gateway.podapi import messages
 from ballast_gateway.podapi.plan import Place, Plan, sign
+from ballast_gateway.view.calls import Calls
 from bench.proxy_bench import (
     CHUNKS,
     CONNECTIONS,
@@ -135,14 +135,15 @@ class _News(Exchange):
         pass
 
 
-@contextlib.contextmanager
-def listened(port: int) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def listened(port: int) -> AsyncIterator[None]:
     """A gateway listens to this agent's events."""
     pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5)
-    authorization = Signed(TOKEN, "GET", messages.EVENTS, b"", time.time()).authorization
-    payload = f"GET {messages.EVENTS} HTTP/1.1\r\nhost: a\r\nauthorization: {authorization}\r\n\r\n".encode()
+    calls, address = Calls(asyncio.get_running_loop(), pool, lambda: (TOKEN,)), f"127.0.0.1:{port}"
+    await calls.call(address, "GET", messages.STATE)  # learns for whom to sign
+    payload, _ = calls.signed(address, "GET", messages.EVENTS)
     news = _News()
-    pool.start(f"127.0.0.1:{port}", payload, news, lambda error: None)
+    pool.start(address, payload, news, lambda error: None)
     try:
         yield
     finally:
@@ -154,9 +155,9 @@ async def measure(
 ) -> dict[str, dict[str, float]]:
     """Medians of all rounds, by work and row."""
     found: dict[str, list[dict[str, float]]] = {}
-    with contextlib.ExitStack() as listening:
+    async with contextlib.AsyncExitStack() as listening:
         for port in pod_apis:
-            listening.enter_context(listened(port))
+            await listening.enter_async_context(listened(port))
         for each in asked:
             await small(each, 2_000, stream=False)  # warm
         for turn in range(rounds):

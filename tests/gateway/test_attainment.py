@@ -15,7 +15,7 @@ from ballast_api.attainment_report import AttainmentReport, read_report, summed
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import ClassObjective, GatewaySettings
 from ballast_api.loading import parse_settings
-from ballast_api.signatures import PROOF, Signed
+from ballast_api.signatures import PROOF, RECIPIENT, Signed
 from ballast_core.attainment import Counts, Threshold
 from ballast_core.directing.settings import SettingsChanged
 from ballast_core.model import Request, RequestId
@@ -272,14 +272,18 @@ async def test_the_fleets_own_may_ask_from_anywhere_without_sending_the_token(tm
         httpx.AsyncClient(base_url=gateway.admin_url) as admin,
     ):
         target = "/ballast/v1/traffic?minutes=1"
-        signed = Signed(TOKEN, "GET", target, b"", time.time())
+        first = Signed(TOKEN, "GET", target, b"", time.time())
+        asked = await admin.get(target, headers={"authorization": first.authorization})
+        to = asked.headers[RECIPIENT]
+        assert asked.status_code == 401
+        signed = Signed(TOKEN, "GET", target, b"", time.time(), to=to)
         answer = await admin.get(target, headers={"authorization": signed.authorization})
         assert answer.status_code == 200
         assert signed.is_proof(answer.headers[PROOF])
         again = await admin.get(target, headers={"authorization": signed.authorization})
-        other = Signed(TOKEN, "GET", target, b"", time.time())
+        other = Signed(TOKEN, "GET", target, b"", time.time(), to=to)
         elsewhere = await admin.get("/ballast/v1/endpoints", headers={"authorization": other.authorization})
-        stranger = Signed(b"x" * 32, "GET", target, b"", time.time())
+        stranger = Signed(b"x" * 32, "GET", target, b"", time.time(), to=to)
         strange = await admin.get(target, headers={"authorization": stranger.authorization})
         unsigned = await admin.get(target)
         assert [each.status_code for each in (again, elsewhere, strange, unsigned)] == [401] * 4

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ballast_api.signatures import PROOF
+from ballast_api.signatures import PROOF, RECIPIENT
 from ballast_core.model import Role
+from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.podapi import messages, refusals
 from ballast_gateway.podapi.auth import Guard
 from ballast_gateway.podapi.feed import MOST_BEHIND_BYTES, MOST_READERS, Feed
@@ -37,6 +38,7 @@ from ballast_gateway.podapi.messages import (
 )
 from ballast_gateway.podapi.rows import Rows
 from ballast_gateway.podapi.server import LIVE, METRICS, MOST_BODY_BYTES, READY, PodApiServer
+from ballast_gateway.view.calls import Calls
 from tests.support.gateway_kit import assert_openai_error, post, raw_exchange, until
 from tests.support.pod_api_calls import (
     TOKEN,
@@ -59,6 +61,7 @@ class Served:
         self.holder = NotedHolder()
         self.feed = Feed(asyncio.get_running_loop(), holder="pod-a", incarnation="1", holds="agent", endpoint="d0")
         guard = Guard(lambda: (TOKEN,), time.time)
+        self.recipient = guard.recipient
         self.server = PodApiServer(self.holder, self.feed, guard, metrics=lambda: b"x 1\n")
         self.port = 0
 
@@ -164,7 +167,7 @@ async def test_a_stalled_reader_of_a_million_events_is_cut_off_within_its_bound(
     async with served() as it:
         stalled_reader, stalled = await asyncio.open_connection("127.0.0.1", it.port, limit=1024)
         try:
-            stalled.write(call_bytes("GET", messages.EVENTS))
+            stalled.write(call_bytes("GET", messages.EVENTS, to=it.recipient))
             await until(lambda: it.feed.readers == 1)
             (slow,) = it.feed._readers
             async with listening(it.port) as (_, lines):
@@ -192,7 +195,7 @@ async def test_more_readers_than_there_may_be_are_refused() -> None:
         sinks = []
         for _ in range(MOST_READERS):
             reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
-            writer.write(call_bytes("GET", messages.EVENTS))
+            writer.write(call_bytes("GET", messages.EVENTS, to=it.recipient))
             await reader.readuntil(b"\r\n\r\n")
             sinks.append(writer)
         answer = await call(it.port, "GET", messages.EVENTS)
@@ -335,10 +338,40 @@ async def test_who_cannot_sign_is_told_nothing(request_: bytes) -> None:
 async def test_a_call_that_was_overheard_serves_once() -> None:
     """Also on another connection."""
     async with served() as it:
-        overheard = call_bytes("POST", messages.MIGRATIONS, _BODY)
+        overheard = call_bytes("POST", messages.MIGRATIONS, _BODY, to=it.recipient)
         first, again = [await raw_exchange(it.port, overheard, answers=1) for _ in range(2)]
         assert (first[0].status, again[0].status) == (202, 401)
         assert it.holder.orders == [MOVE]
+
+
+async def test_a_call_that_was_overheard_serves_nowhere_else() -> None:
+    """Neither at another pod nor at the same one once it has started anew; a gateway that has the token gets through
+    to all of them at once."""
+    drain = (messages.DRAIN, messages.write(DrainOrder(on=True)))
+    pool = UpstreamPool(asyncio.get_running_loop(), connect_timeout_s=5)
+    calls = Calls(asyncio.get_running_loop(), pool, lambda: (TOKEN,))
+    async with served() as first, served() as other:
+        overheard = call_bytes("POST", *drain, to=first.recipient)
+        for it, status in ((first, 200), (first, 401), (other, 401)):
+            (answer,) = await raw_exchange(it.port, overheard, answers=1)
+            assert answer.status == status
+            assert answer.headers.get(RECIPIENT) == (it.recipient if status == 401 else None)
+        assert (first.holder.orders, other.holder.orders) == ([True], [])
+        for it in (first, other, first):
+            assert (await calls.call(f"127.0.0.1:{it.port}", "POST", *drain)).status == 200
+        assert (first.server.refusals, other.server.refusals) == (1, 1)
+        port = first.port
+    again = Served()
+    await again.server.listen("127.0.0.1", port)
+    try:
+        (answer,) = await raw_exchange(port, overheard, answers=1)
+        assert (answer.status, again.holder.orders) == (401, [])
+        assert "sign it for the recipient" in assert_openai_error(answer)["message"]
+        assert (await calls.call(f"127.0.0.1:{port}", "POST", *drain)).status == 200
+        assert again.holder.orders == [True]
+    finally:
+        pool.close()
+        await again.server.close()
 
 
 async def test_people_may_use_the_token_itself() -> None:

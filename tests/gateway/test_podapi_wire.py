@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ballast_api.signatures import NotSigned, Signed, mac, refusal_of
+from ballast_api.signatures import NotSigned, Recipients, Signed, mac, refusal_of, signature_of
 from ballast_core.model import Role
 from ballast_gateway.podapi import messages
-from ballast_gateway.podapi.auth import SKEW_S, Guard, TokenFile
+from ballast_gateway.podapi.auth import SKEW_S, FirstCall, Guard, TokenFile
 from ballast_gateway.podapi.plan import LIFE_S, Part, Place, Plan, PlanRefused, sign, verify
 
 TOKEN = b"0123456789abcdef-new"
 OLD = b"0123456789abcdef-old"
+HERE = "0" * 32
 DECODE = Place("d0", "10.0.0.1:8000", Role.DECODE)
 PREFILL = Place("p0", "10.0.0.2:8000", Role.PREFILL)
 PLAN = Plan(id="r1", by="gateway-a", decode=DECODE, prefill=PREFILL, segments=(Part(PREFILL, 100), Part(DECODE, None)))
@@ -29,11 +30,13 @@ class Clock:
     tokens: tuple[bytes, ...] = field(default=(TOKEN, OLD))
 
     def guard(self) -> Guard:
-        return Guard(lambda: self.tokens, lambda: self.unix_s)
+        guard = Guard(lambda: self.tokens, lambda: self.unix_s)
+        guard.recipient = HERE
+        return guard
 
 
-def signed(token: bytes = TOKEN, at_s: float = 1e9, body: bytes = b"{}") -> Signed:
-    return Signed(token, "POST", "/ballast/v1/drain", body, at_s)
+def signed(token: bytes = TOKEN, at_s: float = 1e9, body: bytes = b"{}", to: str = HERE) -> Signed:
+    return Signed(token, "POST", "/ballast/v1/drain", body, at_s, to=to)
 
 
 @pytest.mark.parametrize("token", [TOKEN, OLD])
@@ -68,6 +71,40 @@ def test_a_call_is_taken_once() -> None:
         clock.unix_s = 1e9 + later_s
         with pytest.raises(NotSigned, match=why):
             guard.check(call.authorization, "POST", "/ballast/v1/drain", b"{}")
+
+
+def test_a_signature_is_for_one_listener_as_long_as_it_runs() -> None:
+    """A first call, another listener's or an earlier one's, and one of a version that named nobody: whose token is
+    wrong is told nothing of it."""
+    guard = Clock().guard()
+    for to, why in (("", "not signed for this listener"), ("1" * 32, "not signed for this listener")):
+        with pytest.raises(NotSigned, match=why) as refused:
+            guard.check(signed(to=to).authorization, "POST", "/ballast/v1/drain", b"{}")
+        assert refused.value.recipient == HERE
+        assert isinstance(refused.value, FirstCall) == (not to)
+        swapped = signed(to=to).authorization.replace(f"r={to}", f"r={HERE}")
+        for authorization in (swapped, signed(b"another-token-of-16", to=to).authorization):
+            with pytest.raises(NotSigned, match="needs a call signed with the fleet's token"):
+                guard.check(authorization, "POST", "/ballast/v1/drain", b"{}")
+    old = signature_of(TOKEN, ("POST", "/ballast/v1/drain", "1000000000", "a" * 32), b"{}")
+    with pytest.raises(NotSigned, match="of an older version"):
+        guard.check(f"Ballast t=1000000000,n={'a' * 32},s={old}", "POST", "/ballast/v1/drain", b"{}")
+    assert Clock().guard().recipient == HERE != Guard(lambda: (TOKEN,), lambda: 0.0).recipient
+
+
+def test_a_recipient_is_learned_from_a_401_alone() -> None:
+    """And asks for another attempt only where it is news."""
+    known = Recipients()
+    for status, name, learned in (
+        (200, HERE, False),
+        (401, "", False),
+        (401, "0" * 33, False),
+        (401, HERE, True),
+        (401, HERE, False),
+        (401, "1" * 32, True),
+    ):
+        assert known.learn("10.0.0.1:9004", status, name) is learned
+    assert (known.at("10.0.0.1:9004"), known.at("10.0.0.2:9004")) == ("1" * 32, "")
 
 
 @pytest.mark.parametrize(

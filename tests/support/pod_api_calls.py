@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from ballast_api.signatures import PROOF, Signed
+from ballast_api.signatures import PROOF, RECIPIENT, Signed
 from ballast_gateway.podapi import messages
 from ballast_gateway.podapi.messages import Body, Message, Snapshot
 from ballast_gateway.podapi.refusals import OrderRefused
@@ -36,9 +36,9 @@ class NotedHolder:
     move = leave = cancel = drain = take_inventory = _note
 
 
-def call_bytes(method: str, target: str, body: bytes = b"", *headers: str, token: bytes = TOKEN) -> bytes:
-    """A signed call."""
-    authorization = Signed(token, method, target, body, time.time()).authorization
+def call_bytes(method: str, target: str, body: bytes = b"", *headers: str, token: bytes = TOKEN, to: str = "") -> bytes:
+    """A call that is signed for this recipient."""
+    authorization = Signed(token, method, target, body, time.time(), to=to).authorization
     return request_bytes(method, target, body, f"authorization: {authorization}", *headers)
 
 
@@ -52,14 +52,21 @@ async def call(port: int, method: str, target: str, body: bytes = b"", *, token:
     """The answer to a signed call, whose own proof is right unless it is a 401. It is signed once there is a
     connection: on a machine that stands still for minutes a signature grows too old."""
     signed: list[Signed] = []
+    to = await recipient_of(port)
 
     def request() -> bytes:
-        signed.append(Signed(token, method, target, body, time.time()))
+        signed.append(Signed(token, method, target, body, time.time(), to=to))
         return request_bytes(method, target, body, f"authorization: {signed[0].authorization}")
 
     (answer,) = await raw_exchange(port, request, answers=1)
     assert answer.status == 401 or signed[0].is_proof(answer.headers[PROOF])
     return answer
+
+
+async def recipient_of(port: int) -> str:
+    """For whom to sign there."""
+    (answer,) = await raw_exchange(port, call_bytes("GET", messages.STATE), answers=1)
+    return answer.headers[RECIPIENT]
 
 
 async def order(port: int, target: str, body: Body, method: str = "POST") -> Answer:
@@ -104,9 +111,10 @@ class Lines:
 @asynccontextmanager
 async def listening(port: int, patience_s: float = 20.0) -> AsyncIterator[tuple[Snapshot, Lines]]:
     """A reader of events, which waits as long for each, and what it was sent first."""
+    to = await recipient_of(port)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 25)
     try:
-        writer.write(call_bytes("GET", messages.EVENTS))
+        writer.write(call_bytes("GET", messages.EVENTS, to=to))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
         lines = Lines(reader, writer, patience_s)

@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from ballast_api.load_report import HOLD
-from ballast_api.signatures import PROOF
+from ballast_api.signatures import PROOF, RECIPIENT
 from ballast_gateway.live.serving import OPEN, Live, serve_page
 from ballast_gateway.who_may_ask import LOOPBACK, Refusal, WhoMayAsk
 
@@ -70,10 +70,10 @@ class Probes:
             elif refusal is None:
                 await self._tell(scope, receive, send)
             else:
-                challenge = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
-                await _respond(
-                    send, refusal.status, "application/json", _json({"detail": refusal.message}), **challenge
-                )
+                more = {"www-authenticate": "Bearer"} if refusal.status == 401 else {}
+                if refusal.recipient:
+                    more[RECIPIENT] = refusal.recipient
+                await _respond(send, refusal.status, "application/json", _json({"detail": refusal.message}), **more)
         elif scope["method"] == "GET":
             await _respond(send, *answer())
         else:

@@ -30,6 +30,8 @@ class Refusal:
 
     status: int
     message: str
+    recipient: str = ""
+    """For whom the fleet's own are to sign."""
 
 
 Signature: TypeAlias = Callable[[str, str, str, bytes], str]
@@ -64,7 +66,7 @@ class WhoMayAsk:
         try:
             return self._signature(given.decode("latin-1"), method, target, b"")
         except NotSigned as why:
-            return Refusal(401, str(why))
+            return Refusal(401, str(why), why.recipient)
 
     def refusal(self, peer: str | None, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
         """Why a request is refused; None if it may be answered. `peer`: its address; header names in lower case."""

@@ -1,17 +1,19 @@
 """Who may speak on the pod API: whoever has the fleet's token proves it without sending it (`ballast_api.signatures`).
 
-A nonce is taken once. `Authorization: Bearer TOKEN` is taken as well, for people with curl.
+A nonce is taken once, and only what was signed for this very listener since it started. `Authorization: Bearer TOKEN`
+is taken as well, for people with curl.
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from ballast_api.signatures import NONCE_DIGITS, SCHEME, NotSigned, proof_of, signature_of
+from ballast_api.signatures import NONCE_DIGITS, RECIPIENT, SCHEME, NotSigned, proof_of, signature_of
 
 _log = logging.getLogger(__name__)
 
@@ -60,16 +62,25 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
 
 
 class Guard:
-    """Judges requests. One for each listener: it remembers the nonces that it has seen."""
+    """Judges requests. One for each listener: it has a name of its own, and remembers the nonces that it has seen."""
 
     def __init__(self, tokens: Callable[[], tuple[bytes, ...]], unix_s: Callable[[], float]) -> None:
         self._tokens = tokens
         self._unix_s = unix_s
+        self.recipient = secrets.token_hex(NONCE_DIGITS // 2)
+        """For whom callers sign; another one after each start."""
         self._seen: dict[str, float] = {}
         """Nonces and the times up to which they could come again, oldest first."""
 
     def check(self, authorization: str, method: str, target: str, body: bytes) -> str:
         """The proof for the answer, empty for a bearer token. Raises `NotSigned`."""
+        try:
+            return self._check(authorization, method, target, body)
+        except NotSigned as why:
+            why.recipient = self.recipient
+            raise
+
+    def _check(self, authorization: str, method: str, target: str, body: bytes) -> str:
         scheme, _, rest = authorization.partition(" ")
         if scheme.lower() == "bearer":
             given = rest.strip().encode()
@@ -82,8 +93,12 @@ class Guard:
         at, nonce, signature = (fields.get(name, "") for name in "tns")
         if not (at.isascii() and at.isdigit() and len(at) <= 12 and len(nonce) == NONCE_DIGITS and nonce.isalnum()):
             raise NotSigned
+        to = fields.get("r")
+        said = (method, target, at, nonce) if to is None else (method, target, at, nonce, to)
         for token in self._tokens():
-            if hmac.compare_digest(signature_of(token, (method, target, at, nonce), body).encode(), signature.encode()):
+            if hmac.compare_digest(signature_of(token, said, body).encode(), signature.encode()):
+                if to != self.recipient:
+                    raise _for_another(to)
                 self._take(nonce, int(at))
                 return proof_of(token, nonce)
         raise NotSigned
@@ -107,3 +122,14 @@ class Guard:
         if len(self._seen) >= _MOST_NONCES:  # nobody is let in rather than somebody twice
             raise NotSigned(f"{_MOST_NONCES} signed calls came within {2 * SKEW_S} s, more than can be remembered")
         self._seen[nonce] = now_s + 2 * SKEW_S  # its time may lie ahead by SKEW_S
+
+
+class FirstCall(NotSigned):
+    """Its caller has the token, and does not know yet for whom to sign."""
+
+
+def _for_another(to: str | None) -> NotSigned:
+    if to is None:
+        return NotSigned("this call is signed for no recipient: its caller is of an older version of Ballast")
+    kind = NotSigned if to else FirstCall
+    return kind(f"this call is not signed for this listener as it runs now: sign it for the recipient in {RECIPIENT}")

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias, cast
 from urllib.parse import parse_qsl
 
-from ballast_api.signatures import PROOF, NotSigned
+from ballast_api.signatures import PROOF, RECIPIENT, NotSigned
 from ballast_gateway.clients import Clients
 from ballast_gateway.errors import (
     ApiError,
@@ -28,7 +28,7 @@ from ballast_gateway.http.cors import Cors
 from ballast_gateway.http.requests import HttpRequest
 from ballast_gateway.http.server import ClientConnection, Header, Work
 from ballast_gateway.podapi import messages, refusals
-from ballast_gateway.podapi.auth import Guard
+from ballast_gateway.podapi.auth import FirstCall, Guard
 from ballast_gateway.podapi.feed import MOST_READERS, Feed
 from ballast_gateway.podapi.messages import (
     BadMessage,
@@ -59,6 +59,7 @@ _JSON: Final[Header] = (b"content-type", b"application/json")
 _LINES: Final[Header] = (b"content-type", b"application/x-ndjson")
 _TEXT: Final[Header] = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _PROOF: Final = PROOF.encode()
+_RECIPIENT: Final = RECIPIENT.encode()
 
 
 class Holder(Protocol):
@@ -190,8 +191,8 @@ class PodApiServer:
         try:
             proof = self._guard.check(given, request.method.decode("latin-1"), target, request.body)
         except NotSigned as why:
-            self.refusals += 1
-            client.respond_error(refusals.not_signed(why))
+            self.refusals += not isinstance(why, FirstCall)
+            client.respond_error(refusals.not_signed(why), ((_RECIPIENT, why.recipient.encode()),))
             return None
         extra: tuple[Header, ...] = ((_PROOF, proof.encode()),) if proof else ()
         try:

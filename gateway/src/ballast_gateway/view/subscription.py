@@ -36,6 +36,8 @@ class _Listening(Exchange):
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
+        if self._subscription.learns(status, headers):
+            raise UpstreamError(f"answered {status} and for whom to sign")
         if not proven(self._signed, headers):
             raise UpstreamError(f"answered {status} without proof that it has the fleet's token")
         if status != 200:
@@ -81,6 +83,8 @@ class Subscription:
         self._exchange: _Listening | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._begun_s = 0.0
+        self._learned = self._at_once = False
+        """Whether it has said for whom to sign, and whether it was asked anew at once for that."""
         self._ask()
 
     @property
@@ -92,7 +96,13 @@ class Subscription:
         """A line has come. Called by the connection."""
         self.heard_s = self._loop.time()
         self._pause_s = _FIRST_PAUSE_S
+        self._at_once = False
         self._on_message(self.name, message)
+
+    def learns(self, status: int, headers: Headers) -> bool:
+        """Whether an answer says for whom to sign. Called by the connection."""
+        self._learned = self._calls.learns(self.address, status, headers)
+        return self._learned
 
     def close(self) -> None:
         """Follow it no more."""
@@ -104,6 +114,7 @@ class Subscription:
         payload, signed = self._calls.signed(self.address, "GET", EVENTS)
         self._exchange = _Listening(self, signed)
         self._begun_s = self._loop.time()
+        self._learned = False
         self.connections += 1
         self._calls.pool.start(self.address, payload, self._exchange, self._over)
         self._timer = self._loop.call_later(SILENT_S, self._look)
@@ -127,6 +138,11 @@ class Subscription:
         self._exchange = None
         if self._timer is not None:
             self._timer.cancel()
+        if self._learned and not self._at_once:
+            self._at_once = True
+            self.connections -= 1
+            self._ask()
+            return
         self._ended("it ended its events" if error is None else str(error))
 
     def _ended(self, problem: str) -> None:

@@ -17,7 +17,7 @@ from ballast_api.demand_report import DEMAND, DemandReport, read_demand
 from ballast_api.load_report import LoadReport
 from ballast_api.profile_report import PROFILES, ProfilesReport, read_profiles
 from ballast_api.recorded_traffic import TRAFFIC
-from ballast_api.signatures import PROOF, Signed, refusal_of
+from ballast_api.signatures import PROOF, RECIPIENT, Recipients, Signed, refusal_of
 from ballast_operator.gateways.measured import Answer
 
 ANSWER_S: Final = 3.0
@@ -27,6 +27,8 @@ TRAFFIC_S: Final = 30.0
 _AT_ONCE: Final = 64
 _MOST_REPORT_BYTES: Final = 1 << 20
 _MOST_TRAFFIC_BYTES: Final = 64 << 20
+_RECIPIENTS: Final = Recipients()
+"""Of this process: askers come and go."""
 
 
 class NoAnswer(Exception):
@@ -79,14 +81,11 @@ class Asker:
 
     async def _get(self, address: str, target: str, token: bytes, limit_s: float, most_bytes: int) -> bytes:
         async with self._turns:
-            signed = Signed(token, "GET", target, b"", time.time())
-            headers = {"authorization": signed.authorization, "connection": "close"}
             try:
-                async with (
-                    asyncio.timeout(limit_s),
-                    self._client.stream("GET", f"http://{address}{target}", headers=headers) as answer,
-                ):
-                    body = await _read(answer, most_bytes)
+                async with asyncio.timeout(limit_s):
+                    signed, answer, body = await self._signed(address, target, token, most_bytes)
+                    if _RECIPIENTS.learn(address, answer.status_code, answer.headers.get(RECIPIENT, "")):
+                        signed, answer, body = await self._signed(address, target, token, most_bytes)
             except TimeoutError as error:
                 raise NoAnswer(f"no answer within {limit_s:g} s") from error
             except httpx.HTTPError as error:
@@ -96,6 +95,14 @@ class Asker:
         if not signed.is_proof(answer.headers.get(PROOF, "")):
             raise NoAnswer("answered without proof that it has the fleet's token")
         return body
+
+    async def _signed(
+        self, address: str, target: str, token: bytes, most_bytes: int
+    ) -> tuple[Signed, httpx.Response, bytes]:
+        signed = Signed(token, "GET", target, b"", time.time(), to=_RECIPIENTS.at(address))
+        headers = {"authorization": signed.authorization, "connection": "close"}
+        async with self._client.stream("GET", f"http://{address}{target}", headers=headers) as answer:
+            return signed, answer, await _read(answer, most_bytes)
 
 
 async def _read(answer: httpx.Response, most_bytes: int) -> bytes:
