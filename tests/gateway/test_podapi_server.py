@@ -39,6 +39,7 @@ from ballast_gateway.podapi.messages import (
 from ballast_gateway.podapi.rows import Rows
 from ballast_gateway.podapi.server import LIVE, METRICS, MOST_BODY_BYTES, READY, PodApiServer
 from ballast_gateway.view.calls import Calls
+from ballast_gateway.view.subscription import Subscription
 from tests.support.gateway_kit import assert_openai_error, post, raw_exchange, until
 from tests.support.pod_api_calls import (
     TOKEN,
@@ -370,6 +371,35 @@ async def test_a_call_that_was_overheard_serves_nowhere_else() -> None:
         assert (await calls.call(f"127.0.0.1:{port}", "POST", *drain)).status == 200
         assert again.holder.orders == [True]
     finally:
+        pool.close()
+        await again.server.close()
+
+
+async def test_a_source_that_starts_anew_is_heard_at_once() -> None:
+    """It is another recipient then: its first 401 is no failure, and costs no pause."""
+    loop = asyncio.get_running_loop()
+    pool = UpstreamPool(loop, connect_timeout_s=5)
+    calls = Calls(loop, pool, lambda: (TOKEN,))
+    again = Served()
+    async with served() as it:
+        source = Subscription(
+            "a",
+            f"127.0.0.1:{it.port}",
+            loop=loop,
+            calls=calls,
+            on_message=lambda name, message: None,
+            on_lost=lambda name: None,
+        )
+        await until(lambda: source.connected)
+        assert (source.connections, source.problem, it.server.refusals) == (1, "", 0)
+        port = it.port
+    await until(lambda: not source.connected)
+    await again.server.listen("127.0.0.1", port)
+    try:
+        await until(lambda: source.connected)
+        assert "for whom to sign" not in source.problem
+    finally:
+        source.close()
         pool.close()
         await again.server.close()
 
