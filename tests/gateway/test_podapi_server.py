@@ -115,6 +115,13 @@ def test_progress_waits_once_and_ends_with_its_request() -> None:
     assert book.untold() is None
 
 
+def test_rows_stay_within_the_bounds_of_lines() -> None:
+    """Whatever an engine says that it has made."""
+    book = rows((0.0, Opened(request=ROW)), (0.0, Began(key=ROW.key)), (0.0, Progressed(tokens={ROW.key: 10**30})))
+    opened = Opened(request=book.all(1e-12)[0])
+    assert messages.decode(messages.encode(opened, 0)) == opened
+
+
 def test_of_a_request_that_is_not_held_nothing_is_kept() -> None:
     """Late words about requests that are over take no memory."""
     assert len(rows((0.0, Began(key="gw/x")), (0.0, Progressed(tokens={"gw/x": 1})))) == 0

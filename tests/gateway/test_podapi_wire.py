@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -210,7 +211,9 @@ def test_what_is_no_plan_is_refused(value: str) -> None:
         verify(value, (TOKEN,), 1e9)
 
 
-ROW = messages.Row(id="r1", by="g", phase="decoding", decode="d0", prompt_tokens=7, blocks=(1, -(2**62)))
+ROW = messages.Row(
+    id="r1", by="g", phase="decoding", decode="d0", prompt_tokens=7, blocks=(1, 2**64 - 1), block_size=64
+)
 ALL = [
     messages.Snapshot(holder="d0", incarnation="x", holds="agent", endpoint="d0", requests=(ROW,)),
     messages.Opened(request=ROW),
@@ -255,6 +258,12 @@ def test_every_kind_of_line_is_tried_above() -> None:
         (b'{"kind":"moved","key":"k"}', "target"),
         (b'{"kind":"progressed","tokens":{"k":"1"}}', r"\$\.tokens"),
         (b'{"kind":"opened","request":{"id":"r","by":"g","phase":"lost"}}', r"\$\.request\.phase"),
+        (b'{"kind":"progressed","tokens":{"k":2147483648}}', r"\$\.tokens"),
+        (b'{"kind":"ended","key":"k","outcome":"failed","output_tokens":-1}', r"\$\.output_tokens"),
+        (b'{"kind":"failed","key":"k","stage":"decode","endpoint":"d","fault":"","status":-3}', r"\$\.status"),
+        (b'{"kind":"engine","endpoint":"d","running":4611686018427387904,"waiting":0}', r"\$\.running"),
+        (b'{"kind":"engine","endpoint":"d","running":0,"waiting":0,"kv_usage_ratio":1e300}', r"\$\.kv_usage_ratio"),
+        (b'{"kind":"signs","engines":{"d":[1,null,-1e308]}}', r"\$\.engines"),
         (b"[" * 100_000, "object"),
     ],
 )
@@ -262,6 +271,49 @@ def test_a_line_that_is_no_message_is_refused(line: bytes, named: str) -> None:
     """And the reason names the field."""
     with pytest.raises(messages.BadMessage, match=named):
         messages.decode(line)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, value) for name in ("prompt_tokens", "generated_tokens") for value in (-1, 2**31, 2**63, 10**40)),
+        *(("max_output_tokens", value) for value in (-5, 2**63)),
+        *(("priority", value) for value in (-(2**63), 2**63 - 1)),
+        *((name, value) for name in ("age_s", "rate_tokens_per_s") for value in (-1.0, 1e300)),
+        ("predicted_remaining_tokens", -1.0),
+        *(("blocks", (3, value)) for value in (-1, 2**64, 10**40)),
+        ("blocks", tuple(range(messages.MOST_BLOCKS + 1))),
+        *(("block_size", value) for value in (-64, 0, 2**31)),
+    ],
+)
+def test_a_number_out_of_its_bounds_is_refused_in_any_row(field: str, value: object) -> None:
+    """No ledger could add it up."""
+    fields = {"blocks": [1, 2], "block_size": 64, field: value}
+    row = {"id": "r", "by": "g", "phase": "decoding", **fields}
+    opened = msgspec.json.encode({"kind": "opened", "request": {**row, field: None}})
+    number = str(list(value) if isinstance(value, tuple) else value).encode()
+    line = opened.replace(b'"%b":null' % field.encode(), b'"%b":%b' % (field.encode(), number))
+    with pytest.raises(messages.BadMessage, match=rf"\$\.request\.{field}"):
+        messages.decode(line)
+    wanting = b'{"kind":"snapshot","holder":"h","incarnation":"1","holds":"agent","requests":[%b]}'
+    with pytest.raises(messages.BadMessage, match=rf"\$\.requests\[0\]\.{field}"):
+        messages.decode(wanting % line.partition(b'"request":')[2][:-1])
+
+
+@given(st.integers(), st.floats(allow_nan=False), st.integers())
+def test_what_clients_and_engines_say_is_told_within_the_bounds(number: int, share: float, rank: int) -> None:
+    """So no client can have a gateway's lines refused by the others."""
+    tokens = messages.counted(number)
+    row = msgspec.structs.replace(ROW, prompt_tokens=tokens, priority=messages.ranked(rank))
+    engine = messages.Engine(
+        endpoint="d0",
+        running=tokens,
+        waiting=tokens,
+        kv_usage_ratio=messages.measured(share),
+        preemptions=messages.counted_ever(number),
+    )
+    for message in (messages.Opened(request=row), messages.Progressed(tokens={"k": tokens}), engine):
+        assert messages.decode(messages.encode(message, 0)) == message
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ballast_core.model import EndpointId, RequestId
@@ -14,6 +16,7 @@ from ballast_gateway.app import Gateway
 from ballast_gateway.picker import planned
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import Inventory, LeaveOrder, MoveOrder, Row
+from ballast_gateway.view.book import Book, Source
 from ballast_gateway.view.publisher import row_of
 from tests.support.gateway_kit import until
 from tests.support.view_kit import ViewFleet, address_of, ask, face_of, lines_of, scripted_agent, view_fleet, view_of
@@ -204,6 +207,92 @@ async def test_agents_are_told_which_endpoints_take_work(tmp_path: Path) -> None
         await until(lambda: told() == {"p0": True, "d0": True, "d1": True})
         gateway.fleet.draining(EndpointId("d1"))
         await until(lambda: told() == {"p0": True, "d0": True, "d1": False})
+
+
+ROW = said.Row(id="a", by="x", phase="prefilling", decode="d0", prompt_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt_tokens": 2**63 - 1},
+        {"prompt_tokens": -5000},
+        {"blocks": (1, 2, 3)},
+        {"blocks": (-1,), "block_size": 64},
+        {"generated_tokens": 2**62, "phase": "decoding"},
+    ],
+    ids=str,
+)
+async def test_a_source_with_impossible_numbers_is_left_and_breaks_nobody(
+    tmp_path: Path, more: dict[str, object]
+) -> None:
+    """Every gateway says which field it was, books nothing of it, and picks as before; once it is gone it is heard."""
+    async with view_fleet(tmp_path) as fleet:
+        gateways = [await fleet.start() for _ in range(2)]
+        feed = fleet.agents["d0"].feed
+        for decode in ("d0", "d1", "p0"):
+            wrong = msgspec.structs.replace(ROW, id=decode, decode=decode, **more)
+            feed.say(said.Opened(request=wrong))
+        field = ".block_size" if more == {"blocks": (1, 2, 3)} else f".{next(iter(more))}"
+        views = [view_of(gateway) for gateway in gateways]
+        await until(lambda: all(field in view.report()["sources"][0]["problem"] for view in views))
+        for gateway in gateways:
+            assert not booked(gateway)
+            assert ask(gateway, "r").headers["x-gateway-destination-endpoint"]
+        for decode in ("d0", "d1", "p0"):
+            feed.say(said.Ended(key=f"x/{decode}", outcome="completed"))
+        await until(lambda: all(view_of(gateway).connected()[0] == 2 for gateway in gateways))
+
+
+async def test_the_largest_numbers_that_a_line_may_have_are_counted(tmp_path: Path) -> None:
+    """Their sums too, and picks go on."""
+    async with view_fleet(tmp_path) as fleet:
+        gateway = await fleet.start()
+        feed = fleet.agents["d0"].feed
+        most = {"prompt_tokens": said.MOST, "max_output_tokens": said.MOST, "priority": 10**18}
+        for number in range(200):
+            phase = ("prefilling", "decoding")[number % 2]
+            tokens = said.MOST if phase == "decoding" else 0
+            one = msgspec.structs.replace(ROW, id=f"{number}", phase=phase, generated_tokens=tokens, **most)
+            feed.say(said.Opened(request=one))
+        feed.say(said.Engine(endpoint="d0", running=said.MOST, waiting=said.MOST, kv_usage_ratio=1e9))
+        await until(lambda: len(booked(gateway)) == 200)
+        assert [ask(gateway, f"r{number}").headers["x-gateway-destination-endpoint"] for number in range(3)]
+        assert view_of(gateway).connected() == (2, 0)
+
+
+async def test_a_line_that_cannot_be_booked_ends_its_connection_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reason; the other sources are heard on, and this one is asked anew."""
+    take = Book._opened
+
+    def breaks(book: Book, source: Source, row: said.Row, now_s: float) -> None:
+        if row.id == "bad":
+            raise ZeroDivisionError("no such thing")
+        take(book, source, row, now_s)
+
+    monkeypatch.setattr(Book, "_opened", breaks)
+    async with view_fleet(tmp_path) as fleet:
+        gateway = await fleet.start()
+        fleet.agents["d0"].feed.say(said.Opened(request=msgspec.structs.replace(ROW, id="bad")))
+        await until(lambda: "ZeroDivisionError" in view_of(gateway).report()["sources"][0]["problem"])
+        fleet.agents["d1"].feed.say(said.Opened(request=msgspec.structs.replace(ROW, id="good", decode="d1")))
+        await until(lambda: set(booked(gateway)) == {"x/good"})
+        fleet.agents["d0"].feed.say(said.Ended(key="x/bad", outcome="completed"))
+        await until(lambda: view_of(gateway).connected() == (2, 0))
+
+
+async def test_no_client_has_a_gateway_refused_by_the_others(tmp_path: Path) -> None:
+    """A priority beyond all bounds is told as the furthest."""
+    async with view_fleet(tmp_path, agents=()) as fleet:
+        first = await fleet.start(trust={"priorities": True})
+        second = await fleet.start()
+        await until(lambda: view_of(second).connected() == (0, 1))
+        body = json.dumps({"model": "tiny", "prompt": "x" * 400, "priority": 10**30}).encode()
+        ask(first, "r", body)
+        await until(lambda: len(booked(second)) == 1)
+        assert view_of(second).report()["sources"][0]["connected"]
 
 
 async def test_a_stranger_is_not_believed(tmp_path: Path) -> None:

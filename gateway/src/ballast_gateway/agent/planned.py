@@ -21,6 +21,8 @@ from ballast_gateway.podapi.messages import (
     Prefilled,
     Redirected,
     Row,
+    counted,
+    ranked,
 )
 from ballast_gateway.podapi.plan import Place, Plan
 from ballast_gateway.proxy.bodies import Generation
@@ -68,12 +70,12 @@ class PlannedTicket:
                     phase="prefilling",
                     decode=self.choosing.decode.id,
                     prefill="" if prefill is None else prefill.id,
-                    prompt_tokens=request.prompt_tokens,
+                    prompt_tokens=counted(request.prompt_tokens),
                     max_output_tokens=request.max_output_tokens,
                     model=request.model,
                     traffic_class=request.traffic_class,
                     tenant=request.tenant,
-                    priority=request.priority,
+                    priority=ranked(request.priority),
                     movable=request.movable,
                 )
             )
@@ -140,7 +142,8 @@ class PlannedTicket:
         self._open = False
         how = _OUTCOMES[outcome]
         said, status = str(fault or ""), self._status()
-        self._feed.say(Ended(key=self.key, outcome=how, output_tokens=output_tokens, fault=said, status=status))
+        tokens = counted(output_tokens)
+        self._feed.say(Ended(key=self.key, outcome=how, output_tokens=tokens, fault=said, status=status))
 
 
 def request_of(plan: Plan, generation: Generation, *, movable: bool) -> Request:

@@ -12,7 +12,7 @@ from ballast_gateway.agent.face import AgentFace
 from ballast_gateway.http.client import UpstreamError
 from ballast_gateway.observe.exposition import BadExposition, read_gauges
 from ballast_gateway.podapi.feed import Feed
-from ballast_gateway.podapi.messages import Engine, Signs
+from ballast_gateway.podapi.messages import Engine, Signs, counted, counted_ever, measured
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +68,10 @@ class Watching:
             return None
         return Engine(
             endpoint=self._face.places.name,
-            running=gauges.running,
-            waiting=gauges.waiting,
-            kv_usage_ratio=gauges.kv_usage_ratio,
-            preemptions=gauges.preemptions,
+            running=counted(gauges.running),
+            waiting=counted(gauges.waiting),
+            kv_usage_ratio=measured(gauges.kv_usage_ratio),
+            preemptions=counted_ever(gauges.preemptions),
         )
 
     async def _tell_signs(self) -> None:

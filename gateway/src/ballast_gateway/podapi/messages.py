@@ -3,14 +3,17 @@
 A line is one JSON object with `kind` and a sequence number `seq` that grows by one from line to line, so a reader
 notices a gap, and asks anew for the snapshot that begins each stream. Requests are named by their key, `BY/ID`: the
 gateway that decided about it, and its id there. Fields that a later release adds are ignored; a line of an unknown kind
-is refused (`BadMessage`), and its reader connects again.
+is refused (`BadMessage`), and its reader connects again. So is a value out of its bounds, which are such that the sums
+over all requests of a fleet fit in 64 bits; who writes a line brings numbers of clients and engines within them
+(`counted`, `measured`, `ranked`).
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from ballast_core.model.endpoints import Role
 from ballast_gateway.http.client import split_address
@@ -32,6 +35,24 @@ FOLD_S: Final = 0.05
 BEAT_S: Final = 1.0
 """A holder with nothing to say sends a beat; a reader that hears nothing for three of them takes it for lost."""
 MOST_LINE_BYTES: Final = 16 * 1024 * 1024
+MOST_BLOCKS: Final = 4096
+"""Of a prompt's blocks that are named to others: 256 Ki tokens of 64."""
+MOST: Final = 2**31 - 1
+"""Of anything that is counted of one request or engine."""
+_MOST_MEASURED: Final = 1e9
+_FURTHEST: Final = 10**18
+"""A priority from 0: as far as the header `x-vllm-priority` goes."""
+_MOST_EVER: Final = 2**48
+_BLOCK_NAMES: Final = 2**64
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
+Rank: TypeAlias = Annotated[int, Meta(ge=-_FURTHEST, le=_FURTHEST)]
+Measure: TypeAlias = Annotated[float, Meta(ge=0, le=_MOST_MEASURED)]
+Since: TypeAlias = Annotated[float, Meta(ge=-_MOST_MEASURED, le=_MOST_MEASURED)]
+"""Seconds; a little less than none where a clock stood still."""
+Ever: TypeAlias = Annotated[int, Meta(ge=0, le=_MOST_EVER)]
+Block: TypeAlias = Annotated[int, Meta(ge=0)]
+"""Below 2**64; `decode` looks, since `Meta` knows no such bounds."""
 
 
 class BadMessage(ValueError):
@@ -48,24 +69,25 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Id of the endpoint; empty while it waits."""
     prefill: str = ""
     """Id of the prefill endpoint; empty if the decode endpoint computes the prompt, or has the KV already."""
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    rate_tokens_per_s: float = 0.0
+    prompt_tokens: Count = 0
+    generated_tokens: Count = 0
+    rate_tokens_per_s: Measure = 0.0
     """Output tokens a second since the first one."""
-    predicted_remaining_tokens: float | None = None
+    predicted_remaining_tokens: Measure | None = None
     """None: the holder predicts nothing."""
-    max_output_tokens: int | None = None
+    max_output_tokens: Count | None = None
     model: str = ""
     traffic_class: str = ""
     tenant: str = ""
-    priority: int = 0
+    priority: Rank = 0
     movable: bool = False
     """Whether its state can be carried to another endpoint."""
-    age_s: float = 0.0
+    age_s: Measure = 0.0
     """Seconds since it arrived at who sends this row."""
-    blocks: tuple[int, ...] = ()
+    blocks: Annotated[tuple[Block, ...], Meta(max_length=MOST_BLOCKS)] = ()
     """Names of the prompt's leading blocks, where the sender knows them."""
-    block_size: int = 0
+    block_size: Count = 0
+    """Tokens of each; 1 or more where there are any."""
 
     @property
     def key(self) -> str:
@@ -114,7 +136,7 @@ class Began(_Message, frozen=True, tag="began"):
 class Progressed(_Message, frozen=True, tag="progressed"):
     """Output tokens so far, of those that have got more; at most one such line each `FOLD_S`."""
 
-    tokens: dict[str, int]
+    tokens: dict[str, Count]
 
 
 class Redirected(_Message, frozen=True, tag="redirected"):
@@ -133,7 +155,7 @@ class LegFailed(_Message, frozen=True, tag="failed"):
     endpoint: str
     fault: str
     """As `ballast_core.model.Fault`."""
-    status: int = 0
+    status: Count = 0
 
 
 class Moved(_Message, frozen=True, tag="moved"):
@@ -156,10 +178,10 @@ class Ended(_Message, frozen=True, tag="ended"):
 
     key: str
     outcome: Literal["completed", "failed", "cancelled"]
-    output_tokens: int = 0
+    output_tokens: Count = 0
     fault: str = ""
     """What its last engine did to it, where that is known."""
-    status: int = 0
+    status: Count = 0
     """The status that its client got; 0 if none."""
 
 
@@ -173,17 +195,17 @@ class Engine(_Message, frozen=True, tag="engine"):
     """Metrics of the engine beside an agent, when they have changed. Names as of `ballast_core.model.Observation`."""
 
     endpoint: str
-    running: int
-    waiting: int
-    kv_usage_ratio: float = 0.0
-    preemptions: int = 0
+    running: Count
+    waiting: Count
+    kv_usage_ratio: Measure = 0.0
+    preemptions: Ever = 0
 
 
 class Signs(_Message, frozen=True, tag="signs"):
     """Signs of life of the engines that owe this holder something: endpoint -> [legs, seconds since the last byte,
     seconds since something is due]; the second is null if none has come yet. Five times a second while any is due."""
 
-    engines: dict[str, tuple[int, float | None, float]]
+    engines: dict[str, tuple[Count, Since | None, Since]]
 
 
 class Draining(_Message, frozen=True, tag="draining"):
@@ -302,7 +324,44 @@ def decode(line: bytes) -> Message:
         message: Message = _LINES.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(str(error)) from error
+    match message:
+        case Opened(request=row):
+            _check_blocks(row, "request")
+        case Snapshot(requests=rows):
+            for at, row in enumerate(rows):
+                _check_blocks(row, f"requests[{at}]")
+        case _:
+            pass
     return message
+
+
+def counted(number: int) -> int:
+    """The `Count` next to it: it may be what a client or an engine says."""
+    return min(max(number, 0), MOST)
+
+
+def measured(number: float) -> float:
+    """The `Measure` next to it."""
+    return min(max(number, 0.0), _MOST_MEASURED)
+
+
+def ranked(number: int) -> int:
+    """The `Rank` next to it."""
+    return min(max(number, -_FURTHEST), _FURTHEST)
+
+
+def counted_ever(number: int) -> int:
+    """The `Ever` next to it."""
+    return min(max(number, 0), _MOST_EVER)
+
+
+def _check_blocks(row: Row, where: str) -> None:
+    if not row.blocks:
+        return
+    if row.block_size < 1:
+        raise BadMessage(f"Expected `int` >= 1 where there are blocks - at `$.{where}.block_size`")
+    if max(row.blocks) >= _BLOCK_NAMES:
+        raise BadMessage(f"Expected `int` < 2**64 - at `$.{where}.blocks`")
 
 
 def write(body: Body | State) -> bytes:

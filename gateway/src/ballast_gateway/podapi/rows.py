@@ -20,6 +20,8 @@ from ballast_gateway.podapi.messages import (
     Redirected,
     Released,
     Row,
+    counted,
+    measured,
 )
 
 
@@ -41,7 +43,7 @@ class _Held:
         """The row as it is now."""
         rate = 0.0
         if self.began_s is not None and now_s > self.began_s:
-            rate = round(max(0, self.tokens - 1) / (now_s - self.began_s), 3)
+            rate = round(measured((self.tokens - 1) / (now_s - self.began_s)), 3)
         decodes = self.prefilled or self.began_s is not None
         return msgspec.structs.replace(
             self.row,
@@ -97,7 +99,7 @@ class Rows:
         held = self._held.get(key)
         if held is None:
             return False
-        held.tokens = tokens
+        held.tokens = counted(tokens)
         self._untold.add(key)
         return True
 

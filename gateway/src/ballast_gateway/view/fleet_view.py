@@ -16,7 +16,7 @@ from ballast_core.model.events import LeadershipChanged, MigrationFailed
 from ballast_core.state.inventory import Readiness
 from ballast_gateway.driver import Driver, Ticket
 from ballast_gateway.podapi import messages as said
-from ballast_gateway.podapi.messages import Inventory, LeaveOrder, Listed, Message, MoveOrder
+from ballast_gateway.podapi.messages import BadMessage, Inventory, LeaveOrder, Listed, Message, MoveOrder
 from ballast_gateway.podapi.plan import Part, Place, Plan, sign
 from ballast_gateway.view.book import Book, OwnRequest
 from ballast_gateway.view.calls import CallFailed, Calls
@@ -208,11 +208,21 @@ class FleetView:
             self._given.pop(name, None)
         elif name.removeprefix(_PEER) in self._mine:
             return
-        self.book.take(name, message, self._driver.now_s())
+        self._book(name, message)
         if isinstance(message, said.Snapshot):
             self.everywhere = self._has_agents()
             self._elect()
             self._give_inventory()
+
+    def _book(self, name: str, message: Message) -> None:
+        """Whatever goes wrong over a line ends the connection that it came over, and nothing else."""
+        try:
+            self.book.take(name, message, self._driver.now_s())
+        except BadMessage:
+            raise
+        except Exception as error:
+            _log.exception("a line of a source cannot be booked", extra={"source": name})
+            raise BadMessage(f"a line cannot be booked: {error!r}") from error
 
     def _forget_myself(self, name: str) -> None:
         if name in self._subscriptions:

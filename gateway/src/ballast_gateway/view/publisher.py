@@ -7,7 +7,7 @@ streams; a picker speaks for what no holder has confirmed, and for pods without 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from ballast_core.directing.director import Director
 from ballast_core.directing.settings import SettingsChanged
@@ -17,11 +17,8 @@ from ballast_core.model.effects import Dispatch, Effect, Handoff, Reject
 from ballast_core.state.ledger import Phase
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.feed import Feed
-from ballast_gateway.podapi.messages import Row
+from ballast_gateway.podapi.messages import MOST_BLOCKS, Row, counted, ranked
 from ballast_gateway.podapi.plan import key_of
-
-_MOST_BLOCKS: Final = 4096
-"""Of a prompt's blocks that are named to others: 256 Ki tokens of 64."""
 
 
 class Publisher:
@@ -122,7 +119,9 @@ class Publisher:
     def _end(self, request_id: RequestId, outcome: Outcome, output_tokens: int = 0, fault: str = "") -> None:
         key = self._keys.pop(request_id, None)
         if key is not None:
-            self._feed.say(said.Ended(key=key, outcome=outcome.value, output_tokens=output_tokens, fault=fault))
+            self._feed.say(
+                said.Ended(key=key, outcome=outcome.value, output_tokens=counted(output_tokens), fault=fault)
+            )
 
 
 def row_of(request: Request, by: str, decode: Endpoint, prefill: str) -> Row:
@@ -133,13 +132,13 @@ def row_of(request: Request, by: str, decode: Endpoint, prefill: str) -> Row:
         phase="prefilling",
         decode=decode.id,
         prefill=prefill,
-        prompt_tokens=request.prompt_tokens,
+        prompt_tokens=counted(request.prompt_tokens),
         max_output_tokens=request.max_output_tokens,
         model=request.model,
         traffic_class=request.traffic_class,
         tenant=request.tenant,
-        priority=request.priority,
+        priority=ranked(request.priority),
         movable=request.movable,
-        blocks=request.block_hashes[:_MOST_BLOCKS],
+        blocks=request.block_hashes[:MOST_BLOCKS],
         block_size=request.block_size,
     )

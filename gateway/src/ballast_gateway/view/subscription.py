@@ -95,9 +95,9 @@ class Subscription:
     def take(self, message: Message) -> None:
         """A line has come. Called by the connection."""
         self.heard_s = self._loop.time()
-        self._pause_s = _FIRST_PAUSE_S
         self._at_once = False
         self._on_message(self.name, message)
+        self._pause_s = _FIRST_PAUSE_S
 
     def learns(self, status: int, headers: Headers) -> bool:
         """Whether an answer says for whom to sign. Called by the connection."""
