@@ -2,8 +2,9 @@
 
 A *source* is a connection to an agent or to another gateway. A request may be claimed by several: by the gateway that
 dispatched it, until that one releases it, and by the agent that holds it. It is booked once, under its key, from the
-first claim on, and leaves with its end, or when nobody claims it any more. A request of this gateway is booked under
-its own id already: for those the holder's word goes to the ticket (`OwnRequest`), too.
+first claim on, and leaves with its end, or when nobody claims it any more. Once an agent holds it, that one's word
+counts alone: of two agents (Envoy tries a request again elsewhere) the one to which it came last. A request of this
+gateway is booked under its own id already: for those the holder's word goes to the ticket (`OwnRequest`), too.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class _Known:
     tokens: int
     claims: set[str] = field(default_factory=set)
     holder: str = ""
-    """The agent among them."""
+    """The agent among them to which it came last."""
+    held_since_s: float = -math.inf
+    """When it came there."""
     booked: bool = False
     failed: bool = False
     """Its last leg has failed, and was counted."""
@@ -128,8 +131,9 @@ class Book:
         self._unclaimed: set[str] = set()
         self._at_s = -math.inf
         """When the last line came."""
-        self._over: dict[str, float] = {}
-        """Keys that have lately ended, and when: a gateway's word about them may come after the holder's."""
+        self._over: dict[str, tuple[float, str]] = {}
+        """Keys of which a source has lately said that they have ended, when, and which one: another one's word about
+        them may come after that. What the same one opens is a further request with the same id."""
 
     def __len__(self) -> int:
         """How many requests are claimed by someone."""
@@ -152,20 +156,20 @@ class Book:
         if source is not None and source.lost_s == math.inf:
             source.lost_s = now_s
 
-    def forget(self, name: str, now_s: float) -> None:
+    def forget(self, name: str) -> None:
         """A source is not followed any more."""
         source = self.sources.pop(name, None)
         if source is not None:
-            self._disclaim(source, source.keys, now_s)
+            self._disclaim(source, source.keys)
 
     def passes(self, now_s: float) -> None:
         """Time passes: drop what sources claimed that are gone, and what nobody claims. Call it each second or so."""
         for source in self.sources.values():
             if now_s - source.lost_s >= GONE_S and source.keys:
-                self._disclaim(source, source.keys, now_s)
+                self._disclaim(source, source.keys)
         for key in [key for key in self._unclaimed if now_s - self._known[key].unclaimed_s >= HANDING_OVER_S]:
-            self._end(self._known[key], said.Ended(key=key, outcome="cancelled", fault=HOLDER_LOST), now_s)
-        for key, over_s in list(self._over.items()):
+            self._end(self._known[key], said.Ended(key=key, outcome="cancelled", fault=HOLDER_LOST))
+        for key, (over_s, _) in list(self._over.items()):
             if now_s - over_s < HANDING_OVER_S:
                 break
             del self._over[key]
@@ -186,13 +190,16 @@ class Book:
         self._at_s = now_s
         match message:
             case said.Progressed(tokens=tokens):
-                keys, known_of = source.keys, self._known
-                self._advance([(known_of[key], count) for key, count in tokens.items() if key in keys])
+                told = ((self._believed(source, key), count) for key, count in tokens.items())
+                self._advance([(known, count) for known, count in told if known is not None])
             case said.Opened(request=row):
                 self._opened(source, row, now_s)
             case said.Ended(key=key):
-                if (known := self._claimed(source, key)) is not None:
-                    self._end(known, message, now_s)
+                if (known := self._believed(source, key)) is not None:
+                    self._end(known, message)
+                    self._told(key, source, now_s)
+                else:
+                    self._released(source, key, now_s)
             case said.Released(key=key):
                 self._released(source, key, now_s)
             case said.Snapshot():
@@ -200,7 +207,7 @@ class Book:
             case said.Engine() | said.Signs() | said.Draining() | said.Beat():
                 self._of_source(source, message)
             case _:
-                if (known := self._claimed(source, message.key)) is not None:
+                if (known := self._believed(source, message.key)) is not None:
                     self._changed(known, message)
 
     def _of_source(self, source: Source, message: Message) -> None:
@@ -217,11 +224,20 @@ class Book:
     def _claimed(self, source: Source, key: str) -> _Known | None:
         return self._known.get(key) if key in source.keys else None
 
+    def _believed(self, source: Source, key: str) -> _Known | None:
+        """What it claims, if its word about that counts. An agent that speaks of what no other one holds holds it."""
+        known = self._claimed(source, key)
+        if known is None or known.holder not in ("", source.name):
+            return None
+        if source.agent and not known.holder:
+            self._hold(known, source, known.held_since_s)
+        return known
+
     def _snapshot(self, source: Source, snapshot: said.Snapshot, now_s: float) -> None:
         source.holder, source.incarnation = snapshot.holder, snapshot.incarnation
         source.agent, source.endpoint = snapshot.holds == "agent", snapshot.endpoint
         source.draining, source.heard, source.lost_s = snapshot.draining, True, math.inf
-        self._disclaim(source, source.keys - {row.key for row in snapshot.requests}, now_s)
+        self._disclaim(source, source.keys - {row.key for row in snapshot.requests})
         for row in snapshot.requests:
             self._opened(source, row, now_s)
 
@@ -229,7 +245,7 @@ class Book:
         key = row.key
         known = self._known.get(key)
         if known is None:
-            if not source.agent and key in self._over:
+            if not source.agent and self._over.get(key, (0.0, source.name))[1] != source.name:
                 return
             if len(source.keys) >= MOST_ROWS:
                 raise BadMessage(f"{source.name} claims more than {MOST_ROWS} requests")
@@ -243,28 +259,33 @@ class Book:
                 row.phase == "decoding",
                 row.generated_tokens,
             )
-            self._claim(known, source, key)
+            self._claim(known, source, row, now_s)
             if own:
                 self._director_follows(known)
             else:
                 self._adopt(known)
             return
-        self._claim(known, source, key)
+        before = known.holder
+        self._claim(known, source, row, now_s)
         if row.blocks and not known.row.blocks:
             known.row = row
             self._adopt(known)
-        if source.agent or not known.holder:
-            self._corrected(known, row)
+        if known.holder in ("", source.name):
+            self._corrected(known, row, anew=before not in ("", known.holder))
 
-    def _claim(self, known: _Known, source: Source, key: str) -> None:
+    def _claim(self, known: _Known, source: Source, row: Row, now_s: float) -> None:
+        key, since_s = row.key, now_s - row.age_s
         source.keys.add(key)
         known.claims.add(source.name)
         known.unclaimed_s = math.inf
         self._unclaimed.discard(key)
-        if source.agent and known.holder != source.name:
-            known.holder = source.name
-            if known.own:
-                self.own[known.id].confirmed(source.name)
+        if source.agent and known.holder != source.name and (not known.holder or since_s >= known.held_since_s):
+            self._hold(known, source, since_s)
+
+    def _hold(self, known: _Known, source: Source, since_s: float) -> None:
+        known.holder, known.held_since_s = source.name, since_s
+        if known.own and known.id in self.own:
+            self.own[known.id].confirmed(source.name)
 
     def _director_follows(self, known: _Known) -> None:
         """What the row of a request of this gateway says beyond its dispatch."""
@@ -278,9 +299,9 @@ class Book:
             self._decodes(known)
             self._advance([(known, tokens)])
 
-    def _corrected(self, known: _Known, row: Row) -> None:
-        """A holder describes again what is known: it may have gone elsewhere, or on."""
-        if row.decode and row.decode != known.decode:
+    def _corrected(self, known: _Known, row: Row, *, anew: bool) -> None:
+        """A holder describes again what is known: it may have gone elsewhere, or on; `anew`: or begun again there."""
+        if row.decode and (anew or row.decode != known.decode):
             known.decode, known.prefill = row.decode, row.prefill
             known.decoding, known.tokens = row.phase == "decoding", row.generated_tokens
             self._redirected(known)
@@ -299,16 +320,16 @@ class Book:
             known.unclaimed_s = now_s
             self._unclaimed.add(key)
 
-    def _disclaim(self, source: Source, keys: Iterable[str], now_s: float) -> None:
+    def _disclaim(self, source: Source, keys: Iterable[str]) -> None:
         """The source does not claim these any more, and has not said how they ended."""
         for key in list(keys):
             source.keys.discard(key)
             known = self._known[key]
             known.claims.discard(source.name)
             if known.holder == source.name:
-                known.holder = ""
+                known.holder, known.held_since_s = "", -math.inf
             if not known.claims:
-                self._end(known, said.Ended(key=key, outcome="cancelled", fault=HOLDER_LOST), now_s)
+                self._end(known, said.Ended(key=key, outcome="cancelled", fault=HOLDER_LOST))
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -322,7 +343,7 @@ class Book:
                     known.tokens = 1
                     if self._follows(known):
                         self._feed(FirstToken(known.id))
-                    if known.own:
+                    if known.own and known.id in self.own:
                         self.own[known.id].began()
             case said.Redirected(decode=decode, prefill=prefill):
                 known.decode, known.prefill = decode, prefill
@@ -413,14 +434,17 @@ class Book:
         if reports and self._director.settings.follows_progress:
             self._feed(ProgressBatch(reports))
 
-    def _end(self, known: _Known, end: said.Ended, now_s: float) -> None:
+    def _told(self, key: str, source: Source, now_s: float) -> None:
+        """The source has said that it is over."""
+        self._over.pop(key, None)
+        self._over[key] = now_s, source.name
+        if len(self._over) > MOST_ROWS:
+            del self._over[next(iter(self._over))]
+
+    def _end(self, known: _Known, end: said.Ended) -> None:
         key = end.key
         del self._known[key]
         self._unclaimed.discard(key)
-        self._over.pop(key, None)
-        self._over[key] = now_s
-        if len(self._over) > MOST_ROWS:
-            del self._over[next(iter(self._over))]
         for name in known.claims:
             if name in self.sources:
                 self.sources[name].keys.discard(key)

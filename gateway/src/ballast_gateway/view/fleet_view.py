@@ -110,7 +110,7 @@ class FleetView:
 
     def _drop(self, name: str) -> None:
         self._subscriptions.pop(name).close()
-        self.book.forget(name, self._driver.now_s())
+        self.book.forget(name)
         self._given.pop(name, None)
 
     def waits_for(self) -> list[str]:
