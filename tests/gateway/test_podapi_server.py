@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from ballast_api.signatures import PROOF, RECIPIENT
 from ballast_core.model import Role
 from ballast_gateway.http.client import UpstreamPool
 from ballast_gateway.podapi import messages, refusals
 from ballast_gateway.podapi.auth import Guard
-from ballast_gateway.podapi.feed import MOST_BEHIND_BYTES, MOST_READERS, Feed
+from ballast_gateway.podapi.feed import MOST_BEHIND_BYTES, MOST_READERS, PART_BYTES, Feed, Reader
 from ballast_gateway.podapi.messages import (
     Beat,
     Began,
@@ -31,14 +32,17 @@ from ballast_gateway.podapi.messages import (
     Moved,
     MoveOrder,
     Opened,
+    Part,
     Prefilled,
     Progressed,
     Redirected,
     Row,
+    Snapshot,
 )
 from ballast_gateway.podapi.rows import Rows
 from ballast_gateway.podapi.server import LIVE, METRICS, MOST_BODY_BYTES, READY, PodApiServer
 from ballast_gateway.view.calls import Calls
+from ballast_gateway.view.lines import Lines
 from ballast_gateway.view.subscription import Subscription
 from tests.support.gateway_kit import assert_openai_error, post, raw_exchange, until
 from tests.support.pod_api_calls import (
@@ -50,6 +54,7 @@ from tests.support.pod_api_calls import (
     order,
     request_bytes,
 )
+from tests.support.pod_api_calls import Lines as PodApiLines
 
 ROW = Row(id="r1", by="gw-a", phase="prefilling", decode="d0", prefill="p0", prompt_tokens=100)
 MOVE = MoveOrder("r1", "d1")
@@ -148,6 +153,107 @@ async def test_a_reader_gets_the_snapshot_and_then_each_line() -> None:
             assert isinstance(await lines.next(), Ended)
             assert isinstance(await lines.next(), Beat)
         await until(lambda: it.feed.readers == 0)
+
+
+class Slow:
+    """A reader's connection that takes each line only when it is told to."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.reader: Reader | None = None
+        self.cut_off = False
+
+    def write(self, data: bytes) -> None:
+        self.lines += data.splitlines(keepends=True)
+        if self.reader is not None:
+            self.reader.pause()
+
+    def abort(self) -> None:
+        self.cut_off = True
+
+
+def long_row(number: int) -> Row:
+    """Of a prompt of 32,768 tokens."""
+    blocks = tuple(range(2**64 - 512, 2**64))
+    return replace(ROW, id=f"r{number}", blocks=blocks, block_size=64, model='"\n' * 20)
+
+
+async def test_a_long_snapshot_waits_for_its_reader_and_other_lines_go_between() -> None:
+    """One part lies there at a time, none is far beyond its bound, and each row is as it is by then."""
+    feed = Feed(asyncio.get_running_loop(), holder="h", incarnation="1", holds="gateway")
+    for number in range(200):
+        feed.say(Opened(request=long_row(number)))
+    slow, quick = Slow(), Slow()
+    slow.reader = feed.listen(slow, parts=True)
+    feed.listen(quick, parts=True)
+    assert slow.reader is not None
+    slow.reader.pause()
+    await until(lambda: b'"more"' not in quick.lines[-1])
+    assert len(slow.lines) == 1, "it has taken nothing yet"
+    feed.say(Ended(key="gw-a/r199", outcome="completed"))
+    feed.say(Began(key="gw-a/r198"))
+    feed.say(Opened(request=long_row(200)))
+    await asyncio.sleep(0)
+    lines = Lines()
+    found: list[Message] = []
+    while not found or not isinstance(found[-1], Part) or found[-1].more:
+        sent, slow.lines = slow.lines, []
+        assert len(sent) <= 5
+        assert max(map(len, sent)) < PART_BYTES + 20_000
+        found += [message for line in sent for message in lines.feed(line)]
+        slow.reader.resume()
+        await asyncio.sleep(0)
+    rows = {row.key: row for one in found if isinstance(one, Snapshot | Part) for row in one.requests}
+    assert set(rows) == {f"gw-a/r{number}" for number in range(199)}
+    assert rows["gw-a/r198"].phase == "decoding"
+    assert [type(one) for one in found if not isinstance(one, Part)] == [Snapshot, Ended, Began, Opened]
+    assert not slow.cut_off
+    feed.close()
+
+
+async def test_a_reader_of_before_gets_its_snapshot_in_one_line_and_a_short_one_is_as_it_was() -> None:
+    """Who does not say that it takes parts may not know them."""
+    async with served() as it:
+        it.feed.say(Opened(request=long_row(0)))
+        sink = Slow()
+        it.feed.listen(sink, parts=True)
+        assert b'"more"' not in sink.lines[0]
+        for number in range(1, 100):
+            it.feed.say(Opened(request=long_row(number)))
+        async with listening(it.port) as (snapshot, lines):
+            assert (len(snapshot.requests), snapshot.more) == (100, False)
+            assert isinstance(await lines.next(), Beat)
+        async with listening(it.port, headers=(messages.PARTS,)) as (snapshot, lines):
+            assert snapshot.more
+            numbers = [part.number async for part in parts_of(lines)]
+            assert numbers == list(range(1, len(numbers) + 1))
+            assert len(numbers) > 2
+
+
+async def parts_of(lines: PodApiLines) -> AsyncIterator[Part]:
+    """Up to the last one."""
+    more = True
+    while more:
+        part = await lines.next()
+        assert isinstance(part, Part)
+        yield part
+        more = part.more
+
+
+async def test_a_reader_that_goes_leaves_its_parts() -> None:
+    """Nothing more is written for it."""
+    feed = Feed(asyncio.get_running_loop(), holder="h", incarnation="1", holds="gateway")
+    for number in range(200):
+        feed.say(Opened(request=long_row(number)))
+    sink = Slow()
+    reader = feed.listen(sink, parts=True)
+    assert reader is not None
+    reader.client_gone()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    reader.resume()
+    assert len(sink.lines) == 1
+    feed.close()
 
 
 async def test_two_readers_hear_the_same_lines_by_the_same_numbers() -> None:

@@ -216,6 +216,7 @@ ROW = messages.Row(
 )
 ALL = [
     messages.Snapshot(holder="d0", incarnation="x", holds="agent", endpoint="d0", requests=(ROW,)),
+    messages.Part(number=2, requests=(ROW,), more=True),
     messages.Opened(request=ROW),
     messages.Prefilled(key=ROW.key),
     messages.Began(key=ROW.key),
@@ -295,9 +296,9 @@ def test_a_number_out_of_its_bounds_is_refused_in_any_row(field: str, value: obj
     line = opened.replace(b'"%b":null' % field.encode(), b'"%b":%b' % (field.encode(), number))
     with pytest.raises(messages.BadMessage, match=rf"\$\.request\.{field}"):
         messages.decode(line)
-    wanting = b'{"kind":"snapshot","holder":"h","incarnation":"1","holds":"agent","requests":[%b]}'
-    with pytest.raises(messages.BadMessage, match=rf"\$\.requests\[0\]\.{field}"):
-        messages.decode(wanting % line.partition(b'"request":')[2][:-1])
+    for head in (b'"kind":"snapshot","holder":"h","incarnation":"1","holds":"agent"', b'"kind":"part","number":1'):
+        with pytest.raises(messages.BadMessage, match=rf"\$\.requests\[0\]\.{field}"):
+            messages.decode(b'{%b,"requests":[%b]}' % (head, line.partition(b'"request":')[2][:-1]))
 
 
 @given(st.integers(), st.floats(allow_nan=False), st.integers())

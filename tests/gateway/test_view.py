@@ -14,6 +14,7 @@ from ballast_core.model import EndpointId, RequestId
 from ballast_core.model.effects import Leave, Migrate
 from ballast_gateway.app import Gateway
 from ballast_gateway.picker import planned
+from ballast_gateway.podapi import feed as feeds
 from ballast_gateway.podapi import messages as said
 from ballast_gateway.podapi.messages import Inventory, LeaveOrder, MoveOrder, Row
 from ballast_gateway.view.book import Book, Source
@@ -293,6 +294,48 @@ async def test_no_client_has_a_gateway_refused_by_the_others(tmp_path: Path) -> 
         ask(first, "r", body)
         await until(lambda: len(booked(second)) == 1)
         assert view_of(second).report()["sources"][0]["connected"]
+
+
+async def test_a_gateway_that_starts_beside_thousands_of_long_prompts_knows_them_all(tmp_path: Path) -> None:
+    """Their snapshot is longer than a line may be: it comes in parts, while requests come and go."""
+    async with view_fleet(tmp_path) as fleet:
+        first = await fleet.start()
+        feed = fleet.agents["d0"].feed
+        blocks = tuple(range(2**64 - 2048, 2**64))
+        for number in range(420):
+            one = msgspec.structs.replace(
+                ROW, id=f"{number}", prompt_tokens=131_072, blocks=blocks[number:] + blocks[:number], block_size=64
+            )
+            feed.say(said.Opened(request=one))
+        assert len(said.write(feed.state())) > said.MOST_LINE_BYTES
+        second = await fleet.start(wait=False)
+        await until(lambda: feed.readers == 2)
+        for number in range(400, 420):
+            feed.say(said.Ended(key=f"x/{number}", outcome="completed"))
+        await until(lambda: not second.not_ready(), 30)
+        assert set(booked(second)) == {f"x/{number}" for number in range(400)}
+        await until(lambda: set(booked(first)) == set(booked(second)))
+        assert not [one for one in view_of(second).report()["sources"] if one["problem"]]
+
+
+async def test_a_gateway_waits_for_the_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that has begun its snapshot is not heard yet."""
+    monkeypatch.setattr(feeds, "PART_BYTES", 1000)
+    monkeypatch.setattr(feeds.Feed, "go_on", lambda feed, reader: None)
+    async with view_fleet(tmp_path) as fleet:
+        feed = fleet.agents["d0"].feed
+        for number in range(20):
+            feed.say(said.Opened(request=msgspec.structs.replace(ROW, id=f"{number}")))
+        gateway = await fleet.start(wait=False)
+        view = view_of(gateway)
+        await until(lambda: view.connected() == (1, 0) and len(booked(gateway)) > 0)
+        assert view.waits_for() == ["agent/d0"]
+        (reader,) = feed._readers
+        while reader.left:
+            assert not view.has_agent(EndpointId("d0"))
+            reader.resume()
+        await until(lambda: view.connected() == (2, 0) and not view.waits_for())
+        assert len(booked(gateway)) == 20
 
 
 async def test_a_stranger_is_not_believed(tmp_path: Path) -> None:

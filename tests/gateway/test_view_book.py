@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,13 +20,16 @@ from ballast_core.policies.placement.placements import LeastRequests
 from ballast_core.policies.rescheduling.ares import Ares
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.state.ledger import Phase
+from ballast_gateway.podapi import feed as feeds
 from ballast_gateway.podapi import messages as said
+from ballast_gateway.podapi.feed import Feed
 from ballast_gateway.podapi.messages import BadMessage, Message, Row, Snapshot, encode
 from ballast_gateway.podapi.rows import Rows
 from ballast_gateway.view import book as books
 from ballast_gateway.view.book import Book
 from ballast_gateway.view.lines import Lines
 from tests.support.core_builders import endpoint, request
+from tests.support.gateway_kit import until
 from tests.support.recount import check_books
 
 ENDPOINTS = ("p0", "d0", "d1")
@@ -304,6 +308,7 @@ def test_lines_come_in_any_pieces_and_gaps_are_noticed() -> None:
         lines = Lines()
         read = [one for k in range(0, len(data), size) for one in lines.feed(data[k : k + size])]
         assert [type(one) for one in read] == [type(one) for one in stream]
+    begun = msgspec.structs.replace(snapshot(), more=True)
     for wrong in (
         encode(said.Beat(), 1),
         encode(snapshot(), 1) + encode(said.Beat(), 3),
@@ -311,9 +316,96 @@ def test_lines_come_in_any_pieces_and_gaps_are_noticed() -> None:
         b"{}\n",
         b'{"kind": "unheard-of"}\n',
         encode(snapshot(), 1) + b"\n",
+        encode(said.Part(number=1), 1),
+        encode(snapshot(), 1) + encode(said.Part(number=1), 1),
+        encode(begun, 1) + encode(said.Part(number=2), 1),
+        encode(begun, 1) + encode(said.Part(number=1), 2),
+        encode(begun, 1) + encode(said.Part(number=1, more=True), 1) + encode(said.Part(number=1), 1),
+        encode(begun, 1) + encode(said.Part(number=1), 1) + encode(said.Part(number=2), 1),
     ):
         with pytest.raises(BadMessage):
             Lines().feed(wrong)
+
+
+def test_a_snapshot_in_parts_counts_once_it_is_whole() -> None:
+    """What was claimed before stays booked until then; lines between the parts count at once."""
+    book, d = observer()
+    book.take("a0", snapshot(row("gw-b", "stays"), row("gw-b", "went"), row("gw-b", "ends")), 0.0)
+    book.lost("a0", 1.0)
+    begun = msgspec.structs.replace(snapshot(row("gw-b", "new")), more=True)
+    book.take("a0", begun, 2.0)
+    book.passes(9.0)
+    assert set(booked(d)) == {"gw-b/stays", "gw-b/went", "gw-b/ends", "gw-b/new"}
+    assert not book.sources["a0"].connected
+    book.take("a0", said.Ended(key="gw-b/ends", outcome="completed"), 9.1)
+    book.take("a0", said.Opened(request=row("gw-b", "newer")), 9.2)
+    book.take("a0", said.Progressed(tokens={"gw-b/not-listed-yet": 5}), 9.3)
+    book.take("a0", said.Part(number=1, requests=(row("gw-b", "not-listed-yet"),), more=True), 9.4)
+    assert "gw-b/went" in booked(d)
+    book.take("a0", said.Part(number=2, requests=(row("gw-b", "stays", phase="decoding"),)), 9.5)
+    assert booked(d).keys() == {f"gw-b/{name}" for name in ("stays", "new", "newer", "not-listed-yet")}
+    assert booked(d)["gw-b/stays"] == ("d0", True, 0)
+    assert book.sources["a0"].connected
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_reader_of_parts_ends_with_what_the_holder_has(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is told between them, also if the connection is begun anew in the middle."""
+    monkeypatch.setattr(feeds, "PART_BYTES", 2000)
+    rng = random.Random(seed)
+    feed = Feed(asyncio.get_running_loop(), holder="h", incarnation="1", holds="agent")
+    book, d = observer()
+    for count in range(60):
+        feed.say(said.Opened(request=row("gw-b", f"{count}")))
+    heard: list[bytes] = []
+    sink = Heard(heard)
+    reader, lines = feed.listen(sink, parts=True), Lines()
+    for count in range(60, 400):
+        keys = [one.key for one in feed.rows.all(0.0)]
+        key = rng.choice(keys)
+        match rng.randrange(5):
+            case 0:
+                feed.say(said.Opened(request=row("gw-b", f"{count}", rng.choice(["d0", "d1"]))))
+            case 1:
+                feed.say(said.Ended(key=key, outcome="completed"))
+            case 2:
+                feed.say(said.Prefilled(key=key))
+            case 3:
+                feed.say(said.Redirected(key=key, decode=rng.choice(["d0", "d1"])))
+            case _:
+                await asyncio.sleep(0)
+        for message in [one for data in heard for one in lines.feed(data)]:
+            book.take("a0", message, count / 100)
+        heard.clear()
+        if count in (75, 200):
+            assert reader is not None
+            reader.client_gone()
+            book.lost("a0", count / 100)
+            reader, lines = feed.listen(sink, parts=True), Lines()
+    assert reader is not None
+    await until(lambda: not reader.left)
+    await asyncio.sleep(0)  # what was told last leaves
+    for message in [one for data in heard for one in lines.feed(data)]:
+        book.take("a0", message, 5.0)
+    truth = {one.key: (one.decode, one.phase == "decoding") for one in feed.rows.all(0.0)}
+    assert {key: value[:2] for key, value in booked(d).items()} == truth
+    assert book.sources["a0"].connected
+    assert not sink.cut_off
+    feed.close()
+
+
+@dataclass
+class Heard:
+    """A connection that never pauses."""
+
+    data: list[bytes]
+    cut_off: bool = False
+
+    def write(self, data: bytes) -> None:
+        self.data.append(data)
+
+    def abort(self) -> None:
+        self.cut_off = True
 
 
 # --- any interleaving -----------------------------------------------------------------------------------------------

@@ -1,20 +1,25 @@
 """A holder's news: each reader gets a snapshot, then every line as it comes (docs/pod-api.md).
 
 Lines of one turn of the event loop leave together, progress once each `FOLD_S`. A line is written once for all readers,
-so one sequence number serves them all. Where nobody listens, only the rows are kept.
+so one sequence number serves them all. A long snapshot leaves in parts, one a turn and only as fast as its reader takes
+them. Where nobody listens, only the rows are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final, Literal, Protocol
 
-from ballast_gateway.podapi.messages import BEAT_S, FOLD_S, Beat, Message, Snapshot, State, encode
+from ballast_gateway.podapi.messages import BEAT_S, FOLD_S, Beat, Message, Part, Snapshot, State, encode
 from ballast_gateway.podapi.rows import Rows
 
 MOST_READERS: Final = 32
 MOST_BEHIND_BYTES: Final = 4 * 1024 * 1024
 """Of lines that a reader has not taken; one that is further behind is cut off, and asks for the snapshot again."""
+
+PART_BYTES: Final = 256 * 1024
+"""Of a snapshot in one line, for readers that take parts. A part takes a millisecond or so to write."""
 
 
 class Sink(Protocol):
@@ -32,7 +37,7 @@ class Sink(Protocol):
 class Reader:
     """One who listens. The connection tells it when to `pause`, and is not written to meanwhile."""
 
-    __slots__ = ("_behind", "_behind_bytes", "_feed", "_paused", "_sink")
+    __slots__ = ("_behind", "_behind_bytes", "_feed", "_paused", "_sink", "left", "parts")
 
     def __init__(self, feed: Feed, sink: Sink) -> None:
         self._feed = feed
@@ -40,6 +45,15 @@ class Reader:
         self._behind: list[bytes] = []
         self._behind_bytes = 0
         self._paused = False
+        self.left: list[str] = []
+        """What its snapshot is still to list, as `Rows.listing`."""
+        self.parts = 0
+        """Parts so far."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether it takes no more for now."""
+        return self._paused
 
     def pause(self) -> None:
         """It takes no more for now."""
@@ -47,10 +61,12 @@ class Reader:
 
     def resume(self) -> None:
         """It has caught up with what it was sent."""
+        part = self._feed.part_for(self)  # first of all: it may be that more lines come to lie before it
+        lines, self._behind, self._behind_bytes = b"".join(self._behind) + part, [], 0
         self._paused = False
-        if self._behind:
-            lines, self._behind, self._behind_bytes = b"".join(self._behind), [], 0
+        if lines:
             self._sink.write(lines)
+        self._feed.go_on(self)
 
     def take(self, lines: bytes) -> bool:
         """Pass lines on. False if it is too far behind: it is cut off."""
@@ -131,31 +147,59 @@ class Feed:
             requests=self.rows.all(self._loop.time()),
         )
 
-    def listen(self, sink: Sink) -> Reader | None:
-        """Begin with the snapshot; None if too many listen."""
+    def listen(self, sink: Sink, *, parts: bool = False) -> Reader | None:
+        """Begin with the snapshot, in `parts` if it is long and the reader can take them; None if too many listen."""
         if len(self._readers) >= MOST_READERS:
             return None
         if not self._readers:
             self.rows.untold()  # the snapshot has it
         self._flush()
         now_s = self._loop.time()
+        reader = Reader(self, sink)
+        reader.left = self.rows.listing()
+        requests = self.rows.some(reader.left, now_s, PART_BYTES if parts else math.inf)
         snapshot = Snapshot(
             holder=self._holder,
             incarnation=self._incarnation,
             holds=self._holds,
             endpoint=self.endpoint,
             draining=self.rows.draining,
-            requests=self.rows.all(now_s),
+            requests=requests,
+            more=bool(reader.left),
         )
-        reader = Reader(self, sink)
         self._readers.add(reader)
         sink.write(encode(snapshot, self._seq))
+        self.go_on(reader)
         if self.rows.engine is not None:
             self._tell(self.rows.engine)  # to all: one sequence number serves them
         if self._beating is None:
             self._said_s = now_s
             self._beating = self._loop.call_later(BEAT_S, self._beat)
         return reader
+
+    def part_for(self, reader: Reader) -> bytes:
+        """The next part of its snapshot, empty if it has all. What was told goes out, or lies behind, before it."""
+        if not reader.left:
+            return b""
+        self._flush()
+        if reader not in self._readers:
+            return b""
+        reader.parts += 1
+        requests = self.rows.some(reader.left, self._loop.time(), PART_BYTES)
+        return encode(Part(number=reader.parts, requests=requests, more=bool(reader.left)), self._seq)
+
+    def go_on(self, reader: Reader) -> None:
+        """Send it the next part of its snapshot in the next turn. One that is paused gets it once it goes on."""
+        if reader.left and not reader.paused and reader in self._readers:
+            self._loop.call_soon(self._send_part, reader, reader.parts)
+
+    def _send_part(self, reader: Reader, after: int) -> None:
+        if reader.paused or reader.parts != after:
+            return
+        part = self.part_for(reader)
+        if part:
+            reader.take(part)
+            self.go_on(reader)
 
     def leave(self, reader: Reader) -> None:
         """It listens no more."""

@@ -1,7 +1,8 @@
 """What passes on the pod API: the lines of `GET /ballast/v1/events`, and the bodies of the other routes.
 
 A line is one JSON object with `kind` and a sequence number `seq` that grows by one from line to line, so a reader
-notices a gap, and asks anew for the snapshot that begins each stream. Requests are named by their key, `BY/ID`: the
+notices a gap, and asks anew for the snapshot that begins each stream. A snapshot that would be a long line comes in
+parts for readers that can take them (`Part`), with other lines between. Requests are named by their key, `BY/ID`: the
 gateway that decided about it, and its id there. Fields that a later release adds are ignored; a line of an unknown kind
 is refused (`BadMessage`), and its reader connects again. So is a value out of its bounds, which are such that the sums
 over all requests of a fleet fit in 64 bits; who writes a line brings numbers of clients and engines within them
@@ -21,6 +22,8 @@ from ballast_gateway.podapi.plan import Place, key_of
 
 STATE: Final = "/ballast/v1/state"
 EVENTS: Final = "/ballast/v1/events"
+PARTS: Final = "x-ballast-parts: 1"
+"""A reader of events that sends this header takes a long snapshot in parts; others get it in one line."""
 SHARE: Final = "/ballast/v1/share"
 """A gateway's share of the live page, and below it one of its requests."""
 STORY: Final = f"{SHARE}/request"
@@ -102,7 +105,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class Snapshot(_Message, frozen=True, tag="snapshot"):
-    """The first line of each stream: all that is held now."""
+    """The first line of each stream: all that is held now, or the first of it."""
 
     holder: str
     """Its name: the pod's."""
@@ -113,6 +116,19 @@ class Snapshot(_Message, frozen=True, tag="snapshot"):
     """Id of the endpoint beside which an agent sits, as far as it knows."""
     draining: bool = False
     requests: tuple[Row, ...] = ()
+    more: bool = False
+    """The rest follows, in `Part`s."""
+
+
+class Part(_Message, frozen=True, tag="part"):
+    """More of a snapshot: requests as they are now, after all lines before this one. It is one reader's, so it takes no
+    number of its own: `seq` is that of the line before."""
+
+    number: Count
+    """From 1 on."""
+    requests: tuple[Row, ...] = ()
+    more: bool = False
+    """Without it, the snapshot is whole: what was in none of its lines, and was not opened meanwhile, has ended."""
 
 
 class Opened(_Message, frozen=True, tag="opened"):
@@ -220,6 +236,7 @@ class Beat(_Message, frozen=True, tag="beat"):
 
 Message: TypeAlias = (
     Snapshot
+    | Part
     | Opened
     | Prefilled
     | Began
@@ -327,7 +344,7 @@ def decode(line: bytes) -> Message:
     match message:
         case Opened(request=row):
             _check_blocks(row, "request")
-        case Snapshot(requests=rows):
+        case Snapshot(requests=rows) | Part(requests=rows):
             for at, row in enumerate(rows):
                 _check_blocks(row, f"requests[{at}]")
         case _:

@@ -5,6 +5,8 @@ No clock and no sockets: times are seconds on any clock that does not jump.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from ballast_gateway.podapi.messages import (
@@ -23,6 +25,12 @@ from ballast_gateway.podapi.messages import (
     counted,
     measured,
 )
+
+_ROW_BYTES: Final = 512
+"""Of names and numbers."""
+_BLOCK_BYTES: Final = 21
+_ESCAPED_BYTES: Final = 6
+"""Of one character."""
 
 
 class _Held:
@@ -110,9 +118,30 @@ class Rows:
         untold, self._untold = self._untold, set()
         return Progressed(tokens={key: self._held[key].tokens for key in sorted(untold)})
 
+    def listing(self) -> list[str]:
+        """The keys of all, the last to come first."""
+        return list(reversed(self._held))
+
+    def some(self, listing: list[str], now_s: float, most_bytes: float) -> tuple[Row, ...]:
+        """The next rows of a listing, which are taken from its end; of those that have ended there are none. One more
+        than fits in so many bytes of a line, at most."""
+        rows: list[Row] = []
+        while listing and most_bytes > 0:
+            held = self._held.get(listing.pop())
+            if held is not None:
+                rows.append(held.at(now_s))
+                most_bytes -= _bytes_of(held.row)
+        return tuple(rows)
+
     def all(self, now_s: float) -> tuple[Row, ...]:
         """Each as it is now, in the order in which they came. What progress there was is told with them."""
         return tuple(held.at(now_s) for held in self._held.values())
+
+
+def _bytes_of(row: Row) -> int:
+    """A row has no more than that in a line; its strings may be escaped."""
+    words = (row.id, row.by, row.decode, row.prefill, row.model, row.traffic_class, row.tenant)
+    return _ROW_BYTES + _BLOCK_BYTES * len(row.blocks) + _ESCAPED_BYTES * sum(map(len, words))
 
 
 def _change(held: _Held, message: Prefilled | Began | Redirected | Moved, now_s: float) -> None:

@@ -60,6 +60,7 @@ _LINES: Final[Header] = (b"content-type", b"application/x-ndjson")
 _TEXT: Final[Header] = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _PROOF: Final = PROOF.encode()
 _RECIPIENT: Final = RECIPIENT.encode()
+_PARTS: Final = cast("Header", tuple(messages.PARTS.encode().split(b": ")))
 
 
 class Holder(Protocol):
@@ -223,7 +224,7 @@ class PodApiServer:
         elif method != allowed:
             client.respond_error(method_not_allowed(method, target, allowed), (*extra, (b"allow", allowed.encode())))
         elif target == messages.EVENTS:
-            return self._tell(client, extra)
+            return self._tell(client, extra, parts=_PARTS in request.headers)
         elif target in self._asked:
             answer = self._asked[target](dict(parse_qsl(query, keep_blank_values=True)))
             client.respond(404 if answer is None else 200, (_JSON, *extra), answer or b"{}")
@@ -236,12 +237,12 @@ class PodApiServer:
             client.respond(status, ((_JSON, *extra) if body else extra), body)
         return None
 
-    def _tell(self, client: ClientConnection, extra: tuple[Header, ...]) -> Work | None:
+    def _tell(self, client: ClientConnection, extra: tuple[Header, ...], *, parts: bool) -> Work | None:
         if self._feed.readers >= MOST_READERS:
             client.respond_error(refusals.too_many_readers(MOST_READERS), extra)
             return None
         client.start_stream(200, (_LINES, (b"cache-control", b"no-store"), *extra))
-        reader = self._feed.listen(client)
+        reader = self._feed.listen(client, parts=parts)
         assert reader is not None
         client.attach(reader)
         return reader

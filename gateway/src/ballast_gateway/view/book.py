@@ -99,6 +99,8 @@ class Source:
     """Since when it is away; inf while it is there."""
     keys: set[str] = field(default_factory=set)
     """What it claims."""
+    unlisted: set[str] = field(default_factory=set)
+    """While its snapshot comes in parts: what it claimed before, and what has not been in it so far."""
 
     @property
     def connected(self) -> bool:
@@ -204,6 +206,8 @@ class Book:
                 self._released(source, key, now_s)
             case said.Snapshot():
                 self._snapshot(source, message, now_s)
+            case said.Part(requests=rows, more=more):
+                self._listed(source, rows, now_s, more=more)
             case said.Engine() | said.Signs() | said.Draining() | said.Beat():
                 self._of_source(source, message)
             case _:
@@ -236,9 +240,18 @@ class Book:
     def _snapshot(self, source: Source, snapshot: said.Snapshot, now_s: float) -> None:
         source.holder, source.incarnation = snapshot.holder, snapshot.incarnation
         source.agent, source.endpoint = snapshot.holds == "agent", snapshot.endpoint
-        source.draining, source.heard, source.lost_s = snapshot.draining, True, math.inf
-        self._disclaim(source, source.keys - {row.key for row in snapshot.requests})
-        for row in snapshot.requests:
+        source.draining, source.lost_s = snapshot.draining, math.inf
+        source.unlisted = set(source.keys)
+        self._listed(source, snapshot.requests, now_s, more=snapshot.more)
+
+    def _listed(self, source: Source, rows: Iterable[Row], now_s: float, *, more: bool) -> None:
+        """These are in its snapshot; `more`: others may be. What is not, once it is whole, has ended."""
+        source.unlisted.difference_update(row.key for row in rows)
+        source.heard = not more
+        if not more:
+            self._disclaim(source, source.unlisted & source.keys)
+            source.unlisted.clear()
+        for row in rows:
             self._opened(source, row, now_s)
 
     def _opened(self, source: Source, row: Row, now_s: float) -> None:
@@ -247,7 +260,7 @@ class Book:
         if known is None:
             if not source.agent and self._over.get(key, (0.0, source.name))[1] != source.name:
                 return
-            if len(source.keys) >= MOST_ROWS:
+            if len(source.keys) - len(source.unlisted) >= MOST_ROWS:
                 raise BadMessage(f"{source.name} claims more than {MOST_ROWS} requests")
             own = row.by == self.me and RequestId(row.id) in self.own
             known = self._known[key] = _Known(
@@ -276,6 +289,7 @@ class Book:
     def _claim(self, known: _Known, source: Source, row: Row, now_s: float) -> None:
         key, since_s = row.key, now_s - row.age_s
         source.keys.add(key)
+        source.unlisted.discard(key)
         known.claims.add(source.name)
         known.unclaimed_s = math.inf
         self._unclaimed.discard(key)

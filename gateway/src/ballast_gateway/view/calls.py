@@ -47,12 +47,15 @@ class Calls:
         self._unix_s = unix_s
         self._recipients = Recipients()
 
-    def signed(self, address: str, method: str, target: str, body: bytes = b"") -> tuple[bytes, Signed]:
-        """The bytes of a call, and what its answer must prove."""
+    def signed(
+        self, address: str, method: str, target: str, body: bytes = b"", *, header: str = ""
+    ) -> tuple[bytes, Signed]:
+        """The bytes of a call, and what its answer must prove. `header`: one more, which is not signed."""
         signed = Signed(self._tokens()[0], method, target, body, self._unix_s(), to=self._recipients.at(address))
+        more = f"{header}\r\n" if header else ""
         head = (
             f"{method} {target} HTTP/1.1\r\nhost: {address}\r\nauthorization: {signed.authorization}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n{more}\r\n"
         )
         return head.encode() + body, signed
 

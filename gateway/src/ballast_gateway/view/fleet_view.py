@@ -209,7 +209,7 @@ class FleetView:
         elif name.removeprefix(_PEER) in self._mine:
             return
         self._book(name, message)
-        if isinstance(message, said.Snapshot):
+        if isinstance(message, said.Snapshot | said.Part) and not message.more:
             self.everywhere = self._has_agents()
             self._elect()
             self._give_inventory()

@@ -11,7 +11,7 @@ from zlib import crc32
 from ballast_api.signatures import Signed
 from ballast_gateway.http.client import Exchange, UpstreamError
 from ballast_gateway.http.responses import Headers
-from ballast_gateway.podapi.messages import BEAT_S, EVENTS, BadMessage, Message
+from ballast_gateway.podapi.messages import BEAT_S, EVENTS, PARTS, BadMessage, Message, Part, Snapshot
 from ballast_gateway.view.calls import Calls, proven
 from ballast_gateway.view.lines import Lines
 
@@ -85,19 +85,23 @@ class Subscription:
         self._begun_s = 0.0
         self._learned = self._at_once = False
         """Whether it has said for whom to sign, and whether it was asked anew at once for that."""
+        self._whole = False
         self._ask()
 
     @property
     def connected(self) -> bool:
-        """Whether it has spoken over the connection that is there."""
-        return self.heard_s is not None
+        """Whether all of its snapshot has come over the connection that is there."""
+        return self.heard_s is not None and self._whole
 
     def take(self, message: Message) -> None:
         """A line has come. Called by the connection."""
         self.heard_s = self._loop.time()
         self._at_once = False
+        if isinstance(message, Snapshot | Part):
+            self._whole = not message.more
         self._on_message(self.name, message)
-        self._pause_s = _FIRST_PAUSE_S
+        if self._whole:
+            self._pause_s = _FIRST_PAUSE_S
 
     def learns(self, status: int, headers: Headers) -> bool:
         """Whether an answer says for whom to sign. Called by the connection."""
@@ -111,7 +115,7 @@ class Subscription:
         self._hang_up()
 
     def _ask(self) -> None:
-        payload, signed = self._calls.signed(self.address, "GET", EVENTS)
+        payload, signed = self._calls.signed(self.address, "GET", EVENTS, header=PARTS)
         self._exchange = _Listening(self, signed)
         self._begun_s = self._loop.time()
         self._learned = False
@@ -149,6 +153,7 @@ class Subscription:
         if problem != self.problem:
             _log.info("a source of events is asked anew", extra={"source": self.name, "problem": problem})
         self.problem = problem
+        self._whole = False
         if self.heard_s is not None:
             self.heard_s = None
             self._on_lost(self.name)
