@@ -191,6 +191,27 @@ async def test_a_usage_beyond_what_was_asked_for_is_not_believed(tmp_path: Path,
     assert entry["output_tokens"] == TIED["max_tokens"]
 
 
+@pytest.mark.parametrize("more", [{}, {"max_completion_tokens": 1}, {"max_output_tokens": 1, "n": 2}])
+async def test_a_field_that_the_engine_does_not_read_lowers_no_count(tmp_path: Path, more: dict[str, int]) -> None:
+    """vLLM's completions read `max_tokens`: who names another limit beside it has used what the engine says."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 900}
+    whole = json_reply({"choices": [{"index": 0, "text": "a", "finish_reason": "length"}], "usage": usage})
+    _, entry = await _one_stream(tmp_path, whole, asks=TIED | {"max_tokens": 1000} | more)
+    assert entry["output_tokens"] == 900
+
+
+async def test_what_a_client_wrote_and_an_engine_repeats_is_no_abort(tmp_path: Path) -> None:
+    """`/v1/responses` repeats metadata and tools as JSON."""
+    body = {"object": "response", "status": "completed", "metadata": {"finish_reason": "abort"}, "output": []}
+    async with (
+        scripted_engine(lambda _, writer: _write(writer, json_reply(body))) as flexible,
+        running_gateway(tmp_path, {"f0": flexible.address}) as gateway,
+    ):
+        asks = {"model": "tiny", "input": "hello", "store": False}
+        (answer,) = await raw_exchange(gateway.port, post("/v1/responses", asks), answers=1)
+        assert (answer.status, answer.json()["metadata"], len(flexible.asked)) == (200, {"finish_reason": "abort"}, 1)
+
+
 async def test_what_an_engine_writes_stands_in_no_log(tmp_path: Path) -> None:
     """Only at debug: it may hold what the client sent."""
     events = [each.replace(b'"text":"b"', b'"text":["a secret"]') for each in vllm_events(["a", "b", "c"], usage=True)]

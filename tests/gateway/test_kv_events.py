@@ -433,3 +433,18 @@ async def test_other_tiers_and_layers_are_left_out_and_unknown_kinds_ignored() -
             assert (listener.found([1] * 5), listener.found([2] * 5)) == (4, 0)
         finally:
             publisher.close()
+
+
+async def test_the_deadline_of_a_request_whose_tokens_are_kept_is_over_with_it(tmp_path: Path) -> None:
+    """It does not end what its connection serves next."""
+    async with fleet(tmp_path, 1) as (running, _, client):
+        asks = {"model": "m", "prompt": "hello there, all of you", "max_tokens": 2}
+        for _ in range(2):  # the second time its tokens are known at once
+            answer = await client.post("/v1/completions", json=asks, headers={"x-envoy-expected-rq-timeout-ms": "1500"})
+            assert answer.status_code == 200
+        assert running.gateway.proxy is not None
+        slow = asyncio.create_task(client.post("/v1/completions", json=asks | {"prompt": [1] * 40, "max_tokens": 3000}))
+        await asyncio.sleep(2.0)
+        assert (await slow).status_code == 200
+        assert [entry["outcome"] for entry in running.requests()] == ["completed"] * 3
+        assert running.gateway.proxy.in_flight == 0

@@ -95,7 +95,11 @@ def test_a_signature_is_for_one_listener_as_long_as_it_runs() -> None:
 
 def test_a_recipient_is_learned_from_a_401_alone() -> None:
     """And asks for another attempt only where it is news."""
-    known = Recipients()
+    known, there = Recipients(), "10.0.0.1:9004"
+
+    def signed() -> Signed:
+        return Signed(TOKEN, "GET", "/ballast/v1/state", b"", 1e9, to=known.at(there))
+
     for status, name, learned in (
         (200, HERE, False),
         (401, "", False),
@@ -104,8 +108,15 @@ def test_a_recipient_is_learned_from_a_401_alone() -> None:
         (401, HERE, False),
         (401, "1" * 32, True),
     ):
-        assert known.learn("10.0.0.1:9004", status, name) is learned
+        assert known.learn(there, status, name, signed()) is learned
     assert (known.at("10.0.0.1:9004"), known.at("10.0.0.2:9004")) == ("1" * 32, "")
+
+
+def test_calls_that_were_under_way_together_are_all_made_anew() -> None:
+    """The first answer teaches the name; the others were signed for nobody all the same."""
+    known = Recipients()
+    calls = [Signed(TOKEN, "GET", "/ballast/v1/state", b"", 1e9) for _ in range(3)]
+    assert [known.learn("10.0.0.1:9004", 401, HERE, call) for call in calls] == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ballast_gateway.driver import Ticket
+from ballast_gateway.proxy import answers
 from tests.support.gateway_kit import assert_openai_error, post, raw_exchange, running_gateway
 from tests.support.scripted_engine import decode_script, prefill_script, scripted_engine
 
@@ -38,3 +39,27 @@ async def test_a_fault_between_two_legs_is_a_500(tmp_path: Path, monkeypatch: py
         assert gateway.gateway.proxy.in_flight == len(gateway.gateway.driver.director.ledger) == 0
         first = gateway.requests()[0]
         assert (first["outcome"], first["reason"], first["status"]) == ("failed", "internal-error", 500)
+
+
+async def test_a_fault_at_the_end_of_a_stream_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last event has come, and its engine's answer is still open: the connection is cut, the request is booked."""
+
+    def fault(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(decode_script) as decode,
+        running_gateway(tmp_path, {"p0": prefill.address, "d0": decode.address}) as gateway,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(answers, "end", fault)
+            (cut,) = await raw_exchange(gateway.port, post(PATH, BODY | {"stream": True}), answers=1)
+        assert (cut.status, cut.whole) == (200, False)
+        assert gateway.request()["outcome"] == "failed"
+        assert gateway.gateway.proxy is not None
+        assert gateway.gateway.proxy.in_flight == len(gateway.gateway.driver.director.ledger) == 0
+        (good,) = await raw_exchange(gateway.port, post(PATH, BODY), answers=1)
+        assert good.status == 200

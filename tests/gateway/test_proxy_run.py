@@ -238,6 +238,10 @@ class Client:
     ends: list[str] = field(default_factory=list)
     answer: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def answering(self) -> bool:
+        return not self.ends
+
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         assert (status, self.heads) == (200, 0)
         self.ends.append("end")

@@ -52,9 +52,9 @@ class Recipients:
         """Empty until it is learned."""
         return self._names.get(address, "")
 
-    def learn(self, address: str, status: int, name: str) -> bool:
-        """Take the name from an answer. Whether the call is to be signed anew with it."""
-        if status != 401 or len(name) != NONCE_DIGITS or not name.isalnum() or name == self.at(address):
+    def learn(self, address: str, status: int, name: str, signed: Signed) -> bool:
+        """Take the name from the answer to a call. Whether the call is to be signed anew with it."""
+        if status != 401 or len(name) != NONCE_DIGITS or not name.isalnum() or name == signed.to:
             return False
         if len(self._names) >= _MOST_RECIPIENTS:  # of pods that are long gone
             self._names.clear()
@@ -66,10 +66,11 @@ class Signed:
     """A signed request: the header to send, and the answer's proof that is due. `to`: the recipient, empty if it is not
     known yet."""
 
-    __slots__ = ("_nonce", "_token", "authorization")
+    __slots__ = ("_nonce", "_token", "authorization", "to")
 
     def __init__(self, token: bytes, method: str, target: str, body: bytes, unix_s: float, *, to: str = "") -> None:
         self._token = token
+        self.to = to
         self._nonce = secrets.token_hex(NONCE_DIGITS // 2)
         at = str(int(unix_s))
         signature = signature_of(token, (method, target, at, self._nonce, to), body)

@@ -231,6 +231,11 @@ class ClientConnection(asyncio.Protocol):
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
+    @property
+    def answering(self) -> bool:
+        """Whether the answer to a request is still due, or under way."""
+        return self._request is not None
+
     def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         """Answer with a whole body."""
         if self._request is None:

@@ -64,9 +64,16 @@ class Generation:
 
     @property
     def most_output_tokens(self) -> int:
-        """More than this an answer does not bring, whatever an engine writes into its usage."""
-        limit = None if self.passed else self.max_output_tokens
-        return self.choices * (MOST_TOKENS if limit is None else min(limit, MOST_TOKENS))
+        """More than this an answer does not bring, whatever an engine writes into its usage.
+
+        By the fields that vLLM reads on this route: a client that names another one is not asked for less.
+        """
+        fields = ("max_tokens", "max_completion_tokens") if self.chat else ("max_tokens",)
+        limits = [limit for field in fields if isinstance(limit := self.document.get(field), int) and limit > 0]
+        embedded = self.document.get("prompt_embeds")
+        batch = max(1, len(embedded)) if isinstance(embedded, list) else 1
+        each = MOST_TOKENS if self.passed or not limits else min(max(limits), MOST_TOKENS)
+        return self.choices * batch * each
 
     def as_stream(self) -> Generation:
         """The same request, with the answer and its usage as a stream."""

@@ -17,6 +17,11 @@ class Client(Protocol):
         """Whether the answer has begun."""
         ...
 
+    @property
+    def answering(self) -> bool:
+        """Whether the answer is still due, or under way."""
+        ...
+
     def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
         """Answer with a whole body."""
         ...

@@ -380,6 +380,7 @@ class ProxyFace:
             if isinstance(found, Waiting):
                 waits.waiting = found
                 return waits
+            waits.waits_no_more()
             return generate(found)
         return generate(facts.tokens if isinstance(facts.tokens, PromptTokens) else None)
 
@@ -501,7 +502,7 @@ class _Later:
         self._drop()
         self._face._refuse(self._ask.client, self._ask.record, deadline_exceeded(deadline_s), outcome="failed")
 
-    def _waits_no_more(self) -> None:
+    def waits_no_more(self) -> None:
         """From now on its run keeps the deadline, if there is one."""
         if self._deadline is not None:
             self._deadline.cancel()
@@ -527,7 +528,7 @@ class _Later:
 
     def _drop(self) -> None:
         """Give back what it holds, before it was placed."""
-        self._waits_no_more()
+        self.waits_no_more()
         self._ask.held.set(0)
 
 
@@ -539,7 +540,7 @@ class _Pending(_Later):
     def read(self, outcome: asyncio.Future[_Read | InvalidBody]) -> None:
         """Take what the thread has read, or why it could not. Never raises."""
         face, ask = self._face, self._ask
-        self._waits_no_more()
+        self.waits_no_more()
         self.reading = None  # which knows this method: a circle would keep the body until a full collection
         try:
             found = outcome.result()
@@ -578,7 +579,7 @@ class _Tokenized(_Later):
 
     def found(self, tokens: PromptTokens | None) -> None:
         """Go on with these tokens, or without."""
-        self._waits_no_more()
+        self.waits_no_more()
         self.waiting = None
         self._run = self._generate(tokens)
 

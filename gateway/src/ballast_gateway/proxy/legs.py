@@ -102,15 +102,20 @@ async def perform(pool: UpstreamPool, stage: Stage, endpoint: Endpoint, request:
         raise failure
 
 
-def failure_of(stage: Stage, endpoint: Endpoint, reply: Collect, error: UpstreamError | None) -> LegFailed | None:
-    """How a leg that has ended failed, where another endpoint may mend it; of a stream only what its head says."""
+def failure_of(
+    stage: Stage, endpoint: Endpoint, reply: Collect, error: UpstreamError | None, *, passed: bool = False
+) -> LegFailed | None:
+    """How a leg that has ended failed, where another endpoint may mend it; of a stream only what its head says.
+
+    `passed`: of a route whose answers may repeat JSON of the client.
+    """
     if error is not None:
         return LegFailed(stage, endpoint, str(error), error.fault, said=error.said)
     if reply.status != 200:
         return refused(stage, endpoint, reply)
     if is_error(reply.body):
         return LegFailed(stage, endpoint, "answered 200 with an error", Fault.BROKE)
-    if is_aborted(reply.body):
+    if not passed and is_aborted(reply.body):
         return LegFailed(stage, endpoint, "aborted the request", Fault.BROKE)
     return None
 

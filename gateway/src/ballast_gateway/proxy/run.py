@@ -183,6 +183,7 @@ class Run:
         """The stream's last event has passed. That its HTTP answer ends, too, nobody waits for."""
         if self._trace is not None:
             self._trace.answered()
+        self._asked = None  # it ends by itself, or is left after a moment
         self._end_leg(self._leg)
         self._end_by(Event.END)
 
@@ -271,7 +272,7 @@ class Run:
         self._resources.loop.call_exception_handler({"message": message, "exception": fault})
         self._leave()
         record.outcome, record.reason, record.status = "failed", internal_error().code, 500
-        if self.life.state is not State.ENDED:
+        if self.life.state is not State.ENDED or client.answering:  # it may be the end itself that has failed
             self.life.state = State.ENDED  # the table has what may happen; a fault may not
             if client.head_sent:
                 client.abort()
@@ -407,8 +408,8 @@ class Run:
         self._end_leg(leg)
         if isinstance(error, StoppedReading) or self.life.state is State.ENDED:
             return None  # with the stream's last event, in the relay
-        failure = failure_of(Stage.DECODE, endpoint, leg, error)
         passed = self._job.generation.passed
+        failure = failure_of(Stage.DECODE, endpoint, leg, error, passed=passed)
         if failure is None and not leg.continues and not leg.relays and is_answer(leg, passed=passed):
             self._answer = leg
             return Event.ANSWERED

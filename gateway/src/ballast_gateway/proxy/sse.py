@@ -89,7 +89,7 @@ class TokenMeter:
             self.failed = True
             return
         if b'"completion_tokens"' in whole and (found := _USAGE.findall(whole)):
-            self._usage = min(int(found[-1]), self._most_tokens)
+            self._usage = min(int(found[-1]), max(self._most_tokens, self._events))
         self._done = _DONE in whole and whole.rstrip().endswith(_DONE)
         if self.started:
             self._events += whole.count(self._separator) - self._done

@@ -82,6 +82,11 @@ class WholeAnswer:
         return self._client.head_sent
 
     @property
+    def answering(self) -> bool:
+        """Whether the client's answer is still due."""
+        return self._client.answering
+
+    @property
     def connection(self) -> ClientConnection:
         """The client's own."""
         return self._client

@@ -59,10 +59,10 @@ class Calls:
         )
         return head.encode() + body, signed
 
-    def learns(self, address: str, status: int, headers: Headers) -> bool:
-        """Whether an answer says for whom to sign there, so that the call is to be made anew."""
+    def learns(self, address: str, status: int, headers: Headers, signed: Signed) -> bool:
+        """Whether the answer to a call says for whom to sign there, so that the call is to be made anew."""
         named = (value for name, value in headers if name == _RECIPIENT)
-        return self._recipients.learn(address, status, next(named, b"").decode("latin-1"))
+        return self._recipients.learn(address, status, next(named, b"").decode("latin-1"), signed)
 
     async def call(
         self, address: str, method: str, target: str, body: bytes = b"", *, limit_bytes: int = _MOST_ANSWER_BYTES
@@ -71,7 +71,7 @@ class Calls:
         try:
             async with asyncio.timeout(CALL_S):
                 signed, exchange = await self._made(address, method, target, body, limit_bytes)
-                if self.learns(address, exchange.status, exchange.headers):
+                if self.learns(address, exchange.status, exchange.headers, signed):
                     signed, exchange = await self._made(address, method, target, body, limit_bytes)
         except (UpstreamError, TimeoutError) as error:
             raise CallFailed(f"{address}: {error or 'no answer in time'}") from error

@@ -36,7 +36,7 @@ class _Listening(Exchange):
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
-        if self._subscription.learns(status, headers):
+        if self._subscription.learns(status, headers, self._signed):
             raise UpstreamError(f"answered {status} and for whom to sign")
         if not proven(self._signed, headers):
             raise UpstreamError(f"answered {status} without proof that it has the fleet's token")
@@ -103,9 +103,9 @@ class Subscription:
         if self._whole:
             self._pause_s = _FIRST_PAUSE_S
 
-    def learns(self, status: int, headers: Headers) -> bool:
+    def learns(self, status: int, headers: Headers, signed: Signed) -> bool:
         """Whether an answer says for whom to sign. Called by the connection."""
-        self._learned = self._calls.learns(self.address, status, headers)
+        self._learned = self._calls.learns(self.address, status, headers, signed)
         return self._learned
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class Asker:
             try:
                 async with asyncio.timeout(limit_s):
                     signed, answer, body = await self._signed(address, target, token, most_bytes)
-                    if _RECIPIENTS.learn(address, answer.status_code, answer.headers.get(RECIPIENT, "")):
+                    if _RECIPIENTS.learn(address, answer.status_code, answer.headers.get(RECIPIENT, ""), signed):
                         signed, answer, body = await self._signed(address, target, token, most_bytes)
             except TimeoutError as error:
                 raise NoAnswer(f"no answer within {limit_s:g} s") from error
