@@ -797,3 +797,58 @@ async def test_mutated_requests_leave_nothing_behind(tmp_path: Path, caplog: pyt
         assert at.agent.face.clients.held_bytes == 0
         assert (await ask(at, BODY)).body == b"ok"
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("held_first", [False, True])
+async def test_an_unreachable_engine_is_said_on_any_connection(tmp_path: Path, held_first: bool) -> None:
+    """Also after another request's answer: a client that sees a reset would not know that it may try elsewhere."""
+    async with scripted_engine(decode_script) as engine, running_agent(tmp_path, engine.address) as agent:
+        reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+        if held_first:
+            writer.write(post("/v1/completions", BODY | {"n": 2, "stream": False}, plan_header(plan(agent.place))))
+            assert b" 200 " in await reader.readline()
+            head = await reader.readuntil(b"\r\n\r\n")
+            (length,) = (line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.partition(b":")[2]))
+        agent.agent.face.links._port = 9  # where nobody listens
+        agent.agent.face.links.drop()
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 503 " in await asyncio.wait_for(reader.readline(), 20)
+        writer.close()
+
+
+async def test_an_answer_before_the_request_is_sent_is_not_lost(tmp_path: Path) -> None:
+    """An engine refuses by the head alone, and a connection that is closed over unread bytes is reset."""
+
+    async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 401 X\r\ncontent-length: 2\r\n\r\nno")
+        while await reader.read(1 << 20):
+            pass
+
+    async with raw_server(refuses) as address, running_agent(tmp_path, address) as agent:
+        reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+        writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 8000000\r\n\r\n")
+        assert b" 401 " in await asyncio.wait_for(reader.readline(), 20)
+        for _ in range(8):
+            writer.write(b"a" * 1_000_000)
+            await writer.drain()
+        assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"no")
+        writer.close()
+
+
+async def test_a_fault_in_reading_a_body_keeps_none_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault")
+
+    async with scripted_engine(decode_script) as engine, running_agent(tmp_path, engine.address) as agent:
+        with monkeypatch.context() as patched:
+            patched.setattr("ballast_gateway.agent.face._read", fault)
+            answer = await ask(agent, BODY, plan_header(plan(agent.place)))
+            assert answer.status == 500
+        assert agent.agent.face.clients.held_bytes == 0
+        huge = await ask(agent, BODY | {"seed": "1" + "0" * 400}, plan_header(plan(agent.place, id="r2")))
+        assert huge.status == 200, "whole numbers of any length are the engine's to judge"
+        assert agent.agent.face.clients.held_bytes == 0

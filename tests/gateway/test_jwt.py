@@ -118,6 +118,9 @@ ED_HEAD = '{"alg":"EdDSA","kid":"d"}'
 NOW = int(time.time())
 FORGED = {
     "none": (written('{"alg":"none"}', json.dumps(claims()), sign=False) + b"x", "algorithm"),
+    "a list of algorithms": (written('{"alg":[]}', json.dumps(claims()), sign=False) + b"x", "algorithm"),
+    "an object as algorithm": (written('{"alg":{}}', json.dumps(claims()), sign=False) + b"x", "algorithm"),
+    "an end beyond all numbers": (token(exp=10**400), "not as it should be"),
     "None in capitals": (written('{"alg":"NONE","kid":"d"}', json.dumps(claims())), "algorithm"),
     "no signature": (written(ED_HEAD, json.dumps(claims()), sign=False), "three parts"),
     "HMAC with the public key": (confused(), "algorithm"),
@@ -345,3 +348,14 @@ async def test_who_has_a_token_is_served_and_no_engine_sees_it(tmp_path: Path) -
         await until(lambda: face._keys is not None and face._keys.tenant(bearer(good)) is None)
         gateway.requests()
         assert good.decode() not in gateway.out.getvalue()
+
+
+@pytest.mark.parametrize("odd", [{"kid": []}, {"kid": {}}, {"kid": 7}, {"kty": ["RSA"]}])
+def test_odd_entries_of_a_key_set_are_refused_or_skipped(odd: dict[str, Any], tmp_path: Path) -> None:
+    """With a message, and what was read before stays."""
+    tokens = reader(tmp_path / "jwks")
+    jwks(tmp_path / "jwks", KEYS[0] | odd)
+    tokens.refresh()
+    assert tenant_of(tokens, token()) == "search"
+    with pytest.raises(InvalidInput, match=r"kid is no text|no key for signatures"):
+        reader(tmp_path / "odd", KEYS[0] | odd)

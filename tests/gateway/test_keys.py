@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from ballast_api.errors import InvalidInput
 from ballast_api.gateway_settings import Keys, TenantEntry
 from ballast_api.serving_pool import GatewaySpec
+from ballast_gateway.file_stamps import stamp
 from ballast_gateway.keys import KeyRing, Tenant
 from tests.support.gateway_kit import Answer, RunningGateway, post, raw_exchange, running_gateway, settings, until
 from tests.support.scripted_engine import Asked, completion, decode_script, json_reply, scripted_engine
@@ -231,3 +232,31 @@ async def test_limits_are_the_tenants_and_come_back_with_the_end(tmp_path: Path)
         assert (await one("three")).status == 200
         assert [(await each).status for each in first] == [200, 200]
         assert (await one("two")).status == 200
+
+
+def test_a_file_that_is_mended_by_its_rights_alone_has_changed(tmp_path: Path) -> None:
+    """Who may not read a file may look at it: what has failed then is tried again after `chmod`."""
+    file = Path(write(tmp_path / "keys"))
+    os.chmod(file, 0o600)
+    before = stamp(file)
+    assert stamp(file) == before
+    while os.stat(file).st_ctime_ns == (before or (0, 0))[1]:  # the clock of the file system may be coarse
+        os.chmod(file, 0o644)
+    assert stamp(file) != before
+
+
+async def test_a_fault_in_a_look_at_the_keys_is_not_the_last_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the last sweep of connections."""
+    looks: list[int] = []
+
+    def fault(_: KeyRing) -> None:
+        looks.append(1)
+        if len(looks) == 2:  # the first look is at the start
+            raise RuntimeError("a fault")
+
+    monkeypatch.setattr(KeyRing, "refresh", fault)
+    file = write(tmp_path / "keys", team("a", "one"))
+    async with running_gateway(tmp_path, {}, wait=False, keys={"file": file}):
+        await until(lambda: len(looks) > 2)

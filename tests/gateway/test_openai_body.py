@@ -40,7 +40,20 @@ def test_prompt_tokens_are_exact_for_ids_and_estimated_for_text(document: dict[s
     assert openai_body.prompt_tokens(document) == expected
 
 
-@given(st.dictionaries(st.sampled_from(["prompt", "messages", "input", "model", "max_tokens"]), JSON))
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "a" * 4000}}]
+
+
+@pytest.mark.parametrize("prompt", ["x", "", [], {}, [1]])
+def test_a_field_that_the_route_does_not_read_hides_no_prompt(prompt: object) -> None:
+    """A chat's quota is charged for its messages and tools, whatever stands beside them."""
+    chat = {"messages": [{"role": "user", "content": "a" * 4000}], "prompt": prompt}
+    assert openai_body.prompt_tokens(chat, openai_body.CHAT_PROMPT) == 1000
+    assert 2000 < openai_body.prompt_tokens(chat | {"tools": TOOLS}, openai_body.CHAT_PROMPT) < 2100
+    completion = {"prompt": "a" * 4000, "messages": [], "tools": TOOLS}
+    assert openai_body.prompt_tokens(completion, openai_body.COMPLETION_PROMPT) == 1000
+
+
+@given(st.dictionaries(st.sampled_from(["prompt", "messages", "input", "tools", "model", "max_tokens"]), JSON))
 def test_no_document_breaks_the_reading(document: dict[str, Any]) -> None:
     """Counts are never negative, whatever stands where the prompt should."""
     assert openai_body.prompt_tokens(document) >= 0

@@ -63,3 +63,22 @@ async def test_a_fault_at_the_end_of_a_stream_leaves_nothing_behind(
         assert gateway.gateway.proxy.in_flight == len(gateway.gateway.driver.director.ledger) == 0
         (good,) = await raw_exchange(gateway.port, post(PATH, BODY), answers=1)
         assert good.status == 200
+
+
+async def test_a_fault_in_reading_a_body_keeps_none_of_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault")
+
+    async with (
+        scripted_engine(decode_script) as flexible,
+        running_gateway(tmp_path, {"f0": flexible.address}) as gateway,
+    ):
+        assert gateway.gateway.proxy is not None
+        with monkeypatch.context() as patched:
+            patched.setattr("ballast_gateway.proxy.face.read_generation", fault)
+            (bad,) = await raw_exchange(gateway.port, post(PATH, BODY), answers=1)
+        (huge,) = await raw_exchange(gateway.port, post(PATH, BODY | {"seed": "1" + "0" * 400}), answers=1)
+        assert (bad.status, huge.status) == (500, 200)
+        assert gateway.gateway.proxy.clients.held_bytes == 0

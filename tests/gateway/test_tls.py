@@ -223,7 +223,14 @@ def encrypted(key: bytes) -> bytes:
     )
 
 
+def of_version_2(certificate: bytes) -> bytes:
+    """X.509 knows 1 and 3."""
+    der = ssl.PEM_cert_to_DER_cert(certificate.decode())
+    return ssl.DER_cert_to_PEM_cert(der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x01", 1)).encode()
+
+
 BAD = {
+    "a version that is none": lambda certificate, key: (of_version_2(certificate), key),
     "another key": lambda certificate, key: (certificate, other_key()),
     "half a key": lambda certificate, key: (certificate, key[:100]),
     "half a certificate": lambda certificate, key: (certificate[:300], key),

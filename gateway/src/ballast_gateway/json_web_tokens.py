@@ -81,9 +81,13 @@ class TokenReader:
         tenant = claims.get(self._settings.tenant_claim)
         if not isinstance(tenant, str) or not 0 < len(tenant) <= _MOST_NAME:
             raise Refused("no tenant in the claim that names it")
+        try:
+            until_s = float(claims["exp"]) + LEEWAY_S
+        except OverflowError:
+            raise Refused("not as it should be") from None
         while len(self._known) >= _KEPT:
             del self._known[next(iter(self._known))]
-        self._known[digest] = tenant, float(claims["exp"]) + LEEWAY_S
+        self._known[digest] = tenant, until_s
         return tenant
 
     def _verified(self, token: bytes) -> dict[str, Any]:
@@ -115,7 +119,7 @@ class TokenReader:
     def _key_of(self, header: dict[str, Any]) -> PyJWK:
         """The one key that a token may have been signed with."""
         algorithm, kid = header.get("alg"), header.get("kid")
-        if algorithm not in _ALGORITHMS:
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
             raise Refused("signed by an algorithm that is not taken")
         if "crit" in header:
             raise Refused("an extension that is not known")
@@ -177,8 +181,10 @@ def _key(file: Path, number: int, entry: dict[str, Any]) -> PyJWK | None:
 
     if entry.get("d") is not None:
         raise _wrong(file, f"keys[{number}] is a private key; keep only public ones here")
-    if entry.get("use", "sig") != "sig" or entry.get("kty") not in {"RSA", "EC", "OKP"}:
+    if entry.get("use", "sig") != "sig" or entry.get("kty") not in ("RSA", "EC", "OKP"):
         return None
+    if not isinstance(entry.get("kid", ""), str):
+        raise _wrong(file, f"keys[{number}].kid is no text")
     try:
         key = jwt.PyJWK(entry)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:

@@ -64,7 +64,7 @@ def _changed(document: JsonObject, kinds: Mapping[str, type]) -> JsonObject:
             read = _reader(kind).validate_python(value)
         except ValueError:
             continue
-        if math.isfinite(read):  # text such as "nan" makes a number that JSON cannot say
+        if not isinstance(read, float) or math.isfinite(read):  # text such as "nan" makes a number that JSON cannot say
             changed[field] = read
     return changed
 

@@ -27,6 +27,14 @@ _MEDIA: Final = (b'_url"', b'data"', b'_embeds"')
 _GENERATION_PATHS: Final = ("/completions", "/responses", "/messages", "/embeddings")
 
 
+_TOOLS: Final = "tools"
+COMPLETION_PROMPT: Final = ("prompt",)
+CHAT_PROMPT: Final = ("messages", "documents", _TOOLS)
+PROMPTS: Final = (
+    *("prompt", "messages", "input", "instructions", "system", "tokens", _TOOLS),
+    *("text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items", "texts", "inputs"),
+)
+"""Fields that hold what an engine reads, in vLLM 0.32's requests of whatever route."""
 _NOTHING: Final = object()
 
 
@@ -96,20 +104,14 @@ def max_output_tokens(document: JsonObject) -> int | None:
     return None
 
 
-def prompt_tokens(document: JsonObject) -> int:
-    """Tokens in the prompt: exact for token ids, else about one for four characters."""
-    prompt = document.get("prompt")
-    if prompt is None:
-        prompt = document.get("messages")
-    if prompt is None:
-        prompt = document.get("input")
-    return tokens_in(prompt)
+def prompt_tokens(document: JsonObject, fields: Iterable[str] = PROMPTS) -> int:
+    """Tokens in the prompt: exact for token ids, else about one for four characters; of tools, of their JSON.
 
-
-def tokens_in(value: object) -> int:
-    """Tokens of a prompt, of messages or of several of them: exact for token ids, else one for four characters."""
-    ids, chars = _count(value)
-    return ids + -(-chars // CHARS_PER_TOKEN)
+    `fields`: those that hold it on the route, for a client may fill others that no engine reads there.
+    """
+    tools = document.get(_TOOLS) if _TOOLS in fields else None
+    ids, chars = _count([document[field] for field in fields if field != _TOOLS and field in document])
+    return ids + -(-(chars + (len(dump(tools)) if tools else 0)) // CHARS_PER_TOKEN)
 
 
 def priority(document: JsonObject) -> int | None:

@@ -71,6 +71,7 @@ class AgentConnection(ClientConnection):
             self._refuse(refusal.error)
             return
         self._passage = passage
+        self.head_sent = False  # of the answer before
         self._agent.passage(1)
         self.attach(passage)
         if len(start) > end:
@@ -107,9 +108,14 @@ class AgentConnection(ClientConnection):
 
     def passed(self, *, keep_alive: bool, rest: bytes) -> None:
         """The answer is whole."""
+        sent = self._passage is None or self._passage.sent
         self._end_passage()
         self._served = True
         self._deadline_s = self._loop.time() + self._agent.keep_alive_timeout_s
+        if not sent:
+            self.resume_sending()
+            self._linger()  # to close over what still comes would reset the connection, and lose the answer
+            return
         if not keep_alive or self._agent.closing:
             self._close()
             return

@@ -249,15 +249,23 @@ class AgentFace:
             self._refuse(client, error)
             return None
         ask = _Ask(client, request, path, plan, held)
+        try:
+            return self._booked(ask, size)
+        except Exception:
+            held.set(0)
+            raise
+
+    def _booked(self, ask: _Ask, size: Size | None) -> Work | None:
+        """Read the body, whose memory is booked."""
         if size is not None and size.work <= INLINE_WORK:
             try:
                 generation = _read(ask, size)
-            except InvalidBody as error_:
-                self._refuse_body(ask, error_)
+            except InvalidBody as error:
+                self._refuse_body(ask, error)
                 return None
             return self._hold(ask, generation)
         pending = _Pending(self, ask)
-        pending.reading = self._large.read(held.names, lambda: _read_large(ask), pending.read)
+        pending.reading = self._large.read(ask.held.names, lambda: _read_large(ask), pending.read)
         return pending
 
     def _plan(self, request: HttpRequest) -> Plan | ApiError:

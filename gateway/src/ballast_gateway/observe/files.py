@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 
 from ballast_api.errors import InvalidInput
 from ballast_api.loading import load_endpoints
+from ballast_gateway.file_stamps import Stamp, stamp
 from ballast_gateway.observe.fleet import Fleet
 
 _log = logging.getLogger(__name__)
@@ -21,11 +21,11 @@ class FileDiscovery:
     def __init__(self, path: Path, fleet: Fleet) -> None:
         self._path = path
         self._fleet = fleet
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Stamp = None
 
     def load(self) -> None:
         """Read the file. Raises `InvalidInput`."""
-        self._seen = self._stamp()
+        self._seen = stamp(self._path)
         entries = load_endpoints(self._path).endpoints
         endpoints = [(entry.to_core(), entry.pod_api or "") for entry in entries]
         self._fleet.keep_only({endpoint.id for endpoint, _ in endpoints})
@@ -34,10 +34,10 @@ class FileDiscovery:
         self._fleet.synced = True
 
     async def run(self) -> None:
-        """Watch the file forever. The stamp has the inode, because a ConfigMap changes by a new link."""
+        """Watch the file forever."""
         while True:
             await asyncio.sleep(_POLL_S)
-            if self._stamp() == self._seen:
+            if stamp(self._path) == self._seen:
                 continue
             try:
                 self.load()
@@ -45,10 +45,3 @@ class FileDiscovery:
                 _log.warning("the endpoints file is not usable; keeping the endpoints", extra={"problem": str(error)})
             else:
                 _log.info("read the endpoints file", extra={"endpoints": len(self._fleet.members)})
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            status = os.stat(self._path)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 from ballast_core.attainment import Objective
 from ballast_gateway import errors, lax, openai_body, paths
@@ -13,6 +13,8 @@ from ballast_gateway.prompts import NO_FACTS, PromptFacts, PromptReader
 
 _BYTES_PER_TOKEN = 5
 """Estimate for a body that the picker does not see; counts JSON's own characters too."""
+
+_PROMPT_FIELDS: Final = {paths.CHAT: openai_body.CHAT_PROMPT, paths.COMPLETIONS: openai_body.COMPLETION_PROMPT}
 
 
 Carries: TypeAlias = Callable[[str, JsonObject], tuple[bool, bool]]
@@ -114,7 +116,7 @@ def read_body(
     movable, divisible = (False, False) if carries is None else carries(path, document if cleaned is None else cleaned)
     return BodyFacts(
         model=model,
-        prompt_tokens=openai_body.prompt_tokens(document),
+        prompt_tokens=openai_body.prompt_tokens(document, _PROMPT_FIELDS.get(bare_path, openai_body.PROMPTS)),
         max_output_tokens=openai_body.max_output_tokens(read),
         stream=read.get("stream") is True,
         priority=None if "priority" in dropped else openai_body.priority(read),

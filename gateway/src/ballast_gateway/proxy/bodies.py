@@ -120,7 +120,9 @@ def read_generation(
         chat=chat,
         model=model,
         stream=document.get("stream") is True,
-        prompt_tokens=openai_body.prompt_tokens(document),
+        prompt_tokens=openai_body.prompt_tokens(
+            document, openai_body.CHAT_PROMPT if chat else openai_body.COMPLETION_PROMPT
+        ),
         max_output_tokens=openai_body.max_output_tokens(document),
         choices=choices(document),
         document=document,

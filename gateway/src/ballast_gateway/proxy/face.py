@@ -185,13 +185,13 @@ class ProxyFace:
         return ClientConnection(self, self._loop)
 
     def _sweep(self) -> None:
+        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)  # first: a fault below must not be the last sweep
         now_s = self._loop.time()
         for connection in list(self.connections):
             connection.sweep(now_s)
         self._pool.sweep(now_s)
         if self._keys is not None:
             self._keys.refresh()
-        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def prepare_drain(self) -> None:
         """Close connections that wait for a further request; those that have one close with its answer."""
@@ -320,15 +320,24 @@ class ProxyFace:
             self._refuse(client, record, error, outcome="rejected")
             return None
         ask = _Ask(client, request, path, record, held, deadline_s)
+        try:
+            return self._booked(ask, size)
+        except Exception:
+            held.set(0)
+            raise
+
+    def _booked(self, ask: _Ask, size: Size | None) -> Work | None:
+        """Read the body, whose memory is booked."""
+        path, body = ask.path, ask.request.body
         if size is not None and size.work <= INLINE_WORK:
             try:
                 generation = self._read(path, body, size)
-            except InvalidBody as error_:
-                self._refuse_body(ask, error_)
+            except InvalidBody as error:
+                self._refuse_body(ask, error)
                 return None
             return self._admitted(ask, generation, None)
         pending = _Pending(self, ask)
-        pending.reading = self._large.read(held.names, lambda: self._read_large(path, body), pending.read)
+        pending.reading = self._large.read(ask.held.names, lambda: self._read_large(path, body), pending.read)
         return pending
 
     def _read(self, path: bytes, body: bytes, size: Size) -> Generation:

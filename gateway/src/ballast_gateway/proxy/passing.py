@@ -14,11 +14,6 @@ from ballast_gateway.openai_body import JsonObject
 from ballast_gateway.proxy.bodies import Generation, check_stream, is_plain_object
 from ballast_gateway.strict_json import Size
 
-PROMPTS: Final = (
-    *("prompt", "messages", "input", "instructions", "system", "tokens"),
-    *("text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items", "texts", "inputs"),
-)
-"""Fields that hold what an engine reads, in vLLM 0.32's requests."""
 _NOT_STORED: Final = b',"store":false}'
 
 
@@ -42,7 +37,7 @@ def read_passed(raw: bytes, *, path: str, default_model: str, dropped: frozenset
         chat=False,
         model=model,
         stream=stream,
-        prompt_tokens=openai_body.tokens_in([read[field] for field in PROMPTS if field in read]),
+        prompt_tokens=openai_body.prompt_tokens(read),
         max_output_tokens=openai_body.max_output_tokens(read) if generates else 1,
         choices=1,
         document=read,

@@ -101,8 +101,8 @@ class TlsListener:
             self._refreshing.cancel()
 
     def _refresh(self) -> None:
+        self._refreshing = self._loop.call_later(_REFRESH_S, self._refresh)  # first: a fault must not be the last look
         self._tls.certificates.refresh()
-        self._refreshing = self._loop.call_later(_REFRESH_S, self._refresh)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_AT_ONCE):

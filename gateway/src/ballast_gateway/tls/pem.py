@@ -50,7 +50,10 @@ def expires_unix_s(pem: bytes) -> float:
     """When the first certificate in this text expires. Raises `ValueError`."""
     from cryptography import x509
 
-    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+    try:
+        return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+    except x509.InvalidVersion as error:
+        raise ValueError(str(error)) from error
 
 
 @contextmanager
