@@ -98,9 +98,12 @@ def _page(record: Record, papers: Sequence[Paper], found: Mapping[str, Finding])
     runs = [done for known in record.experiments.values() for run in known.values() for done in run.seeds.values()]
     left = {paper.name: _left(record, paper) for paper in papers}
     missing = f"; {sum(left.values()):,} of the full set are missing" if any(left.values()) else ""
-    yield f"{len(runs):,} runs, recorded {record.date}{missing}."
+    minutes = sum(done.cpu_s for done in runs) / 60
+    yield f"{len(runs):,} runs, recorded {record.date}{missing}; {minutes:.0f} minutes of processor time."
     if len({done.code.common for done in runs}) > 1:
         yield "They come from more than one state of the simulator: what would be run as it was is kept."
+    else:
+        yield "All come from one state of the simulator."
     for paper in papers:
         yield f"\n## {paper.title}\n"
         missing = f" Missing: {left[paper.name]} runs." if left[paper.name] else ""
