@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import pytest
 
 from ballast_gateway.http.responses import ResponseReader
 from ballast_gateway.proxy.sse import TokenMeter
-from tests.support.gateway_kit import post, raw_exchange, running_gateway
+from tests.support.gateway_kit import RunningGateway, post, raw_exchange, running_gateway
 from tests.support.scripted_engine import (
     SSE_HEAD,
     Asked,
+    Script,
     chunk,
     decode_script,
     json_reply,
@@ -32,6 +33,24 @@ PATH = "/v1/completions"
 TIED: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 3, "seed": 1, "temperature": 0.5}
 UNFRAMED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n"
 WHOLE = json_reply({"choices": [{"index": 0, "text": "abc", "finish_reason": "length"}]}).partition(b"\r\n\r\n")[2]
+
+
+@asynccontextmanager
+async def first_is_bad(tmp_path: Path, bad: Script) -> AsyncIterator[tuple[RunningGateway, list[str]]]:
+    """A gateway before two decode engines: whichever is asked first answers so, later ones are good. And who was."""
+    asked: list[str] = []
+
+    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
+        asked.append(request.path)
+        await (decode_script if len(asked) > 1 else bad)(request, writer)
+
+    async with (
+        scripted_engine(prefill_script) as prefill,
+        scripted_engine(once) as first,
+        scripted_engine(once) as second,
+        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
+    ):
+        yield gateway, asked
 
 
 async def test_a_stream_that_ends_without_done_is_broken_off(tmp_path: Path) -> None:
@@ -62,22 +81,12 @@ BODIES = {
 @pytest.mark.parametrize("bad", BODIES.values(), ids=BODIES.keys())
 async def test_a_whole_answer_that_is_no_completion_is_asked_for_elsewhere(tmp_path: Path, bad: bytes) -> None:
     """The client gets the other engine's."""
-    asked: list[str] = []
 
-    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
-        asked.append(request.path)
-        if len(asked) > 1:
-            await decode_script(request, writer)
-            return
+    async def script(_: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(bad)
         writer.close()
 
-    async with (
-        scripted_engine(prefill_script) as prefill,
-        scripted_engine(once) as first,
-        scripted_engine(once) as second,
-        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
-    ):
+    async with first_is_bad(tmp_path, script) as (gateway, asked):
         (answer,) = await raw_exchange(gateway.port, post(PATH, TIED), answers=1)
         assert answer.status == 200
         assert answer.json()["choices"][0]["text"] == "abc"
@@ -88,23 +97,13 @@ async def test_a_whole_answer_that_is_no_completion_is_asked_for_elsewhere(tmp_p
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_interim_answer_with_a_body_is_not_passed_on(tmp_path: Path, status: int, stream: bool) -> None:
     """It can have none: its bytes would be an answer without a head. The client gets the other engine's."""
-    asked: list[str] = []
 
-    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
-        asked.append(request.path)
-        if len(asked) > 1:
-            await decode_script(request, writer)
-            return
+    async def script(_: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(SSE_HEAD.replace(b" 200 OK", b" %d X" % status))
         await asyncio.sleep(0.05)
         writer.write(b"".join(chunk(event) for event in sse_events(["x"])))
 
-    async with (
-        scripted_engine(prefill_script) as prefill,
-        scripted_engine(once) as first,
-        scripted_engine(once) as second,
-        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
-    ):
+    async with first_is_bad(tmp_path, script) as (gateway, asked):
         (answer,) = await raw_exchange(gateway.port, post(PATH, TIED | {"stream": stream}), answers=1)
         assert (answer.status, answer.whole, len(asked)) == (200, True, 2)
         assert b'"x"' not in answer.body
@@ -145,18 +144,12 @@ ABORTED = {
 @pytest.mark.parametrize("bad", ABORTED.values(), ids=ABORTED.keys())
 async def test_an_answer_that_its_engine_aborted_is_asked_for_elsewhere(tmp_path: Path, bad: bytes) -> None:
     """vLLM answers 200 with what there was when it is paused or ends."""
-    stream, asked = bad == ABORTED_STREAM, list[str]()
+    stream = bad == ABORTED_STREAM
 
-    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
-        asked.append(request.path)
-        await (decode_script(request, writer) if len(asked) > 1 else _write(writer, bad))
+    async def script(_: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(bad)
 
-    async with (
-        scripted_engine(prefill_script) as prefill,
-        scripted_engine(once) as first,
-        scripted_engine(once) as second,
-        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
-    ):
+    async with first_is_bad(tmp_path, script) as (gateway, asked):
         (answer,) = await raw_exchange(gateway.port, post(PATH, TIED | {"stream": stream}), answers=1)
         assert (answer.status, answer.whole, len(asked)) == (200, True, 2)
         assert b"abort" not in answer.body
@@ -301,25 +294,15 @@ def test_a_large_body_and_a_large_head_are_read(size: int) -> None:
 
 async def test_a_head_without_an_end_is_left(tmp_path: Path) -> None:
     """It is no answer: another engine is asked at once, and the bad one's memory is not ours."""
-    asked: list[str] = []
 
-    async def once(request: Asked, writer: asyncio.StreamWriter) -> None:
-        asked.append(request.path)
-        if len(asked) > 1:
-            await decode_script(request, writer)
-            return
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(OK + b"x: ")
         with suppress(ConnectionError):
             for _ in range(1_000):
                 writer.write(b"a" * 10_000)
                 await writer.drain()
 
-    async with (
-        scripted_engine(prefill_script) as prefill,
-        scripted_engine(once) as first,
-        scripted_engine(once) as second,
-        running_gateway(tmp_path, {"p0": prefill.address, "d0": first.address, "d1": second.address}) as gateway,
-    ):
+    async with first_is_bad(tmp_path, script) as (gateway, asked):
         (answer,) = await raw_exchange(gateway.port, post(PATH, TIED), answers=1)
         assert (answer.status, len(asked)) == (200, 2)
         assert gateway.request()["outcome"] == "completed"

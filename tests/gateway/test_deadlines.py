@@ -85,6 +85,14 @@ async def test_a_request_that_waits_in_the_gateway_ends_too(tmp_path: Path) -> N
         assert_over(gateway)
 
 
+def anothers_body(gateway: RunningGateway) -> threading.Event:
+    """The thread for large bodies reads another client's until this is set."""
+    assert gateway.gateway.proxy is not None
+    free = threading.Event()
+    gateway.gateway.proxy._large.read("another", lambda: free.wait(30), lambda _: None)  # type: ignore[arg-type,return-value]
+    return free
+
+
 async def test_a_body_that_waits_to_be_read_has_its_deadline_too(tmp_path: Path) -> None:
     """The time behind others' large bodies counts, and nothing is sent to an engine for a client that has given up."""
     large = WHOLE | {"prompt": "a" * (2 * INLINE_BYTES)}
@@ -93,8 +101,7 @@ async def test_a_body_that_waits_to_be_read_has_its_deadline_too(tmp_path: Path)
         running_gateway(tmp_path, {"f0": flexible.address}) as gateway,
     ):
         assert gateway.gateway.proxy is not None
-        free = threading.Event()
-        gateway.gateway.proxy._large.read("another client", lambda: free.wait(30), lambda _: None)  # type: ignore[arg-type,return-value]
+        free = anothers_body(gateway)
         (answer,) = await raw_exchange(gateway.port, post(PATH, large, SOON), answers=1)
         assert (answer.status, assert_openai_error(answer)["code"]) == (504, "deadline-exceeded")
         assert_over(gateway)
@@ -112,9 +119,7 @@ async def test_what_a_body_has_waited_is_taken_off(tmp_path: Path) -> None:
         scripted_engine(never) as flexible,
         running_gateway(tmp_path, {"f0": flexible.address}) as gateway,
     ):
-        assert gateway.gateway.proxy is not None
-        loop, free = asyncio.get_running_loop(), threading.Event()
-        gateway.gateway.proxy._large.read("another client", lambda: free.wait(30), lambda _: None)  # type: ignore[arg-type,return-value]
+        loop, free = asyncio.get_running_loop(), anothers_body(gateway)
         begun_s = loop.time()
         loop.call_later(1.5, free.set)
         (answer,) = await raw_exchange(
