@@ -359,3 +359,16 @@ def test_a_wrong_body_is_refused_by_field(body: bytes, kind: type[messages.Body]
 def test_why_a_call_was_refused_is_read_from_any_answer(status: int, body: bytes, said: str) -> None:
     """It comes from whoever answered: nothing of it raises, and no more than a line of it goes into a log."""
     assert refusal_of(status, body) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(float("nan"), 0.0), (float("inf"), 1e9), (-1.0, 0.0), (0.5, 0.5), (1e12, 1e9)]
+)
+def test_what_an_engine_measures_is_brought_within_bounds(number: float, said: float) -> None:
+    """JSON has no nan: a line with one would end the connection of every reader."""
+    line = messages.encode(
+        messages.Engine(endpoint="d0", running=1, waiting=0, kv_usage_ratio=messages.measured(number)), 1
+    )
+    read = messages.decode(line.strip())
+    assert isinstance(read, messages.Engine)
+    assert read.kv_usage_ratio == said

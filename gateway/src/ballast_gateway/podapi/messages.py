@@ -358,8 +358,8 @@ def counted(number: int) -> int:
 
 
 def measured(number: float) -> float:
-    """The `Measure` next to it."""
-    return min(max(number, 0.0), _MOST_MEASURED)
+    """The `Measure` next to it; 0 for what is no number, which JSON cannot say."""
+    return min(max(0.0, number), _MOST_MEASURED)  # in this order: no comparison holds for nan
 
 
 def ranked(number: int) -> int:
