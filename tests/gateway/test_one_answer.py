@@ -111,3 +111,31 @@ def test_no_byte_goes_out_without_its_head(steps: list[str]) -> None:
         assert reader.wholes <= reader.heads <= min(face.requests, reader.wholes + 1)
 
     asyncio.run(live())
+
+
+def test_the_last_part_of_a_stream_leaves_with_its_end() -> None:
+    """One write to the socket for both, and none is lost where the stream breaks off in between."""
+
+    async def live(end: str) -> tuple[bytes, list[int]]:
+        wire, face = Wire(), Face()
+        client = ClientConnection(cast("Any", face), asyncio.get_running_loop())
+        client.connection_made(cast("asyncio.BaseTransport", wire))
+        client.data_received(REQUEST)
+        client.start_stream(200, [])
+        sizes = []
+        for does in (
+            lambda: client.write(b"data: a\n\n"),
+            lambda: client.write(b"data: [DONE]\n\n", last=True),
+            getattr(client, end),
+        ):
+            was = len(wire.sent)
+            does()
+            sizes.append(len(wire.sent) - was)
+        return wire.sent, sizes
+
+    for end in ("end", "abort"):
+        sent, sizes = asyncio.run(live(end))
+        assert b"data: a\n\n" in sent
+        assert b"data: [DONE]\n\n" in sent
+        assert (sizes[1], sizes[2] > len(b"data: [DONE]\n\n")) == (0, True)
+        assert sent.endswith(b"0\r\n\r\n") is (end == "end")

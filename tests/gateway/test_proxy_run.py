@@ -251,7 +251,7 @@ class Client:
         self.heads += 1
         self.head_sent = True
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, last: bool = False) -> None:
         assert not self.ends
         assert self.heads == 1
         self.sent += data

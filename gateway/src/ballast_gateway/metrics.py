@@ -6,11 +6,11 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ballast_api.metric_making import counter, gauge, gauges, histogram
+from ballast_api.metric_making import gauge, gauges
 from ballast_core.directing.director import Director
 from ballast_core.model import Endpoint, Fault, RejectReason, ShedCause, Stage
 from ballast_core.model.effects import Dispatch, Effect, Handoff, Leave, PulseChanged, Reject
@@ -18,6 +18,7 @@ from ballast_core.model.life_signs import Pulse
 from ballast_core.state.health import EJECTED_BY, Health, HealthChange, HealthState
 from ballast_gateway.observe.fleet import Fleet, Member
 from ballast_gateway.records import MoveOutcome, RequestRecord
+from ballast_gateway.tallies import Spreads, Tallies
 from ballast_gateway.view.fleet_view import FleetView
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
@@ -30,30 +31,30 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, *, in_flight: Callable[[], int]) -> None:
         self.registry = registry
-        self._requests = counter("ballast_gateway_requests_total", registry)
-        self._ttft = histogram("ballast_gateway_time_to_first_token_seconds", registry, _SECONDS)
-        parts = histogram("ballast_gateway_time_to_first_token_part_seconds", registry, _SECONDS)
+        self._requests = Tallies("ballast_gateway_requests_total", registry)
+        self._ttft = Spreads("ballast_gateway_time_to_first_token_seconds", registry, _SECONDS)
+        parts = Spreads("ballast_gateway_time_to_first_token_part_seconds", registry, _SECONDS)
         self._wait, self._prefill, self._decode = (parts.labels(part) for part in ("wait", "prefill", "decode"))
-        self._tpot = histogram("ballast_gateway_time_per_output_token_seconds", registry, _GAPS)
-        self._e2e = histogram("ballast_gateway_request_duration_seconds", registry, _SECONDS)
-        self._prompt = counter("ballast_gateway_prompt_tokens_total", registry)
-        self._output = counter("ballast_gateway_output_tokens_total", registry)
-        self._decisions = histogram("ballast_gateway_decision_seconds", registry, _DECISIONS)
-        self._dispatches = counter("ballast_gateway_dispatches_total", registry)
-        self._handoffs = counter("ballast_gateway_handoffs_total", registry)
-        self._retries = counter("ballast_gateway_retries_total", registry)
-        self._failed_legs = counter("ballast_gateway_failed_legs_total", registry)
-        self._ejections = counter("ballast_gateway_ejections_total", registry)
-        self._migrations = counter("ballast_gateway_migrations_total", registry)
-        self._pauses = histogram("ballast_gateway_migration_pause_seconds", registry, _GAPS)
-        self._rescues = counter("ballast_gateway_rescues_total", registry)
-        self._cuts = counter("ballast_gateway_cuts_total", registry)
-        self._rejections = counter("ballast_gateway_rejections_total", registry)
-        self._shed = counter("ballast_gateway_shed_total", registry)
-        self._pulses = counter("ballast_gateway_watch_changes_total", registry)
-        self._left = counter("ballast_gateway_legs_left_total", registry)
-        self._scrape_failures = counter("ballast_gateway_scrape_failures_total", registry)
-        known: tuple[tuple[Counter, Iterable[str]], ...] = (
+        self._tpot = Spreads("ballast_gateway_time_per_output_token_seconds", registry, _GAPS)
+        self._e2e = Spreads("ballast_gateway_request_duration_seconds", registry, _SECONDS)
+        self._prompt = Tallies("ballast_gateway_prompt_tokens_total", registry)
+        self._output = Tallies("ballast_gateway_output_tokens_total", registry)
+        self._decisions = Spreads("ballast_gateway_decision_seconds", registry, _DECISIONS)
+        self._dispatches = Tallies("ballast_gateway_dispatches_total", registry)
+        self._handoffs = Tallies("ballast_gateway_handoffs_total", registry)
+        self._retries = Tallies("ballast_gateway_retries_total", registry)
+        self._failed_legs = Tallies("ballast_gateway_failed_legs_total", registry)
+        self._ejections = Tallies("ballast_gateway_ejections_total", registry)
+        self._migrations = Tallies("ballast_gateway_migrations_total", registry)
+        self._pauses = Spreads("ballast_gateway_migration_pause_seconds", registry, _GAPS)
+        self._rescues = Tallies("ballast_gateway_rescues_total", registry)
+        self._cuts = Tallies("ballast_gateway_cuts_total", registry)
+        self._rejections = Tallies("ballast_gateway_rejections_total", registry)
+        self._shed = Tallies("ballast_gateway_shed_total", registry)
+        self._pulses = Tallies("ballast_gateway_watch_changes_total", registry)
+        self._left = Tallies("ballast_gateway_legs_left_total", registry)
+        self._scrape_failures = Tallies("ballast_gateway_scrape_failures_total", registry)
+        known: tuple[tuple[Tallies, Iterable[str]], ...] = (
             (self._failed_legs, Fault),
             (self._ejections, EJECTED_BY),
             (self._migrations, MoveOutcome),
@@ -68,15 +69,13 @@ class Metrics:
         gauge("ballast_gateway_requests_in_flight", registry, in_flight)
         gauge("ballast_gateway_build_info", registry).labels(version("ballast")).set(1)
         ProcessCollector(registry=registry)
-        self._children: dict[tuple[str, ...], Counter] = {}
-        self._by_model: dict[str, tuple[Histogram, Histogram, Histogram, Counter, Counter]] = {}
 
     def effect(self, effect: Effect, now_s: float) -> None:
         """An effect listener of the driver."""
         match effect:
             case Dispatch(prefill=prefill, decode=decode, segments=segments):
                 if segments:
-                    self._child(self._cuts, "planned").inc()
+                    self._cuts.labels("planned").inc()
                 if prefill is not None:
                     self._dispatched(Stage.PREFILL, prefill)
                 self._dispatched(Stage.DECODE, decode)
@@ -85,13 +84,13 @@ class Metrics:
             case Reject(reason=RejectReason.UPSTREAM_REFUSED):
                 pass  # the client's fault: its request counts as invalid
             case Reject(reason=reason, cause=cause):
-                self._child(self._rejections, str(reason)).inc()
+                self._rejections.labels(str(reason)).inc()
                 if cause is not None:
-                    self._child(self._shed, str(cause)).inc()
+                    self._shed.labels(str(cause)).inc()
             case Leave():
                 self._left.inc()
             case PulseChanged(pulse=pulse):
-                self._child(self._pulses, str(pulse)).inc()
+                self._pulses.labels(str(pulse)).inc()
             case _:
                 pass
 
@@ -102,24 +101,24 @@ class Metrics:
     def request(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
         model = record.model
-        self._child(self._requests, model, record.outcome, record.reason).inc()
+        self._requests.labels(model, record.outcome, record.reason).inc()
         if record.retries:
             self._retries.inc(record.retries)
         for fault in record.faults:
-            self._child(self._failed_legs, str(fault)).inc()
+            self._failed_legs.labels(str(fault)).inc()
         for move in record.moves:
-            self._child(self._migrations, str(move.outcome)).inc()
+            self._migrations.labels(str(move.outcome)).inc()
             if move.pause_s is not None:
                 self._pauses.observe(move.pause_s)
         if record.rescues:
             self._rescues.inc(record.rescues)
         if record.cut_tokens:
-            self._child(self._cuts, "used").inc()
+            self._cuts.labels("used").inc()
         if not record.dispatches:
             return
-        ttft, tpot, e2e, prompt, output = self._of_model(model)
-        prompt.inc(record.prompt_tokens)
-        output.inc(record.output_tokens)
+        self._prompt.labels(model).inc(record.prompt_tokens)
+        self._output.labels(model).inc(record.output_tokens)
+        ttft, tpot, e2e = self._ttft.labels(model), self._tpot.labels(model), self._e2e.labels(model)
         if record.ttft_s is not None:
             ttft.observe(record.ttft_s)
             self._taken_apart(record)
@@ -142,7 +141,7 @@ class Metrics:
 
     def scrape_failed(self, member: Member) -> None:
         """Count a failed scrape."""
-        self._child(self._scrape_failures, member.endpoint.pool, str(member.endpoint.role)).inc()
+        self._scrape_failures.labels(member.endpoint.pool, str(member.endpoint.role)).inc()
 
     def watch_fleet(self, fleet: Fleet, now_s: Callable[[], float]) -> None:
         """Export the state of the fleet, read anew at each export."""
@@ -151,7 +150,7 @@ class Metrics:
     def health_changed(self, change: HealthChange) -> None:
         """Count an ejection."""
         if change.state is HealthState.EJECTED:
-            self._child(self._ejections, change.cause).inc()
+            self._ejections.labels(change.cause).inc()
 
     def watch_queue(self, director: Director) -> None:
         """Export what waits, read anew at each export."""
@@ -175,27 +174,7 @@ class Metrics:
             gauge(f"ballast_gateway_view_{name}", self.registry, read)
 
     def _dispatched(self, stage: Stage, endpoint: Endpoint) -> None:
-        self._child(self._dispatches, str(stage), str(endpoint.role), endpoint.pool).inc()
-
-    def _child(self, counter: Counter, *labels: str) -> Counter:
-        """A cache: `labels()` validates on each call, and the byte path uses the same few labels again and again."""
-        key = (counter._name, *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = counter.labels(*labels)
-        return child
-
-    def _of_model(self, model: str) -> tuple[Histogram, Histogram, Histogram, Counter, Counter]:
-        found = self._by_model.get(model)
-        if found is None:
-            found = self._by_model[model] = (
-                self._ttft.labels(model),
-                self._tpot.labels(model),
-                self._e2e.labels(model),
-                self._prompt.labels(model),
-                self._output.labels(model),
-            )
-        return found
+        self._dispatches.labels(str(stage), str(endpoint.role), endpoint.pool).inc()
 
 
 class _HealthCollector(Collector):

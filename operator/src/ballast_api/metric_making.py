@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from ballast_api.metrics import METRICS, Kind, Metric
 
@@ -41,6 +41,12 @@ def gauges(name: str) -> GaugeMetricFamily:
     """An empty family of gauges, for a collector to fill at an export."""
     metric = _of_kind(name, "gauge")
     return GaugeMetricFamily(metric.name, metric.about, labels=metric.labels)
+
+
+def histograms(name: str) -> HistogramMetricFamily:
+    """An empty family of histograms, for a collector to fill at an export."""
+    metric = _of_kind(name, "histogram")
+    return HistogramMetricFamily(metric.name, metric.about, labels=metric.labels)
 
 
 def _of_kind(name: str, kind: Kind) -> Metric:

@@ -109,7 +109,8 @@ class ClientConnection(asyncio.Protocol):
         self._discarding = False
         self._chunked = False
         self._unsent = b""
-        """The head of a stream that has begun: it leaves with the first part, at the price of one system call."""
+        """The head of a stream that has begun leaves with its first part, the last part with the end: a system call
+        costs as much as all that is done with a part."""
         self._streams = False
         """The head of a stream is sent, and not its end: the only time at which parts may be written."""
         self.head_sent = False
@@ -265,8 +266,8 @@ class ClientConnection(asyncio.Protocol):
         self._unsent = self._head(status, headers, b"transfer-encoding: chunked\r\n" if self._chunked else b"")
         self._streams = True
 
-    def write(self, data: bytes) -> None:
-        """Send a part of a stream."""
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Send a part of a stream. `last`: `end` follows at once, so both leave together."""
         if not self._streams:
             raise WrongAnswer("a part of a stream that has not begun, or is over")
         transport = self._transport
@@ -274,7 +275,10 @@ class ClientConnection(asyncio.Protocol):
             part = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
             if self._unsent:
                 part, self._unsent = self._unsent + part, b""
-            transport.write(part)
+            if last:
+                self._unsent = part
+            else:
+                transport.write(part)
 
     def end(self) -> None:
         """The stream is whole."""

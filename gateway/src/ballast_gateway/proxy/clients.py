@@ -34,8 +34,9 @@ class Client(Protocol):
         """Begin a stream."""
         ...
 
-    def write(self, data: bytes) -> None:
-        """Take a part of the stream. Raises `UpstreamError` where it is of no use, and so its leg."""
+    def write(self, data: bytes, *, last: bool = False) -> None:
+        """Take a part of the stream, the last one at its end. Raises `UpstreamError` where it is of no use, and so its
+        leg."""
         ...
 
     def end(self) -> None:

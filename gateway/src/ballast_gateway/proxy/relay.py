@@ -142,7 +142,7 @@ class Relay(Collect):
             if not meter.started and sum(map(len, self._first)) <= _MOST_FIRST_BYTES:
                 return
             data = self._show()
-        self._client.write(data)
+        self._client.write(data, last=meter.is_over)
         self._wrote_whole = meter.between_events
         if meter.started:
             self._report(meter.tokens, first=not was_started)
@@ -285,7 +285,7 @@ class HeldRelay(Relay):
                 shown, self._first = b"".join(self._first), []
                 self._begin(Event.BEGUN)
         if shown:
-            self._client.write(shown)
+            self._client.write(shown, last=self._held.done)
         if leg.tokens:
             tokens = leg.earlier_tokens + leg.tokens
             if not had_tokens or tokens - self._reported >= PROGRESS_TOKENS:

@@ -104,7 +104,7 @@ class WholeAnswer:
         self._status = status
         self._headers = [(name, b"application/json" if name == b"content-type" else value) for name, value in headers]
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, last: bool = False) -> None:
         """Take whole events. Raises `Spoiled`, with the event that ends the output at the latest."""
         if self.spoiled:
             raise Spoiled("what came before makes no whole answer")
