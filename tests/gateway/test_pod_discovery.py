@@ -26,6 +26,22 @@ FIRST_S = 0.01
 """The first pause, where a test waits for several."""
 
 
+def listening(*containers: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    """A pod whose containers are these; sidecars of the name `agent` are init containers."""
+    init = [each for each in containers if each["name"] == "agent"]
+    return {
+        **pod("a", **metadata),
+        "spec": {"initContainers": init, "containers": [each for each in containers if each not in init]},
+    }
+
+
+def container(name: str, **ports: int) -> dict[str, Any]:
+    return {"name": name, "ports": [{"name": key, "containerPort": port} for key, port in ports.items()]}
+
+
+AGENT = {"serving.ballast.dev/pod-api-port": "9004"}
+
+
 def ready(
     role: Role = Role.DECODE, address: str = "10.0.0.1:8000", pool: str = "", profile: str = "", revision: str = ""
 ) -> PodReady:
@@ -64,6 +80,26 @@ def ready(
 def test_what_a_pod_means(item: dict[str, Any], expected: PodChange) -> None:
     """Ready pods serve, pods being deleted drain, all others are gone; our role label wins over llm-d's."""
     assert read_pod(item, port=8000) == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "port"),
+    [
+        (listening(container("engine", nixl=5600, http=9000)), 9000),
+        (listening(container("agent", http=9001), container("engine", nixl=5600), annotations=AGENT), 9001),
+        (listening(container("agent", http=9001), container("engine", http=8200), annotations=AGENT), 9001),
+        (listening(container("agent"), container("engine", http=8200), annotations=AGENT), 8000),
+        (listening(container("agent", http=9001), container("engine", http=9000)), 9000),
+        (listening(container("istio-proxy", http=15001), container("vllm", http=8080)), 8000),
+        (listening({"name": "engine"}), 8000),
+    ],
+)
+def test_a_pod_says_where_it_listens(item: dict[str, Any], port: int) -> None:
+    """By the port that the operator names in its own containers, the agent's before the engine's; where none is named,
+    and in pods of other hands, it is the configured one."""
+    change = read_pod(item, port=8000)
+    assert isinstance(change, PodReady)
+    assert change.endpoint.address == f"10.0.0.1:{port}"
 
 
 class Watched:

@@ -85,7 +85,8 @@ class KubernetesDiscovery(ApiModel):
     selector: NonEmptyStr
     """Label selector, as in `kubectl get pods -l`."""
     port: Port = names.PORT_ENGINE
-    """Port of the engines' HTTP API."""
+    """Port of the engines' HTTP API, in pods that do not name it as those of a ServingPool do (`http` of the container
+    `engine`, or of `agent` in a pod with an agent)."""
 
 
 class Discovery(ApiModel):

@@ -55,7 +55,7 @@ def endpoint_id(pod: Pod) -> EndpointId:
 
 
 def read_pod(pod: Pod, *, port: int) -> PodChange:
-    """What an existing pod means. `port` is the engines' HTTP port."""
+    """What an existing pod means. `port`: of the HTTP API, where the pod does not say it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name = endpoint_id(pod)
     if metadata.get("deletionTimestamp"):
@@ -73,7 +73,7 @@ def read_pod(pod: Pod, *, port: int) -> PodChange:
     return PodReady(
         Endpoint(
             id=name,
-            address=_address(ip, port),
+            address=_address(ip, _http_port(pod, port)),
             role=role,
             pool=labels.get(names.LABEL_POOL, ""),
             profile=annotations.get(names.ANNOTATION_HARDWARE, ""),
@@ -93,6 +93,26 @@ def pod_api(pod: Pod) -> str:
     if not ip or metadata.get("deletionTimestamp") or not (port.isascii() and port.isdigit() and len(port) <= 5):
         return ""
     return _address(ip, int(port))
+
+
+def _http_port(pod: Pod, usual: int) -> int:
+    """The pod's own word: port `http` of its agent's container, or of its engine's where it has no agent; else `usual`.
+
+    The operator writes it, and while it rolls another `engine.port` out pods differ. A port of that name means nothing
+    in other containers.
+    """
+    spec, annotations = pod.get("spec") or {}, pod["metadata"].get("annotations") or {}
+    group, name = ("containers", names.ENGINE_CONTAINER)
+    if names.ANNOTATION_POD_API in annotations:
+        group, name = ("initContainers", names.AGENT_CONTAINER)
+    ports = (
+        each["containerPort"]
+        for container in spec.get(group) or ()
+        if container["name"] == name
+        for each in container.get("ports") or ()
+        if each.get("name") == "http"
+    )
+    return int(next(ports, usual))
 
 
 def _address(ip: str, port: int) -> str:
