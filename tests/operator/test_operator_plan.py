@@ -606,6 +606,26 @@ CONDITIONS: list[tuple[str, Observed, dict[str, tuple[str, str]]]] = [
         },
     ),
     (
+        "pods-refused",
+        observed(
+            children=(
+                *all_ready()[:2],
+                deployment(
+                    "chat-decode",
+                    wanted=4,
+                    replicas=1,
+                    ready=1,
+                    conditions=[{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}],
+                ),
+            )
+        ),
+        {
+            "Available": ("True", "Ready"),
+            "Progressing": ("True", "Scaling"),
+            "Degraded": ("True", "PodsRefused"),
+        },
+    ),
+    (
         "no-policy",
         observed(serving_pool(policyRef={"name": "fair"})),
         {

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from ballast_api.serving_pool import ParentRef
-from ballast_operator.kinds import DEPLOYMENT, GATEWAY, HTTP_ROUTE, SERVICE
+from ballast_operator.kinds import DEPLOYMENT, GATEWAY, HTTP_ROUTE, SERVICE, Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.outcome import Refusal
 from tests.support.operator_builders import (
+    deployment,
     observed,
     pod,
     policy,
@@ -23,6 +24,12 @@ from tests.support.operator_builders import (
 
 FAIR: dict[str, Any] = {"policyRef": {"name": "fair"}}
 FRONT: dict[str, Any] = {"parentRefs": [{"name": "front"}, {"name": "back", "namespace": "edge"}]}
+
+
+def refusing(message: str) -> Manifest:
+    """The condition of a Deployment whose pods are refused."""
+    return {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+
 
 SENTENCES: list[tuple[str, Observed, tuple[Refusal, ...], str]] = [
     (
@@ -129,6 +136,18 @@ SENTENCES: list[tuple[str, Observed, tuple[Refusal, ...], str]] = [
         observed(pods=tuple(pod(name, waiting=("ErrImagePull", "no such image")) for name in ("b", "a"))),
         (),
         "decode: 2 pods, such as a: ErrImagePull: no such image",
+    ),
+    (
+        "refused-pods",
+        observed(
+            children=(
+                deployment("chat-gateway"),
+                deployment("chat-prefill", wanted=2, ready=1, conditions=[refusing("pods is forbidden: gpus")]),
+                deployment("chat-decode-1f", wanted=4, ready=0, conditions=[refusing("exceeded quota: gpus")]),
+            )
+        ),
+        (),
+        "Deployment chat-decode-1f: exceeded quota: gpus; Deployment chat-prefill: pods is forbidden: gpus",
     ),
 ]
 

@@ -61,6 +61,7 @@ class Reason(StrEnum):
     COMPLETE = "Complete"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     AS_EXPECTED = "AsExpected"
+    PODS_REFUSED = "PodsRefused"
     UNSCHEDULABLE = "Unschedulable"
     CRASH_LOOP = "CrashLoop"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
@@ -133,6 +134,7 @@ REASON_SENTENCES: dict[Reason, str] = {
     Reason.COMPLETE: "All pods are of the wanted revision, in the wanted number, and ready.",
     Reason.PROGRESS_DEADLINE_EXCEEDED: "A Deployment made no progress within its deadline.",
     Reason.AS_EXPECTED: "Nothing is wrong.",
+    Reason.PODS_REFUSED: "The API server refuses pods of a Deployment: by a quota, Pod Security or a webhook.",
     Reason.UNSCHEDULABLE: "Pods find no node: too few GPUs are free, or no node has the profile's labels.",
     Reason.CRASH_LOOP: "A container keeps ending; its log holds the cause.",
     Reason.IMAGE_UNAVAILABLE: "An image cannot be pulled.",

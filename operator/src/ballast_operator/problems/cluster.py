@@ -9,7 +9,15 @@ from ballast_api import names
 from ballast_api.conditions import Reason
 from ballast_api.faces import Face
 from ballast_api.serving_pool import PoolSpec
-from ballast_operator.kinds import EXTENSION_POLICY, HTTP_ROUTE, INFERENCE_POOL, LEADER_WORKER_SET, Kind, Manifest
+from ballast_operator.kinds import (
+    DEPLOYMENT,
+    EXTENSION_POLICY,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    LEADER_WORKER_SET,
+    Kind,
+    Manifest,
+)
 from ballast_operator.outcome import Refusal
 from ballast_operator.problems.problem import Problem
 from ballast_operator.rollouts.workloads import Workload
@@ -67,6 +75,18 @@ def stuck(workloads: Iterable[Workload]) -> tuple[Problem, ...]:
         Problem(Reason.PROGRESS_DEADLINE_EXCEEDED, f"Deployment {item.name} made no progress within its deadline")
         for item in workloads
         if item.stuck
+    )
+
+
+def refused_pods(children: Iterable[Manifest]) -> tuple[Problem, ...]:
+    """Deployments that may not have the pods that they ask for, those of old revisions included: by a quota, Pod
+    Security or a webhook. Their controller says so (`ReplicaFailure`) until the pods can be made."""
+    return tuple(
+        Problem(Reason.PODS_REFUSED, f"Deployment {child['metadata']['name']}: {condition.get('message', '')}")
+        for child in sorted(children, key=lambda child: str(child["metadata"]["name"]))
+        if child["kind"] == DEPLOYMENT.kind
+        for condition in (child.get("status") or {}).get("conditions") or ()
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
     )
 
 

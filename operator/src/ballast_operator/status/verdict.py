@@ -56,6 +56,7 @@ def verdict(observed: Observed, plan: Plan, outcome: Outcome) -> Verdict:
         *plan.problems,
         *(cluster.refused(refusal) for refusal in outcome.refusals),
         *cluster.of_pods(observed.pods),
+        *cluster.refused_pods(observed.children),
         *cluster.stuck(fleet.workloads()),
     )
     attainment = attained(observed, target, plan)
