@@ -104,6 +104,34 @@ def test_an_overlay_changes_the_agent_by_its_name() -> None:
     assert (agent["image"], agent["restartPolicy"]) == ("own/ballast:1", "Always")
 
 
+@pytest.mark.parametrize(("face", "agent"), [("Proxy", "Auto"), ("Picker", "Never")])
+def test_a_pinned_agent_is_left_out_of_pods_that_have_none(face: str, agent: str) -> None:
+    """Else a plain init container with that image's entry point would keep the pod from starting. The user's own init
+    containers stay, and the status says what has no effect."""
+    pin = {"name": "agent", "image": "own/ballast:1"}
+    pinned = pool("prefill", "Prefill", hardware="a100", template={"spec": {"initContainers": [pin]}})
+    beside = pool("decode", "Decode", template={"spec": {"initContainers": [pin, {"name": "warm", "image": "w:1"}]}})
+    engine = {"image": "registry.test/engine:1", "agent": agent}
+    result = plan(observed(serving_pool(pinned, beside, gateway={"face": face}, engine=engine)))
+    assert "initContainers" not in template(result, "chat-prefill")["spec"]
+    assert template(result, "chat-decode")["spec"]["initContainers"] == [{"name": "warm", "image": "w:1"}]
+    assert [each for each in result.remarks if "agent" in each] == [
+        f"pools[{index}].template: the init container agent is left out, for pods of pool {name} have no agent"
+        for index, name in enumerate(("prefill", "decode"))
+    ]
+
+
+def test_a_pinned_agent_of_prefill_pods_is_left_out_behind_an_envoy() -> None:
+    """Decode pods have theirs, of which nothing is to be said."""
+    overlay = {"spec": {"initContainers": [{"name": "agent", "image": "own/ballast:1"}]}}
+    pools = (pool("prefill", "Prefill", hardware="a100", template=overlay), pool("decode", "Decode", template=overlay))
+    result = plan(observed(serving_pool(*pools, gateway={"face": "Picker"})))
+    assert "initContainers" not in template(result, "chat-prefill")["spec"]
+    assert [each for each in result.remarks if "agent" in each] == [
+        "pools[0].template: the init container agent is left out, for pods of pool prefill have no agent"
+    ]
+
+
 def test_an_agent_traces_by_the_environment_that_a_pools_template_gives_it() -> None:
     """Beside what it has anyway; the agent's own command reads it. The engine's container stays as it was."""
     wanted = [

@@ -48,7 +48,7 @@ from ballast_operator.problems.spec import impossible, invalid, over_budget
 from ballast_operator.rollouts.canary import Canary
 from ballast_operator.rollouts.workloads import engine_pool_key
 from ballast_operator.scaling.records import stored_among
-from ballast_operator.specs import disruption_budgets, gateway_rbac, network_policies, services
+from ballast_operator.specs import agent_container, disruption_budgets, gateway_rbac, network_policies, services
 from ballast_operator.specs.drain_marks import drain_marks
 from ballast_operator.specs.engine_pools import engine_pool
 from ballast_operator.specs.gateway_config import gateway_config_map, gateway_settings
@@ -139,6 +139,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
             *routes.remarks,
             *_policy_remarks(target, references),
             *scaling.remarks(spec),
+            *agent_container.remarks(spec),
             *filter(None, [token.remark]),
         ),
         settings_hash=newest,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ballast_api import names
-from ballast_api.serving_pool import ServingPoolSpec
+from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.settings import GatewayDefaults
 from ballast_operator.specs.ballast_image import STARTS_WITHIN_S, ballast_image
@@ -55,6 +55,28 @@ def agent_container(spec: ServingPoolSpec, defaults: GatewayDefaults) -> Manifes
         # Sooner than the engine's, which asks through the agent: an agent that hangs must not cost the engine.
         "livenessProbe": _probe("live", period_s=5, failures=3),
     }
+
+
+def without_agent(pod: Manifest) -> Manifest:
+    """A pod's spec without the container, which an overlay may have brought."""
+    others = [each for each in pod.get("initContainers") or () if each["name"] != names.AGENT_CONTAINER]
+    kept = {key: value for key, value in pod.items() if key != "initContainers"}
+    return {**kept, "initContainers": others} if others else kept
+
+
+def remarks(spec: ServingPoolSpec) -> tuple[str, ...]:
+    """What overlays ask of agents that there are none of."""
+    return tuple(
+        f"pools[{index}].template: the init container {names.AGENT_CONTAINER} is left out, for pods of pool "
+        f"{pool.name} have no agent"
+        for index, pool in enumerate(spec.pools)
+        if not spec.has_agent(pool) and _asks_for_agent(pool)
+    )
+
+
+def _asks_for_agent(pool: PoolSpec) -> bool:
+    given = {} if pool.template is None else pool.template.spec.model_extra or {}
+    return any(each["name"] == names.AGENT_CONTAINER for each in given.get("initContainers") or ())
 
 
 def _probe(what: str, *, period_s: int, failures: int) -> Manifest:

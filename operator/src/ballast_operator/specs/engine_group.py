@@ -15,6 +15,7 @@ from ballast_api import names
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import LEADER_WORKER_SET, Manifest
 from ballast_operator.rollouts.allowances import Allowance
+from ballast_operator.specs.agent_container import without_agent
 from ballast_operator.specs.engine_deployment import with_revision
 from ballast_operator.specs.meta import Owner, child, content_hash, with_labels
 
@@ -91,10 +92,8 @@ def _leader(template: Manifest, nodes: int) -> Manifest:
 
 def _worker(template: Manifest, nodes: int) -> Manifest:
     """The leader's pod without all that an endpoint has: labels, agent, ports, probes, time to end."""
-    pod = {key: value for key, value in template["spec"].items() if key != "terminationGracePeriodSeconds"}
-    agents = [each for each in pod.pop("initContainers", ()) if each["name"] != names.AGENT_CONTAINER]
-    if agents:
-        pod["initContainers"] = agents
+    pod = without_agent(template["spec"])
+    pod.pop("terminationGracePeriodSeconds", None)
     arguments = [*_group_arguments(nodes), "--node-rank", _WORKER_INDEX, "--headless"]
     worker = _with_engine(template, pod, arguments, without=_OF_ENDPOINTS)
     metadata = template["metadata"]
