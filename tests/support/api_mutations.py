@@ -57,10 +57,18 @@ def _pool(path: str, value: Any, **also: Any) -> dict[str, Any]:
     return {f"spec.pools[0].{path}": value, **{f"spec.pools[0].{key}": item for key, item in also.items()}}
 
 
+_KV_EVENTS_PORT = "spec.gateway.settings.kvEvents.port"
+_LISTENED = "engine.port, 5600 (NIXL) and, with agents, 9004 and 8200 (8201 if engine.port is 8200) are taken"
+
+
 def _serving_pool(
     id_: str, edits: Mapping[str, Any], field_: str | None, message: str = "", *, server_field: str = ""
 ) -> Mutation:
     return Mutation(f"pool-{id_}", "ServingPool", edits, field_, message, server_field)
+
+
+def _kv_events(face: str = "Proxy", **settings: Any) -> dict[str, Any]:
+    return {"spec.gateway": {"face": face, "settings": {"kvEvents": {"enabled": True, **settings}}}}
 
 
 def _rule(id_: str, edits: Mapping[str, Any], field_: str, message: str) -> Mutation:
@@ -206,6 +214,24 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
         "spec.engine.port",
         "port 9004 is the agent's own in pods behind the picker face",
     ),
+    _rule("port-of-nixl", {"spec.engine.port": 5600}, "spec.engine.port", "port 5600 is NIXL's own in engine pods"),
+    _rule("kv-events-at-the-engine", _kv_events(port=8000), _KV_EVENTS_PORT, _LISTENED),
+    _rule("kv-events-at-nixl", _kv_events(port=5600), _KV_EVENTS_PORT, _LISTENED),
+    _rule("kv-events-at-nixl-by-rank", _kv_events(port=5593, ranks=8), _KV_EVENTS_PORT, _LISTENED),
+    _rule("kv-events-at-the-pod-api", _kv_events("Picker", port=9004), _KV_EVENTS_PORT, _LISTENED),
+    _rule("kv-events-behind-the-agent", _kv_events("Both", port=8200), _KV_EVENTS_PORT, _LISTENED),
+    _rule(
+        "kv-events-behind-an-agent-at-8200",
+        {"spec.engine.port": 8200, **_kv_events("Picker", port=8201)},
+        _KV_EVENTS_PORT,
+        _LISTENED,
+    ),
+    _rule(
+        "kv-replay-at-the-engine",
+        _kv_events(replayPort=7990, ranks=11),
+        "spec.gateway.settings.kvEvents.replayPort",
+        _LISTENED,
+    ),
     _serving_pool("tp-zero", _pool("tensorParallelSize", 0), "spec.pools[0].tensorParallelSize", "1 or more"),
     _serving_pool("template-list", _pool("template", []), "spec.pools[0].template", "must be a mapping"),
     _serving_pool(
@@ -257,10 +283,35 @@ MALFORMED_SERVING_POOLS: tuple[Mutation, ...] = (
     _rule("surge-text", {"spec.rollout.maxSurge": "some"}, "spec.rollout.maxSurge", "or a percentage from 0% to 100%"),
     _rule("surge-over-100", {"spec.rollout.maxSurge": "101%"}, "spec.rollout.maxSurge", "from 0% to 100%"),
     _rule("surge-negative", {"spec.rollout.maxSurge": -1}, "spec.rollout.maxSurge", "a number, 0 or more"),
+    _rule("surge-huge", {"spec.rollout.maxSurge": 2**31}, "spec.rollout.maxSurge", "2147483647 or less"),
+    _rule(
+        "unavailable-huge",
+        {"spec.rollout.maxUnavailable": 3_000_000_000},
+        "spec.rollout.maxUnavailable",
+        "2147483647 or less",
+    ),
     _serving_pool(
         "surge-fraction", {"spec.rollout.maxSurge": 0.5}, "spec.rollout.maxSurge", "a whole number or a perc"
     ),
     _serving_pool("skew-percent", {"spec.rollout.maxSkew": 25}, "spec.rollout.maxSkew", "must be 1 or less"),
+    _serving_pool(
+        "scale-down-for-ever", {"spec.scaleDown.drainTimeoutS": 1e300}, "spec.scaleDown.drainTimeoutS", "604800 or less"
+    ),
+    *(
+        _serving_pool(
+            f"{field_}-for-ever",
+            {"spec.gateway": {"settings": {"limits": {field_: 604_801}}}},
+            f"spec.gateway.settings.limits.{field_}",
+            "604800 or less",
+        )
+        for field_ in ("drainTimeoutS", "drainGraceS")
+    ),
+    _rule(
+        "header-of-the-model-twice",
+        {"spec.gateway.match": {"byModel": True, "headers": [{"name": "x-gateway-model-name", "value": "a"}]}},
+        "spec.gateway.match.headers",
+        "byModel asks for x-gateway-model-name itself",
+    ),
     _rule("gpu-budget", {"spec.gpuBudget": 5}, "spec.gpuBudget", "gpuBudget is below what the pools' replicas need"),
     _rule(
         "gpu-budget-tp",
@@ -285,6 +336,20 @@ ACCEPTED_SERVING_POOLS: tuple[Mutation, ...] = (
     _serving_pool("null-label", _pool("template", {"metadata": {"labels": {"team": None}}}), None),
     _serving_pool("null-is-absence", {"spec.policyRef": None, "spec.model.maxModelLen": None}, None),
     _serving_pool("whole-number-for-a-fraction", {"spec.ratio": {"minRatio": 1, "maxRatio": 2}}, None),
+    _serving_pool("port-of-the-pod-api-without-agents", {"spec.engine.port": 9004}, None),
+    _serving_pool("kv-events-of-no-engine", _kv_events(enabled=False, port=8000), None),
+    _serving_pool("kv-events-between", _kv_events("Picker", port=5592, ranks=8, replayPort=8201), None),
+    _serving_pool("kv-events-where-no-agent-is", _kv_events(port=9004, replayPort=8200), None),
+    _serving_pool(
+        "kv-events-beside-an-agent-at-8200", {"spec.engine.port": 8200, **_kv_events("Picker", port=8202)}, None
+    ),
+    _serving_pool("most-surge", {"spec.rollout.maxSurge": 2**31 - 1}, None),
+    _serving_pool("a-week-to-drain", {"spec.scaleDown.drainTimeoutS": 604_800}, None),
+    _serving_pool(
+        "header-of-the-model",
+        {"spec.gateway.match": {"headers": [{"name": "x-gateway-model-name", "value": "a"}]}},
+        None,
+    ),
     _serving_pool("budget-just-enough", {"spec.gpuBudget": 6}, None),
     _serving_pool("some-of-rollout", {"spec.rollout": {"maxSurge": 1, "maxSkew": 0}}, None),
     _serving_pool(

@@ -64,6 +64,8 @@ PositiveInt = Annotated[int, Field(ge=1, le=MAX_INT)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_INT)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+DrainSeconds = Annotated[float, Field(ge=0, le=604_800)]
+"""Seconds that something gets to end, a week at most: the grace periods of pods are made of them."""
 ShareRatio = Annotated[float, Field(ge=0, le=1)]
 """A share in [0, 1]."""
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]

@@ -20,6 +20,7 @@ from ballast_api import names
 from ballast_api.common import (
     HEADER_NAME,
     ApiModel,
+    DrainSeconds,
     KeyedBy,
     NonEmptyStr,
     NonNegativeFloat,
@@ -234,9 +235,9 @@ class Limits(ApiModel):
     """Seconds that a client's connection may lie idle between two requests."""
     client_stall_timeout_s: PositiveFloat = 300.0
     """Seconds that a client may accept nothing of its answer; then the connection is closed and the engine stopped."""
-    drain_grace_s: Annotated[NonNegativeFloat, RESTARTS] = 1.0
+    drain_grace_s: Annotated[DrainSeconds, RESTARTS] = 1.0
     """Seconds after SIGTERM in which new requests are still taken, until the cluster has noticed."""
-    drain_timeout_s: Annotated[PositiveFloat, RESTARTS] = 300.0
+    drain_timeout_s: Annotated[DrainSeconds, Field(gt=0), RESTARTS] = 300.0
     """Seconds that running requests get after that; new ones are answered 503. What still runs then is ended with an
     error that says so (`gateway-shutdown`)."""
 

@@ -117,6 +117,8 @@ PORT_POD_API: Final = 9004
 """Of agents and gateways alike; not for clients."""
 PORT_ENGINE_BEHIND_AGENT: Final = 8200
 """On the pod's loopback; as behind llm-d's sidecar."""
+PORT_NIXL: Final = 5600
+"""vLLM's default VLLM_NIXL_SIDE_CHANNEL_PORT: decode engines fetch the KV layout there."""
 PORT_KV_EVENTS: Final = 5557
 """vLLM's default."""
 PORT_KV_REPLAY: Final = 5657

@@ -17,6 +17,7 @@ from ballast_api.common import (
     NO_SPACES,
     ApiModel,
     DateTime,
+    DrainSeconds,
     ImagePullPolicy,
     KeyedBy,
     LocalRef,
@@ -46,6 +47,7 @@ from ballast_api.serving_pool_rules import (
     pool_rules,
     ratio_rules,
     rollout_rules,
+    route_match_rules,
     serving_pool_spec_rules,
 )
 
@@ -147,6 +149,12 @@ class EngineSpec(ApiModel):
     agent: Literal["Auto", "Never"] = "Auto"
     """Whether the pods of Decode and Flexible pools get Ballast's agent as a sidecar, which hands off, cuts and moves
     requests behind an Envoy. Auto: with the faces Picker and Both. Never: Envoy's requests are placed, nothing else."""
+
+    @property
+    def port_behind_agent(self) -> int:
+        """Where the engine listens on the pod's loopback, behind an agent on `port`."""
+        usual = names.PORT_ENGINE_BEHIND_AGENT
+        return usual if self.port != usual else usual + 1
 
 
 class AutoscalingSpec(ApiModel):
@@ -269,6 +277,8 @@ class RouteMatch(ApiModel):
     """Which requests of its parents are a ServingPool's, all conditions together. Several ServingPools share a Gateway
     by unlike hostnames, headers or models; of routes that match alike the Gateway takes the oldest."""
 
+    rules: ClassVar[tuple[Rule, ...]] = route_match_rules()
+
     headers: Annotated[Seq[HeaderMatch], Field(max_length=8), KeyedBy("name")] = ()
     """Headers that a request must carry. Left out, none is required."""
     by_model: bool = False
@@ -360,7 +370,7 @@ class ScaleDownSpec(ApiModel):
     HorizontalPodAutoscaler's stabilizationWindowSeconds. A shorter time costs fewer GPU-hours, and more requests are
     late when traffic comes back. Left out, 300."""
 
-    drain_timeout_s: NonNegativeFloat | None = None
+    drain_timeout_s: DrainSeconds | None = None
     """Seconds until an instance goes although requests are still there. These have the drain time of the engine then
     (`gateway.settings.limits.drainTimeoutS`). 0 empties none before. Left out, as long as that drain time."""
 
@@ -400,9 +410,14 @@ class ServingPoolSpec(ApiModel):
     rollouts have no more pods above the wanted number than it leaves. Where the spec itself goes beyond it, no engine
     Deployment is changed. Left out, there is no limit."""
 
+    @property
+    def has_agents(self) -> bool:
+        """Whether pods that decode get the agent: it holds the streams that end there."""
+        return self.engine.agent == "Auto" and self.gateway.face.serves_picker
+
     def has_agent(self, pool: PoolSpec) -> bool:
-        """Whether the pods of `pool` get the agent: it holds the streams that end there."""
-        return self.engine.agent == "Auto" and self.gateway.face.serves_picker and pool.role != "Prefill"
+        """Whether the pods of `pool` get it."""
+        return self.has_agents and pool.role != "Prefill"
 
     @property
     def drain_deadline_s(self) -> float:

@@ -6,9 +6,11 @@ CEL's cost is bounded by the lists' maxItems, so every list that a rule walks ha
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from ballast_api.common import Rule
-from ballast_api.names import GATEWAY_POOL_SEGMENT, PORT_POD_API
+from ballast_api.common import MAX_INT, Rule
+from ballast_api.names import GATEWAY_POOL_SEGMENT, PORT_ENGINE_BEHIND_AGENT, PORT_NIXL, PORT_POD_API
+from ballast_api.wire_names import MODEL_NAME
 
 _PERCENT = re.compile(r"^(100|[1-9]?[0-9])%$")
 
@@ -86,13 +88,26 @@ _ROLLOUT_FIELDS = (("maxSurge", "max_surge"), ("maxUnavailable", "max_unavailabl
 def _int_or_percent(field: str, attribute: str) -> Rule:
     def holds(self: object) -> bool:
         value = getattr(self, attribute)
-        return value >= 0 if isinstance(value, int) else _PERCENT.match(value) is not None
+        return 0 <= value <= MAX_INT if isinstance(value, int) else _PERCENT.match(value) is not None
 
     return Rule(
         field=field,
-        cel=f"type(self.{field}) == int ? self.{field} >= 0 : self.{field}.matches('{_PERCENT.pattern}')",
-        message=f"{field} must be a number, 0 or more, or a percentage from 0% to 100%",
+        cel=f"type(self.{field}) == int ? self.{field} >= 0 && self.{field} <= {MAX_INT} : "
+        f"self.{field}.matches('{_PERCENT.pattern}')",
+        message=f"{field} must be a number, 0 or more and {MAX_INT} or less, or a percentage from 0% to 100%",
         holds=holds,
+    )
+
+
+def route_match_rules() -> tuple[Rule, ...]:
+    """Rules of `gateway.match`."""
+    return (
+        Rule(
+            field="headers",
+            cel=f"!self.byModel || !has(self.headers) || !self.headers.exists(h, h.name == '{MODEL_NAME}')",
+            message=f"byModel asks for {MODEL_NAME} itself: leave that header out, or set byModel to false",
+            holds=lambda self: not self.by_model or all(each.name != MODEL_NAME for each in self.headers),
+        ),
     )
 
 
@@ -185,10 +200,15 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             field="engine.port",
             cel=f"self.engine.agent == 'Never' || self.gateway.face == 'Proxy' || self.engine.port != {PORT_POD_API}",
             message=f"port {PORT_POD_API} is the agent's own in pods behind the picker face; choose another",
-            holds=lambda self: (
-                self.engine.port != PORT_POD_API or self.engine.agent == "Never" or not self.gateway.face.serves_picker
-            ),
+            holds=lambda self: self.engine.port != PORT_POD_API or not self.has_agents,
         ),
+        Rule(
+            field="engine.port",
+            cel=f"self.engine.port != {PORT_NIXL}",
+            message=f"port {PORT_NIXL} is NIXL's own in engine pods; choose another",
+            holds=lambda self: self.engine.port != PORT_NIXL,
+        ),
+        *(_free_for_kv_events(field, attribute) for field, attribute in _KV_EVENTS_FIELDS),
         Rule(
             field="gpuBudget",
             cel=(
@@ -200,4 +220,34 @@ def serving_pool_spec_rules() -> tuple[Rule, ...]:
             message="gpuBudget is below what the pools' replicas need at least; raise it or lower replicas",
             holds=lambda self: self.gpu_budget is None or self.least_gpus <= self.gpu_budget,
         ),
+    )
+
+
+_KV_EVENTS_FIELDS = (("port", "port"), ("replayPort", "replay_port"))
+
+
+def _free_for_kv_events(field: str, attribute: str) -> Rule:
+    """Nothing else in an engine's pod listens on the ports of this field, one for each rank."""
+
+    def holds(self: Any) -> bool:
+        settings = self.gateway.settings
+        if settings is None or not settings.kv_events.enabled:
+            return True
+        taken = {self.engine.port, PORT_NIXL}
+        if self.has_agents:
+            taken |= {PORT_POD_API, self.engine.port_behind_agent}
+        first = getattr(settings.kv_events, attribute)
+        return taken.isdisjoint(range(first, first + settings.kv_events.ranks))
+
+    events = "self.gateway.settings.kvEvents"
+    free = f"all(p, p < {events}.{field} || p >= {events}.{field} + {events}.ranks)"
+    usual = PORT_ENGINE_BEHIND_AGENT
+    return Rule(
+        field=f"gateway.settings.kvEvents.{field}",
+        cel=f"!has(self.gateway.settings) || !has({events}) || !{events}.enabled || "
+        f"([self.engine.port, {PORT_NIXL}].{free} && (self.engine.agent == 'Never' || self.gateway.face == 'Proxy' || "
+        f"[{PORT_POD_API}, self.engine.port == {usual} ? {usual + 1} : {usual}].{free}))",
+        message=f"in engine pods engine.port, {PORT_NIXL} (NIXL) and, with agents, {PORT_POD_API} and {usual} "
+        f"({usual + 1} if engine.port is {usual}) are taken; choose another",
+        holds=holds,
     )

@@ -19,12 +19,6 @@ from ballast_operator.specs.token_mount import TOKEN_FILE, token_mount
 LOOPBACK: Final = "127.0.0.1"
 
 
-def engine_port(spec: ServingPoolSpec) -> int:
-    """Where the engine listens on the pod's loopback, behind an agent on `spec.engine.port`."""
-    usual = names.PORT_ENGINE_BEHIND_AGENT
-    return usual if spec.engine.port != usual else usual + 1
-
-
 def agent_container(spec: ServingPoolSpec, defaults: GatewayDefaults) -> Manifest:
     """The container before the user's overlay."""
     return {
@@ -34,7 +28,7 @@ def agent_container(spec: ServingPoolSpec, defaults: GatewayDefaults) -> Manifes
         "command": ["ballast"],
         "args": [
             *("agent", "--port", str(spec.engine.port)),
-            *("--engine", f"{LOOPBACK}:{engine_port(spec)}"),
+            *("--engine", f"{LOOPBACK}:{spec.engine.port_behind_agent}"),
             *("--pod-api-port", str(names.PORT_POD_API)),
             *("--token-file", TOKEN_FILE),
         ],

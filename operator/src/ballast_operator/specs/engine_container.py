@@ -12,7 +12,7 @@ from ballast_api.gateway_settings import KvEvents, Limits
 from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import EnvVar, PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
-from ballast_operator.specs.agent_container import LOOPBACK, engine_port
+from ballast_operator.specs.agent_container import LOOPBACK
 from ballast_operator.specs.hold import hold_hook, hold_mount, hold_s
 from ballast_operator.specs.meta import Owner
 from ballast_operator.specs.model_volume import model_environment, model_mounts
@@ -23,8 +23,6 @@ SLACK_S: Final = 15
 """Seconds for all else before the kubelet kills what is left."""
 START_UP_S: Final = 3600
 """Seconds to load a model, downloads included."""
-NIXL_PORT: Final = 5600
-"""vLLM's default VLLM_NIXL_SIDE_CHANNEL_PORT: decode engines fetch the KV layout there."""
 HOME: Final = "/home/engine"
 MEMORY_GIB: Final = 8
 """Requested of the host for each GPU."""
@@ -64,7 +62,7 @@ def engine_container(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec, profil
         "env": _merged(environment(pool), model_environment(spec.model), _given(engine.env), _given(pool.env)),
         "ports": [
             *own_ports,
-            {"name": "nixl", "containerPort": NIXL_PORT, "protocol": "TCP"},
+            {"name": "nixl", "containerPort": names.PORT_NIXL, "protocol": "TCP"},
             *_kv_events_ports(_kv_events(spec)),
         ],
         "resources": _resources(gpus_of(pool, profile), profile.resource_name),
@@ -99,7 +97,8 @@ def volumes() -> list[Manifest]:
 def arguments(spec: ServingPoolSpec, pool: PoolSpec, profile: HardwareProfileSpec) -> list[str]:
     """`serve MODEL ...`, the user's own arguments last: the last one wins in vLLM."""
     model = spec.model
-    host, port = (LOOPBACK, engine_port(spec)) if spec.has_agent(pool) else ("0.0.0.0", spec.engine.port)
+    behind = (LOOPBACK, spec.engine.port_behind_agent)
+    host, port = behind if spec.has_agent(pool) else ("0.0.0.0", spec.engine.port)
     result = [
         *("serve", model.name),
         *("--host", host),
@@ -161,7 +160,7 @@ def environment(pool: PoolSpec) -> list[Manifest]:
         {"name": "BALLAST_ROLE", "value": role.value},
         {"name": names.ENV_PROFILE, "value": PROFILE_FILE},
         {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "$(POD_IP)"},
-        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(NIXL_PORT)},
+        {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(names.PORT_NIXL)},
         # A user without an entry in /etc/passwd has neither home nor name; Triton's and Torch's caches need both.
         {"name": "HOME", "value": HOME},
         {"name": "USER", "value": "engine"},

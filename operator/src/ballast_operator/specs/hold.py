@@ -10,7 +10,7 @@ from typing import Final
 from ballast_api import names
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
-from ballast_operator.specs.agent_container import LOOPBACK, engine_port
+from ballast_operator.specs.agent_container import LOOPBACK
 from ballast_operator.specs.meta import Owner
 from ballast_operator.specs.services import gateway_admin_service_name
 
@@ -31,7 +31,8 @@ def hold_hook(owner: Owner, spec: ServingPoolSpec, pool: PoolSpec) -> Manifest:
     """`preStop` of the engine's container."""
     if not spec.drain_deadline_s:
         return {"sleep": {"seconds": NOTICE_S}}
-    host, port = (LOOPBACK, engine_port(spec)) if spec.has_agent(pool) else ("$POD_IP", spec.engine.port)
+    behind = (LOOPBACK, spec.engine.port_behind_agent)
+    host, port = behind if spec.has_agent(pool) else ("$POD_IP", spec.engine.port)
     gateways = f"{gateway_admin_service_name(owner.name)}.{owner.namespace}:{names.PORT_ADMIN}"
     program = f"python3 -I -S {_DIR}/{PROGRAM} --host {host} --port {port} --gateways {gateways} --most {hold_s(spec)}"
     return {"exec": {"command": ["/bin/sh", "-c", f"{program} || sleep {NOTICE_S}"]}}
