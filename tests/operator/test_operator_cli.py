@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 from kubernetes.config import kube_config
+from typer.testing import CliRunner
 
+from ballast_cli.main import app
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.api.cluster import load_credentials
 
@@ -61,3 +63,20 @@ def test_the_gateways_image_must_be_given(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "--gateway-image" in result.stderr
     assert "BALLAST_GATEWAY_IMAGE" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--gateway-image", "image 1", "must be one word without spaces, not 'image 1'"),
+        ("--gateway-image-pull-secret", "a/b", "must be lower-case letters, digits, '-' and '.'"),
+        ("--namespace", "A_B", "must be lower-case letters, digits and '-'"),
+        ("--lease", "A_B/ballast", "must be lower-case letters, digits and '-'"),
+        ("--metrics-port", "8080", "8080 is --health-port; give each its own"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_its_name(option: str, value: str, said: str) -> None:
+    """Before a cluster is looked for: else it would be met later, in a pod or in the API server's words."""
+    result = CliRunner().invoke(app, ["operator", "--gateway-image", "image:1", option, value])
+    assert result.exit_code == 2
+    assert f"Invalid value for {option}: {said}" in result.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,10 +44,26 @@ def _peers(text: str) -> tuple[dict[str, object], ...]:
 
 
 def _lease(text: str) -> tuple[str, str] | None:
+    from ballast_api.common import Namespace, ObjectName
+
     namespace, _, name = text.partition("/")
     if bool(namespace) is not bool(name) or "/" in name:
         raise typer.BadParameter("must be NAMESPACE/NAME", param_hint="--lease")
-    return (namespace, name) if name else None
+    if not name:
+        return None
+    return _checked("--lease", namespace, Namespace), _checked("--lease", name, ObjectName)
+
+
+def _checked(option: str, value: str, kind: Any) -> str:
+    """The value. Raises `typer.BadParameter`, in the API's words, if it is none of this annotated type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from ballast_api.errors import explain
+
+    try:
+        return str(TypeAdapter(kind).validate_python(value))
+    except ValidationError as error:
+        raise typer.BadParameter(explain(error)[0].message, param_hint=option) from None
 
 
 def operator(
@@ -114,21 +130,26 @@ def operator(
 
     Credentials come from the pod's ServiceAccount, outside of a cluster from KUBECONFIG.
     """
+    from ballast_api.common import Namespace, ObjectName
+    from ballast_api.serving_pool import ImageName
     from ballast_operator.api.api_failure import ApiFailure
     from ballast_operator.run import configure_logs, run
     from ballast_operator.settings import GatewayDefaults, OperatorSettings
 
+    if metrics_port == health_port:
+        raise typer.BadParameter(f"{health_port} is --health-port; give each its own", param_hint="--metrics-port")
+    secrets = gateway_image_pull_secret or ()
     settings = OperatorSettings(
         gateway=GatewayDefaults(
-            image=gateway_image,
+            image=_checked("--gateway-image", gateway_image, ImageName),
             image_pull_policy=gateway_image_pull_policy.value if gateway_image_pull_policy else None,
-            image_pull_secrets=tuple(gateway_image_pull_secret or ()),
+            image_pull_secrets=tuple(_checked("--gateway-image-pull-secret", each, ObjectName) for each in secrets),
             scrape_annotations=gateway_scrape_annotations,
         ),
         network_policies=network_policies,
         admin_from=_peers(gateway_admin_from),
         lease=_lease(lease),
-        namespaces=tuple(namespace or ()),
+        namespaces=tuple(_checked("--namespace", each, Namespace) for each in namespace or ()),
         resync_s=resync_s,
         workers=workers,
         health_port=health_port,

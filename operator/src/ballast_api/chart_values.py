@@ -6,10 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ballast_api.common import DNS_LABEL, ApiModel, ImagePullPolicy, NonEmptyStr, Port, PositiveInt, Seq, StringMap
+from ballast_api.common import ApiModel, ImagePullPolicy, Namespace, NonEmptyStr, Port, PositiveInt, Seq, StringMap
 from ballast_api.names import PORT_ENGINE
 
-Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 FreeObject = dict[str, Any]
 
 

@@ -70,6 +70,7 @@ ShareRatio = Annotated[float, Field(ge=0, le=1)]
 """A share in [0, 1]."""
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)]
 """The name of another Kubernetes object."""
+Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=DNS_LABEL)]
 DateTime = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339, UTC, as Kubernetes writes it: `2026-11-21T06:00:00Z`."""
 
