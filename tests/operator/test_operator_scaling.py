@@ -389,6 +389,34 @@ def test_another_scaler_gets_what_the_budget_leaves_and_holds_nobody() -> None:
     assert degraded["status"] == "False"
 
 
+@pytest.mark.parametrize(
+    ("edit", "counts"),
+    [({"gpuBudget": 4}, {"prefill": 3, "decode": 1}), ({"decodes": 5}, {"prefill": 3, "decode": 5})],
+    ids=["a smaller budget", "a neighbour that grows"],
+)
+def test_what_another_scaler_has_comes_back_when_the_budget_leaves_less(
+    edit: dict[str, int], counts: dict[str, int]
+) -> None:
+    """Instances beyond it are emptied before they go, as in any scale-down."""
+    pools = [autoscaled("prefill", "Prefill", by="External"), pool("decode", "Decode", replicas=1, hardware="h200")]
+    fleet = Fleet(pools=pools, spec={"gpuBudget": 8})
+    handles(fleet)["prefill"]["spec"]["replicas"] = 6
+    fleet.round(2)
+    assert fleet.counts() == {"prefill": 6, "decode": 1}
+    fleet.held = 1
+    pools[1]["replicas"] = edit.get("decodes", 1)
+    fleet.spec["gpuBudget"] = edit.get("gpuBudget", 8)
+    fleet.edit()
+    fleet.look()
+    fleet.kubernetes()
+    fleet.round(1)
+    assert fleet.counts() == counts | {"prefill": 6}
+    assert [len(each["draining"]) for each in fleet.status["pools"]] == [3, 0]
+    fleet.held = 0
+    fleet.round(2)
+    assert fleet.counts() == counts
+
+
 def test_instances_that_are_being_emptied_do_not_come_back_with_another_owner_of_the_number() -> None:
     """Decided down, and before they are gone it is Off."""
     fleet = Fleet(spec={"ratio": {"mode": "Auto"}, "scaleDown": {"stabilizationS": 0}})

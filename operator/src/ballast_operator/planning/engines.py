@@ -15,6 +15,7 @@ from ballast_api.hardware_profile import HardwareProfileSpec
 from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, Kind, Manifest, ObjectKey, key_of
 from ballast_operator.observed import Observed
+from ballast_operator.planning.instances import gpus_of_instances
 from ballast_operator.problems import cluster
 from ballast_operator.problems.problem import Problem
 from ballast_operator.rollouts.allowances import Allowance, allowances
@@ -23,17 +24,13 @@ from ballast_operator.rollouts.canarying import canary_of, with_canary
 from ballast_operator.rollouts.draining import Step, next_step
 from ballast_operator.rollouts.rollout import Counts, Rolling, next_counts
 from ballast_operator.rollouts.workloads import (
-    asked_by_others,
     counts_of,
-    decided_replicas,
     id_of,
     instances_of,
     revision_of,
     workloads_of,
 )
-from ballast_operator.scaling.records import stored_among
 from ballast_operator.specs.drain_marks import with_drains
-from ballast_operator.specs.engine_container import gpus_of
 from ballast_operator.specs.engine_deployment import engine_deployment, engine_of, engine_template, resized
 from ballast_operator.specs.engine_group import engine_group, engine_group_name, nodes_of
 from ballast_operator.specs.meta import Owner
@@ -56,46 +53,6 @@ class Engines:
     """What each pool that is not held does with pods that are to go, by the workload."""
     problems: tuple[Problem, ...] = ()
     """What keeps pools from their workloads."""
-
-
-def wanted_instances(observed: Observed, spec: ServingPoolSpec, gpus: Mapping[str, int]) -> Mapping[str, int]:
-    """Instances by name of the pool. `gpus`: of one instance, of the pools of which that is known.
-
-    What other scalers ask for is cut to what the budget leaves: else it would hold the pools of others, too.
-    """
-    decided = stored_among(observed.children, observed.name)
-    wanted = {
-        pool.name: _instances(observed, pool, decided_replicas(spec, pool, decided), steered=spec.steers(pool))
-        for pool in spec.pools
-    }
-    for pool in spec.pools:
-        if spec.gpu_budget is not None and pool.autoscaling and spec.leaves_to_others(pool) and pool.name in gpus:
-            others = sum(wanted[name] * each for name, each in gpus.items() if name != pool.name)
-            most = max((spec.gpu_budget - others) // gpus[pool.name], pool.autoscaling.min_replicas)
-            wanted[pool.name] = min(wanted[pool.name], most)
-    return wanted
-
-
-def _instances(observed: Observed, pool: PoolSpec, decided: int | None, *, steered: bool) -> int:
-    """With autoscaling, what was decided counts, or else what the EnginePool says, or without one the number that is
-    there. All within the bounds."""
-    if pool.autoscaling is None:
-        return pool.wanted_replicas
-    if decided is not None:
-        return decided
-    asked = asked_by_others(observed.name, pool, observed.children)
-    if asked is not None:
-        return asked
-    found = workloads_of(observed, pool.name)
-    if not found:
-        # Nobody wakes a fleet that begins at zero, but where decisions do: an HPA leaves alone what is at zero.
-        return max(pool.autoscaling.min_replicas, 0 if steered else 1)
-    now = found[0]["spec"].get("replicas", 1)
-    drains = any(names.ANNOTATION_DRAINS in (each["metadata"].get("annotations") or {}) for each in found)
-    if len(found) > 1 or drains:  # in a rollout, and while instances are emptied, the status remembers what was wanted
-        counts = (observed.pool.get("status") or {}).get("pools") or ()
-        now = next((each["replicas"] for each in counts if each.get("name") == pool.name), now)
-    return int(min(max(now, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +95,6 @@ def wanted_engines(
         for pool in known
     }
     return Wanted(revision, templates, targets, rolling, allowed, canary_of(observed, spec, revision, rolling, targets))
-
-
-def gpus_of_instances(spec: ServingPoolSpec, profiles: Mapping[str, HardwareProfileSpec]) -> Mapping[str, int]:
-    """GPUs of one instance on all its nodes, by name of the pool; of those whose HardwareProfile is known."""
-    return {
-        pool.name: pool.nodes_per_instance * gpus_of(pool, profiles[pool.hardware])
-        for pool in spec.pools
-        if pool.hardware in profiles
-    }
 
 
 def engines(

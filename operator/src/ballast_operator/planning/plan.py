@@ -35,7 +35,8 @@ from ballast_operator.kinds import (
 )
 from ballast_operator.observed import Observed
 from ballast_operator.planning import scaling
-from ballast_operator.planning.engines import engines, gpus_of_instances, wanted_engines, wanted_instances
+from ballast_operator.planning.engines import engines, wanted_engines
+from ballast_operator.planning.instances import gpus_of_instances, wanted_instances
 from ballast_operator.planning.ownership import owner_conflict
 from ballast_operator.planning.planned import Plan, Target
 from ballast_operator.planning.references import References, parse_pool, resolve

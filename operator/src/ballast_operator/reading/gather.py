@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
 from ballast_api import names
 from ballast_api.errors import InvalidInput
-from ballast_api.serving_pool import ParentRef
+from ballast_api.serving_pool import ParentRef, ServingPoolSpec
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways import settings_reports
 from ballast_operator.gateways.loads import Loads
@@ -31,9 +32,9 @@ from ballast_operator.kinds import (
     Manifest,
 )
 from ballast_operator.observed import Observed
+from ballast_operator.planning.instances import may_shrink
 from ballast_operator.planning.ownership import child_selector, is_child
 from ballast_operator.planning.references import named_objects, parse_pool
-from ballast_operator.rollouts.workloads import may_shrink
 from ballast_operator.settings import OperatorSettings
 from ballast_operator.specs.token_secret import tokens_of
 
@@ -80,15 +81,13 @@ def gather(
         return None
     named = named_objects(pool)
     available = optional.available((*OPTIONAL_CHILDREN, GATEWAY))
-    parents = _parents(reader, pool, available)
+    spec = _spec(pool)
+    parents = _parents(reader, namespace, spec, available)
     token, lease = _named_children(reader, namespace, name)
     named_children = (item for item in (token, lease) if item is not None and is_child(item, pool))
     children = (*_children(reader, pool, available), *named_children)
-    shrinks = _may_shrink(pool, children)
-    listed = shrinks or not _all_ready(children) or settings_reports.differ(children)
-    pods = reader.list(POD, namespace, labels=child_selector(pool)) if listed else ()
     tokens = tokens_of(token) if token is not None and is_child(token, pool) else []
-    return Observed(
+    observed = Observed(
         pool=pool,
         now=now,
         gateway_defaults=settings.gateway,
@@ -101,14 +100,7 @@ def gather(
         token_step_age_s=None if token is None else _age_s(token, names.ANNOTATION_TOKEN_STEP_TIME, now),
         network_policies=settings.network_policies,
         admin_from=settings.admin_from,
-        pods=pods,
-        pods_listed=listed,
-        marked_s={
-            pod["metadata"]["name"]: max(_age_s(pod, names.ANNOTATION_DRAINING, now) or 0.0, 0.0)
-            for pod in pods
-            if names.ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {})
-        },
-        loads=ask(pods, tokens[0].encode()) if shrinks and ask is not None and tokens else None,
+        pods_listed=False,
         canary_ages_s={
             str(each["metadata"]["annotations"][names.ANNOTATION_CANARY_SINCE]): age
             for each in children
@@ -120,6 +112,29 @@ def gather(
         controllers=_controllers(reader, [found for _, found in parents if found is not None]),
         measured=measured,
     )
+    shrinks = spec is not None and may_shrink(observed, spec)
+    if not (shrinks or not _all_ready(children) or settings_reports.differ(children)):
+        return observed
+    pods = reader.list(POD, namespace, labels=child_selector(pool))
+    return replace(
+        observed,
+        pods=pods,
+        pods_listed=True,
+        marked_s={
+            pod["metadata"]["name"]: max(_age_s(pod, names.ANNOTATION_DRAINING, now) or 0.0, 0.0)
+            for pod in pods
+            if names.ANNOTATION_DRAINING in (pod["metadata"].get("annotations") or {})
+        },
+        loads=ask(pods, tokens[0].encode()) if shrinks and ask is not None and tokens else None,
+    )
+
+
+def _spec(pool: Manifest) -> ServingPoolSpec | None:
+    """None of one that is not valid."""
+    try:
+        return parse_pool(pool).spec
+    except InvalidInput:
+        return None
 
 
 def _children(reader: Reader, pool: Manifest, available: frozenset[Kind]) -> tuple[Manifest, ...]:
@@ -159,19 +174,14 @@ def _all_named(
 
 
 def _parents(
-    reader: Reader, pool: Manifest, available: frozenset[Kind]
+    reader: Reader, namespace: str, spec: ServingPoolSpec | None, available: frozenset[Kind]
 ) -> tuple[tuple[ParentRef, Manifest | None], ...]:
     """The Gateways among the parents, each with the object; None: it does not exist; empty: it may not be read."""
-    if GATEWAY not in available:
-        return ()  # the cluster has no HTTPRoute either, and the plan reports that
-    try:
-        parents = parse_pool(pool).spec.gateway.parent_refs
-    except InvalidInput:
-        return ()
-    namespace = pool["metadata"]["namespace"]
+    if spec is None or GATEWAY not in available:
+        return ()  # without Gateways the cluster has no HTTPRoute either, and the plan reports that
     return tuple(
         (parent, _readable(reader, GATEWAY, parent.namespace or namespace, parent.name))
-        for parent in parents
+        for parent in spec.gateway.parent_refs
         if (parent.group, parent.kind) == (GATEWAY.group, GATEWAY.kind)
     )
 
@@ -203,14 +213,6 @@ def _readable(reader: Reader, kind: Kind, namespace: str | None, name: str) -> M
         if error.status == 403:
             return {}
         raise
-
-
-def _may_shrink(pool: Manifest, children: Sequence[Manifest]) -> bool:
-    try:
-        parsed = parse_pool(pool)
-    except InvalidInput:
-        return False
-    return may_shrink(parsed.name, parsed.spec, children)
 
 
 def _all_ready(children: Iterable[Manifest]) -> bool:

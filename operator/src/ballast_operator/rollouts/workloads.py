@@ -16,7 +16,6 @@ from ballast_operator.kinds import DEPLOYMENT, ENGINE_POOL, LEADER_WORKER_SET, W
 from ballast_operator.observed import Observed
 from ballast_operator.rollouts.draining import Instance
 from ballast_operator.rollouts.rollout import Counts
-from ballast_operator.scaling.records import Stored, stored_among
 
 _LABEL_GROUPS = "leaderworkerset.sigs.k8s.io/name"
 """On pods of a LeaderWorkerSet, by its controller."""
@@ -158,43 +157,9 @@ def instances_of(observed: Observed, pool: str, deployment: Manifest) -> tuple[I
     )
 
 
-def decided_replicas(spec: ServingPoolSpec, pool: PoolSpec, decided: Stored) -> int | None:
-    """What the last decision asks for, within the pool's bounds; None where no decision sets the number."""
-    asked = decided.asked(pool.name)
-    if asked is None or pool.autoscaling is None or not spec.steers(pool):
-        return None
-    return min(max(asked.replicas, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas)
-
-
 def engine_pool_key(serving_pool: str, pool: str) -> ObjectKey:
     """Names the EnginePool of a pool: the same through all rollouts."""
     return ENGINE_POOL.key(names.pool_object_name(serving_pool, pool))
-
-
-def asked_by_others(serving_pool: str, pool: PoolSpec, children: Sequence[Manifest]) -> int | None:
-    """What the pool's EnginePool asks for, within its bounds; None where it has none."""
-    key = engine_pool_key(serving_pool, pool.name)
-    found = next((child for child in children if key_of(child) == key), None)
-    if found is None or pool.autoscaling is None:
-        return None
-    asked = int(found["spec"].get("replicas", pool.autoscaling.min_replicas))
-    return min(max(asked, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas)
-
-
-def may_shrink(serving_pool: str, spec: ServingPoolSpec, children: Sequence[Manifest]) -> bool:
-    """Whether a pool of the spec may lose pods now, or has pods with marks: these are of interest then."""
-    decided = stored_among(children, serving_pool)
-    for pool in spec.pools:
-        found = pool_workloads(serving_pool, children, pool.name)
-        most = pool.wanted_replicas if pool.autoscaling is None else pool.autoscaling.max_replicas
-        wanted = decided_replicas(spec, pool, decided)
-        if wanted is None and spec.leaves_to_others(pool):
-            wanted = asked_by_others(serving_pool, pool, children)
-        most = most if wanted is None else wanted
-        asked = sum(each["spec"].get("replicas", 1) for each in found)
-        if len(found) > 1 or asked > most or any(_annotation(each, names.ANNOTATION_DRAINS) for each in found):
-            return True
-    return False
 
 
 def _annotation(manifest: Manifest, key: str) -> str:

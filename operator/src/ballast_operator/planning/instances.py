@@ -1,0 +1,94 @@
+"""How many instances each pool shall have, and whether one may lose some. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ballast_api import names
+from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
+from ballast_operator.kinds import Manifest
+from ballast_operator.observed import Observed
+from ballast_operator.planning.references import resolve
+from ballast_operator.rollouts.workloads import engine_pool_key, workloads_of
+from ballast_operator.scaling.records import Stored, stored_among
+from ballast_operator.specs.engine_container import gpus_of
+
+
+def gpus_of_instances(spec: ServingPoolSpec, profiles: Mapping[str, HardwareProfileSpec]) -> Mapping[str, int]:
+    """GPUs of one instance on all its nodes, by name of the pool; of those whose HardwareProfile is known."""
+    return {
+        pool.name: pool.nodes_per_instance * gpus_of(pool, profiles[pool.hardware])
+        for pool in spec.pools
+        if pool.hardware in profiles
+    }
+
+
+def wanted_instances(observed: Observed, spec: ServingPoolSpec, gpus: Mapping[str, int]) -> Mapping[str, int]:
+    """Instances by name of the pool. `gpus`: of one instance, of the pools of which that is known.
+
+    What other scalers ask for is cut to what the budget leaves: else it would hold the pools of others, too.
+    """
+    decided = stored_among(observed.children, observed.name)
+    wanted = {pool.name: _instances(observed, spec, pool, decided) for pool in spec.pools}
+    for pool in spec.pools:
+        if spec.gpu_budget is not None and pool.autoscaling and spec.leaves_to_others(pool) and pool.name in gpus:
+            others = sum(wanted[name] * each for name, each in gpus.items() if name != pool.name)
+            most = max((spec.gpu_budget - others) // gpus[pool.name], pool.autoscaling.min_replicas)
+            wanted[pool.name] = min(wanted[pool.name], most)
+    return wanted
+
+
+def may_shrink(observed: Observed, spec: ServingPoolSpec) -> bool:
+    """Whether a pool of the spec may lose pods now, or has pods with marks: these are of interest then."""
+    wanted = wanted_instances(observed, spec, gpus_of_instances(spec, resolve(spec, observed).profiles))
+    return any(_shrinks(workloads_of(observed, pool.name), wanted[pool.name]) for pool in spec.pools)
+
+
+def _shrinks(workloads: Sequence[Manifest], wanted: int) -> bool:
+    asked = sum(each["spec"].get("replicas", 1) for each in workloads)
+    return len(workloads) > 1 or asked > wanted or any(map(_drains, workloads))
+
+
+def _instances(observed: Observed, spec: ServingPoolSpec, pool: PoolSpec, decided: Stored) -> int:
+    """With autoscaling, what was decided counts, or else what the EnginePool says, or without one the number that is
+    there. All within the bounds."""
+    if pool.autoscaling is None:
+        return pool.wanted_replicas
+    asked = _decided(spec, pool, decided)
+    if asked is None:
+        asked = _asked_by_others(observed, pool, least=pool.autoscaling.min_replicas)
+    if asked is None:
+        asked = _there(observed, pool, steered=spec.steers(pool))
+    return min(max(asked, pool.autoscaling.min_replicas), pool.autoscaling.max_replicas)
+
+
+def _decided(spec: ServingPoolSpec, pool: PoolSpec, decided: Stored) -> int | None:
+    """What the last decision asks for; None where no decision sets the number."""
+    asked = decided.asked(pool.name)
+    return None if asked is None or not spec.steers(pool) else asked.replicas
+
+
+def _asked_by_others(observed: Observed, pool: PoolSpec, *, least: int) -> int | None:
+    """What the pool's EnginePool asks for, `least` where it says nothing; None where there is none."""
+    found = observed.child(engine_pool_key(observed.name, pool.name))
+    return None if found is None else int(found["spec"].get("replicas", least))
+
+
+def _there(observed: Observed, pool: PoolSpec, *, steered: bool) -> int:
+    """The number that is there, or to begin with."""
+    found = workloads_of(observed, pool.name)
+    if not found:
+        # Nobody wakes a fleet that begins at zero, but where decisions do: an HPA leaves alone what is at zero.
+        return 0 if steered else 1
+    now = int(found[0]["spec"].get("replicas", 1))
+    # In a rollout, and while instances are emptied, the status remembers what was wanted.
+    if len(found) > 1 or any(_drains(each) is not None for each in found):
+        counts = (observed.pool.get("status") or {}).get("pools") or ()
+        now = next((int(each["replicas"]) for each in counts if each.get("name") == pool.name), now)
+    return now
+
+
+def _drains(workload: Manifest) -> str | None:
+    """Names of its pods that have marks to go; empty once none has, None where none ever had."""
+    return (workload["metadata"].get("annotations") or {}).get(names.ANNOTATION_DRAINS)
