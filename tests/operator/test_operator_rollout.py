@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ballast_api.names import ANNOTATION_HARDWARE
 from ballast_operator.kinds import Manifest
 from ballast_operator.planning.references import parse_pool
 from ballast_operator.rollouts.allowances import Allowance, allowances, share
@@ -267,6 +269,71 @@ def test_what_no_kv_block_depends_on_rolls_in_place() -> None:
         "chat-gateway",
         "chat-prefill",
     ]
+
+
+def start_pods(store: ObjectStore) -> None:
+    """One pod of each Deployment's template, in place of those that there were."""
+    for key in [key for key in store.objects if key[0] == "Pod"]:
+        store.remove(key)
+    for (kind, _, name), item in list(store.objects.items()):
+        if kind == "Deployment":
+            template = item["spec"]["template"]
+            metadata = {**template["metadata"], "name": f"{name}-1", "namespace": NAMESPACE, "uid": f"pod-{name}"}
+            store.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+
+
+def mountable(store: ObjectStore) -> set[str]:
+    """HardwareProfiles whose numbers engines find; gateways know the very same."""
+    files = store.objects["ConfigMap", NAMESPACE, "chat-profiles"]["data"].keys() - {"engine_hold.py"}
+    known = yaml.safe_load(store.objects["ConfigMap", NAMESPACE, "chat-gateway"]["data"]["gateway.yaml"])["profiles"]
+    assert set(known) == files
+    return set(files)
+
+
+def test_hardware_that_a_spec_names_no_more_keeps_its_numbers_until_its_pods_have_gone() -> None:
+    """No pod could start without the key that it mounts, nor a container once more."""
+    store = ObjectStore(FIRST, *REFERRED, profile("h200"))
+    look_at(store)
+    start_pods(store)
+    store.run_deployments()
+    live = store.objects["ServingPool", NAMESPACE, "chat"]
+    prefill, decode = live["spec"]["pools"]
+    store.put({**live, "spec": {**live["spec"], "pools": [prefill, {**decode, "hardware": "h200"}]}})
+    store.remove(("HardwareProfile", None, "h20"))
+    for _ in range(3):
+        look_at(store)
+        assert mountable(store) == {"a100", "h20", "h200"}
+    start_pods(store)
+    look_at(store)
+    assert mountable(store) == {"a100", "h200"}
+
+
+def test_a_canary_leaves_the_old_revision_its_hardware() -> None:
+    """Its Deployment makes pods, too: all of them, should the canary be paused."""
+    store = ObjectStore(FIRST, *REFERRED, profile("h200"))
+    look_at(store)
+    store.run_deployments()
+    edit(store, image="registry.test/engine:2")
+    live = store.objects["ServingPool", NAMESPACE, "chat"]
+    prefill, decode = live["spec"]["pools"]
+    pools = [prefill, {**decode, "hardware": "h200"}]
+    store.put({**live, "spec": {**live["spec"], "pools": pools, "rollout": {"canary": {}}}})
+    for _ in range(3):
+        look_at(store)
+        store.run_deployments()
+    assert shares(store)["decode"].keys() == {"1", "2"}
+    assert mountable(store) == {"a100", "h20", "h200"}
+
+
+def test_numbers_that_somebody_has_spoilt_stop_no_look() -> None:
+    store = ObjectStore(FIRST, *REFERRED)
+    look_at(store)
+    store.objects["ConfigMap", NAMESPACE, "chat-profiles"]["data"]["h200"] = "no numbers"
+    look_at(store)
+    start_pods(store)
+    store.objects["Pod", NAMESPACE, "chat-decode-1"]["metadata"]["annotations"][ANNOTATION_HARDWARE] = "h200"
+    look_at(store)
+    assert stored_condition(store, "Degraded")["status"] == "False"
 
 
 def test_a_rollout_of_pools_that_others_scale_keeps_their_number() -> None:

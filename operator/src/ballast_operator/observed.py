@@ -41,8 +41,9 @@ class Observed:
     admin_from: tuple[Mapping[str, object], ...] = ()
     """Who may reach gateways' admin port; empty: everybody."""
     pods: tuple[Manifest, ...] = ()
-    """Its pods while a Deployment is not ready, or may lose some, or a gateway says that it has other settings than it
-    should. Empty otherwise: only problems of pods are read from them, and which gateways are there."""
+    """Its pods while a Deployment is not ready, or may lose some, while numbers of hardware that the spec names no more
+    are still there, or while a gateway says that it has other settings than it should. Empty otherwise: only problems
+    of pods, their hardware, and which gateways are there are read from them."""
     pods_listed: bool = True
     """Whether `pods` are all of them; False where nobody asked."""
     marked_s: Mapping[str, float] = field(default_factory=dict)

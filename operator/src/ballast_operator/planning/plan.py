@@ -36,6 +36,7 @@ from ballast_operator.kinds import (
 from ballast_operator.observed import Observed
 from ballast_operator.planning import scaling
 from ballast_operator.planning.engines import engines, wanted_engines
+from ballast_operator.planning.hardware import former_numbers, former_profiles
 from ballast_operator.planning.instances import gpus_of_instances, wanted_instances
 from ballast_operator.planning.ownership import owner_conflict
 from ballast_operator.planning.planned import Plan, Target
@@ -93,7 +94,10 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     routes = routing(owner, spec, observed.optional_kinds, observed.missing_parents, controllers=observed.controllers)
     token = _token(owner, observed)
     wanted = wanted_engines(owner, spec, instances, references.profiles, observed)
-    gateway = _gateway_objects(owner, spec, references, observed, hold=bool(misfit), canary=wanted.canary)
+    former = former_profiles(observed, spec)
+    gateway = _gateway_objects(
+        owner, spec, references, observed, former=former, hold=bool(misfit), canary=wanted.canary
+    )
     newest = settings_hash(gateway.objects)
     told = _told(observed, newest)
     behind = tuple(sorted(name for name, each in told.items() if each.hash != newest))
@@ -106,7 +110,7 @@ def _plan_valid(observed: Observed, pool: ServingPool) -> Plan:
     numbers = CONFIG_MAP.key(names.profiles_name(owner.name))
     around = list(_around_engines(owner, spec, observed, instances))
     if not missing:
-        around.append(profiles_config_map(owner, references.profiles, {PROGRAM: hold_program()}))
+        around.append(profiles_config_map(owner, references.profiles, {**former, PROGRAM: hold_program()}))
     objects = (token.manifest, *gateway.objects, *around, *fleet.apply, *routes.objects)
     held = gateway.held | fleet.held | ({numbers} if missing else set())
     kept = held.union(
@@ -200,6 +204,7 @@ def _gateway_objects(
     references: References,
     observed: Observed,
     *,
+    former: Mapping[str, str],
     hold: bool,
     canary: Canary | None,
 ) -> _Part:
@@ -225,6 +230,7 @@ def _gateway_objects(
             spec,
             references.policy,
             references.profiles,
+            former=former_numbers(former),
             objectives=references.objectives,
             fallbacks=fallbacks,
             canary=None if canary is None else canary.settings(),

@@ -32,6 +32,7 @@ from ballast_operator.kinds import (
     Manifest,
 )
 from ballast_operator.observed import Observed
+from ballast_operator.planning.hardware import left_profiles
 from ballast_operator.planning.instances import may_shrink
 from ballast_operator.planning.ownership import child_selector, is_child
 from ballast_operator.planning.references import named_objects, parse_pool
@@ -113,7 +114,8 @@ def gather(
         measured=measured,
     )
     shrinks = spec is not None and may_shrink(observed, spec)
-    if not (shrinks or not _all_ready(children) or settings_reports.differ(children)):
+    leaves = spec is not None and bool(left_profiles(observed, spec))
+    if not (shrinks or leaves or not _all_ready(children) or settings_reports.differ(children)):
         return observed
     pods = reader.list(POD, namespace, labels=child_selector(pool))
     return replace(

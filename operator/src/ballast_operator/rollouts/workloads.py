@@ -5,7 +5,7 @@ The instances of a LeaderWorkerSet are its groups.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,8 +153,22 @@ def instances_of(observed: Observed, pool: str, deployment: Manifest) -> tuple[I
         and not _label(pod, _LABEL_GROUPS)
         and (alone or _label(pod, names.LABEL_REVISION) == revision_of(deployment))
         and not pod["metadata"].get("deletionTimestamp")
-        and (pod.get("status") or {}).get("phase") not in _ENDED
+        and not has_ended(pod)
     )
+
+
+def has_ended(pod: Manifest) -> bool:
+    """Whether it runs no more."""
+    return (pod.get("status") or {}).get("phase") in _ENDED
+
+
+def pool_templates(children: Iterable[Manifest]) -> Iterator[Manifest]:
+    """Pod templates of the Deployments and LeaderWorkerSets among the children."""
+    for child in children:
+        if child["kind"] == DEPLOYMENT.kind:
+            yield child["spec"].get("template") or {}
+        elif child["kind"] == LEADER_WORKER_SET.kind:
+            yield (child["spec"].get("leaderWorkerTemplate") or {}).get("leaderTemplate") or {}
 
 
 def engine_pool_key(serving_pool: str, pool: str) -> ObjectKey:

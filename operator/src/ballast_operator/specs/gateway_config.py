@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import yaml
@@ -22,7 +23,7 @@ from ballast_api.gateway_settings import (
     PodApi,
     ServedModel,
 )
-from ballast_api.hardware_profile import HardwareProfileSpec
+from ballast_api.hardware_profile import EngineProfile, HardwareProfileSpec
 from ballast_api.scheduling_policy import SchedulingPolicySpec
 from ballast_api.serving_pool import ServingPoolSpec
 from ballast_operator.kinds import CONFIG_MAP, Manifest
@@ -40,13 +41,15 @@ def gateway_settings(
     policy: SchedulingPolicySpec,
     profiles: Mapping[str, HardwareProfileSpec],
     *,
+    former: Mapping[str, EngineProfile] = MappingProxyType({}),
     objectives: tuple[ClassObjective, ...] = (),
     fallbacks: int | None = None,
     canary: CanarySettings | None = None,
     startup_s: float | None = None,
 ) -> GatewaySettings:
-    """What the gateway of this ServingPool needs to know. `fallbacks`: what its proxy follows, unless it is set.
-    `canary`: the revision that is weighed. `startup_s`: of an instance, as measured."""
+    """What the gateway of this ServingPool needs to know. `former`: profiles that pods of an older spec go by.
+    `fallbacks`: what its proxy follows, unless it is set. `canary`: the revision that is weighed. `startup_s`: of an
+    instance, as measured."""
     tuning = spec.gateway.settings
     tuned = {} if tuning is None else {name: getattr(tuning, name) for name in tuning.model_fields_set}
     if fallbacks is not None and "fallbacks" not in (tuned["picker"].model_fields_set if "picker" in tuned else ()):
@@ -82,7 +85,7 @@ def gateway_settings(
                 lease=names.gateway_object_name(owner.name),
             )
         ),
-        profiles={name: numbers_of(profiles[name]) for name in sorted(profiles)},
+        profiles=dict(sorted({**former, **{name: numbers_of(each) for name, each in profiles.items()}}.items())),
     )
 
 

@@ -27,14 +27,14 @@ def numbers_of(profile: HardwareProfileSpec) -> EngineProfile:
 
 
 def profiles_config_map(
-    owner: Owner, profiles: Mapping[str, HardwareProfileSpec], programs: Mapping[str, str]
+    owner: Owner, profiles: Mapping[str, HardwareProfileSpec], others: Mapping[str, str]
 ) -> Manifest:
-    """The numbers of each profile as JSON, by its name, and programs that engine pods run, by theirs."""
+    """The numbers of each profile as JSON, by its name. `others`: further texts that engine pods mount, by key."""
     data = {
         name: json.dumps(numbers_of(profile).dump(), separators=(",", ":"))
         for name, profile in sorted(profiles.items())
     }
-    return child(CONFIG_MAP, owner, names.profiles_name(owner.name), "engine", data={**data, **programs})
+    return child(CONFIG_MAP, owner, names.profiles_name(owner.name), "engine", data={**data, **others})
 
 
 def profile_volume(serving_pool: str, hardware: str) -> Manifest:
