@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ballast_operator.kinds import Manifest
-from ballast_operator.writing.drift import differs
+from ballast_operator.writing.drift import changed_fields, differs
 
 DESIRED: Manifest = {
     "apiVersion": "v1",
@@ -187,3 +187,33 @@ def test_defaults_within_what_is_applied_as_a_whole_are_no_difference() -> None:
     live["spec"]["env"][0]["valueFrom"]["fieldRef"]["apiVersion"] = "v1"
     live["metadata"]["managedFields"] = [{"manager": "us", "operation": "Apply", "fieldsV1": {"f:spec": owned}}]
     assert not differs(desired, live, "us")
+
+
+EMPTY = {"text": "", "flag": False, "count": 0, "mapping": {}, "whole": [], "null": None, "merged": []}
+"""Merged lists have owners by entry, so an empty one has none."""
+
+
+def wanted(**spec: Any) -> Manifest:
+    return {"apiVersion": "v1", "kind": "X", "metadata": {"name": "a"}, "spec": spec}
+
+
+def found(*owned: str, **spec: Any) -> Manifest:
+    fields = {"manager": "us", "operation": "Apply", "fieldsV1": {"f:spec": {f"f:{name}": {} for name in owned}}}
+    return {**wanted(**spec), "metadata": {"name": "a", "managedFields": [fields]}}
+
+
+def test_a_zero_that_the_server_leaves_out_is_no_difference() -> None:
+    """As of an environment variable with an empty value; a null asks for nothing, whatever the default is."""
+    desired = wanted(image="a", **EMPTY)
+    owned = ("image", *EMPTY.keys() - {"merged"})
+    assert not differs(desired, found(*owned, image="a"), "us")
+    assert not differs(desired, found(*owned, image="a", null="Always"), "us")
+    assert changed_fields(desired, found(*owned, image="b"), "us") == (("spec", "image"),)
+
+
+@pytest.mark.parametrize("field", ["text", "flag", "count", "mapping"])
+def test_a_zero_that_somebody_has_taken_away_is_a_difference(field: str) -> None:
+    """It is nobody's then; where Kubernetes keeps zeros, none is something else: `automountServiceAccountToken`."""
+    desired = wanted(image="a", **{field: EMPTY[field]})
+    assert differs(desired, found("image", image="a"), "us")
+    assert differs(desired, found("image", field, image="a", **{field: "b"}), "us")

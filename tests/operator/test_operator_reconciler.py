@@ -20,6 +20,7 @@ from tests.support.operator_builders import (
     NAMESPACE,
     NOW,
     policy,
+    pool,
     profile,
     reconciler,
     serving_pool,
@@ -50,9 +51,9 @@ def look(store: ObjectStore, *, now: str = NOW) -> Result:
     return reconciler(store, now=now).serving_pool(NAMESPACE, "chat")
 
 
-def serving() -> ObjectStore:
+def serving(**spec: Any) -> ObjectStore:
     """A ServingPool whose pods are all ready, after a look that has nothing to write."""
-    store = store_with()
+    store = store_with(serving_pool(**spec))
     look(store)
     store.run_deployments()
     look(store)
@@ -85,6 +86,32 @@ def test_a_new_serving_pool_gets_its_objects_then_its_status_then_events() -> No
 def test_a_serving_pool_whose_pods_are_ready_costs_no_write_and_no_early_look() -> None:
     """Neither objects nor status nor Events."""
     assert stored_condition(serving(), "Available")["status"] == "True"
+
+
+@pytest.mark.parametrize("value", ["", None], ids=["empty", "null"])
+def test_an_empty_variable_of_an_engine_is_complete_and_costs_no_write(value: str | None) -> None:
+    """The API server leaves its value out."""
+    image = "registry.test/engine:1"
+    store = serving(engine={"image": image, "env": [{"name": "HTTPS_PROXY", "value": value}]})
+    assert stored_condition(store, "Progressing")["reason"] == "Complete"
+
+
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        {"hostNetwork": False},
+        {"tolerations": []},
+        {"tolerations": [{"key": "gpu", "operator": "Exists", "effect": ""}]},
+        {"imagePullSecrets": []},
+        {"volumes": [{"name": "x", "emptyDir": {"medium": ""}}]},
+        {"containers": [{"name": "engine", "readinessProbe": {"initialDelaySeconds": 0}}]},
+        {"containers": [{"name": "engine", "env": [{"name": "NO_PROXY", "value": ""}]}]},
+    ],
+    ids=str,
+)
+def test_a_zero_in_an_overlay_is_complete_and_costs_no_write(overlay: Manifest) -> None:
+    store = serving(pools=[pool("it", "Flexible", template={"spec": overlay})])
+    assert stored_condition(store, "Progressing")["reason"] == "Complete"
 
 
 def test_an_edit_is_in_progress_from_the_very_look_that_writes_it() -> None:

@@ -1,9 +1,9 @@
 """A store of objects that answers as the API server does where the operator's logic depends on it.
 
-It keeps what is applied, notes the applied fields in `managedFields`, removes fields that the same manager stops to
-apply, gives uids, refuses a status for an object that is another one by now, and can fail before its n-th write. Events
-count as writes, and are kept apart from the objects. The real API server runs in e2e/; this one makes every
-interruption of every look cheap to try.
+It keeps what is applied, but for zeros in Deployments, notes the applied fields in `managedFields`, removes fields that
+the same manager stops to apply, gives uids, refuses a status for an object that is another one by now, and can fail
+before its n-th write. Events count as writes, and are kept apart from the objects. The real API server runs in e2e/;
+this one makes every interruption of every look cheap to try.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ObjectStore:
         others = [entry for entry in metadata.get("managedFields", []) if entry["manager"] != manager]
         fields = {"manager": manager, "operation": "Apply", "fieldsV1": _fields(manifest)}
         metadata["managedFields"] = [*others, fields]
-        return self.put(merged)
+        return self.put(_without_zeros(merged) if merged["kind"] == "Deployment" else merged)
 
     def apply_status(self, kind: Kind, of: Manifest, status: Manifest, manager: str) -> Manifest:
         """Replace the status of this very object."""
@@ -184,6 +184,24 @@ def _merge(live: Any, desired: Any) -> Any:
     if isinstance(live, dict) and isinstance(desired, dict):
         return {**live, **{key: _merge(live.get(key), value) for key, value in desired.items()}}
     return desired
+
+
+_ZEROS_LEFT_OUT = frozenset(
+    {
+        *("value", "hostNetwork", "hostPID", "hostIPC", "hostname", "tolerations", "imagePullSecrets", "args", "env"),
+        *("readOnly", "subPath", "medium", "effect", "operator", "initialDelaySeconds", "nodeSelector", "stdin", "tty"),
+    }
+)
+"""Of the API server's types: fields that are not pointers, and that it does not write while they are zero."""
+
+
+def _without_zeros(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_zeros(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_zeros(item) for key, item in value.items() if item is not None}
+    return {key: item for key, item in kept.items() if item or key not in _ZEROS_LEFT_OUT}
 
 
 def _without_uid(manifest: Manifest) -> Manifest:

@@ -4,7 +4,8 @@ Server-side apply of an unchanged object changes nothing, but it is a request, f
 live object holds all that is needed: its values, and in `managedFields` the fields that we applied last. A write is due
 when (1) we never applied the object, (2) a desired value is missing or different, (3) we own a field that is no longer
 desired, or (4) a list or mapping that we applied as a whole has other entries, or is not ours any more. Fields that
-others own do not matter.
+others own do not matter. The API server leaves out many a zero (an empty text, False, 0): one that we applied is not
+missing while it is ours. A null asks for nothing.
 """
 
 from __future__ import annotations
@@ -66,11 +67,7 @@ def _covers(live: Any, desired: Any, owned: _Owned, *, quantity: bool = False, f
     if isinstance(desired, Mapping):
         return (
             isinstance(live, Mapping)
-            and all(
-                key in live
-                and _covers(live[key], value, _below(owned, key), quantity=_is_quantity(field, key), field=key)
-                for key, value in desired.items()
-            )
+            and all(_covers_field(live, key, value, owned, field) for key, value in desired.items())
         ) or (live is None and not desired)
     if isinstance(desired, (list, tuple)):
         return isinstance(live, list) and _covers_list(live, desired, owned)
@@ -79,15 +76,25 @@ def _covers(live: Any, desired: Any, owned: _Owned, *, quantity: bool = False, f
     return bool(live == desired) and isinstance(live, bool) == isinstance(desired, bool)
 
 
+def _covers_field(live: Mapping[str, Any], key: str, desired: Any, owned: _Owned, parent: str) -> bool:
+    """Of one field of the mapping `live`, which the field `parent` holds."""
+    below = _below(owned, key)
+    if key not in live:
+        # Who takes a field away takes it from us, too. An empty list is the same as none, and has no owner.
+        return desired is None or (not desired and (isinstance(desired, (list, tuple)) or below is not _UNKNOWN))
+    return desired is None or _covers(live[key], desired, below, quantity=_is_quantity(parent, key), field=key)
+
+
 def _uncovered(live: Any, desired: Any, owned: _Owned, path: Path, field: str) -> Iterator[Path]:
     """Where `_covers` says no, as near to the leaves as it can be said."""
     if isinstance(desired, Mapping) and isinstance(live, Mapping):
         for key, value in desired.items():
-            below = _below(owned, key)
-            if key not in live:
+            if _covers_field(live, key, value, owned, field):
+                continue
+            if key in live:
+                yield from _uncovered(live[key], value, _below(owned, key), (*path, key), key)
+            else:
                 yield (*path, key)
-            elif not _covers(live[key], value, below, quantity=_is_quantity(field, key), field=key):
-                yield from _uncovered(live[key], value, below, (*path, key), key)
         return
     key = _key_of_entries(desired) if isinstance(desired, (list, tuple)) and isinstance(live, list) else None
     if key is None or not owned:
