@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from ballast_operator.kinds import (
@@ -23,7 +25,8 @@ from ballast_operator.kinds import (
     Kind,
 )
 
-CHART = Path(__file__).parents[2] / "charts" / "ballast" / "templates"
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "ballast" / "templates"
 READ = {"get", "list", "watch"}
 WRITE = READ | {"create", "patch", "delete"}
 Rights = dict[tuple[str, str], set[str]]
@@ -45,15 +48,43 @@ def block(text: str, start: str, end: str) -> list[dict[str, Any]]:
     return rules
 
 
+def in_namespaces() -> Rights:
+    return rights(block((CHART / "_helpers.tpl").read_text(), '{{- define "ballast.namespacedRules" -}}', "{{- end }}"))
+
+
+def in_the_cluster() -> Rights:
+    return rights(block((CHART / "rbac.yaml").read_text(), "rules:", "  {{- if"))
+
+
+def documented(where: str) -> dict[str, set[str]]:
+    """Resource to verbs, of the rows of the page that are about `where`: they read "get, list Pods; patch their
+    `status`"."""
+    page = (ROOT / "docs" / "operator" / "running.md").read_text()
+    found: dict[str, set[str]] = {}
+    for row in page.partition("## Rights")[2].partition("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if cells[0] != where:
+            continue
+        resources: list[str] = []
+        for words in cells[1].split("; "):
+            clause = re.fullmatch(r"((?:[a-z]+, )*[a-z]+) (.+)", words)
+            assert clause is not None, words
+            verbs, named = clause.groups()
+            if named.startswith("their "):
+                resources = [f"{each}/{named.removeprefix('their ').strip('`')}" for each in resources]
+            else:
+                resources = [each.strip("`").lower() for each in re.split(r", | and ", named)]
+            for each in resources:
+                found.setdefault(each, set()).update(verbs.split(", "))
+    return found
+
+
 def needed(kinds: tuple[Kind, ...], verbs: set[str], suffix: str = "") -> Rights:
     return {(kind.group, kind.plural + suffix): verbs for kind in kinds}
 
 
 def test_the_chart_grants_what_the_table_needs_where_serving_pools_are() -> None:
     """All children are watched but those that are read by their names."""
-    granted = rights(
-        block((CHART / "_helpers.tpl").read_text(), '{{- define "ballast.namespacedRules" -}}', "{{- end }}")
-    )
     resources = (SERVING_POOL, *(kind for kind in REFERRED if kind.namespaced))
     expected = {
         **needed(resources, READ),
@@ -66,15 +97,23 @@ def test_the_chart_grants_what_the_table_needs_where_serving_pools_are() -> None
         **needed((POD,), READ | {"patch"}),
         **needed((EVENT,), {"create"}),
     }
-    assert granted == expected
+    assert in_namespaces() == expected
 
 
 def test_the_chart_grants_what_the_table_needs_in_the_whole_cluster() -> None:
     """Profiles are cluster-scoped, Gateways may be anywhere."""
-    granted = rights(block((CHART / "rbac.yaml").read_text(), "rules:", "  {{- if"))
     expected = {
         **needed((HARDWARE_PROFILE,), READ),
         **needed((HARDWARE_PROFILE,), {"patch"}, "/status"),
         **needed((GATEWAY, GATEWAY_CLASS), READ),
     }
-    assert granted == expected
+    assert in_the_cluster() == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "granted"),
+    [("served namespaces", in_namespaces()), ("cluster", in_the_cluster())],
+    ids=["pools", "cluster"],
+)
+def test_the_page_about_running_has_the_rights_that_the_chart_grants(where: str, granted: Rights) -> None:
+    assert documented(where) == {resource: verbs for (_, resource), verbs in granted.items()}

@@ -275,6 +275,23 @@ def test_a_status_whose_object_has_gone_meanwhile_is_dropped_without_an_event(st
     assert store.events == []
 
 
+def test_a_refused_status_of_an_engine_pool_is_named_in_the_serving_pools() -> None:
+    """As with roles of an older chart: pods, counts and conditions go on."""
+    autoscaled = pool("decode", "Decode", autoscaling={"minReplicas": 1, "maxReplicas": 4})
+    store = store_with(serving_pool(pool("prefill", "Prefill", hardware="a100"), autoscaled))
+    store.refuse = {"status EnginePool": ApiFailure(403, "Forbidden", 'cannot patch resource "enginepools/status"')}
+    look(store)
+    store.run_deployments()
+    assert look(store).failed
+    assert stored_condition(store, "Available")["status"] == "True"
+    degraded = stored_condition(store, "Degraded")
+    assert degraded["reason"] == "ApplyFailed"
+    assert degraded["message"] == 'EnginePool chat-decode: cannot patch resource "enginepools/status"'
+    store.refuse = {"status EnginePool": UNAVAILABLE}
+    with pytest.raises(ApiFailure, match="etcd leader changed"):
+        look(store)
+
+
 def test_a_status_that_is_refused_for_good_is_raised() -> None:
     """The status cannot report it, so the log and the growing delay do."""
     store = store_with()

@@ -35,7 +35,8 @@ class ObjectStore:
         self._interruption: Exception | None = None
         self._writes_left = 0
         self.refuse: dict[str, ApiFailure] = {}
-        """Answers to all writes of a kind (`Service`) or of one object (`Service chat`)."""
+        """Answers to all writes of a kind (`Service`), to all of one verb (`status Service`), or of one object
+        (`Service chat`)."""
         self.installed = frozenset(optional)
         self._uids = 0
         for manifest in objects:
@@ -144,7 +145,7 @@ class ObjectStore:
                 error, self._interruption = self._interruption, None
                 raise error
             self._writes_left -= 1
-        for key in (kind, f"{kind} {name}"):
+        for key in (kind, f"{verb} {kind}", f"{kind} {name}"):
             if key in self.refuse:
                 raise self.refuse[key]
         self.writes.append(f"{verb} {kind} {name}")

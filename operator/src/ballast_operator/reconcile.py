@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from ballast_api import names
@@ -19,7 +19,7 @@ from ballast_operator.gateways.loads import Loads
 from ballast_operator.kinds import ENGINE_POOL, HARDWARE_PROFILE, SERVING_POOL, Kind, Manifest
 from ballast_operator.log_fields import log_fields, reference
 from ballast_operator.observed import Observed
-from ballast_operator.outcome import Outcome
+from ballast_operator.outcome import Outcome, Refusal
 from ballast_operator.planning.plan import plan
 from ballast_operator.planning.planned import Plan
 from ballast_operator.planning.references import named_objects
@@ -36,7 +36,7 @@ from ballast_operator.status.edit_notices import EditNotices
 from ballast_operator.status.events import event_for, notice_event
 from ballast_operator.status.scale import scale_statuses
 from ballast_operator.status.verdict import unplannable, unreadable, verdict
-from ballast_operator.writing.apply import Writer, apply
+from ballast_operator.writing.apply import Writer, apply, refusal
 from ballast_operator.writing.in_place import InPlace
 
 logger = logging.getLogger(__name__)
@@ -154,8 +154,7 @@ class Reconciler:
         for notice in drain_notices(planned):
             self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
         outcome = self._applied(observed, planned)
-        for handle, status in scale_statuses(observed):
-            self._write_status(ENGINE_POOL, handle, status)
+        outcome = replace(outcome, refusals=(*outcome.refusals, *self._untold_scalers(observed)))
         found = verdict(observed, planned, outcome)
         if found.status is not None:
             self._write_status(SERVING_POOL, observed.pool, found.status)
@@ -188,6 +187,14 @@ class Reconciler:
                 self._set_back(*name, edit.key.kind)
             for notice in healing.notices.of(edits, self._clock()):
                 self._post(observed.pool, notice_event(observed.pool, notice, observed.now))
+
+    def _untold_scalers(self, observed: Observed) -> Iterator[Refusal]:
+        """Write what EnginePools say; those whose status is refused: the ServingPool's own names them."""
+        for handle, status in scale_statuses(observed):
+            try:
+                self._write_status(ENGINE_POOL, handle, status)
+            except ApiFailure as error:
+                yield refusal(handle, error)
 
     def _unreadable(self, namespace: str, name: str, error: ApiFailure) -> Result:
         """Says so, where ServingPools may be read."""

@@ -64,6 +64,13 @@ def apply(writer: Writer, observed: Observed, plan: Plan, in_place: InPlace) -> 
     )
 
 
+def refusal(manifest: Manifest, error: ApiFailure) -> Refusal:
+    """Of a write that will be refused again. Raises the others: the look is tried again as a whole."""
+    if error.transient:
+        raise error
+    return Refusal(key_of(manifest), str(error))
+
+
 def _ensure(
     writer: Writer, observed: Observed, in_place: InPlace, manifest: Manifest, manager: str
 ) -> ObjectKey | Refusal | None:
@@ -81,7 +88,7 @@ def _ensure(
         edit = in_place.edit_of(manifest, live, manager)
         in_place.written(manifest, writer.apply(manifest, manager), manager, edit)
     except ApiFailure as error:
-        return _refusal(manifest, error)
+        return refusal(manifest, error)
     return _written("applied", manifest)
 
 
@@ -93,7 +100,7 @@ def _mark(writer: Writer, observed: Observed, manifest: Manifest) -> Refusal | N
     try:
         writer.apply(manifest, names.DRAIN_MANAGER)
     except ApiFailure as error:
-        return None if error.status in _GONE else _refusal(manifest, error)
+        return None if error.status in _GONE else refusal(manifest, error)
     _written("marked", manifest)
     return None
 
@@ -103,14 +110,8 @@ def _remove(writer: Writer, manifest: Manifest) -> ObjectKey | Refusal | None:
     try:
         writer.delete(manifest)
     except ApiFailure as error:
-        return None if error.status == CONFLICT else _refusal(manifest, error)
+        return None if error.status == CONFLICT else refusal(manifest, error)
     return _written("deleted", manifest)
-
-
-def _refusal(manifest: Manifest, error: ApiFailure) -> Refusal:
-    if error.transient:
-        raise error
-    return Refusal(key_of(manifest), str(error))
 
 
 def _written(action: str, manifest: Manifest) -> ObjectKey:
