@@ -82,6 +82,38 @@ def test_a_pool_shrinks_only_after_its_window_and_grows_at_once() -> None:
     assert decided(POLICY, inputs(split(2, 2), traffic(60.0))).reason == "ScaledUp"
 
 
+def set_by_another(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+    """The same, with another scaler that sets the last one."""
+    return (*pools[:-1], replace(pools[-1], least=0, by_others=True))
+
+
+@pytest.mark.parametrize(
+    ("decode", "clamps"),
+    [(1, Clamps(max_ratio=0.5)), (0, Clamps())],
+    ids=["outside of the ratio", "at zero"],
+)
+def test_what_another_scaler_sets_lifts_no_window(decode: int, clamps: Clamps) -> None:
+    """Its number may break a clamp for long: the others shrink after their window, and not while the objective is
+    missed."""
+    given = inputs(set_by_another(split(6, decode)), traffic(2.0), clamps=clamps)
+    first = decided(POLICY, given)
+    assert (first.target[0], first.reason) == (Counts(6, 0), "ScaledUp"), "it is advised to grow"
+    later = replace(given, now_s=301.0, memory=first.memory)
+    late = Attained("default", RequestCounts(340, 60))
+    missed = replace(later, traffic=replace(later.traffic, attained=(late,)))
+    assert decided(POLICY, missed).target[0] == Counts(6, 0)
+    assert decided(POLICY, later).target[0].prefill < 6
+
+
+@pytest.mark.parametrize(
+    ("pools", "clamps"),
+    [(split(6, 1), Clamps(max_ratio=0.5)), (set_by_another(split(6, 1)), Clamps(gpu_budget=4))],
+    ids=["a ratio", "a budget beside another scaler, which keeps to it"],
+)
+def test_a_clamp_that_was_edited_waits_for_no_window(pools: tuple[Pool, ...], clamps: Clamps) -> None:
+    assert decided(POLICY, inputs(pools, traffic(2.0), clamps=clamps)).target[0].prefill < 6
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

@@ -48,6 +48,7 @@ def pools(draw: st.DrawFn, role: Role) -> Pool:
         most=most,
         gpus=profile.gpus,
         cost_per_hour=draw(st.sampled_from([0.0, 1.5, 4.0])),
+        by_others=draw(st.booleans()),
         wanted=wanted,
         ready=Counts(max(0, wanted.prefill - starting), wanted.decode),
         starting=starting,

@@ -313,6 +313,20 @@ def test_external_pools_keep_what_their_scaler_has_set_and_are_advised() -> None
     assert fleet.counts()["decode"] > 1
 
 
+def test_another_scalers_pool_lifts_no_window_of_ours() -> None:
+    """The ratio is broken as long as it does not follow; each of a few waves would start and stop ours."""
+    pools = [autoscaled("prefill", "Prefill"), autoscaled("decode", "Decode", by="External")]
+    fleet = busy(pools=pools, spec={"ratio": {"mode": "Auto", "maxRatio": 0.5}})
+    grown = fleet.counts()
+    assert grown["prefill"] > 1
+    for rate_rps in (CALM_RPS, BUSY_RPS, CALM_RPS):
+        fleet.rate_rps = rate_rps
+        fleet.round(4)
+        assert fleet.counts() == grown
+    fleet.round(20)
+    assert fleet.counts()["prefill"] == 1
+
+
 def handles(fleet: Fleet) -> dict[str, Manifest]:
     """The EnginePools by name of their pool."""
     return {key[2].removeprefix("chat-"): item for key, item in fleet.store.objects.items() if key[0] == "EnginePool"}

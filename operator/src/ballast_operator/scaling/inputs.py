@@ -145,6 +145,7 @@ def _pool(pool: SteeredPool, steered: Steered, instances: Sequence[Instance], st
         most=pool.most,
         gpus=pool.gpus,
         cost_per_hour=pool.cost_per_hour,
+        by_others=pool.least < pool.most and not (steered.acts and pool.acts),
         wanted=wanted,
         ready=_ready(pool, [each for each in there if each.ready], wanted),
         starting=sum(not each.ready and each.age_s < stuck_s for each in there),

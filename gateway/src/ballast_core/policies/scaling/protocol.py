@@ -56,6 +56,8 @@ class Pool:
     """GPUs of one instance."""
     cost_per_hour: float = 0.0
     """Price of one instance and hour in any currency, the same for all pools; 0: not known, its GPUs count instead."""
+    by_others: bool = False
+    """Whether another scaler sets its number within its bounds, and decisions advise."""
     wanted: Counts = Counts()
     """What was asked for last."""
     ready: Counts = Counts()

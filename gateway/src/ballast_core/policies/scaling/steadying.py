@@ -47,13 +47,13 @@ def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, s
     """What to ask for, where `right` is right; the fitter says what instances do that a window keeps beyond that.
 
     No pool gets fewer instances unless `shrinks`. Where the present layout breaks a clamp, because clamps have changed,
-    nothing is held back but by GPUs.
+    nothing is held back but by GPUs; unless another scaler may have broken it, and for as long as it likes.
     """
     memory, wanted = remember(inputs, right, windows), inputs.wanted
     legal = within(inputs.pools, wanted, inputs.clamps)
     recent = memory.recommended
     target, held_by = right, ""
-    if legal:
+    if legal or _others_may_break(inputs):
         replicas = []
         for k, pool in enumerate(inputs.pools):
             now, best = wanted[k].replicas, right[k].replicas
@@ -78,6 +78,13 @@ def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, s
     if target != right and not held_by:
         held_by = "Stabilising"
     return Steadied(target, held_by, memory)
+
+
+def _others_may_break(inputs: Inputs) -> bool:
+    """Whether another scaler's number may be what breaks a clamp. Not the budget: it gets what that leaves."""
+    budget = inputs.clamps.gpu_budget
+    in_budget = budget is None or gpus(inputs.pools, inputs.wanted) <= budget
+    return in_budget and any(pool.by_others for pool in inputs.pools)
 
 
 def _since(recent: Iterable[Recommended], since_s: float) -> list[Recommended]:
