@@ -431,6 +431,53 @@ def test_what_another_scaler_has_comes_back_when_the_budget_leaves_less(
     assert fleet.counts() == counts
 
 
+def scaled(fleet: Fleet, **counts: int) -> None:
+    """Other scalers ask for so many of their pools."""
+    for name, count in counts.items():
+        handles(fleet)[name]["spec"]["replicas"] = count
+    fleet.look()
+    fleet.kubernetes()
+
+
+def both_external(budget: int) -> Fleet:
+    """Two pools that others scale, on all GPUs of a budget, half of them each."""
+    pools = [autoscaled("prefill", "Prefill", by="External"), autoscaled("decode", "Decode", by="External")]
+    fleet = Fleet(pools=pools, spec={"gpuBudget": budget})
+    scaled(fleet, prefill=budget // 2, decode=budget // 2)
+    fleet.round(4)
+    return fleet
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_one_scalers_ask_takes_no_instance_of_anothers(name: str) -> None:
+    """Whichever pool comes first in the spec."""
+    fleet = both_external(budget=8)
+    scaled(fleet, **{name: 8})
+    fleet.round(8)
+    assert fleet.counts() == {"prefill": 4, "decode": 4}
+    assert {each["name"]: each["replicas"] for each in fleet.status["pools"]} == fleet.counts()
+
+
+def test_another_scalers_pool_grows_only_on_gpus_that_no_instance_has() -> None:
+    fleet = both_external(budget=8)
+    fleet.held = 3
+    scaled(fleet, prefill=8, decode=2)
+    fleet.round(4)
+    assert fleet.counts() == {"prefill": 4, "decode": 4}, "two are being emptied"
+    fleet.held = 0
+    for _ in range(4):
+        fleet.round(1)
+        assert sum(fleet.counts().values()) <= 8
+    assert fleet.counts() == {"prefill": 6, "decode": 2}
+
+
+def test_a_budget_that_is_lowered_leaves_pools_of_other_scalers_their_share() -> None:
+    fleet = both_external(budget=8)
+    fleet.edit(gpuBudget=5)
+    fleet.look()
+    assert {each["name"]: each["replicas"] for each in fleet.status["pools"]} == {"prefill": 3, "decode": 2}
+
+
 def test_instances_that_are_being_emptied_do_not_come_back_with_another_owner_of_the_number() -> None:
     """Decided down, and before they are gone it is Off."""
     fleet = Fleet(spec={"ratio": {"mode": "Auto"}, "scaleDown": {"stabilizationS": 0}})

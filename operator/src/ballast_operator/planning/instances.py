@@ -10,7 +10,7 @@ from ballast_api.serving_pool import PoolSpec, ServingPoolSpec
 from ballast_operator.kinds import Manifest
 from ballast_operator.observed import Observed
 from ballast_operator.planning.references import resolve
-from ballast_operator.rollouts.workloads import engine_pool_key, workloads_of
+from ballast_operator.rollouts.workloads import counts_of, engine_pool_key, workloads_of
 from ballast_operator.scaling.records import Stored, stored_among
 from ballast_operator.specs.engine_container import gpus_of
 
@@ -27,16 +27,38 @@ def gpus_of_instances(spec: ServingPoolSpec, profiles: Mapping[str, HardwareProf
 def wanted_instances(observed: Observed, spec: ServingPoolSpec, gpus: Mapping[str, int]) -> Mapping[str, int]:
     """Instances by name of the pool. `gpus`: of one instance, of the pools of which that is known.
 
-    What other scalers ask for is cut to what the budget leaves: else it would hold the pools of others, too.
+    What other scalers ask for is cut to what the budget leaves: else it would hold the pools of others, too. Each of
+    their pools keeps what it has, as far as the budget goes, and grows only on GPUs that no instance has.
     """
     decided = stored_among(observed.children, observed.name)
-    wanted = {pool.name: _instances(observed, spec, pool, decided) for pool in spec.pools}
-    for pool in spec.pools:
-        if spec.gpu_budget is not None and pool.autoscaling and spec.leaves_to_others(pool) and pool.name in gpus:
-            others = sum(wanted[name] * each for name, each in gpus.items() if name != pool.name)
-            most = max((spec.gpu_budget - others) // gpus[pool.name], pool.autoscaling.min_replicas)
-            wanted[pool.name] = min(wanted[pool.name], most)
-    return wanted
+    asked = {pool.name: _instances(observed, spec, pool, decided) for pool in spec.pools}
+    if spec.gpu_budget is None:
+        return asked
+    least = {
+        pool.name: min(asked[pool.name], pool.autoscaling.min_replicas)
+        for pool in spec.pools
+        if pool.autoscaling and spec.leaves_to_others(pool) and pool.name in gpus
+    }
+    there = {name: sum(counts_of(each).most for each in workloads_of(observed, name)) for name in gpus}
+    has = {name: min(asked[name], max(there[name], _wanted_last(observed, name) or 0)) for name in least}
+    kept = _raised(asked | least, has, gpus, {}, spec.gpu_budget)
+    return _raised(kept, {name: asked[name] for name in least}, gpus, there, spec.gpu_budget)
+
+
+def _raised(
+    counts: Mapping[str, int], goal: Mapping[str, int], gpus: Mapping[str, int], there: Mapping[str, int], budget: int
+) -> dict[str, int]:
+    """The counts, those of a goal raised to it by one instance in turn while the GPUs of all are within the budget.
+    `there`: instances that have GPUs, wanted or not."""
+    found, grown = dict(counts), True
+    while grown:
+        grown = False
+        for name in goal:
+            more = found | {name: found[name] + 1}
+            needed = sum(each * max(more[other], there.get(other, 0)) for other, each in gpus.items())
+            if more[name] <= goal[name] and needed <= budget:
+                found, grown = more, True
+    return found
 
 
 def may_shrink(observed: Observed, spec: ServingPoolSpec) -> bool:
@@ -84,9 +106,15 @@ def _there(observed: Observed, pool: PoolSpec, *, steered: bool) -> int:
     now = int(found[0]["spec"].get("replicas", 1))
     # In a rollout, and while instances are emptied, the status remembers what was wanted.
     if len(found) > 1 or any(_drains(each) is not None for each in found):
-        counts = (observed.pool.get("status") or {}).get("pools") or ()
-        now = next((int(each["replicas"]) for each in counts if each.get("name") == pool.name), now)
+        last = _wanted_last(observed, pool.name)
+        now = now if last is None else last
     return now
+
+
+def _wanted_last(observed: Observed, pool: str) -> int | None:
+    """Instances of a pool that the last look wanted, by the status."""
+    counts = (observed.pool.get("status") or {}).get("pools") or ()
+    return next((int(each["replicas"]) for each in counts if each.get("name") == pool), None)
 
 
 def _drains(workload: Manifest) -> str | None:
