@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ballast_api.chart_values import ChartValues
 from ballast_operator.kinds import (
     BUILT_IN_CHILDREN,
     ENGINE_POOL,
@@ -117,3 +118,9 @@ def test_the_chart_grants_what_the_table_needs_in_the_whole_cluster() -> None:
 )
 def test_the_page_about_running_has_the_rights_that_the_chart_grants(where: str, granted: Rights) -> None:
     assert documented(where) == {resource: verbs for (_, resource), verbs in granted.items()}
+
+
+def test_the_values_say_what_an_operator_of_some_namespaces_reads_of_the_whole_cluster() -> None:
+    said = (ChartValues.model_fields["watch_namespaces"].description or "").partition("cluster-wide it reads ")[2]
+    kinds = re.findall(r"[A-Z]\w+", said.partition(", and ")[0])
+    assert {each.lower() for each in kinds} == {each.plural for each in (HARDWARE_PROFILE, GATEWAY, GATEWAY_CLASS)}

@@ -148,8 +148,7 @@ class ChartValues(ApiModel):
     """Replaces the whole name of the objects. Empty builds it from the release and the chart."""
     watch_namespaces: Seq[Namespace] = ()
     """Namespaces whose ServingPools are served; empty means all. With a list the operator gets Roles there;
-    cluster-wide it reads HardwareProfiles, Gateways, CustomResourceDefinitions and namespaces, and writes the status of
-    HardwareProfiles."""
+    cluster-wide it reads HardwareProfiles, Gateways and GatewayClasses, and writes the status of HardwareProfiles."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that the operator logs."""
     log_format: Literal["text", "json"] = "text"
