@@ -33,6 +33,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end }}
 
+{{/* Of the gateways of gateway.only. */}}
+{{- define "ballast.gatewaySelectorLabels" -}}
+app.kubernetes.io/name: {{ include "ballast.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: gateway
+{{- end }}
+
 {{- define "ballast.labels" -}}
 {{ include "ballast.selectorLabels" . }}
 app.kubernetes.io/part-of: ballast
@@ -128,4 +135,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* Whether pods are annotated for a Prometheus that looks at annotations; "" is no. */}}
 {{- define "ballast.scrapeAnnotations" -}}
 {{- if and .Values.monitoring.annotations (not (include "ballast.podMonitors" .)) }}yes{{ end }}
+{{- end }}
+
+{{/* Whether an expression or a dashboard asks for series that are not there: with gateway.only those of an operator.
+Takes root, text; "" is no. */}}
+{{- define "ballast.asksInVain" -}}
+{{- if and .root.Values.gateway.only.enabled (contains "ballast_operator_" .text) }}yes{{ end }}
 {{- end }}

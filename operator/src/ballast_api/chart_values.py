@@ -69,7 +69,12 @@ class GatewayOnlyValues(ApiModel):
     replicas: PositiveInt = 2
     """Gateway pods. Each decides by what it sees itself and by the pods' metrics."""
     settings: FreeObject = Field(default_factory=dict)
-    """More settings of the gateway (docs/reference/gateway-settings.md), such as `policy`, `profiles` and `limits`."""
+    """More settings of the gateway (docs/reference/gateway-settings.md), such as `policy`, `profiles` and `limits`. Not
+    `face`, `discovery` and `listeners`, which are given."""
+    volumes: Seq[FreeObject] = ()
+    """Volumes to add to the gateways' pods, as a pod has them, such as a Secret for `keys.file`."""
+    volume_mounts: Seq[FreeObject] = ()
+    """Where the gateways' container has them. Not below /etc/ballast, which has the settings."""
 
 
 class GatewayValues(ApiModel):
@@ -96,9 +101,11 @@ class MonitoringValues(ApiModel):
     """What Prometheus and Grafana find by themselves. `Auto`: where the cluster has that kind when Helm renders."""
 
     pod_monitors: Where = "Auto"
-    """PodMonitors for the operator and for all gateways that it serves (Prometheus Operator)."""
+    """PodMonitors for the operator and for all gateways that it serves, or for the one of `gateway.only` (Prometheus
+    Operator)."""
     prometheus_rules: Where = "Auto"
-    """A PrometheusRule with recording rules and alerts (Prometheus Operator)."""
+    """A PrometheusRule with recording rules and alerts (Prometheus Operator); with `gateway.only` without those that
+    ask an operator."""
     labels: StringMap = Field(default_factory=dict)
     """Labels of PodMonitors and PrometheusRule, by which your Prometheus selects them, such as
     `release: kube-prometheus-stack`."""
@@ -110,7 +117,8 @@ class MonitoringValues(ApiModel):
     runbooks: str = ""
     """Address of the page of runbooks, to which alerts add `#` and their name. Empty: its path in the repository."""
     dashboards: bool = True
-    """Whether dashboards are installed, as ConfigMaps that Grafana's sidecar finds."""
+    """Whether dashboards are installed, as ConfigMaps that Grafana's sidecar finds; with `gateway.only` all but that of
+    the operator."""
     dashboard_labels: StringMap = Field(default_factory=_sidecar)
     """Labels of those ConfigMaps."""
     dashboard_annotations: StringMap = Field(default_factory=dict)
