@@ -17,6 +17,7 @@ from ballast_api.hardware_profile import EngineProfile
 from ballast_core.policies.scaling.protocol import Counts, Memory, Recommended
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_operator.api.api_failure import ApiFailure
+from ballast_operator.gateways.asking import NoAnswer
 from ballast_operator.kinds import Manifest
 from ballast_operator.scaling.records import MOST_BYTES, MOST_OTHERS, MOST_RECORDS, bounded, read, resumed
 from ballast_operator.steering.rehearsing import Trace
@@ -784,6 +785,51 @@ def test_a_gateway_that_is_silent_for_a_round_changes_and_says_nothing() -> None
     fleet.round(2)
     assert fleet.active() == ("True", "Steered")
     assert fleet.counts() == wanted
+
+
+def why(fleet: Fleet) -> str:
+    """The message of ScalingActive."""
+    found: str = next(each for each in fleet.status["conditions"] if each["type"] == "ScalingActive")["message"]
+    return found
+
+
+def test_why_nothing_is_scaled_is_told_anew_when_it_is_another_budget() -> None:
+    """Soon, and not at every edit."""
+    fleet = Fleet(spec={"ratio": {"mode": "Auto", "minRatio": 8}, "gpuBudget": 4})
+    fleet.round(1)
+    assert "no layout of 4 GPUs" in why(fleet)
+    for budget in (5, 6, 7):
+        fleet.edit(gpuBudget=budget)
+        fleet.look()
+        fleet.round(1)
+    assert "no layout of 4 GPUs" in why(fleet)
+    fleet.round(1)
+    assert (fleet.active(), "no layout of 7 GPUs" in why(fleet)) == (("False", "BudgetTooSmall"), True)
+    assert fleet.said["message"] == why(fleet)
+
+
+def test_why_gateways_are_silent_is_told_anew_when_it_is_something_else() -> None:
+    fleet = busy()
+    fleet.rate_rps = None
+    fleet.round(4)
+    assert "no answer within 3 s" in why(fleet)
+    fleet.scaler.ask = lambda asked: [NoAnswer("answered 401") for _ in asked]
+    fleet.round(5)
+    assert "answered 401" in why(fleet)
+
+
+def test_an_objective_that_stays_out_of_reach_is_not_told_with_each_turn_of_the_traffic() -> None:
+    fleet = busy()
+    fleet.store.put(objective("fast", ttftS=0.001, attainment=0.95))
+    fleet.look()
+    fleet.round(2)
+    said = fleet.said
+    assert said["reason"] == "ObjectiveOutOfReach"
+    fleet.store.writes.clear()
+    for prompt in (1180, 1210, 1195):
+        fleet.lengths = {"prompt": prompt}
+        fleet.round(5)
+    assert (fleet.said, fleet.store.writes) == (said, [])
 
 
 def test_nothing_is_decided_while_a_profile_is_missing() -> None:

@@ -93,10 +93,10 @@ def _is_news(of: Steered, before: Stored, decision: Decision, wanted: Mapping[st
         return True
     if wanted != before.wanted:
         return True
-    if last.reason == decision.reason:
+    refused, same = decision.reason in REFUSALS, last.reason == decision.reason
+    if same and (not refused or last.message == decision.message):
         return False
-    refused = decision.reason in REFUSALS or last.reason in REFUSALS
-    if refused or not before.records:
+    if (not same and (refused or last.reason in REFUSALS)) or not before.records:
         return True
     return not 0 <= now_s - before.records[-1]["at_s"] < SAY_S  # in the future: another operator's clock was ahead
 

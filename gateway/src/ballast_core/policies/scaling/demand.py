@@ -86,7 +86,7 @@ def _out_of_reach(inputs: Inputs, lengths: LengthStatistics) -> Refusal | None:
             if limit_s is not None and least_s > limit_s:
                 return Refusal(
                     "ObjectiveOutOfReach",
-                    f"class {each.name}: a mean request alone on an instance has a {what} of {least_s:.3g} s; "
-                    f"the objective is {limit_s:.3g} s",
+                    f"class {each.name}: a mean request alone on an instance has a {what} of some "
+                    f"{float(f'{least_s:.1g}'):g} s; the objective is {limit_s:.3g} s",
                 )
     return None
