@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from ballast_core.policies.scaling.protocol import Decision
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.controller import Controller, Key
+from ballast_operator.gateways.board import Name
 from ballast_operator.kinds import SERVING_POOL, Kind
 from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.reconcile import Reconciler, Result
+from ballast_operator.scaling.steered import Steered
 from ballast_operator.settings import OperatorSettings
 from tests.support.object_store import ObjectStore
 from tests.support.operator_builders import DEFAULTS, FRESH_TOKEN, NAMESPACE, NOW, profile, serving_pool
 from tests.support.scaled_fleet import Fleet
+
+PAGE = Path(__file__).parents[2] / "docs" / "operator" / "scaling.md"
 
 
 def test_conditions_and_instances_are_those_of_the_last_look_and_go_with_the_serving_pool() -> None:
@@ -98,3 +108,24 @@ def test_what_was_decided_is_a_metric_until_it_is_decided_no_more() -> None:
     fleet.look()
     fleet.round(1)
     assert value("prefill", "prefill") is None
+
+
+def test_the_autoscaler_of_the_page_follows_the_advice_for_one_pool_of_one_serving_pool() -> None:
+    """Of all that its selector matches it takes the sum."""
+    texts = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (scaler,) = [
+        each for text in texts for each in yaml.safe_load_all(text) if "scaleTargetRef" in each.get("spec", {})
+    ]
+    metric: dict[str, Any] = scaler["spec"]["metrics"][0]["external"]["metric"]
+    metrics, fleet = OperatorMetrics(), Fleet()
+
+    def decided(name: Name, of: Steered | None, decision: Decision | None) -> None:
+        for each in (name[1], "other"):
+            metrics.decided((name[0], each), of, decision)
+
+    fleet.scaler.told = decided
+    fleet.round(1)
+    every = [each for found in metrics.registry.collect() for each in found.samples if each.name == metric["name"]]
+    wanted = metric["selector"]["matchLabels"].items()
+    (matched,) = [each.labels for each in every if wanted <= each.labels.items()]
+    assert f"{matched['serving_pool']}-{matched['pool']}" == scaler["spec"]["scaleTargetRef"]["name"]
