@@ -19,6 +19,7 @@ from ballast_core.policies.scaling.ballast import BallastScaling
 from ballast_core.policies.scaling.baselines import FixedScaling, MeansScaling, UtilisationScaling
 from ballast_core.policies.scaling.fitting import gpus, within
 from ballast_core.policies.scaling.protocol import Clamps, Counts, Inputs, Pool, Rehearsal, Scaling, Traffic
+from ballast_core.policies.scaling.sleeping import may_sleep
 from ballast_core.profiles import SHIPPED_PROFILES
 from ballast_core.profiles.capacity import LengthStatistics
 from tests.support.scaling import SLO, carried_out, decided
@@ -84,10 +85,12 @@ def asked(draw: st.DrawFn) -> Inputs:
             backlog_tokens=draw(st.floats(0, 1e7)),
             decoding=draw(st.integers(0, 5000)),
             decoding_tokens=draw(st.floats(0, 1e7)),
+            idle_s=draw(st.sampled_from([0.0, 5.0, 900.0])),
         ),
         objectives=(SLO,),
         clamps=Clamps(min_ratio=low, max_ratio=high, gpu_budget=draw(st.none() | st.integers(0, 40))),
         startup_s=draw(st.floats(0, 600)),
+        zero_after_s=draw(st.none() | st.just(600.0)),
     )
 
 
@@ -125,7 +128,8 @@ def _check(now: Inputs, target: tuple[Counts, ...]) -> None:
     grows = any(counts.replicas > pool.wanted.replicas for pool, counts in zip(now.pools, target, strict=True))
     if grows and now.clamps.gpu_budget is not None:
         assert gpus(now.pools, target) + leaving <= now.clamps.gpu_budget
-    if within(now.pools, now.wanted, now.clamps):
+    asleep = may_sleep(now) and not any(counts.replicas for counts in target)
+    if within(now.pools, now.wanted, now.clamps) and not asleep:
         assert within(now.pools, target, now.clamps)
 
 

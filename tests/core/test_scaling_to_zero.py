@@ -35,6 +35,16 @@ def test_both_stages_stop_after_the_time_without_a_request_and_start_with_the_ne
     assert grown.reason == "ScaledUp", "nothing of before the sleep holds it back"
 
 
+def test_a_fleet_that_wakes_waits_for_the_gpus_of_instances_that_still_drain() -> None:
+    """With both stages: one alone could serve nobody."""
+    asleep = given(0, 0, replace(NOTHING, idle_s=0.0))
+    asleep = replace(asleep, clamps=Clamps(gpu_budget=8))
+    for draining, reason in ((8, "ChangeUnderWay"), (7, "ChangeUnderWay"), (6, "Woken")):
+        pools = (replace(asleep.pools[0], draining=draining), asleep.pools[1])
+        decision = decided(POLICY, replace(asleep, pools=pools))
+        assert (decision.reason, decision.changes) == (reason, reason == "Woken")
+
+
 def test_a_request_that_has_left_again_wakes_the_fleet_and_a_new_gateway_does_not() -> None:
     asleep = given(0, 0, NOTHING)
     left = replace(NOTHING, arrivals=(0,) * 7 + (1,), idle_s=5.0)

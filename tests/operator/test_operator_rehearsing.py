@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +24,7 @@ from ballast_operator.kinds import Manifest
 from ballast_operator.metrics import OperatorMetrics
 from ballast_operator.scaling.records import records_of
 from ballast_operator.scaling.steered import Rehearse
-from ballast_operator.steering.rehearsing import Rehearsals, Trace
+from ballast_operator.steering.rehearsing import Outcome, Rehearsals, Trace
 from tests.support.recorded_rows import rows
 from tests.support.scaled_fleet import Fleet
 from tests.support.scaling import inputs, split, traffic
@@ -209,6 +211,19 @@ def test_a_worker_that_fails_says_why_in_a_line() -> None:
     found = rehearsals.take(name)
     assert found is not None
     assert found.answer.problem == "the worker ended with 1: no such thing"
+
+
+def test_a_gateway_that_hangs_takes_no_more_than_the_time_of_the_rehearsal() -> None:
+    """However long recorded traffic may take otherwise."""
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        gateway = GatewayPod("gateway-b", f"127.0.0.1:{hung.getsockname()[1]}", True)
+        rehearsals, name = Rehearsals(), ("n", "a")
+        rehearsals.begin(name, Rehearse(cpu_s=60.0, timeout_s=0.3), job(), [gateway], b"of the fleet")
+        over(rehearsals)
+    found = rehearsals.take(name)
+    assert found is not None
+    assert found.outcome is Outcome.SILENT
+    assert re.fullmatch(r"recorded traffic is missing: gateway-b: no answer within 0\.\d+ s", found.answer.problem)
 
 
 OPERATOR = """

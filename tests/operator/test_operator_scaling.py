@@ -895,6 +895,29 @@ def test_a_layout_that_was_right_until_the_restart_counts_as_right_until_then() 
 # --- to zero and back -------------------------------------------------------------------------------------------------
 
 
+def test_a_fleet_that_is_to_wake_starts_as_soon_as_the_last_instances_have_left_their_gpus() -> None:
+    to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 300}, "gpuBudget": 2}
+    fleet = Fleet(pools=[autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0)], spec=to_zero)
+    fleet.round(5)
+    fleet.rate_rps, fleet.lengths, fleet.held = 0.0, {"idle_since_unix_s": fleet.now_s}, 1
+    fleet.round(22)
+    assert fleet.said["reason"] == "ScaledToZero"
+    assert fleet.counts() == {"prefill": 1, "decode": 1}, "they are not empty"
+    fleet.lengths = {"idle_since_unix_s": None, "waiting": 1, "waiting_tokens": 100}
+
+    def soon() -> str:
+        fleet.now_s += 2.0
+        fleet.scaler.steer(soon=True)
+        fleet.look()
+        fleet.kubernetes()
+        return str(fleet.said["reason"])
+
+    assert "Woken" not in [soon() for _ in range(4)]
+    fleet.held = 0
+    assert "Woken" in [soon() for _ in range(6)]
+    assert fleet.counts() == {"prefill": 1, "decode": 1}
+
+
 def test_a_fleet_without_requests_scales_to_zero_and_comes_back_with_the_first_one() -> None:
     to_zero = {"ratio": {"mode": "Auto", "scaleToZeroAfterS": 300}}
     fleet = Fleet(pools=[autoscaled("prefill", "Prefill", 0), autoscaled("decode", "Decode", 0)], spec=to_zero)

@@ -74,10 +74,12 @@ class Asker:
         except ValueError as error:
             raise NoAnswer(str(error)) from error
 
-    async def traffic(self, address: str, token: bytes, *, names: str, minutes: float) -> bytes:
+    async def traffic(
+        self, address: str, token: bytes, *, names: str, minutes: float, within_s: float = TRAFFIC_S
+    ) -> bytes:
         """Named rows of the last minutes, for `ballast_api.recorded_traffic.merged`. Raises `NoAnswer`."""
         target = f"{TRAFFIC}?names={names}&minutes={minutes:g}"
-        return await self._get(address, target, token, TRAFFIC_S, _MOST_TRAFFIC_BYTES)
+        return await self._get(address, target, token, min(within_s, TRAFFIC_S), _MOST_TRAFFIC_BYTES)
 
     async def _get(self, address: str, target: str, token: bytes, limit_s: float, most_bytes: int) -> bytes:
         async with self._turns:
@@ -87,7 +89,7 @@ class Asker:
                     if _RECIPIENTS.learn(address, answer.status_code, answer.headers.get(RECIPIENT, ""), signed):
                         signed, answer, body = await self._signed(address, target, token, most_bytes)
             except TimeoutError as error:
-                raise NoAnswer(f"no answer within {limit_s:g} s") from error
+                raise NoAnswer(f"no answer within {limit_s:.2g} s") from error
             except httpx.HTTPError as error:
                 raise NoAnswer(f"no answer ({type(error).__name__})") from error
         if answer.status_code != 200:

@@ -24,7 +24,7 @@ import msgspec
 from ballast_api.recorded_traffic import merged
 from ballast_api.rehearsal_job import WORKER, RehearsalAnswer, RehearsalJob, job_bytes, read_answer
 from ballast_core.policies.scaling.protocol import Proposal
-from ballast_operator.gateways.asking import NoAnswer, asker
+from ballast_operator.gateways.asking import TRAFFIC_S, NoAnswer, asker
 from ballast_operator.gateways.board import Name
 from ballast_operator.gateways.gateway_pods import GatewayPod
 from ballast_operator.scaling.steered import Rehearse
@@ -65,12 +65,12 @@ class Trace:
     """Of the gateways that did not answer: what they recorded is missing."""
 
 
-def recorded(pods: Sequence[GatewayPod], token: bytes, minutes: float) -> Trace:
+def recorded(pods: Sequence[GatewayPod], token: bytes, minutes: float, within_s: float = TRAFFIC_S) -> Trace:
     """What all these gateways recorded of the last minutes, as one trace. Raises `ValueError` for answers that are no
-    recorded traffic."""
+    recorded traffic. `within_s`: how long each of them may take."""
     parts: list[bytes] = []
     problems: list[str] = []
-    for pod, answer in zip(pods, asyncio.run(_recordings(pods, token, minutes)), strict=True):
+    for pod, answer in zip(pods, asyncio.run(_recordings(pods, token, minutes, within_s)), strict=True):
         if isinstance(answer, bytes):
             parts.append(answer)
         elif not isinstance(answer, NoAnswer):
@@ -115,7 +115,7 @@ class _Trial:
 class Rehearsals:
     """Used by one thread; each trial has one of its own. `command` starts a worker."""
 
-    trace: Callable[[Sequence[GatewayPod], bytes, float], Trace] = recorded
+    trace: Callable[[Sequence[GatewayPod], bytes, float, float], Trace] = recorded
     command: Sequence[str] = (sys.executable, "-m", WORKER)
     clock: Callable[[], float] = time.monotonic
     _trials: dict[Name, _Trial] = field(default_factory=dict, init=False)
@@ -194,15 +194,18 @@ class Rehearsals:
     def _answer(
         self, trial: _Trial, budget: Rehearse, job: RehearsalJob, gateways: Sequence[GatewayPod], token: bytes
     ) -> RehearsalAnswer:
-        trace = self.trace(gateways, token, MINUTES)
+        trace = self.trace(gateways, token, MINUTES, self._left_s(trial, budget))
         if trace.problems:
             raise _Missing(Outcome.SILENT, f"recorded traffic is missing: {'; '.join(trace.problems)}")
         if not trace.lines:
             raise _Missing(Outcome.NO_TRAFFIC, "gateways have recorded no traffic")
         return self._tried(trial, budget, msgspec.structs.replace(job, rows=trace.lines))
 
+    def _left_s(self, trial: _Trial, budget: Rehearse) -> float:
+        return trial.began_s + budget.timeout_s - self.clock()
+
     def _tried(self, trial: _Trial, budget: Rehearse, job: RehearsalJob) -> RehearsalAnswer:
-        left_s = trial.began_s + budget.timeout_s - self.clock()
+        left_s = self._left_s(trial, budget)
         if left_s <= 0:
             raise _too_long(budget)
         late = threading.Event()
@@ -262,9 +265,11 @@ def _stop(trial: _Trial) -> None:
         trial.process.kill()
 
 
-async def _recordings(pods: Sequence[GatewayPod], token: bytes, minutes: float) -> list[bytes | BaseException]:
+async def _recordings(
+    pods: Sequence[GatewayPod], token: bytes, minutes: float, within_s: float
+) -> list[bytes | BaseException]:
     """All by one secret, so that their names agree."""
     secret = secrets.token_hex(16)
     async with asker() as ask:
-        asking = [ask.traffic(pod.address, token, names=secret, minutes=minutes) for pod in pods]
+        asking = [ask.traffic(pod.address, token, names=secret, minutes=minutes, within_s=within_s) for pod in pods]
         return await asyncio.gather(*asking, return_exceptions=True)

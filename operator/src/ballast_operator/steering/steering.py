@@ -23,7 +23,6 @@ from ballast_core.model import Role
 from ballast_core.policies.scaling.ballast import BallastScaling
 from ballast_core.policies.scaling.protocol import Counts, Decision, Inputs, Memory, Proposal, Recommended, Refusal
 from ballast_core.policies.scaling.rehearsing import carried_over, unrehearsed, worth_rehearsing
-from ballast_core.policies.scaling.sleeping import ASLEEP
 from ballast_core.policies.scaling.telling import refuse
 from ballast_operator.api.api_failure import ApiFailure
 from ballast_operator.gateways.asking import NoAnswer, asker
@@ -250,7 +249,7 @@ class Scaler:
         decision = self._decided(name, of, course, instances, heard)
         if decision is not None:
             course.memory = decision.memory
-            (self._asleep.add if decision.reason == ASLEEP else self._asleep.discard)(name)
+            (self._asleep.add if _is_asleep(of, decision) else self._asleep.discard)(name)
             told = settled(of, course.stored, decision, now_s=self._now_s(), time=_rfc3339(self.unix_s()))
             if told.stored is not None or not of.kept:
                 self._store(name, of, course, told)
@@ -366,6 +365,12 @@ class Scaler:
             self.cluster.create_event(scaling_event(owner, told.event))
         except ApiFailure as error:
             logger.warning("ServingPool %s/%s: event not posted: %s", owner.namespace, owner.name, error)
+
+
+def _is_asleep(of: Steered, decision: Decision) -> bool:
+    """Whether the next request is to start it, now or once GPUs are free."""
+    stopped = not any(counts.replicas for counts in decision.target)
+    return stopped and of.zero_after_s is not None and decision.reason not in REFUSALS
 
 
 def _in_force(of: Steered, stored: Stored, inputs: Inputs) -> tuple[Recommended, ...]:

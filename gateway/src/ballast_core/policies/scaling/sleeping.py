@@ -13,6 +13,7 @@ from ballast_core.policies.scaling.protocol import (
     Proposal,
     Refusal,
 )
+from ballast_core.policies.scaling.steadying import within_gpus
 from ballast_core.policies.scaling.telling import in_words
 
 ASLEEP, WOKEN = "ScaledToZero", "Woken"
@@ -37,6 +38,9 @@ def sleeping(inputs: Inputs) -> Proposal | None:
     least = least_layout(inputs)
     if refusal is not None or least is None:
         return Proposal(inputs=inputs, refusal=refusal)
+    if not within_gpus(inputs, least)[1]:
+        message = f"a request came: {in_words(inputs, least)} starts once instances that drain have left their GPUs"
+        return Proposal(inputs=inputs, refusal=Refusal("ChangeUnderWay", message))
     return _one(inputs, least, WOKEN)
 
 

@@ -70,7 +70,7 @@ def steady(inputs: Inputs, right: Layout, windows: Windows, fitter: Fitter, *, s
             target = fitter.refit(right, replicas)
         lasting = [each.layout for each in _since(recent, inputs.now_s - windows.flip_s)]
         target = _lasting_roles(inputs, target, lasting)
-    target, free = _within_gpus(inputs, target)
+    target, free = within_gpus(inputs, target)
     if not free:
         held_by = held_by or "ChangeUnderWay"
     if legal and not within(inputs.pools, target, inputs.clamps):
@@ -107,7 +107,7 @@ def _lasting_roles(inputs: Inputs, target: Layout, lasting: list[Layout]) -> Lay
     return tuple(result)
 
 
-def _within_gpus(inputs: Inputs, target: Layout) -> tuple[Layout, bool]:
+def within_gpus(inputs: Inputs, target: Layout) -> tuple[Layout, bool]:
     """The target as far as GPUs are free: those of instances that drain, or are about to, are not. And if it is all."""
     budget, pools, wanted = inputs.clamps.gpu_budget, inputs.pools, inputs.wanted
     if budget is None:
