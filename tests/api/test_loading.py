@@ -73,6 +73,19 @@ def test_an_error_names_file_object_and_field_of_every_document() -> None:
         ),
         ("a: !!python/object:os.system {}", "is not YAML"),
         ("\x00", "is not YAML"),
+        ('a: !!int ""', "the value cannot be read as !!int; put it in quotes, without a tag"),
+        (
+            "a:\n- b: !!bool maybe",
+            'cannot be read as !!bool; put it in quotes, without a tag in "<unicode string>", line 2',
+        ),
+        ("a: !!timestamp x", "cannot be read as !!timestamp"),
+        ("a: !!timestamp {=: x}", "cannot be read as !!timestamp"),
+        ("a: !!float x", "cannot be read as !!float"),
+        ("a: " + 200 * "1:" + "1.0", "cannot be read as !!float"),
+        ("a: " + 5000 * "9", "cannot be read as !!int"),
+        ("a: !!map x", "expected a mapping node, but found scalar"),
+        ("a: !!set [b]", "expected a mapping node, but found sequence"),
+        ('a: "\\UFFFFFFFF"', "is not YAML that can be used"),
     ],
 )
 def test_what_is_no_manifest_is_refused_with_a_sentence(text: str, message: str) -> None:

@@ -110,11 +110,21 @@ _KEYS_PROBLEMS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as kubectl reads it: times stay text, and a key that stands twice is an error."""
+    """YAML as kubectl reads it: times stay text, and a key that stands twice is an error. So is a value that is not of
+    its tag (`!!int x`), for which PyYAML raises whatever its conversion does."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            kind = node.tag.replace("tag:yaml.org,2002:", "!!")
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the value cannot be read as {kind}; put it in quotes, without a tag", node.start_mark
+            ) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
-        for key_node, _ in node.value:
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)
             if key_node.tag != "tag:yaml.org,2002:merge":
                 if not isinstance(key, str):
@@ -149,7 +159,7 @@ def _documents(text: str, source: str) -> Iterator[Document]:
                 yield document
     except yaml.YAMLError as error:
         raise InvalidInput(source, [Problem("", f"is not YAML: {' '.join(str(error).split())}")]) from error
-    except (ValueError, RecursionError) as error:
+    except (OverflowError, RecursionError, ValueError) as error:
         raise InvalidInput(source, [Problem("", f"is not YAML that can be used: {error}")]) from error
 
 
