@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -16,8 +16,9 @@ from ballast_core.model import Endpoint, EndpointId, Role
 from ballast_core.model.events import EndpointDraining, EndpointLost, EndpointObserved, EndpointRestored, Event
 from ballast_gateway.observe import watch
 from ballast_gateway.observe.fleet import Fleet
+from ballast_gateway.observe.peers import PeerPods
 from ballast_gateway.observe.pods import PodChange, PodDraining, PodGone, PodReady, read_pod
-from ballast_gateway.observe.watch import PodDiscovery
+from ballast_gateway.observe.watch import PodDiscovery, PodWatch
 from tests.support.gateway_kit import until
 from tests.support.pod_api import PodApi, WatchFault, pod, pod_api
 
@@ -115,24 +116,31 @@ class Watched:
 
 
 @asynccontextmanager
+async def at_work(api: PodApi, make: Callable[[kubernetes.ApiClient], PodWatch]) -> AsyncIterator[None]:
+    """A watch of this server's pods."""
+    configuration = kubernetes.Configuration(host=f"http://127.0.0.1:{api.port}")
+    configuration.api_key["BearerToken"] = "Bearer secret"
+    client = kubernetes.ApiClient(configuration)
+    task = asyncio.create_task(make(client).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()  # type: ignore[no-untyped-call]
+
+
+@asynccontextmanager
 async def watching(*names: str) -> AsyncIterator[Watched]:
     """The discovery in front of a server that has these pods."""
     async with pod_api() as api:
         for name in names:
             api.put(pod(name))
         made = Watched(api)
-        configuration = kubernetes.Configuration(host=f"http://127.0.0.1:{api.port}")
-        configuration.api_key["BearerToken"] = "Bearer secret"
-        client = kubernetes.ApiClient(configuration)
         settings = KubernetesDiscovery(namespace="ns", selector="x=y,z in (1)", port=8000)
-        task = asyncio.create_task(PodDiscovery(settings, made.fleet, client).run())
-        try:
+        async with at_work(api, lambda client: PodDiscovery(settings, made.fleet, client)):
             await until(lambda: made.fleet.synced and api.watchers)
             yield made
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await client.close()  # type: ignore[no-untyped-call]
 
 
 async def test_it_lists_then_follows(caplog: pytest.LogCaptureFixture) -> None:
@@ -255,3 +263,31 @@ async def test_while_the_api_server_is_away_the_endpoints_stay(
         api.fail_with = None
         await until(lambda: watched.ids() == {"a", "b"})
     assert "cannot watch pods" in caplog.text
+
+
+# --- other gateways --------------------------------------------------------------------------------------------------
+
+
+async def test_a_gateway_that_drains_is_followed_until_its_pod_is_gone() -> None:
+    """By those that see it begin, also after they have listed again, and by one that starts meanwhile."""
+    serves = {"serving.ballast.dev/pod-api-port": "9004"}
+    first: list[list[str]] = []
+    second: list[list[str]] = []
+    both = ["10.0.0.1:9004", "10.0.0.2:9004"]
+
+    def following(said: list[list[str]]) -> Callable[[kubernetes.ApiClient], PodWatch]:
+        return lambda client: PeerPods("ns", "x=y", client, lambda addresses: said.append(list(addresses)))
+
+    async with pod_api() as api:
+        api.put(pod("a", annotations=serves))
+        api.put(pod("b", ip="10.0.0.2", annotations=serves, ready=False))
+        async with at_work(api, following(first)):
+            await until(lambda: first == [both] and api.watchers)
+            api.put(pod("a", annotations=serves, deleting=True))
+            api.expire()
+            await until(lambda: len(first) == 2)
+            assert first[1] == both
+            async with at_work(api, following(second)):
+                await until(lambda: second == [both] and len(api.watchers) == 2)
+                api.delete("a")
+                await until(lambda: [said[-1] for said in (first, second)] == [both[1:], both[1:]])

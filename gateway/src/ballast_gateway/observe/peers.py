@@ -1,4 +1,4 @@
-"""The other gateways, by watching pods: those that are ready and say where they serve the pod API."""
+"""The other gateways, by watching pods: those that say where they serve the pod API, until they are gone."""
 
 from __future__ import annotations
 

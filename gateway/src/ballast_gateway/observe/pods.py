@@ -86,11 +86,11 @@ def read_pod(pod: Pod, *, port: int) -> PodChange:
 
 
 def pod_api(pod: Pod) -> str:
-    """Where a ready pod serves the pod API; empty if it does not, or is not ready."""
+    """Where a pod serves the pod API, ready, draining or neither; empty if it does not, or has no IP address."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     port = (metadata.get("annotations") or {}).get(names.ANNOTATION_POD_API, "")
     ip = status.get("podIP")
-    if not ip or metadata.get("deletionTimestamp") or not (port.isascii() and port.isdigit() and len(port) <= 5):
+    if not ip or not (port.isascii() and port.isdigit() and len(port) <= 5):
         return ""
     return _address(ip, int(port))
 
