@@ -248,6 +248,37 @@ async def test_every_worker_takes_a_change_and_so_does_one_that_is_started_again
         assert await at.ask() == 200
 
 
+@pytest.mark.rotating(3)
+async def test_a_worker_that_is_started_again_says_what_waits_and_what_is_refused(tmp_path: Path) -> None:
+    """As those do that heard of it."""
+    async with running(tmp_path, {}, policy=ROUND_ROBIN) as at, httpx.AsyncClient() as client:
+
+        async def all_say(what: tuple[list[str], bool]) -> None:
+            async with asyncio.timeout(60):
+                for worker in range(2):
+                    while await said(worker) != what:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+
+        async def said(worker: int) -> tuple[list[str], bool] | None:
+            answer = await client.get(f"{at.admin_url}/ballast/v1/settings", params={"worker": worker})
+            if answer.status_code != 200:
+                return None
+            return answer.json()["waits_for_restart"], answer.json()["refused"] is not None
+
+        await all_say(([], False))
+        file = tmp_path / "gateway.yaml"
+        data = settings(tmp_path / "endpoints.yaml", workers=2, limits={"drainGraceS": 1}, policy=ROUND_ROBIN).dump()
+        file.write_text(json.dumps(data))
+        await all_say((["limits.drainGraceS"], False))
+        file.write_text("model: [")
+        await all_say((["limits.drainGraceS"], True))
+        for worker in at.workers():
+            os.kill(worker, 9)
+            await until(lambda gone=worker: gone not in at.workers())
+            await at.ready()
+            await all_say((["limits.drainGraceS"], True))
+
+
 async def test_each_gateway_of_one_process_follows_its_own_file(tmp_path: Path) -> None:
     """`ballast gateway --config a --config b`: a change of one is none of the other's."""
     (tmp_path / "endpoints.yaml").write_text(endpoints_text({}))

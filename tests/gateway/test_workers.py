@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -197,6 +198,36 @@ async def test_a_dead_worker_is_started_again_and_new_requests_go_to_the_other(t
         await at.ready()
         for _ in range(20):
             assert await at.ask() == 200
+
+
+async def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    """The system may have no descriptor or no process to give for a while."""
+    async with running(tmp_path, {}) as at:
+        before, supervisor = at.workers(), at.process.pid
+        soft, hard = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (3, hard))
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: sum(each.get("event") == "worker-not-started" for each in at.messages()) >= 2, 60)
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (soft, hard))
+        await until(lambda: len(at.workers()) == 2 and before[0] not in at.workers(), 60)
+        async with asyncio.timeout(60):
+            while (await at.metrics()).count("process_resident_memory_bytes{") < 2:  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.05)
+
+
+async def test_a_worker_that_hangs_is_no_ready_one(tmp_path: Path) -> None:
+    """The system goes on to give it connections."""
+    async with running(tmp_path, {}) as at, httpx.AsyncClient(timeout=60) as client:
+        hung = at.workers()[0]
+        os.kill(hung, signal.SIGSTOP)
+        try:
+            answer = await client.get(f"{at.admin_url}/readyz")
+        finally:
+            os.kill(hung, signal.SIGCONT)
+        assert answer.status_code == 503
+        [reason] = answer.json()["reasons"]
+        assert re.fullmatch(r"worker [01]: does not answer", reason)
+        await at.ready()
 
 
 async def test_workers_place_by_the_requests_of_all(tmp_path: Path) -> None:

@@ -92,7 +92,8 @@ class Admin:
             if answer.status_code != 200
             for reason in answer.json()["reasons"]
         ]
-        if not answers:
+        reasons += [f"worker {number}: does not answer" for number in self._silent(answers)]
+        if not answers and not reasons:
             reasons = ["no worker serves"]
         if not reasons:
             return 200, _JSON, b'{"status": "ok"}'
@@ -104,13 +105,13 @@ class Admin:
 
     async def _hold(self, host: str) -> tuple[int, str, bytes]:
         answers = await self._ask_all(f"{HOLD}?{urlencode({'of': host})}")
-        if self._is_partial(answers):
+        if self._silent(answers):
             return _PARTIAL
         return 200, _JSON, held_together(each.content for each in answers.values())
 
-    def _is_partial(self, answers: Mapping[str, httpx.Response]) -> bool:
-        """Whether a worker that serves has not answered: it may hold what nobody else knows of."""
-        return any(port is not None and number not in answers for number, port in self._workers().items())
+    def _silent(self, answers: Mapping[str, httpx.Response]) -> list[str]:
+        """The workers that serve and have not answered: they take connections, and hold what nobody else knows of."""
+        return [number for number, port in self._workers().items() if port is not None and number not in answers]
 
     async def _forwarded(self, scope: Scope, path: str) -> tuple[int, str, bytes]:
         """Asked on loopback, a worker answers whoever asks; who may is decided here."""
@@ -195,7 +196,7 @@ class Admin:
         answers = list(by_worker.values())
         if not answers:
             return 503, _JSON, _detail("no worker serves now")
-        if path in (LOAD, DEMAND) and self._is_partial(by_worker):
+        if path in (LOAD, DEMAND) and self._silent(by_worker):
             return _PARTIAL
         wrong = next((each for each in answers if each.status_code != 200), None)
         if wrong is not None:

@@ -119,8 +119,19 @@ class _Supervisor:
             extra = {"event": "worker-ended", "worker": str(worker.number), "status": status}
             _log.error("a worker has ended; it is started again", extra=extra)
             pause_s = _FIRST_PAUSE_S if loop.time() - began_s > _STEADY_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+            await self._start_again(worker, pause_s)
+
+    async def _start_again(self, worker: _Worker, pause_s: float) -> None:
+        """After this pause, and after longer ones for as long as the system has no process or descriptor to give."""
+        while True:
             await asyncio.sleep(pause_s)
-            await worker.start()
+            try:
+                await worker.start()
+                return
+            except OSError as error:
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                extra = {"event": "worker-not-started", "worker": str(worker.number), "problem": str(error)}
+                _log.error("a worker cannot be started; it is tried again", extra={**extra, "retry_in_s": pause_s})
 
     def _admin_ports(self) -> dict[str, int | None]:
         return {str(worker.number): worker.admin_port for worker in self._workers}
@@ -133,8 +144,10 @@ class _Worker:
         self.number = number
         self.settings = settings
         self._text_hash = text_hash
-        self._late = b""
-        """News that came while a process started with what was before."""
+        self._taken: News | None = None
+        """Of the newest text that was taken."""
+        self._refused: News | None = None
+        """Of a later one."""
         self.admin_port: int | None = None
         """On loopback; None while it does not serve."""
         self.status: int | None = None
@@ -142,7 +155,7 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> bool:
-        """Returns when it serves, or False when it has ended before."""
+        """Returns when it serves, or False when it has ended before. Raises `OSError`: no process is to be had."""
         reads, writes = os.pipe()
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -157,24 +170,28 @@ class _Worker:
         finally:
             os.close(writes)
         assert process.stdin is not None
-        self._late = b""
+        begins_with = self._taken
         process.stdin.write(Order(self.number, self.settings.dump(), self._text_hash, writes).line())
         line = await _line_of(reads)
         if not line:
             await self.ended()
             return False
         self.admin_port = json.loads(line)["admin"]
-        process.stdin.write(self._late)
+        for news in (self._taken, self._refused):
+            if news is not None and (news is not begins_with or news.waits):  # the order says neither
+                process.stdin.write(news_line(news))
         return True
 
     def hear(self, news: News) -> None:
-        """Pass on what a new text says, with what is this worker's own; the next process starts with it."""
-        if news.settings is not None:
+        """Pass on what a new text says, with what is this worker's own; the next process learns it, too."""
+        if news.settings is None:
+            self._refused = news
+        else:
             self.settings, self._text_hash = taken(news.settings, self.settings), news.hash
-            news = replace(news, settings=self.settings)
-        self._late = news_line(news)
+            self._taken = news = replace(news, settings=self.settings)
+            self._refused = None
         if self.admin_port is not None and self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(self._late)
+            self._process.stdin.write(news_line(news))
 
     async def ended(self) -> int:
         """Wait for its end; returns its status."""
